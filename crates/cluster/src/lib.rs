@@ -1,0 +1,1 @@
+//! Starts, supervises and describes the ranks of a group: local processes, environments, host files.

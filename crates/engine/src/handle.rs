@@ -1,0 +1,144 @@
+//! The engine as its callers see it: a handle that takes requests from any thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use thunder_model::chat::ChatTemplate;
+use thunder_model::tokenizer::Tokenizer;
+use tokio::sync::mpsc;
+
+use crate::request::{Event, Request, Sampling, SubmitError};
+
+/// What callers need to know of the model that is being served.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// The name to serve it under.
+    pub name: String,
+    /// Tokens that prompt and answer may have together.
+    pub context_length: usize,
+    /// Vocabulary size.
+    pub vocab_size: usize,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to a prompt; `None` for a model without a chat template.
+    pub chat_template: Option<Arc<ChatTemplate>>,
+    /// Sampling of the model's generation_config.json, used where a request names none.
+    pub default_sampling: Sampling,
+    /// World size.
+    pub ranks: usize,
+}
+
+/// A submission on its way to the scheduler.
+#[derive(Debug)]
+pub struct Submission {
+    /// What is asked.
+    pub request: Request,
+    /// Where its events go. Closed when the caller is gone, which frees the request's slot.
+    pub events: mpsc::UnboundedSender<Event>,
+}
+
+/// Counters that the scheduler keeps for `/health` and metrics.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests that have a slot.
+    pub running: AtomicUsize,
+    /// Requests that wait for one.
+    pub waiting: AtomicUsize,
+}
+
+/// A cheap, cloneable handle to a running engine.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    info: Arc<ModelInfo>,
+    submissions: mpsc::UnboundedSender<Submission>,
+    counters: Arc<Counters>,
+    max_waiting: usize,
+    stopped: Arc<std::sync::OnceLock<String>>,
+}
+
+impl Engine {
+    /// A handle and the receiving end that a scheduler (or a test's script) works off.
+    pub fn channel(info: ModelInfo, max_waiting: usize) -> (Self, Inbox) {
+        let (submissions, receiver) = mpsc::unbounded_channel();
+        let counters = Arc::new(Counters::default());
+        let stopped = Arc::new(std::sync::OnceLock::new());
+        let engine = Self {
+            info: Arc::new(info),
+            submissions,
+            counters: counters.clone(),
+            max_waiting,
+            stopped: stopped.clone(),
+        };
+        (engine, Inbox { submissions: receiver, counters, stopped })
+    }
+
+    /// The model that answers.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// Requests with a slot, and requests waiting for one.
+    pub fn load(&self) -> (usize, usize) {
+        (self.counters.running.load(Ordering::Relaxed), self.counters.waiting.load(Ordering::Relaxed))
+    }
+
+    /// Why the engine has stopped, if it has.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stopped.get().map(String::as_str)
+    }
+
+    /// Queues a request. Its answer comes as events of the stream; dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// When the request cannot be served as it is, or the engine takes no more.
+    pub fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
+        request.check(&self.info)?;
+        if let Some(why) = self.stopped() {
+            return Err(SubmitError::Stopped(why.to_owned()));
+        }
+        let waiting = self.counters.waiting.load(Ordering::Relaxed);
+        if waiting >= self.max_waiting {
+            return Err(SubmitError::Busy { waiting });
+        }
+        self.counters.waiting.fetch_add(1, Ordering::Relaxed);
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.submissions.send(Submission { request, events }).map_err(|_| {
+            SubmitError::Stopped(self.stopped().unwrap_or("the scheduler has ended").to_owned())
+        })?;
+        Ok(Stream { events: receiver })
+    }
+}
+
+/// The receiving end of an [`Engine`].
+#[derive(Debug)]
+pub struct Inbox {
+    /// Requests, in the order of their submission. Closed when the last handle is gone.
+    pub submissions: mpsc::UnboundedReceiver<Submission>,
+    /// Shared with the handles. A submission counts as waiting until the scheduler gives it a slot.
+    pub counters: Arc<Counters>,
+    /// Set once, with the reason, when the engine can serve no more.
+    pub stopped: Arc<std::sync::OnceLock<String>>,
+}
+
+/// The events of one request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Stream {
+    events: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Stream {
+    /// The next event; `None` after the last one, or if the engine went away without a word.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// As [`Stream::next`], for threads outside of an async runtime.
+    pub fn next_blocking(&mut self) -> Option<Event> {
+        self.events.blocking_recv()
+    }
+
+    /// For use in `poll` functions.
+    pub fn poll_next(&mut self, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Event>> {
+        self.events.poll_recv(context)
+    }
+}

@@ -1,0 +1,1 @@
+//! Finds a model by path or name, in the local Hugging Face cache or by downloading it.

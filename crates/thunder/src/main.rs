@@ -1,0 +1,2 @@
+//! The thunder command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! RDMA verbs by dlopen: safe devices, memory regions, queue pairs and completions.
