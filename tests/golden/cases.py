@@ -1,0 +1,220 @@
+"""The model folders of the golden test: what each one is for, its config and how its weights are stored.
+
+The shapes are as small as they can be while still being awkward: KV heads that no rank count divides, a head width that
+is not hidden / heads, odd vocabularies, channels that are only just a multiple of the quantization group. Positions
+reach past `original_max_position_embeddings` and past the sliding windows, so that an engine that ignores either fails.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """MLX's affine format; `overrides` maps module paths to other settings or to False (left as it is)."""
+
+    bits: int
+    group_size: int
+    overrides: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One folder. `reference` holds config keys that MLX-LM is given in place of those on disk, and `windows` each
+    layer's sliding window, for the configs that MLX-LM reads otherwise than transformers does (README.md says which)."""
+
+    name: str
+    config: dict
+    dtype: str
+    quantization: Quantization | None = None
+    reference: dict = field(default_factory=dict)
+    windows: tuple | None = None
+    files: int = 1
+    # Extra tensors that a loader must pass over, name to shape.
+    ignored: dict = field(default_factory=dict)
+
+
+def dense(model_type, hidden, inter, heads, kv_heads, vocab, *, layers=2, head_dim=32, tied=True, **more):
+    """A config with the keys that every dense decoder has."""
+    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "ministral3": "Ministral3"}
+    config = {
+        "architectures": [architecture[model_type] + "ForCausalLM"],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "intermediate_size": inter,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": tied,
+    }
+    config.update(more)
+    return {key: value for key, value in config.items() if value is not None}
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+
+UNQUANTIZED = [
+    Case("llama-f32", dense("llama", 64, 64, 2, 1, 163, head_dim=None, tied=False), "f32"),
+    Case("llama-bf16", dense("llama", 96, 64, 3, 1, 331, head_dim=None), "bf16"),
+    Case("llama-f16-llama3-rope", dense("llama", 64, 96, 4, 1, 163, tied=False, rope_scaling=LLAMA3_ROPE), "f16"),
+    Case(
+        "llama-bf16-linear-rope",
+        dense("llama", 64, 64, 8, 4, 163, rope_scaling={"type": "linear", "factor": 4.0}),
+        "bf16",
+    ),
+    Case(
+        "llama-bf16-biases",
+        dense("llama", 64, 64, 6, 3, 163, tied=False, attention_bias=True, mlp_bias=True),
+        "bf16",
+    ),
+    # The form that transformers 5 writes: the base is under rope_parameters only.
+    Case(
+        "llama-bf16-rope-parameters",
+        dense("llama", 64, 96, 4, 2, 163, rope_theta=None,
+              rope_parameters={"rope_type": "llama3", "rope_theta": 50000.0, **LLAMA3_ROPE}),
+        "bf16",
+        reference={"rope_theta": 50000.0, "rope_scaling": LLAMA3_ROPE},
+    ),
+    # Mistral 7B v0.1's form: one window for all layers.
+    Case(
+        "mistral-bf16-window",
+        dense("mistral", 80, 64, 4, 2, 163, tied=False, sliding_window=16),
+        "bf16",
+        windows=(16, 16),
+    ),
+    Case(
+        "mistral-f16-layer-types",
+        dense("mistral", 64, 64, 3, 3, 163, tied=False, layers=3, sliding_window=16,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        "f16",
+    ),
+    Case(
+        "ministral3-bf16",
+        dense("ministral3", 64, 96, 6, 2, 163, tied=False, rope_theta=None, rope_parameters=MINISTRAL3_ROPE),
+        "bf16",
+    ),
+    # use_sliding_window is false, so the window must not be used.
+    Case(
+        "qwen2-bf16",
+        dense("qwen2", 64, 160, 2, 1, 163, head_dim=None, tied=False, sliding_window=16, use_sliding_window=False,
+              max_window_layers=1, rope_theta=1000000.0),
+        "bf16",
+    ),
+    Case(
+        "qwen2-f16-window",
+        dense("qwen2", 96, 64, 3, 1, 163, head_dim=None, sliding_window=16, use_sliding_window=True,
+              max_window_layers=1),
+        "f16",
+        windows=(None, 16),
+    ),
+    Case(
+        "qwen2-f32-yarn",
+        dense("qwen2", 64, 64, 2, 1, 163, head_dim=None, rope_scaling=YARN),
+        "f32",
+    ),
+    Case("qwen3-bf16-5-kv-heads", dense("qwen3", 64, 64, 10, 5, 163), "bf16"),
+    Case(
+        "qwen3-bf16-yarn",
+        dense("qwen3", 64, 64, 2, 1, 192, head_dim=64, tied=False, rope_theta=None,
+              rope_parameters={"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0,
+                               "original_max_position_embeddings": 64}),
+        "bf16",
+    ),
+]
+
+
+def matrix():
+    """Every bit width with every group size, llama and qwen3 in turn."""
+    for row, bits in enumerate((2, 3, 4, 5, 6, 8)):
+        for column, group_size in enumerate((32, 64, 128)):
+            inter = 128 if bits > 4 else 256 if group_size == 128 else 192
+            dtype = "f16" if (row + column) % 3 == 1 else "bf16"
+            vocab = 163 if column else 160
+            if (row + column) % 2 == 0:
+                # Llama with all four biases where the group is 64, plain elsewhere.
+                more = {"attention_bias": True, "mlp_bias": True} if group_size == 64 else {}
+                config = dense("llama", 128, inter, 4, 2, vocab, tied=column == 0, **more)
+            else:
+                config = dense("qwen3", 128, inter, 4, 2, vocab, tied=column == 1)
+            yield Case(f"{config['model_type']}-{bits}bit-g{group_size}", config, dtype, Quantization(bits, group_size))
+
+
+QUANTIZED = [
+    *matrix(),
+    # 5 KV heads and 3 groups in a row: nothing divides evenly.
+    Case("qwen3-4bit-5-kv-heads", dense("qwen3", 192, 320, 10, 5, 163, layers=1), "bf16", Quantization(4, 64)),
+    Case(
+        "mistral-4bit-window",
+        dense("mistral", 128, 128, 6, 2, 163, tied=False, sliding_window=16),
+        "bf16",
+        Quantization(4, 64),
+        windows=(16, 16),
+    ),
+    # Ministral 3 and Devstral 2 as they come: the language model inside a multimodal wrapper.
+    Case(
+        "mistral3-4bit-wrapped",
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "text_config": dense("ministral3", 128, 256, 4, 2, 163, tied=False, rope_theta=None,
+                                 rope_parameters=MINISTRAL3_ROPE),
+            "vision_config": {"model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1},
+        },
+        "bf16",
+        Quantization(4, 32),
+        ignored={
+            "vision_tower.patch_conv.weight": (32, 3, 2, 2),
+            "multi_modal_projector.linear_1.weight": (128, 32),
+        },
+    ),
+    Case(
+        "qwen2-8bit-yarn",
+        dense("qwen2", 128, 128, 4, 2, 163, layers=1, head_dim=None, rope_scaling=YARN),
+        "f16",
+        Quantization(8, 64),
+    ),
+    Case(
+        "llama-mixed-bits",
+        dense("llama", 128, 256, 4, 2, 163, tied=False, rope_scaling=LLAMA3_ROPE),
+        "bf16",
+        Quantization(
+            4,
+            64,
+            {
+                "model.embed_tokens": {"bits": 6, "group_size": 32, "mode": "affine"},
+                "lm_head": {"bits": 8, "group_size": 64, "mode": "affine"},
+                "model.layers.0.mlp.down_proj": {"bits": 6, "group_size": 64, "mode": "affine"},
+                "model.layers.0.self_attn.v_proj": {"bits": 8, "group_size": 32, "mode": "affine"},
+                "model.layers.1.mlp.down_proj": {"bits": 8, "group_size": 128, "mode": "affine"},
+                "model.layers.1.self_attn.v_proj": False,
+            },
+        ),
+    ),
+    Case("llama-4bit-two-files", dense("llama", 128, 192, 4, 2, 163), "bf16", Quantization(4, 64), files=2),
+]
+
+CASES = UNQUANTIZED + QUANTIZED

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Makes the golden fixtures: model folders with random weights and the logits that MLX-LM computes for them in f32.
+
+    python3 tests/golden/make.py [--out DIR] [NAME...]      (or `cargo xtask golden`, which brings the packages too)
+
+Needs Python 3.10 or later and requirements.txt's packages. Every random number comes from a generator seeded with the
+case's name, so a folder can be made again by itself. README.md tells what is in the files.
+"""
+
+import argparse
+import json
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.utils import _get_classes, load_model
+
+from cases import CASES, Case
+
+PROMPT_LENGTHS = (1, 40, 70)
+# Of the last prompt only these positions' logits are kept: around the windows and the original context lengths, and the end.
+LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
+DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+SAFETENSORS_NAMES = {
+    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.int32: "I32",
+}  # fmt: skip
+# Spread of the logits from an untied head: about that of a trained model's.
+HEAD_GAIN = 2.5
+# Tied embeddings: a compromise between that spread and a residual stream that is not all layer output.
+TIED_GAIN = 5.0
+# Times 1/sqrt(fan in): what `initializer_range` 0.02 is at a width of 1600. Output projections get 1/sqrt(2 * layers) of
+# it, as GPT-2 does. Larger gains make the net chaotic: it then multiplies every rounding, where a trained one does not.
+LINEAR_GAIN = 0.8
+
+
+def write_safetensors(path: Path, tensors: dict):
+    """Writes tensors in name order, so that the same input gives the same bytes (MLX's own writer gives no order)."""
+    header, blobs, offset = {"__metadata__": {"format": "mlx"}}, [], 0
+    for name in sorted(tensors):
+        array = tensors[name]
+        raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        blob = np.array(raw).tobytes()
+        header[name] = {
+            "dtype": SAFETENSORS_NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + len(blob)],
+        }
+        blobs.append(blob)
+        offset += len(blob)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
+    """A weight of the size that a trained model's has: see the gains above; norms near 1, biases off zero."""
+    if "norm" in name:
+        return np.exp(0.2 * rng.standard_normal(shape))
+    if name.endswith(".bias"):
+        return 0.3 * rng.standard_normal(shape)
+    gain = LINEAR_GAIN
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        gain /= np.sqrt(2 * config["num_hidden_layers"])
+    elif "lm_head" in name:
+        gain = HEAD_GAIN
+    elif "embed_tokens" in name:
+        gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
+    return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
+
+
+def write_model(case: Case, folder: Path):
+    """Writes config.json and the weight files of one case."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    model_class, args_class = _get_classes({**case.config, **case.reference})
+    model = model_class(args_class.from_dict(json.loads(json.dumps({**case.config, **case.reference}))))
+    dtype = DTYPES[case.dtype]
+    text_config = case.config.get("text_config", case.config)
+    fresh = []
+    for name, old in sorted(tree_flatten(model.parameters())):
+        fresh.append((name, mx.array(random_weight(rng, name, old.shape, text_config)).astype(dtype)))
+    model.update(tree_unflatten(fresh))
+
+    config = {**case.config, "torch_dtype": {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[case.dtype]}
+    if q := case.quantization:
+        nn.quantize(
+            model,
+            q.group_size,
+            q.bits,
+            class_predicate=lambda path, m: q.overrides.get(path, True) if hasattr(m, "to_quantized") else False,
+        )
+        config["quantization"] = {"group_size": q.group_size, "bits": q.bits, "mode": "affine", **q.overrides}
+        config["quantization_config"] = config["quantization"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    tensors = dict(tree_flatten(model.parameters()))
+    for name, shape in case.ignored.items():
+        tensors[name] = mx.array(rng.standard_normal(shape)).astype(dtype)
+    write_files(tensors, case.files, folder)
+
+
+def write_files(tensors: dict, files: int, folder: Path):
+    """Writes one file, or several with an index as Hugging Face does for large models."""
+    if files == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+        return
+    names = sorted(tensors)
+    weight_map = {}
+    for i in range(files):
+        file = f"model-{i + 1:05}-of-{files:05}.safetensors"
+        # Cut by count, not at a layer's border: a module's weight and scales may lie in different files.
+        part = names[len(names) * i // files : len(names) * (i + 1) // files]
+        write_safetensors(folder / file, {name: tensors[name] for name in part})
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def load_f32(case: Case, folder: Path):
+    """The folder through MLX-LM's own loader, then everything that is a float (scales and biases too) as f32."""
+    model, _ = load_model(folder, model_config=case.reference or None)
+    model.set_dtype(mx.float32)
+    return model
+
+
+def forward(case: Case, model, tokens: np.ndarray) -> np.ndarray:
+    """Logits of every position, [len, vocab], without a cache."""
+    inputs = mx.array(tokens)[None]
+    if case.windows is None:
+        return np.array(model(inputs)[0])
+    # MLX-LM's layers, but with each layer's own mask.
+    h = model.model.embed_tokens(inputs)
+    for layer, window in zip(model.layers, case.windows, strict=True):
+        h = layer(h, create_attention_mask(h, window_size=window), None)
+    h = model.model.norm(h)
+    head = model.model.embed_tokens.as_linear if model.args.tie_word_embeddings else model.lm_head
+    return np.array(head(h)[0])
+
+
+def prompts(case: Case) -> list:
+    """Token sequences of PROMPT_LENGTHS; the longer ones hold the first and the last token of the vocabulary."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()) + 1)
+    vocab = case.config.get("text_config", case.config)["vocab_size"]
+    sequences = [rng.integers(0, vocab, n).astype(np.int32) for n in PROMPT_LENGTHS]
+    for tokens in sequences[1:]:
+        tokens[3], tokens[7] = 0, vocab - 1
+    return sequences
+
+
+def write_golden(case: Case, folder: Path):
+    """Writes golden.safetensors and returns the figures that the summary prints."""
+    model = load_f32(case, folder)
+    tensors = {}
+    spread = []
+    for i, tokens in enumerate(prompts(case)):
+        logits = forward(case, model, tokens)
+        assert logits.dtype == np.float32 and np.isfinite(logits).all(), case.name
+        last = i == len(PROMPT_LENGTHS) - 1
+        positions = np.array(LAST_PROMPT_POSITIONS if last else range(len(tokens)), np.int32)
+        tensors[f"tokens.{i}"] = mx.array(tokens)
+        tensors[f"positions.{i}"] = mx.array(positions)
+        tensors[f"logits.{i}"] = mx.array(logits[positions])
+        tensors[f"argmax.{i}"] = mx.array(logits.argmax(-1).astype(np.int32))
+        spread.append(logits.std())
+    write_safetensors(folder / "golden.safetensors", tensors)
+    return float(np.mean(spread))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cases", help="where the folders go")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make (all, if none is named)")
+    args = parser.parse_args()
+    unknown = set(args.names) - {case.name for case in CASES}
+    if unknown:
+        parser.error(f"no case named {', '.join(sorted(unknown))}")
+    total = 0
+    for case in CASES:
+        if args.names and case.name not in args.names:
+            continue
+        folder = args.out / case.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_model(case, folder)
+        spread = write_golden(case, folder)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        total += size
+        print(f"{case.name:28} {size / 1000:6.0f} kB   logits' standard deviation {spread:.2f}")
+    print(f"{total / 1e6:.2f} MB in all")
+
+
+if __name__ == "__main__":
+    main()
