@@ -1,2 +1,50 @@
-//! What developers run.
-fn main() {}
+//! What developers run: `cargo xtask COMMAND`. What is a test belongs into a crate's tests, not here.
+
+mod golden;
+mod lines;
+mod macos;
+mod process;
+
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "What developers of Thunderhead run")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3 GiB
+    CheckMacos(macos::Args),
+    /// Make the golden fixtures again with MLX-LM
+    Golden(golden::Args),
+    /// List the source files that are longer than the house allows
+    Lines(lines::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::CheckMacos(args) => macos::run(&args),
+        Command::Golden(args) => golden::run(&args),
+        Command::Lines(args) => lines::run(&args),
+    }
+}
+
+/// The repository's root: the folder above this package's.
+fn repository() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_path_buf()
+}
+
+/// Where what is expensive to make is kept between runs: `$XDG_CACHE_HOME/thunderhead`, by default under `~/.cache`.
+fn cache() -> anyhow::Result<PathBuf> {
+    let base = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
+        (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
+        (_, Some(home)) => PathBuf::from(home).join(".cache"),
+        _ => anyhow::bail!("neither XDG_CACHE_HOME nor HOME is set, so there is no place for the cache"),
+    };
+    Ok(base.join("thunderhead"))
+}

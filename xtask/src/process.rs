@@ -1,0 +1,33 @@
+//! Running other programs, with errors that show the command line.
+
+use anyhow::{Context, bail};
+use std::{ffi::OsStr, process::Command};
+
+/// A command from its words.
+pub fn command<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> Command {
+    let mut words = words.into_iter();
+    let mut command = match words.next() {
+        Some(program) => Command::new(program),
+        None => Command::new(""),
+    };
+    command.args(words);
+    command
+}
+
+/// Runs a command with this terminal's input and output.
+///
+/// # Errors
+/// If the program is missing, or ends with anything but success.
+pub fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("could not start {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    Ok(())
+}
+
+/// Whether a program of that name is on the path.
+pub fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
