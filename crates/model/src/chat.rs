@@ -1,10 +1,23 @@
 //! Messages to a prompt, by the Jinja template that a model folder carries.
+//!
+//! Renders as Hugging Face's `apply_chat_template` does. What a template prints of values that are not strings
+//! is Python's form of them (`True`, `None`, `{'a': 1}`).
 
-use std::path::Path;
+mod environment;
+mod python;
+
+use std::{io, path::Path};
+
+use minijinja::{Environment, value::Serde};
+use serde_json::{Map, Value};
 
 /// A model's chat template.
 #[derive(Debug)]
-pub struct ChatTemplate {}
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and the like, by their names in tokenizer_config.json.
+    tokens: Map<String, Value>,
+}
 
 /// Why a template could not be loaded or applied.
 #[derive(Debug, thiserror::Error)]
@@ -22,28 +35,123 @@ pub enum ChatError {
     Render(String),
 }
 
+/// The names of the templates in the environment: the usual one, and the one that some folders have for requests with
+/// tools.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
 impl ChatTemplate {
     /// The template of a folder: chat_template.jinja, chat_template.json, or tokenizer_config.json's `chat_template`
-    /// (a string, or a list of named ones of which `default` is taken). `None` if the folder has none.
+    /// (a string, or a list of named ones of which `default` is taken, and `tool_use` for requests with tools). `None`
+    /// if the folder has none.
     ///
     /// # Errors
     /// When there is one and it is malformed.
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatError> {
-        let _ = folder;
-        Ok(None)
+        let config_path = folder.join("tokenizer_config.json");
+        let config = read_json(&config_path)?.unwrap_or_default();
+        let jinja_path = folder.join("chat_template.jinja");
+        let json_path = folder.join("chat_template.json");
+        let (path, template) = if let Some(text) = read_text(&jinja_path)? {
+            (&jinja_path, Value::String(text))
+        } else if let Some(mut file) = read_json(&json_path)? {
+            // Either the template itself or an object around it.
+            let inner = file.get_mut("chat_template").map(Value::take);
+            (&json_path, inner.unwrap_or(file))
+        } else {
+            (&config_path, config.get("chat_template").cloned().unwrap_or_default())
+        };
+        let wrong = |reason: String| ChatError::Load { path: path.display().to_string(), reason };
+        let templates = named_templates(&template).map_err(wrong)?;
+        if templates.is_empty() {
+            return Ok(None);
+        }
+        if !templates.iter().any(|(name, _)| *name == DEFAULT) {
+            let names: Vec<&str> = templates.iter().map(|(name, _)| *name).collect();
+            return Err(wrong(format!(
+                "none of its templates is named \"default\"; it has {}",
+                names.join(", ")
+            )));
+        }
+        let mut environment = environment::new();
+        for (name, source) in templates {
+            environment
+                .add_template_owned(name.to_owned(), environment::without_generation_blocks(source))
+                .map_err(|error| wrong(environment::explain(&error)))?;
+        }
+        Ok(Some(Self { environment, tokens: special_tokens(&config) }))
     }
 
     /// Renders messages (OpenAI's JSON objects: role, content, …) to the prompt's text, with the opening of the
-    /// assistant's turn at the end. `extra` are further template variables (`tools`, `enable_thinking`, …).
+    /// assistant's turn at the end. `extra` are further template variables (`tools`, `enable_thinking`, …); they
+    /// override those that are set here, so `add_generation_prompt: false` leaves that opening out.
     ///
     /// # Errors
     /// When the template refuses or fails.
-    pub fn render(
-        &self,
-        messages: &[serde_json::Value],
-        extra: &serde_json::Map<String, serde_json::Value>,
-    ) -> Result<String, ChatError> {
-        let _ = (messages, extra);
-        Ok(String::new())
+    pub fn render(&self, messages: &[Value], extra: &Map<String, Value>) -> Result<String, ChatError> {
+        let mut variables = self.tokens.clone();
+        variables.insert("messages".into(), messages.into());
+        variables.insert("add_generation_prompt".into(), true.into());
+        variables.insert("tools".into(), Value::Null);
+        variables.insert("documents".into(), Value::Null);
+        variables.extend(extra.clone());
+        let name = match variables["tools"] {
+            Value::Null => DEFAULT,
+            _ if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
+            _ => DEFAULT,
+        };
+        self.environment
+            .get_template(name)
+            .and_then(|template| template.render(Serde(&variables)))
+            .map_err(|error| ChatError::Render(environment::explain(&error)))
     }
+}
+
+/// The templates of a `chat_template` value with their names; none for null.
+fn named_templates(template: &Value) -> Result<Vec<(&str, &str)>, String> {
+    match template {
+        Value::Null => Ok(Vec::new()),
+        Value::String(source) => Ok(vec![(DEFAULT, source)]),
+        Value::Array(entries) => entries
+            .iter()
+            .map(|entry| Some((entry["name"].as_str()?, entry["template"].as_str()?)))
+            .collect::<Option<_>>()
+            .ok_or_else(|| "a template in the list has no name or no template".into()),
+        Value::Object(entries) => entries
+            .iter()
+            .map(|(name, source)| Some((name.as_str(), source.as_str()?)))
+            .collect::<Option<_>>()
+            .ok_or_else(|| "a named template is not a string".into()),
+        other => Err(format!("it is neither a string nor a list: {other}")),
+    }
+}
+
+/// The `…_token` entries of tokenizer_config.json; each is a string, or an object with `content`.
+fn special_tokens(config: &Value) -> Map<String, Value> {
+    let entries = config.as_object().into_iter().flatten();
+    entries
+        .filter(|(name, _)| name.ends_with("_token"))
+        .filter_map(|(name, token)| {
+            let content = token.as_str().or_else(|| token.get("content").and_then(Value::as_str))?;
+            Some((name.clone(), content.into()))
+        })
+        .collect()
+}
+
+/// A file's text; `None` if it is not there.
+fn read_text(path: &Path) -> Result<Option<String>, ChatError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ChatError::Load { path: path.display().to_string(), reason: error.to_string() }),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Option<Value>, ChatError> {
+    let Some(text) = read_text(path)? else { return Ok(None) };
+    let value = serde_json::from_str(&text).map_err(|error| ChatError::Load {
+        path: path.display().to_string(),
+        reason: format!("not JSON: {error}"),
+    })?;
+    Ok(Some(value))
 }

@@ -1,10 +1,25 @@
 //! Text to token ids and back, from a folder's tokenizer.json.
+//!
+//! Ids come from the `tokenizers` library, so they are Hugging Face's. The way back does not: a table made at load gives
+//! each token's bytes, so that decoding a stream costs one look-up a token and never goes over earlier tokens again.
 
-use std::path::Path;
+mod pieces;
+mod stream;
+
+use std::{fmt, io, path::Path, sync::Arc};
+
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+use pieces::Pieces;
+use stream::Text;
+pub use stream::TokenStream;
 
 /// A tokenizer of Hugging Face's format.
-#[derive(Debug)]
-pub struct Tokenizer {}
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pieces: Pieces,
+}
 
 /// Why text could not be tokenized or a tokenizer not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +43,25 @@ impl Tokenizer {
     /// # Errors
     /// When a file is missing or malformed.
     pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
-        Err(TokenizerError::Load { path: folder.display().to_string(), reason: "not written yet".into() })
+        let path = folder.join("tokenizer.json");
+        let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
+        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => wrong(
+                "not found; a model folder needs a tokenizer.json (transformers' AutoTokenizer.save_pretrained \
+                 writes one from older formats)"
+                    .into(),
+            ),
+            _ => wrong(error.to_string()),
+        })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|error| wrong(format!("not a tokenizer of Hugging Face's format: {error}")))?;
+        // Limits for training batches that some files carry; transformers resets them too.
+        inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
+        inner.with_padding(None);
+        add_configured_tokens(&mut inner, &folder.join("tokenizer_config.json"))?;
+        let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| wrong(error.to_string()))?;
+        let pieces = Pieces::new(&inner, &decoder).map_err(wrong)?;
+        Ok(Self { inner, pieces })
     }
 
     /// Token ids of a text. `special` adds the tokens that the tokenizer's post-processor adds (a leading BOS, say);
@@ -37,53 +70,94 @@ impl Tokenizer {
     /// # Errors
     /// When the library refuses the text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let _ = (text, special);
-        Ok(Vec::new())
+        let encoding = self
+            .inner
+            .encode_fast(text, special)
+            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of token ids; invalid UTF-8 becomes U+FFFD.
+    /// The text of token ids; invalid UTF-8 becomes U+FFFD. Ids that the vocabulary does not have give nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let _ = (ids, skip_special);
-        String::new()
+        let mut text = Text::new(&self.pieces);
+        let mut out = String::new();
+        for &id in ids {
+            if !(skip_special && self.pieces.is_special(id)) {
+                text.push(&self.pieces, id, &mut out);
+            }
+        }
+        text.finish(&mut out);
+        out
     }
 
     /// The bytes of one token as it appears inside a text; empty for special tokens.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        let _ = id;
-        Vec::new()
+        if self.pieces.is_special(id) {
+            return Vec::new();
+        }
+        self.pieces.bytes(id).unwrap_or_default().to_vec()
     }
 
     /// Whether a token is special (never shown).
     pub fn is_special(&self, id: u32) -> bool {
-        let _ = id;
-        false
+        self.pieces.is_special(id)
     }
 
     /// The id of a token by its text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        let _ = token;
-        None
+        self.inner.token_to_id(token)
     }
 
     /// A decoder for one stream of tokens.
-    pub fn stream(self: &std::sync::Arc<Self>) -> TokenStream {
-        TokenStream {}
+    pub fn stream(self: &Arc<Self>) -> TokenStream {
+        TokenStream::new(Arc::clone(self))
     }
 }
 
-/// Turns tokens into text as they come. Emits whole characters only.
-#[derive(Debug)]
-pub struct TokenStream {}
-
-impl TokenStream {
-    /// Takes one token and returns the text that became certain with it; often empty in mid-character.
-    pub fn push(&mut self, id: u32) -> String {
-        let _ = id;
-        String::new()
+impl fmt::Debug for Tokenizer {
+    /// Without the vocabulary, which fills the screen.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("tokens", &self.pieces.len()).finish_non_exhaustive()
     }
+}
 
-    /// What is left at the end: an unfinished character as U+FFFD.
-    pub fn finish(&mut self) -> String {
-        String::new()
+/// Adds the tokens that only tokenizer_config.json (`added_tokens_decoder`) knows, in the order of their ids, as
+/// transformers does.
+fn add_configured_tokens(inner: &mut tokenizers::Tokenizer, path: &Path) -> Result<(), TokenizerError> {
+    let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let config: Value =
+        serde_json::from_slice(&bytes).map_err(|error| wrong(format!("not JSON: {error}")))?;
+    let Some(entries) = config.get("added_tokens_decoder").and_then(Value::as_object) else {
+        return Ok(());
+    };
+    let mut missing = Vec::new();
+    for (id, entry) in entries {
+        let number: u32 =
+            id.parse().map_err(|_| wrong(format!("added_tokens_decoder: {id:?} is not a token id")))?;
+        let content = entry
+            .get("content")
+            .and_then(Value::as_str)
+            .ok_or_else(|| wrong(format!("added_tokens_decoder: token {id} has no content")))?;
+        let known = inner.get_added_vocabulary().get_vocab().contains_key(content);
+        if !known && !content.is_empty() {
+            let flag = |name: &str| entry.get(name).and_then(Value::as_bool).unwrap_or(false);
+            let token = AddedToken::from(content, flag("special"))
+                .single_word(flag("single_word"))
+                .lstrip(flag("lstrip"))
+                .rstrip(flag("rstrip"))
+                .normalized(flag("normalized"));
+            missing.push((number, token));
+        }
     }
+    missing.sort_by_key(|(id, _)| *id);
+    for (_, token) in missing {
+        let added = if token.special { inner.add_special_tokens([token]) } else { inner.add_tokens([token]) };
+        added.map_err(|error| wrong(error.to_string()))?;
+    }
+    Ok(())
 }

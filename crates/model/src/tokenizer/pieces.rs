@@ -1,0 +1,217 @@
+//! The bytes of every token, worked out once from the tokenizer's decoder.
+
+use serde_json::Value;
+
+/// Ids above this are refused: the table is indexed by id, and a malformed file must not make it fill the memory.
+/// Vocabularies in use have at most some 300,000 tokens.
+const MAX_TOKEN_ID: u32 = 1 << 23;
+
+/// What happens at the start of a text only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leading {
+    /// Nothing.
+    Keep,
+    /// Up to `count` of this character go (SentencePiece puts a space before the first word).
+    Strip { content: char, count: usize },
+    /// All of this character in the first token go, before they become spaces (Metaspace as the decoder).
+    DropFromFirstToken(char),
+}
+
+/// Each token's bytes in the middle of a text, and whether it is special.
+pub(super) struct Pieces {
+    bytes: Vec<u8>,
+    /// For each id: where its bytes end (they begin where those of the id before end), whether there is such a token,
+    /// whether it is special.
+    entries: Vec<Entry>,
+    leading: Leading,
+    /// Tokens as in the file, kept for `Leading::DropFromFirstToken` only: the first token of a text with all of
+    /// that character gone, for those ids that have it.
+    first: std::collections::HashMap<u32, Vec<u8>>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    end: u32,
+    known: bool,
+    special: bool,
+}
+
+/// One step from a token's text to its bytes.
+enum Step {
+    /// Each character stands for a byte (GPT-2's table).
+    ByteLevel,
+    /// `<0x41>` stands for a byte.
+    ByteFallback,
+    Replace {
+        from: String,
+        to: String,
+    },
+}
+
+impl Pieces {
+    /// Errors name what is wrong with the file.
+    pub(super) fn new(inner: &tokenizers::Tokenizer, decoder: &Value) -> Result<Self, String> {
+        let (steps, leading) = parse_decoder(decoder)?;
+        let mut tokens: Vec<(u32, String)> =
+            inner.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+        tokens.sort_unstable();
+        // An added token hides a vocabulary entry with its id; the library's own look-up knows which counts.
+        tokens.dedup_by_key(|(id, _)| *id);
+        let last = tokens.last().map(|(id, _)| *id).ok_or("the vocabulary is empty")?;
+        if last > MAX_TOKEN_ID {
+            return Err(format!("token id {last} is above {MAX_TOKEN_ID}, the most that is supported"));
+        }
+        let byte_of_char = byte_level_table();
+        let added = inner.get_added_tokens_decoder();
+        let mut pieces = Self {
+            bytes: Vec::new(),
+            entries: Vec::with_capacity(last as usize + 1),
+            leading,
+            first: std::collections::HashMap::new(),
+        };
+        for (id, text) in tokens {
+            let text = inner.id_to_token(id).unwrap_or(text);
+            while pieces.entries.len() < id as usize {
+                pieces.close(false, false)?;
+            }
+            if let Leading::DropFromFirstToken(content) = leading
+                && text.contains(content)
+            {
+                let without = text.replace(content, "");
+                pieces.first.insert(id, token_bytes(without, &steps, &byte_of_char));
+            }
+            pieces.bytes.extend(token_bytes(text, &steps, &byte_of_char));
+            pieces.close(true, added.get(&id).is_some_and(|token| token.special))?;
+        }
+        Ok(pieces)
+    }
+
+    /// Ends the entry of the next id at the bytes written so far.
+    fn close(&mut self, known: bool, special: bool) -> Result<(), String> {
+        let end = u32::try_from(self.bytes.len()).map_err(|_| "the vocabulary is above 4 GiB".to_owned())?;
+        self.entries.push(Entry { end, known, special });
+        Ok(())
+    }
+
+    /// The number of ids.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn leading(&self) -> Leading {
+        self.leading
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.entries.get(id as usize).is_some_and(|entry| entry.special)
+    }
+
+    /// A token's bytes inside a text; `None` if there is no such token.
+    pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
+        let index = id as usize;
+        let entry = self.entries.get(index).filter(|entry| entry.known)?;
+        let start = if index == 0 { 0 } else { self.entries[index - 1].end };
+        Some(&self.bytes[start as usize..entry.end as usize])
+    }
+
+    /// A token's bytes as the first of a text; `None` if there is no such token.
+    pub(super) fn first_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.first.get(&id).map(Vec::as_slice).or_else(|| self.bytes(id))
+    }
+}
+
+/// A token's text through the decoder's steps.
+fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) -> Vec<u8> {
+    for step in steps {
+        match step {
+            Step::ByteLevel => {
+                let bytes: Option<Vec<u8>> = text
+                    .chars()
+                    .map(|c| byte_of_char.get(u32::from(c) as usize).copied().flatten())
+                    .collect();
+                // A token with any other character (an added one) stands for itself.
+                return bytes.unwrap_or_else(|| text.into_bytes());
+            }
+            Step::ByteFallback => {
+                let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+                if let Some(byte) =
+                    digits.filter(|d| d.len() == 2).and_then(|d| u8::from_str_radix(d, 16).ok())
+                {
+                    return vec![byte];
+                }
+            }
+            Step::Replace { from, to } => text = text.replace(from.as_str(), to),
+        }
+    }
+    text.into_bytes()
+}
+
+/// Reads the decoder's JSON. Only decoders under which a token's bytes do not hang on its neighbours are taken; these
+/// are all that language models use.
+fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
+    let mut steps = Vec::new();
+    let mut leading = Leading::Keep;
+    let mut fused = false;
+    let parts = match decoder["type"].as_str() {
+        Some("Sequence") => decoder["decoders"].as_array().map(Vec::as_slice).unwrap_or_default(),
+        Some(_) => std::slice::from_ref(decoder),
+        None => return Err("has no decoder, so its tokens cannot be turned back into text".into()),
+    };
+    for part in parts {
+        let unsupported = || format!("its decoder has a part that is not supported: {part}");
+        let kind = part["type"].as_str().ok_or_else(unsupported)?;
+        // After Fuse, and after a leading rule, only what acts on the start of the whole text makes sense.
+        if fused && kind != "Strip" || leading != Leading::Keep {
+            return Err(unsupported());
+        }
+        match kind {
+            "ByteLevel" => steps.push(Step::ByteLevel),
+            "ByteFallback" => steps.push(Step::ByteFallback),
+            "Fuse" => fused = true,
+            "Replace" => steps.push(Step::Replace {
+                from: part["pattern"]["String"].as_str().ok_or_else(unsupported)?.to_owned(),
+                to: part["content"].as_str().ok_or_else(unsupported)?.to_owned(),
+            }),
+            "Strip" if fused && part["stop"].as_u64() == Some(0) => {
+                let count = part["start"].as_u64().and_then(|count| usize::try_from(count).ok());
+                leading = Leading::Strip {
+                    content: single_char(&part["content"]).ok_or_else(unsupported)?,
+                    count: count.ok_or_else(unsupported)?,
+                };
+            }
+            "Metaspace" => {
+                let content = single_char(&part["replacement"]).ok_or_else(unsupported)?;
+                steps.push(Step::Replace { from: content.to_string(), to: " ".into() });
+                if part["prepend_scheme"] != "never" {
+                    leading = Leading::DropFromFirstToken(content);
+                }
+            }
+            _ => return Err(unsupported()),
+        }
+    }
+    Ok((steps, leading))
+}
+
+fn single_char(value: &Value) -> Option<char> {
+    let mut chars = value.as_str()?.chars();
+    let first = chars.next()?;
+    chars.next().is_none().then_some(first)
+}
+
+/// GPT-2's table, by code point: printable characters of Latin-1 stand for themselves, the other bytes, in order, for
+/// the code points from 256 on.
+fn byte_level_table() -> Vec<Option<u8>> {
+    let mut table = vec![None; 512];
+    let mut next = 256;
+    for byte in 0..=255_u8 {
+        let itself = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let code_point = if itself {
+            usize::from(byte)
+        } else {
+            next += 1;
+            next - 1
+        };
+        table[code_point] = Some(byte);
+    }
+    table
+}
