@@ -1,1 +1,60 @@
 //! Groups of ranks and the collectives among them, over shared memory, TCP and RDMA.
+//!
+//! ```
+//! use thunder_collectives::{Op, TransportChoice, local};
+//!
+//! let sums = local::run(2, TransportChoice::Auto, |mut group| {
+//!     let mut data = [1.0f32 + group.rank() as f32; 4];
+//!     group.all_reduce(&mut data, Op::Sum).map(|()| data)
+//! })?;
+//! assert!(sums.iter().all(|sum| *sum == Ok([3.0; 4])));
+//! # Ok::<(), thunder_collectives::InitError>(())
+//! ```
+//!
+//! A process of a real group calls [`Group::from_env`] or [`Group::init`]. Every wait is bounded: a rank that exits, is
+//! killed or loses its link makes every other rank's operation, also an idle wait, return [`CommError::PeerLost`].
+
+mod algorithm;
+mod auth;
+mod config;
+mod core;
+mod element;
+mod error;
+mod group;
+mod header;
+mod link;
+pub mod local;
+mod platform;
+mod reduce;
+mod rendezvous;
+mod watch;
+mod world;
+
+pub use config::{Config, TransportChoice};
+pub use element::{DType, Element, Op};
+pub use error::{CommError, InitError};
+pub use group::{Group, Stats};
+
+/// What a pair of ranks talks over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// The rank itself.
+    Itself,
+    /// Memory that two processes of a host share.
+    Shm,
+    /// TCP.
+    Tcp,
+    /// RDMA verbs.
+    Rdma,
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Itself => "itself",
+            Self::Shm => "shared memory",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! The operations over links, in terms of bytes.
+
+use std::ops::Range;
+
+use crate::core::Core;
+use crate::header::{Header, Kind};
+use crate::{CommError, DType, Op};
+
+/// Above this many bytes an all-reduce moves each part once (reduce-scatter, then all-gather) instead of everything to
+/// everyone at once.
+const ONE_SHOT_BYTES: usize = 32 << 10;
+/// Parts start on cache lines of the data.
+const PART_ALIGN_BYTES: usize = 64;
+
+fn header(core: &Core, kind: Kind, dtype: DType, op: u8, phase: u8, length: usize) -> Header {
+    Header { kind, dtype: dtype as u8, op, phase, sequence: core.sequence, length: length as u64 }
+}
+
+/// The part of `count` elements that `rank` of `size` reduces.
+fn part(count: usize, dtype: DType, rank: usize, size: usize) -> Range<usize> {
+    let align = PART_ALIGN_BYTES / dtype.size();
+    let each = count.div_ceil(size).next_multiple_of(align);
+    (each * rank).min(count)..(each * (rank + 1)).min(count)
+}
+
+/// All-reduce in place.
+///
+/// # Safety
+/// `data` must be valid for `count` elements of `dtype` until this returns.
+pub(crate) async unsafe fn all_reduce(
+    core: &mut Core,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+    op: Op,
+) -> Result<(), CommError> {
+    let length = count * dtype.size();
+    let mine = core.rank;
+    if length <= ONE_SHOT_BYTES {
+        let header = header(core, Kind::AllReduce, dtype, op as u8, 0, length);
+        for peer in (0..core.size).filter(|peer| *peer != mine) {
+            core.queue_send(peer, header, data);
+            core.queue_receive(peer, header, std::ptr::null_mut());
+        }
+        // SAFETY: as promised by the caller.
+        return unsafe { core.exchange_reduce(data, data, length, (dtype, op), true).await };
+    }
+    let size = dtype.size();
+    let own = part(count, dtype, mine, core.size);
+    for peer in (0..core.size).filter(|peer| *peer != mine) {
+        let theirs = part(count, dtype, peer, core.size);
+        let out = header(core, Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
+        // SAFETY (and below): parts lie within `count` elements.
+        core.queue_send(peer, out, unsafe { data.add(theirs.start * size) });
+        let inc = header(core, Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
+        core.queue_receive(peer, inc, std::ptr::null_mut());
+    }
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let out = data.add(own.start * size);
+        core.exchange_reduce(out, out, own.len() * size, (dtype, op), false).await?;
+    }
+    for peer in (0..core.size).filter(|peer| *peer != mine) {
+        let theirs = part(count, dtype, peer, core.size);
+        let out = header(core, Kind::AllReduce, dtype, op as u8, 2, own.len() * size);
+        let inc = header(core, Kind::AllReduce, dtype, op as u8, 2, theirs.len() * size);
+        // SAFETY: as above.
+        unsafe {
+            core.queue_send(peer, out, data.add(own.start * size));
+            core.queue_receive(peer, inc, data.add(theirs.start * size));
+        }
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { core.exchange().await }
+}
+
+/// Reduce-scatter: `send` holds all parts, `out` gets this rank's.
+///
+/// # Safety
+/// `send` must be valid for the sum of `counts` elements and `out` for this rank's, until this returns.
+pub(crate) async unsafe fn reduce_scatter(
+    core: &mut Core,
+    send: *const u8,
+    out: *mut u8,
+    counts: &[usize],
+    dtype: DType,
+    op: Op,
+) -> Result<(), CommError> {
+    let size = dtype.size();
+    let own = counts[core.rank] * size;
+    let inc = header(core, Kind::ReduceScatter, dtype, op as u8, 0, own);
+    let mut at = 0;
+    let mut own_at = 0;
+    for (peer, count) in counts.iter().enumerate() {
+        if peer == core.rank {
+            own_at = at;
+        } else {
+            let outgoing = header(core, Kind::ReduceScatter, dtype, op as u8, 0, count * size);
+            // SAFETY: within the sum of `counts`.
+            core.queue_send(peer, outgoing, unsafe { send.add(at) });
+            core.queue_receive(peer, inc, std::ptr::null_mut());
+        }
+        at += count * size;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { core.exchange_reduce(out, send.add(own_at), own, (dtype, op), false).await }
+}
+
+/// One message to and one from each peer: what all other operations are made of. `outgoing` and `incoming` say where a
+/// peer's bytes lie, if there are any.
+///
+/// # Safety
+/// The places must be valid until this returns.
+pub(crate) async unsafe fn exchange(
+    core: &mut Core,
+    (kind, dtype): (Kind, DType),
+    outgoing: impl Fn(usize) -> Option<(*const u8, usize)>,
+    incoming: impl Fn(usize) -> Option<(*mut u8, usize)>,
+) -> Result<(), CommError> {
+    let mine = core.rank;
+    for peer in (0..core.size).filter(|peer| *peer != mine) {
+        if let Some((data, length)) = outgoing(peer) {
+            let header = header(core, kind, dtype, 0, 0, length);
+            core.queue_send(peer, header, data);
+        }
+        if let Some((data, length)) = incoming(peer) {
+            let header = header(core, kind, dtype, 0, 0, length);
+            core.queue_receive(peer, header, data);
+        }
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { core.exchange().await }
+}

@@ -1,0 +1,94 @@
+//! The handshake on every connection: each side proves with an HMAC over the other's fresh nonce that it knows the secret.
+
+use std::io::{self, Read, Write};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+const NONCE_BYTES: usize = 32;
+const TAG_BYTES: usize = 32;
+/// A hello is an address list; nobody needs more.
+const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
+/// Changes with the wire format.
+const GREETING: &[u8; 8] = b"thunder1";
+
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+fn tag(secret: &[u8], role: &[u8], nonces: [&[u8]; 2], message: &[u8]) -> io::Result<Hmac<Sha256>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).map_err(io::Error::other)?;
+    for part in [role, nonces[0], nonces[1], message] {
+        mac.update(part);
+    }
+    Ok(mac)
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+/// The connecting side: says `hello`, proves itself, and checks that the other side knows the secret too.
+pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8]) -> io::Result<()> {
+    let mut greeting = [0; 8];
+    stream.read_exact(&mut greeting)?;
+    if &greeting != GREETING {
+        return Err(refused("it is not a rank of this version"));
+    }
+    let mut theirs = [0; NONCE_BYTES];
+    stream.read_exact(&mut theirs)?;
+    let ours: [u8; NONCE_BYTES] = random()?;
+    let proof = tag(secret, b"connect", [&theirs, &ours], hello)?.finalize().into_bytes();
+    let mut message = Vec::with_capacity(NONCE_BYTES + TAG_BYTES + 4 + hello.len());
+    message.extend_from_slice(&ours);
+    message.extend_from_slice(&proof);
+    write_message_to(&mut message, hello)?;
+    stream.write_all(&message)?;
+    let mut answer = [0; TAG_BYTES];
+    stream.read_exact(&mut answer).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => refused("the secrets differ"),
+        _ => error,
+    })?;
+    tag(secret, b"accept", [&ours, &theirs], hello)?
+        .verify_slice(&answer)
+        .map_err(|_| refused("it does not know the secret"))
+}
+
+/// The accepting side: returns the hello of a client that has proved itself.
+pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Result<Vec<u8>> {
+    let ours: [u8; NONCE_BYTES] = random()?;
+    let mut opening = GREETING.to_vec();
+    opening.extend_from_slice(&ours);
+    stream.write_all(&opening)?;
+    let mut theirs = [0; NONCE_BYTES];
+    stream.read_exact(&mut theirs)?;
+    let mut proof = [0; TAG_BYTES];
+    stream.read_exact(&mut proof)?;
+    let hello = read_message(stream)?;
+    tag(secret, b"connect", [&ours, &theirs], &hello)?
+        .verify_slice(&proof)
+        .map_err(|_| refused("the secrets differ"))?;
+    let answer = tag(secret, b"accept", [&theirs, &ours], &hello)?.finalize().into_bytes();
+    stream.write_all(&answer)?;
+    Ok(hello)
+}
+
+pub(crate) fn write_message_to(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+    stream.write_all(&length.to_le_bytes())?;
+    stream.write_all(message)
+}
+
+pub(crate) fn read_message(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MESSAGE_LIMIT_BYTES {
+        return Err(refused("the message is too long"));
+    }
+    let mut message = vec![0; length as usize];
+    stream.read_exact(&mut message)?;
+    Ok(message)
+}

@@ -1,0 +1,285 @@
+//! How a rank finds its group, and how patient it is: fields, and the environment variables that set them.
+
+use std::net::{TcpListener, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::InitError;
+
+/// Which transports a group may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
+    /// Shared memory inside a host, TCP between hosts.
+    #[default]
+    Auto,
+    /// Shared memory only; a rank on another host is an error.
+    Shm,
+    /// TCP everywhere, also inside a host.
+    Tcp,
+}
+
+/// What [`crate::Group::init`] needs to know. Start from [`Config::new`] or [`Config::from_env`] and change fields.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// This rank, from 0.
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+    /// Where rank 0 listens, `host:port`.
+    pub coordinator: String,
+    /// What all ranks know and strangers do not. Needed as soon as the coordinator is not on loopback.
+    pub secret: Vec<u8>,
+    /// Which transports may be used.
+    pub transport: TransportChoice,
+    /// How long a rank that is alive may send nothing within an operation. Long enough for the slowest rank's compute
+    /// between two operations; short enough that a stopped process is noticed.
+    pub stall_limit: Duration,
+    /// After how long a host that no longer answers counts as lost. Shorter notices a cut cable earlier, longer
+    /// survives a longer disturbance.
+    pub loss_limit: Duration,
+    /// How long ranks may take to come.
+    pub rendezvous_limit: Duration,
+    /// How long a wait spins before it sleeps. Longer costs a core, shorter costs some 10 µs per late peer. `None`:
+    /// 200 µs where each local rank can have a core, next to nothing where they cannot.
+    pub spin: Option<Duration>,
+    /// The same for `recv_idle` and `broadcast_idle`.
+    pub idle_spin: Duration,
+    /// Overrides the host's identity: ranks with equal ones try shared memory.
+    pub host: Option<String>,
+    /// Bytes of each shared-memory ring, a power of two. Larger takes more cache, smaller makes long messages stop more often.
+    pub ring_bytes: usize,
+    /// An already bound listener for the coordinator (rank 0 only), so that a port can be chosen by the system.
+    pub listener: Option<Arc<TcpListener>>,
+}
+
+impl Config {
+    /// Defaults for a rank of a group.
+    pub fn new(rank: usize, size: usize, coordinator: impl Into<String>) -> Self {
+        Self {
+            rank,
+            size,
+            coordinator: coordinator.into(),
+            secret: Vec::new(),
+            transport: TransportChoice::Auto,
+            stall_limit: Duration::from_secs(10),
+            loss_limit: Duration::from_millis(1500),
+            rendezvous_limit: Duration::from_secs(60),
+            spin: None,
+            idle_spin: Duration::from_micros(100),
+            host: None,
+            ring_bytes: 128 << 10,
+            listener: None,
+        }
+    }
+
+    /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
+    /// (`auto`, `shm`, `tcp`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
+    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`; where `THUNDER_RANK` is not set,
+    /// MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring) or `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`.
+    /// `None` when neither rank is set: this process is alone.
+    ///
+    /// # Errors
+    /// When a variable is missing or makes no sense.
+    pub fn from_env() -> Result<Option<Self>, InitError> {
+        Self::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// [`Config::from_env`] on any source of variables.
+    ///
+    /// # Errors
+    /// When a variable is missing or makes no sense.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, InitError> {
+        let mut config = if let Some(rank) = variable("THUNDER_RANK") {
+            let missing =
+                |missing| InitError::Incomplete { present: "THUNDER_RANK", missing, remedy: LAUNCH };
+            let size = variable("THUNDER_WORLD_SIZE").ok_or_else(|| missing("THUNDER_WORLD_SIZE"))?;
+            let size = number("THUNDER_WORLD_SIZE", &size)?;
+            let coordinator = match variable("THUNDER_COORDINATOR") {
+                Some(coordinator) => coordinator,
+                None if size == 1 => String::new(),
+                None => return Err(missing("THUNDER_COORDINATOR")),
+            };
+            Self::new(number("THUNDER_RANK", &rank)?, size, coordinator)
+        } else if let Some(rank) = variable("MLX_RANK") {
+            let (size, coordinator) = mlx(variable)?;
+            Self::new(number("MLX_RANK", &rank)?, size, coordinator)
+        } else {
+            return Ok(None);
+        };
+        config.secret = variable("THUNDER_SECRET").unwrap_or_default().into_bytes();
+        if let Some(value) = variable("THUNDER_TRANSPORT") {
+            config.transport = match value.as_str() {
+                "auto" => TransportChoice::Auto,
+                "shm" => TransportChoice::Shm,
+                "tcp" => TransportChoice::Tcp,
+                _ => return Err(setting("THUNDER_TRANSPORT", &value, "use auto, shm or tcp")),
+            };
+        }
+        let milliseconds = |name: &str, field: &mut Duration| -> Result<(), InitError> {
+            if let Some(value) = variable(name) {
+                *field = Duration::from_millis(number(name, &value)? as u64);
+            }
+            Ok(())
+        };
+        milliseconds("THUNDER_STALL_LIMIT_MS", &mut config.stall_limit)?;
+        milliseconds("THUNDER_LOSS_LIMIT_MS", &mut config.loss_limit)?;
+        milliseconds("THUNDER_RENDEZVOUS_LIMIT_MS", &mut config.rendezvous_limit)?;
+        if let Some(value) = variable("THUNDER_SPIN_US") {
+            config.spin = Some(Duration::from_micros(number("THUNDER_SPIN_US", &value)? as u64));
+        }
+        if let Some(value) = variable("THUNDER_IDLE_SPIN_US") {
+            config.idle_spin = Duration::from_micros(number("THUNDER_IDLE_SPIN_US", &value)? as u64);
+        }
+        if let Some(value) = variable("THUNDER_RING_BYTES") {
+            config.ring_bytes = number("THUNDER_RING_BYTES", &value)?;
+        }
+        config.host = variable("THUNDER_HOST");
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), InitError> {
+        if self.size == 0 || self.size > usize::from(u16::MAX) {
+            return Err(setting("world size", &self.size.to_string(), "use 1 to 65535"));
+        }
+        if self.rank >= self.size {
+            let remedy = format!("ranks of a group of {} are 0 to {}", self.size, self.size - 1);
+            return Err(setting("rank", &self.rank.to_string(), &remedy));
+        }
+        if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) {
+            let remedy = "use a power of two from 4096 to 2^30";
+            return Err(setting("ring bytes", &self.ring_bytes.to_string(), remedy));
+        }
+        if self.size > 1 && self.secret.is_empty() && self.listener.is_none() {
+            let unusable = |error: std::io::Error| {
+                setting("coordinator", &self.coordinator, &format!("use host:port ({error})"))
+            };
+            let mut addresses = self.coordinator.to_socket_addrs().map_err(unusable)?;
+            if !addresses.all(|address| address.ip().is_loopback()) {
+                return Err(InitError::NoSecret { coordinator: self.coordinator.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+const LAUNCH: &str = "set it, or start the ranks with `thunder launch`";
+
+fn setting(name: &str, value: &str, remedy: &str) -> InitError {
+    InitError::Setting { name: name.to_owned(), value: value.to_owned(), remedy: remedy.to_owned() }
+}
+
+fn number(name: &str, value: &str) -> Result<usize, InitError> {
+    value.trim().parse().map_err(|_| setting(name, value, "use a whole number"))
+}
+
+/// World size and coordinator from MLX's variables.
+fn mlx(variable: &dyn Fn(&str) -> Option<String>) -> Result<(usize, String), InitError> {
+    let missing = |missing, remedy| InitError::Incomplete { present: "MLX_RANK", missing, remedy };
+    if let Some(coordinator) = variable("MLX_JACCL_COORDINATOR") {
+        let size = match (variable("MLX_WORLD_SIZE"), variable("MLX_IBV_DEVICES")) {
+            (Some(size), _) => number("MLX_WORLD_SIZE", &size)?,
+            (None, Some(path)) => rows(Path::new(&path))?.len(),
+            (None, None) => return Err(missing("MLX_IBV_DEVICES or MLX_WORLD_SIZE", LAUNCH)),
+        };
+        return Ok((size, coordinator));
+    }
+    let path = variable("MLX_HOSTFILE").ok_or_else(|| {
+        missing(
+            "MLX_HOSTFILE or MLX_JACCL_COORDINATOR",
+            "start the ranks with mlx.launch or `thunder launch`",
+        )
+    })?;
+    let path = Path::new(&path);
+    let rows = rows(path)?;
+    let first = rows.first().and_then(first_address).ok_or_else(|| InitError::Hostfile {
+        path: path.to_owned(),
+        why: "the first entry names no address; write [[\"ip:port\"], …] or [{\"ips\": [\"ip:port\"]}, …]"
+            .to_owned(),
+    })?;
+    Ok((rows.len(), first))
+}
+
+fn rows(path: &Path) -> Result<Vec<serde_json::Value>, InitError> {
+    let wrong = |why: String| InitError::Hostfile { path: path.to_owned(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let value = match value {
+        serde_json::Value::Object(mut object) => object.remove("hosts").unwrap_or_default(),
+        value => value,
+    };
+    match value {
+        serde_json::Value::Array(rows) if !rows.is_empty() => Ok(rows),
+        _ => Err(wrong("a list with one entry per rank was expected".to_owned())),
+    }
+}
+
+fn first_address(row: &serde_json::Value) -> Option<String> {
+    let addresses = row.get("ips").unwrap_or(row);
+    let address = addresses.get(0).unwrap_or(addresses).as_str()?;
+    Some(address.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Option<Config>, InitError> {
+        Config::from_variables(&|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn alone_without_variables() {
+        assert!(from(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn own_variables() {
+        let config = from(&[
+            ("THUNDER_RANK", "1"),
+            ("THUNDER_WORLD_SIZE", "3"),
+            ("THUNDER_COORDINATOR", "127.0.0.1:9000"),
+            ("THUNDER_TRANSPORT", "tcp"),
+            ("THUNDER_STALL_LIMIT_MS", "1234"),
+        ])
+        .unwrap()
+        .unwrap();
+        assert_eq!((config.rank, config.size), (1, 3));
+        assert_eq!(config.transport, TransportChoice::Tcp);
+        assert_eq!(config.stall_limit, Duration::from_millis(1234));
+    }
+
+    #[test]
+    fn errors_name_the_variable() {
+        let message = |pairs: &[(&str, &str)]| from(pairs).unwrap_err().to_string();
+        assert!(message(&[("THUNDER_RANK", "1")]).contains("THUNDER_WORLD_SIZE"));
+        let base = [("THUNDER_RANK", "x"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];
+        assert!(message(&base).contains("\"x\""));
+        let base = [("THUNDER_RANK", "2"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];
+        assert!(message(&base).contains("0 to 1"));
+        let base =
+            [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "10.0.0.1:1")];
+        assert!(message(&base).contains("THUNDER_SECRET"));
+    }
+
+    #[test]
+    fn mlx_hostfiles_old_and_new() {
+        let forms = [
+            r#"[["127.0.0.1:5000"], ["127.0.0.1:5001"]]"#,
+            r#"[{"ssh": "a", "ips": ["127.0.0.1:5000"]}, {"ssh": "b", "ips": ["127.0.0.1:5001"]}]"#,
+            r#"{"hosts": [["127.0.0.1:5000"], ["127.0.0.1:5001"]]}"#,
+        ];
+        for (index, form) in forms.iter().enumerate() {
+            let path = std::env::temp_dir().join(format!("thunder-hosts-{}-{index}", std::process::id()));
+            std::fs::write(&path, form).unwrap();
+            let config = from(&[("MLX_RANK", "1"), ("MLX_HOSTFILE", path.to_str().unwrap())]);
+            std::fs::remove_file(&path).unwrap();
+            let config = config.unwrap().unwrap();
+            assert_eq!((config.rank, config.size, config.coordinator.as_str()), (1, 2, "127.0.0.1:5000"));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What stands before every message, so that ranks that do different things notice.
+
+use crate::DType;
+
+/// One cache line, so that the payload behind it starts on one.
+pub(crate) const HEADER_BYTES: usize = 64;
+const MAGIC: u32 = 0x7468_6431;
+
+/// The operations, as they are named on the wire and in errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    #[default]
+    SendReceive = 1,
+    Barrier,
+    Broadcast,
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Gather,
+    Scatter,
+    AllToAll,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SendReceive => "send/recv",
+            Self::Barrier => "barrier",
+            Self::Broadcast => "broadcast",
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+        }
+    }
+
+    fn from_wire(value: u8) -> Option<Self> {
+        const ALL: [Kind; 9] = [
+            Kind::SendReceive,
+            Kind::Barrier,
+            Kind::Broadcast,
+            Kind::AllReduce,
+            Kind::AllGather,
+            Kind::ReduceScatter,
+            Kind::Gather,
+            Kind::Scatter,
+            Kind::AllToAll,
+        ];
+        ALL.into_iter().find(|kind| *kind as u8 == value)
+    }
+}
+
+/// The description of a message; both sides must have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Header {
+    pub kind: Kind,
+    /// `DType` as a number, 0 for none.
+    pub dtype: u8,
+    /// The reduction, 0 for none.
+    pub op: u8,
+    /// Algorithm and step within the operation.
+    pub phase: u8,
+    /// The group's count of collectives; 0 for send/recv.
+    pub sequence: u32,
+    /// Payload bytes.
+    pub length: u64,
+}
+
+impl Header {
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&[self.kind as u8, self.dtype, self.op, self.phase]);
+        bytes[8..12].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// A received header in words; it may be anything.
+    pub fn describe(bytes: &[u8; HEADER_BYTES]) -> String {
+        let [m0, m1, m2, m3, kind, dtype, op, phase, s0, s1, s2, s3, _, _, _, _, length @ ..] = bytes;
+        if u32::from_le_bytes([*m0, *m1, *m2, *m3]) != MAGIC {
+            return "something that is no message of this version".to_owned();
+        }
+        let kind = Kind::from_wire(*kind).map_or("an unknown operation", Kind::name);
+        let dtype =
+            DType::from_wire(*dtype).map_or(String::new(), |dtype| format!(" of {dtype:?}").to_lowercase());
+        let sequence = u32::from_le_bytes([*s0, *s1, *s2, *s3]);
+        let mut count = [0; 8];
+        count.copy_from_slice(&length[..8]);
+        let length = u64::from_le_bytes(count);
+        format!("{kind}{dtype}, {length} bytes (operation {sequence}, reduction {op}, step {phase})")
+    }
+}

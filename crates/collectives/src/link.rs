@@ -1,0 +1,80 @@
+//! What an algorithm sees of a pair of ranks: an ordered, bounded stream of bytes in each direction.
+//!
+//! A link never blocks. `send` takes what there is room for, `view` shows what has arrived, in place, so that a reduction
+//! can read straight from the link's own buffer; `consume` gives that room back to the peer. A transport with frames and
+//! credits (RDMA) fits: a frame's payload is the view, and consuming it returns the credit.
+
+use std::os::fd::RawFd;
+
+use crate::Transport;
+
+pub(crate) mod shm;
+pub(crate) mod tcp;
+
+/// The peer's end of the link is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Closed;
+
+/// What a sleeping rank waits for on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Interest {
+    /// Bytes from the peer.
+    pub receive: bool,
+    /// Room for bytes to the peer.
+    pub send: bool,
+}
+
+impl Interest {
+    pub fn any(self) -> bool {
+        self.receive || self.send
+    }
+}
+
+/// One pair's link, as one of its two ranks holds it.
+pub(crate) trait Link: Send {
+    /// What it runs over.
+    fn transport(&self) -> Transport;
+
+    /// Takes as many bytes of `first`, then of `second`, as there is room for, and says how many.
+    fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed>;
+
+    /// Marks the end of a message: the next one starts where the transport likes it best.
+    fn end_send(&mut self) {}
+
+    /// Looks for arrived bytes, at most `want`, and says how many `view` now shows without a gap.
+    fn arrived(&mut self, want: usize) -> Result<usize, Closed>;
+
+    /// The bytes counted by `arrived`.
+    fn view(&self) -> &[u8];
+
+    /// Gives back the first `count` bytes of the view.
+    fn consume(&mut self, count: usize);
+
+    /// The counterpart of `end_send`.
+    fn end_receive(&mut self) {}
+
+    /// Moves arrived bytes to `to` and says how many.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `length` bytes.
+    unsafe fn receive_into(&mut self, to: *mut u8, length: usize) -> Result<usize, Closed> {
+        let count = self.arrived(length)?.min(length);
+        // SAFETY: the view holds `count` bytes, and the caller vouches for `to`.
+        unsafe { std::ptr::copy_nonoverlapping(self.view().as_ptr(), to, count) };
+        self.consume(count);
+        Ok(count)
+    }
+
+    /// Prepares for sleep: from now on the peer's next step in `interest` makes `descriptor` ready. False when that step
+    /// has been made already.
+    fn arm(&mut self, interest: Interest) -> bool;
+
+    /// Awake again: takes the peer's wake-ups off the descriptor.
+    fn disarm(&mut self);
+
+    /// What to `poll`, and for which events.
+    fn descriptor(&self, interest: Interest) -> (RawFd, libc::c_short);
+
+    /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
+    fn reports_end(&self) -> bool;
+}

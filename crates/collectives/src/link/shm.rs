@@ -1,0 +1,266 @@
+//! Shared memory: one ring of bytes in each direction, a doorbell socket for a peer that has gone to sleep.
+//!
+//! The writer copies, then publishes `head` (release); the reader sees `head` (acquire), reads in place, then publishes
+//! `tail`. A rank about to sleep sets its flag and looks once more; its peer publishes and then looks at the flag. Both
+//! have a full fence between the two, so at least one of them sees the other: no wake-up is lost.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::{Closed, Interest, Link};
+use crate::Transport;
+use crate::platform::Mapping;
+
+/// Messages start on a cache line, so that vector loads from the ring do not straddle two.
+const ALIGN: u64 = 64;
+/// Bytes after which the writer publishes while it copies a long message, so that the reader works at the same time.
+const PUBLISH_BYTES: usize = 16 << 10;
+
+/// The control words of one direction, each on lines of its own (two, because processors prefetch pairs of lines).
+#[repr(C, align(128))]
+struct Control {
+    head: Word<AtomicU64>,
+    tail: Word<AtomicU64>,
+    reader_sleeps: Word<AtomicU32>,
+    writer_sleeps: Word<AtomicU32>,
+}
+
+#[repr(C, align(128))]
+struct Word<T>(T);
+
+/// Bytes of shared memory for a pair with rings of `ring_bytes` each.
+pub(crate) fn segment_bytes(ring_bytes: usize) -> usize {
+    2 * (size_of::<Control>() + ring_bytes)
+}
+
+/// One rank's end of a pair's shared memory.
+pub(crate) struct ShmLink {
+    // Keeps the memory that the four pointers below point into.
+    _mapping: Mapping,
+    doorbell: UnixStream,
+    peer_gone: bool,
+    ring_bytes: u64,
+    out: *const Control,
+    out_ring: *mut u8,
+    /// Own copy of the outgoing `head`, and the last `tail` seen.
+    out_head: u64,
+    out_tail: u64,
+    inc: *const Control,
+    inc_ring: *const u8,
+    /// Own copy of the incoming `tail`, and the last `head` seen.
+    inc_tail: u64,
+    inc_head: u64,
+    /// The `tail` that the writer can see.
+    inc_published: u64,
+    shown: usize,
+}
+
+// SAFETY: the pointers are into the mapping that the link owns; its words are atomic, and each ring byte is touched by one
+// side at a time, handed over by `head` and `tail`.
+unsafe impl Send for ShmLink {}
+
+impl ShmLink {
+    /// `mapping` is of `segment_bytes(ring_bytes)`, zeroed when new; the lower rank of the pair takes the first ring to
+    /// write to. `ring_bytes` is a power of two.
+    pub fn new(
+        mapping: Mapping,
+        ring_bytes: usize,
+        lower: bool,
+        doorbell: UnixStream,
+    ) -> std::io::Result<Self> {
+        debug_assert!(ring_bytes.is_power_of_two());
+        doorbell.set_nonblocking(true)?;
+        let direction = |index: usize| {
+            // SAFETY: both directions lie within `segment_bytes(ring_bytes)`.
+            unsafe { mapping.start().add(index * (size_of::<Control>() + ring_bytes)) }
+        };
+        let (out, inc) = if lower { (direction(0), direction(1)) } else { (direction(1), direction(0)) };
+        Ok(Self {
+            doorbell,
+            peer_gone: false,
+            ring_bytes: ring_bytes as u64,
+            out: out.cast(),
+            // SAFETY: the ring follows its control words.
+            out_ring: unsafe { out.add(size_of::<Control>()) },
+            out_head: 0,
+            out_tail: 0,
+            inc: inc.cast(),
+            // SAFETY: as above.
+            inc_ring: unsafe { inc.add(size_of::<Control>()) },
+            inc_tail: 0,
+            inc_head: 0,
+            inc_published: 0,
+            shown: 0,
+            _mapping: mapping,
+        })
+    }
+
+    fn out(&self) -> &Control {
+        // SAFETY: within the mapping, which lives as long as `self`; only atomics.
+        unsafe { &*self.out }
+    }
+
+    fn inc(&self) -> &Control {
+        // SAFETY: as above.
+        unsafe { &*self.inc }
+    }
+
+    fn ring(&self) {
+        // A full socket holds wake-ups already; a broken one is noticed by the liveness anchor.
+        let _ = (&self.doorbell).write(&[1]);
+    }
+
+    fn publish_head(&self) {
+        let out = self.out();
+        out.head.0.store(self.out_head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if out.reader_sleeps.0.load(Ordering::Relaxed) != 0
+            && out.reader_sleeps.0.swap(0, Ordering::Relaxed) != 0
+        {
+            self.ring();
+        }
+    }
+
+    fn publish_tail(&mut self) {
+        self.inc_published = self.inc_tail;
+        let inc = self.inc();
+        inc.tail.0.store(self.inc_tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if inc.writer_sleeps.0.load(Ordering::Relaxed) != 0
+            && inc.writer_sleeps.0.swap(0, Ordering::Relaxed) != 0
+        {
+            self.ring();
+        }
+    }
+
+    /// Copies what fits of `bytes` and publishes it.
+    fn write(&mut self, bytes: &[u8], publish: bool) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let mut room = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
+            if room < (bytes.len() - done) as u64 {
+                self.out_tail = self.out().tail.0.load(Ordering::Acquire);
+                room = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
+                if room == 0 {
+                    break;
+                }
+            }
+            let at = self.out_head & (self.ring_bytes - 1);
+            let count = ((bytes.len() - done).min(PUBLISH_BYTES) as u64).min(room).min(self.ring_bytes - at);
+            // SAFETY: `at + count` is within the ring, and the reader has given these bytes back (`tail`).
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    bytes.as_ptr().add(done),
+                    self.out_ring.add(at as usize),
+                    count as usize,
+                );
+            }
+            self.out_head += count;
+            done += count as usize;
+            if publish {
+                self.publish_head();
+            }
+        }
+        done
+    }
+}
+
+impl Link for ShmLink {
+    fn transport(&self) -> Transport {
+        Transport::Shm
+    }
+
+    fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed> {
+        // A header is published with the bytes that follow it, in one step.
+        let mut sent = self.write(first, false);
+        if sent == first.len() {
+            sent += self.write(second, true);
+        }
+        if sent > 0 && (second.is_empty() || sent <= first.len()) {
+            self.publish_head();
+        }
+        if sent == 0 && self.peer_gone && !(first.is_empty() && second.is_empty()) {
+            return Err(Closed);
+        }
+        Ok(sent)
+    }
+
+    fn end_send(&mut self) {
+        self.out_head = self.out_head.next_multiple_of(ALIGN);
+    }
+
+    fn arrived(&mut self, want: usize) -> Result<usize, Closed> {
+        let mut ready = self.inc_head.saturating_sub(self.inc_tail);
+        if ready < want as u64 {
+            self.inc_head = self.inc().head.0.load(Ordering::Acquire);
+            // The padding of a message is skipped before the next one's `head` shows it.
+            ready = self.inc_head.saturating_sub(self.inc_tail);
+            if ready == 0 && self.peer_gone {
+                return Err(Closed);
+            }
+        }
+        let until_wrap = self.ring_bytes - (self.inc_tail & (self.ring_bytes - 1));
+        self.shown = (want as u64).min(ready).min(until_wrap) as usize;
+        Ok(self.shown)
+    }
+
+    fn view(&self) -> &[u8] {
+        let at = (self.inc_tail & (self.ring_bytes - 1)) as usize;
+        // SAFETY: `shown` bytes from `at` are within the ring, published by the writer and not yet given back.
+        unsafe { std::slice::from_raw_parts(self.inc_ring.add(at), self.shown) }
+    }
+
+    fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.shown);
+        self.shown -= count;
+        self.inc_tail += count as u64;
+        // Not at every message: the writer still has most of the ring, and the line would go back and forth.
+        if self.inc_tail - self.inc_published >= self.ring_bytes / 4 {
+            self.publish_tail();
+        }
+    }
+
+    fn end_receive(&mut self) {
+        self.inc_tail = self.inc_tail.next_multiple_of(ALIGN);
+    }
+
+    fn arm(&mut self, interest: Interest) -> bool {
+        if interest.receive {
+            self.inc().reader_sleeps.0.store(1, Ordering::Relaxed);
+        }
+        if interest.send {
+            self.out().writer_sleeps.0.store(1, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        let nothing_to_read = self.inc().head.0.load(Ordering::Acquire) <= self.inc_tail.max(self.inc_head);
+        let no_room = self.out_head - self.out().tail.0.load(Ordering::Acquire) >= self.ring_bytes;
+        !self.peer_gone && (!interest.receive || nothing_to_read) && (!interest.send || no_room)
+    }
+
+    fn disarm(&mut self) {
+        self.inc().reader_sleeps.0.store(0, Ordering::Relaxed);
+        self.out().writer_sleeps.0.store(0, Ordering::Relaxed);
+        let mut bytes = [0u8; 16];
+        loop {
+            match (&self.doorbell).read(&mut bytes) {
+                Ok(0) => self.peer_gone = true,
+                Ok(count) if count == bytes.len() => continue,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => self.peer_gone = true,
+            }
+            break;
+        }
+    }
+
+    fn descriptor(&self, _interest: Interest) -> (RawFd, libc::c_short) {
+        (self.doorbell.as_raw_fd(), libc::POLLIN)
+    }
+
+    fn reports_end(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,80 @@
+//! macOS: a named object that is unlinked before anyone else sees it, sockets in the temporary folder, boot session id.
+
+use std::fs::File;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `TCP_RXT_CONNDROPTIME` of netinet/tcp.h: seconds of retransmission after which a connection is dropped.
+const RETRANSMISSION_LIMIT: libc::c_int = 0x80;
+
+/// An anonymous object of `bytes` zero bytes that can be mapped by whoever gets the descriptor.
+pub(crate) fn shared_object(bytes: usize) -> io::Result<File> {
+    let mut random = [0u8; 8];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let name = std::ffi::CString::new(format!("/thunder-{:016x}", u64::from_le_bytes(random)))?;
+    // SAFETY: `name` is a C string; a descriptor or -1 comes back.
+    let descriptor =
+        unsafe { libc::shm_open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the same name; the object lives on through its descriptor.
+    unsafe { libc::shm_unlink(name.as_ptr()) };
+    // SAFETY: `descriptor` is open and owned by nobody else.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(bytes as u64)?;
+    Ok(file)
+}
+
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(name)
+}
+
+pub(crate) fn bind_local(name: &str) -> io::Result<UnixListener> {
+    UnixListener::bind(path(name))
+}
+
+/// Connects and takes the name away: each is used once.
+pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
+    UnixStream::connect(path(name))
+}
+
+/// The same for two processes exactly when they can share memory and local sockets.
+pub(crate) fn host_identity() -> io::Result<String> {
+    let mut value = [0u8; 64];
+    let mut length = value.len();
+    // SAFETY: the name is a C string, `length` is the room in `value`.
+    let result = unsafe {
+        libc::sysctlbyname(
+            c"kern.bootsessionuuid".as_ptr(),
+            value.as_mut_ptr().cast(),
+            &mut length,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(String::from_utf8_lossy(&value[..length.min(value.len())]).trim_end_matches('\0').to_owned())
+}
+
+/// Makes the socket fail once sent bytes stay unacknowledged for `limit` (whole seconds here).
+pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    let seconds = libc::c_int::try_from(limit.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the pointer and length describe `seconds`.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            RETRANSMISSION_LIMIT,
+            (&raw const seconds).cast(),
+            size_of_val(&seconds) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,203 @@
+//! What Linux and macOS have in common: mappings, descriptors passed over a socket, `poll`, interface addresses.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Memory shared with another process.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory; who touches which part of it, and how, is the business of its users.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of a shared object, and brings its pages in so that no first use pays for them.
+    pub fn new(object: &File, bytes: usize) -> io::Result<Self> {
+        let present = object.metadata()?.len();
+        if present < bytes as u64 {
+            return Err(io::Error::other(format!("shared object of {present} bytes, {bytes} expected")));
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of an object that is long enough.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                object.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { start: start.cast(), bytes })
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; users hold no pointer longer than the mapping.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// Room for one control message with one descriptor, aligned as its header must be.
+#[repr(C, align(8))]
+struct ControlRoom([u8; 64]);
+
+/// Passes an open file to the process at the other end.
+pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()> {
+    let mut byte = [0u8; 1];
+    let mut parts = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut room = ControlRoom([0; 64]);
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut parts;
+    message.msg_iovlen = 1;
+    message.msg_control = room.0.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE is arithmetic; the room of 64 bytes holds one descriptor on every 64-bit Unix.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
+    // SAFETY: `msg_control` points to room for one header and one descriptor.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(file.as_raw_fd());
+    }
+    // SAFETY: `message` and all that it points to live until the call returns.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, 0) };
+    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes the file that the other end passes.
+pub(crate) fn receive_descriptor(socket: &UnixStream) -> io::Result<File> {
+    let mut byte = [0u8; 1];
+    let mut parts = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut room = ControlRoom([0; 64]);
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut parts;
+    message.msg_iovlen = 1;
+    message.msg_control = room.0.as_mut_ptr().cast();
+    message.msg_controllen = room.0.len() as _;
+    // SAFETY: `message` and all that it points to live until the call returns.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, 0) };
+    if received < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has filled `message`; the header, if any, lies within `room`.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        if received != 1
+            || header.is_null()
+            || (*header).cmsg_level != libc::SOL_SOCKET
+            || (*header).cmsg_type != libc::SCM_RIGHTS
+        {
+            return Err(io::Error::other("the peer passed no shared memory"));
+        }
+        Ok(File::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
+    }
+}
+
+/// Whether the process at the other end belongs to the same user (or to root).
+pub(crate) fn peer_is_same_user(socket: &UnixStream) -> io::Result<bool> {
+    let (mut user, mut own) = (0, 0);
+    // SAFETY: no arguments.
+    own += unsafe { libc::geteuid() };
+    #[cfg(target_os = "linux")]
+    {
+        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: pointer and length describe `credentials`.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &mut length,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        user += credentials.uid;
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let mut group = 0;
+        // SAFETY: both pointers are to integers of the right type.
+        if unsafe { libc::getpeereid(socket.as_raw_fd(), &mut user, &mut group) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(user == own || user == 0)
+}
+
+/// Waits until one of the descriptors is ready or the time is over. An interruption counts as ready.
+pub(crate) fn poll(set: &mut [libc::pollfd], limit: Option<Duration>) -> io::Result<usize> {
+    let milliseconds = match limit {
+        None => -1,
+        // Rounded up: a wait of 0 ms would be a spin.
+        Some(limit) => libc::c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX),
+    };
+    // SAFETY: pointer and length describe `set`.
+    let ready = unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, milliseconds) };
+    if ready >= 0 {
+        return Ok(ready as usize);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted { Ok(1) } else { Err(error) }
+}
+
+/// The addresses of this machine's interfaces, those that only it can reach left out.
+pub(crate) fn interface_addresses() -> Vec<IpAddr> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the list is written to `first` and freed below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut entry = first;
+    while !entry.is_null() {
+        // SAFETY: `entry` is an element of the list; an address is as long as its family says.
+        unsafe {
+            let address = (*entry).ifa_addr;
+            if !address.is_null() {
+                match libc::c_int::from((*address).sa_family) {
+                    libc::AF_INET => {
+                        let raw = (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+                        found.push(IpAddr::V4(Ipv4Addr::from(raw.to_ne_bytes())));
+                    }
+                    libc::AF_INET6 => {
+                        let raw = (*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
+                        found.push(IpAddr::V6(Ipv6Addr::from(raw)));
+                    }
+                    _ => {}
+                }
+            }
+            entry = (*entry).ifa_next;
+        }
+    }
+    // SAFETY: `first` came from getifaddrs and is freed once.
+    unsafe { libc::freeifaddrs(first) };
+    // A link-local IPv6 address means nothing without the other machine's interface.
+    found.retain(|address| match address {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_unspecified(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    });
+    found
+}

@@ -1,0 +1,291 @@
+//! How ranks find each other: each tells rank 0 where it can be reached, and gets everybody's answers back.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::auth;
+use crate::{Config, InitError};
+
+/// A connection that has not proved itself by then is dropped.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Handshakes at a time; more strangers than that are turned away at once.
+const HANDSHAKES: usize = 64;
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Where a rank can be reached.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Endpoint {
+    /// Equal for ranks that can share memory.
+    pub host: String,
+    pub addresses: Vec<IpAddr>,
+    pub port: u16,
+    /// Name of its local socket.
+    pub local: String,
+    /// Names the group that the ranks form; the lowest rank's counts.
+    pub session: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    rank: usize,
+    size: usize,
+    endpoint: Endpoint,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Table(Vec<Endpoint>),
+    Refused(String),
+    Missing(Vec<usize>),
+}
+
+/// A stream that a handshake can run on.
+pub(crate) trait Stream: Read + Write + Send + Sized + 'static {
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(limit)?;
+        self.set_write_timeout(limit)
+    }
+}
+
+impl Stream for std::os::unix::net::UnixStream {
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(limit)?;
+        self.set_write_timeout(limit)
+    }
+}
+
+/// Accepts connections in the background, each handshake on a thread of its own, so that nobody can hold up the others.
+/// Ends when dropped.
+pub(crate) struct Door {
+    open: Arc<AtomicBool>,
+}
+
+impl Door {
+    /// `accept` polls for a connection without blocking; those that know the secret arrive in `guests` with their hello.
+    pub fn open<S: Stream>(
+        accept: impl Fn() -> io::Result<Option<S>> + Send + 'static,
+        secret: Vec<u8>,
+        guests: mpsc::Sender<(S, Vec<u8>)>,
+    ) -> io::Result<Self> {
+        let open = Arc::new(AtomicBool::new(true));
+        let still_open = open.clone();
+        let secret: Arc<[u8]> = secret.into();
+        std::thread::Builder::new().name("thunder-door".to_owned()).spawn(move || {
+            let busy = Arc::new(AtomicUsize::new(0));
+            while still_open.load(Ordering::Relaxed) {
+                let Ok(Some(mut stream)) = accept() else {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                };
+                if busy.load(Ordering::Relaxed) >= HANDSHAKES {
+                    continue;
+                }
+                busy.fetch_add(1, Ordering::Relaxed);
+                let (done, guests, secret) = (busy.clone(), guests.clone(), secret.clone());
+                let handshake =
+                    std::thread::Builder::new().name("thunder-guest".to_owned()).spawn(move || {
+                        if stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
+                            && let Ok(hello) = auth::welcome(&mut stream, &secret)
+                        {
+                            // Nobody waits for guests any more: the stream closes.
+                            let _ = guests.send((stream, hello));
+                        }
+                        done.fetch_sub(1, Ordering::Relaxed);
+                    });
+                if handshake.is_err() {
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(Self { open })
+    }
+
+    pub fn tcp(
+        listener: TcpListener,
+        secret: Vec<u8>,
+        guests: mpsc::Sender<(TcpStream, Vec<u8>)>,
+    ) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let accept = move || match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                Ok(Some(stream))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        };
+        Self::open(accept, secret, guests)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.open.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Exchanges endpoints with all ranks; the result is in rank order.
+pub(crate) fn exchange(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitError> {
+    if config.rank == 0 { coordinate(config, endpoint) } else { report(config, endpoint) }
+}
+
+fn coordinate(config: &Config, mut own: Endpoint) -> Result<Vec<Endpoint>, InitError> {
+    let listen = |source| InitError::Listen { address: config.coordinator.clone(), source };
+    let listener = match &config.listener {
+        Some(listener) => listener.try_clone().map_err(listen)?,
+        None => TcpListener::bind(&config.coordinator).map_err(listen)?,
+    };
+    let (sender, guests) = mpsc::channel();
+    let _door = Door::tcp(listener, config.secret.clone(), sender).map_err(listen)?;
+    let deadline = Instant::now() + config.rendezvous_limit;
+    let mut present: Vec<Option<(TcpStream, Endpoint)>> = (0..config.size).map(|_| None).collect();
+    let mut missing = config.size - 1;
+    while missing > 0 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((mut stream, hello)) = guests.recv_timeout(left) else { break };
+        let problem = match serde_json::from_slice::<Hello>(&hello) {
+            Err(error) => Some(format!("its hello is malformed: {error}")),
+            Ok(hello) if hello.size != config.size => {
+                Some(format!("the world size here is {}, yours is {}", config.size, hello.size))
+            }
+            Ok(hello) if hello.rank == 0 || hello.rank >= config.size => {
+                Some(format!("rank {} is not to be had", hello.rank))
+            }
+            Ok(hello) if present[hello.rank].as_ref().is_some_and(|(old, _)| is_open(old)) => {
+                Some(format!("rank {} is here already", hello.rank))
+            }
+            Ok(mut hello) => {
+                // How this rank sees it is the address most likely to work for others.
+                if let (Ok(seen), Ok(own_side)) = (stream.peer_addr(), stream.local_addr()) {
+                    prefer(&mut hello.endpoint.addresses, seen.ip());
+                    prefer(&mut own.addresses, own_side.ip());
+                }
+                if present[hello.rank].replace((stream, hello.endpoint)).is_none() {
+                    missing -= 1;
+                }
+                continue;
+            }
+        };
+        if let Some(why) = problem {
+            // A guest that does not read its refusal has had its chance.
+            let _ = answer(&mut stream, &Answer::Refused(why));
+        }
+    }
+    if missing > 0 {
+        let absent: Vec<usize> = (1..config.size).filter(|rank| present[*rank].is_none()).collect();
+        for (stream, _) in present.iter_mut().flatten() {
+            // Whoever has gone meanwhile need not know.
+            let _ = answer(stream, &Answer::Missing(absent.clone()));
+        }
+        return Err(InitError::Missing { missing: absent, after: config.rendezvous_limit });
+    }
+    let mut streams = Vec::with_capacity(config.size - 1);
+    let mut table = vec![own];
+    for (stream, endpoint) in present.into_iter().flatten() {
+        streams.push(stream);
+        table.push(endpoint);
+    }
+    let table = Answer::Table(table);
+    for (index, stream) in streams.iter_mut().enumerate() {
+        answer(stream, &table)
+            .map_err(|source| unreachable(index + 1, config.coordinator.clone(), source))?;
+    }
+    let Answer::Table(table) = table else { return Ok(Vec::new()) };
+    Ok(table)
+}
+
+/// Whether the other side has not hung up; nothing is expected from it at this point.
+fn is_open(stream: &TcpStream) -> bool {
+    let mut byte = [0; 1];
+    let open = stream.set_nonblocking(true).is_ok()
+        && matches!(stream.peek(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+    open && stream.set_nonblocking(false).is_ok()
+}
+
+fn prefer(addresses: &mut Vec<IpAddr>, first: IpAddr) {
+    addresses.retain(|address| *address != first);
+    addresses.insert(0, first);
+}
+
+fn answer(stream: &mut TcpStream, answer: &Answer) -> io::Result<()> {
+    let message = serde_json::to_vec(answer).map_err(io::Error::other)?;
+    auth::write_message_to(stream, &message)
+}
+
+fn unreachable(rank: usize, tried: String, source: io::Error) -> InitError {
+    InitError::Unreachable { rank, tried, source }
+}
+
+fn report(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitError> {
+    let start = Instant::now();
+    let deadline = start + config.rendezvous_limit;
+    let hello = Hello { rank: config.rank, size: config.size, endpoint };
+    let hello = serde_json::to_vec(&hello)
+        .map_err(|error| InitError::system("the address list cannot be written")(io::Error::other(error)))?;
+    let refused = |why: String| InitError::Refused { address: config.coordinator.clone(), why };
+    let mut last = "no address".to_owned();
+    let mut stream = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let after = start.elapsed();
+            return Err(InitError::NoCoordinator { address: config.coordinator.clone(), after, last });
+        }
+        match join(config, &hello, left) {
+            Ok(stream) => break stream,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(refused(error.to_string()));
+            }
+            Err(error) => last = error.to_string(),
+        }
+        std::thread::sleep(RETRY);
+    };
+    // The coordinator answers when all have come, or when it gives up: a little after this rank's own limit at worst.
+    let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(2);
+    let message = stream.limit(Some(left)).and_then(|()| auth::read_message(&mut stream));
+    let message = message.map_err(|error| InitError::NoCoordinator {
+        address: config.coordinator.clone(),
+        after: start.elapsed(),
+        last: format!("it went away while it waited for other ranks: {error}"),
+    })?;
+    match serde_json::from_slice(&message) {
+        Ok(Answer::Table(table)) if table.len() == config.size => Ok(table),
+        Ok(Answer::Table(table)) => Err(refused(format!("it sent {} addresses", table.len()))),
+        Ok(Answer::Refused(why)) => Err(refused(why)),
+        Ok(Answer::Missing(missing)) => Err(InitError::Missing { missing, after: start.elapsed() }),
+        Err(error) => Err(refused(format!("its answer is malformed: {error}"))),
+    }
+}
+
+fn join(config: &Config, hello: &[u8], left: Duration) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = config.coordinator.to_socket_addrs()?.collect();
+    let mut stream = connect(&addresses, left.min(HANDSHAKE_LIMIT))?;
+    stream.limit(Some(left.min(HANDSHAKE_LIMIT)))?;
+    auth::greet(&mut stream, &config.secret, hello)?;
+    Ok(stream)
+}
+
+/// The first of the addresses that answers.
+pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(address, limit) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,268 @@
+//! Who is still there: a thread that sleeps on one connection to each rank, and tells the rank's own thread.
+//!
+//! The kernel closes a process's connections when it ends, however it ends, so the others' threads wake up at once. A
+//! rank that gives up tells all others over the same connections. Between hosts a heartbeat makes the kernel notice a
+//! cut cable (see `limit_unacknowledged`); inside a host nothing is sent and nobody wakes up.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::platform;
+
+const FRAME_BYTES: usize = 8;
+const BYE: u8 = 1;
+const HEARTBEAT: u8 = 2;
+const ABORT: u8 = 3;
+
+/// Why a group is of no use any more, as the watch knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The connection to this rank broke.
+    Lost(usize),
+    /// Rank `by` gave up and blames `rank`.
+    Aborted { by: usize, rank: usize, why: Why },
+}
+
+/// Why a rank gave up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Why {
+    Lost = 1,
+    Stalled,
+    Mismatch,
+}
+
+impl Why {
+    fn from_wire(value: u8) -> Self {
+        match value {
+            2 => Self::Stalled,
+            3 => Self::Mismatch,
+            _ => Self::Lost,
+        }
+    }
+}
+
+struct Shared {
+    failed: AtomicBool,
+    verdict: OnceLock<Verdict>,
+    departed: Vec<AtomicBool>,
+}
+
+impl Shared {
+    fn fail(&self, verdict: Verdict) {
+        // The first verdict is nearest to the cause.
+        if self.verdict.set(verdict).is_ok() {
+            self.failed.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The rank thread's side of the watch. Dropping it says goodbye to the others.
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    /// Commands to the thread; what comes back wakes a rank that sleeps in `poll`.
+    pipe: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub fn start(
+        rank: usize,
+        anchors: Vec<Option<TcpStream>>,
+        remote: &[bool],
+        loss_limit: Duration,
+    ) -> io::Result<Self> {
+        let (pipe, theirs) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            failed: AtomicBool::new(false),
+            verdict: OnceLock::new(),
+            departed: anchors.iter().map(|_| AtomicBool::new(false)).collect(),
+        });
+        let mut peers = Vec::new();
+        for (peer, stream) in anchors.into_iter().enumerate() {
+            let Some(stream) = stream else { continue };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            if remote[peer] {
+                platform::limit_unacknowledged(&stream, loss_limit)?;
+            }
+            peers.push(Peer { rank: peer, stream, remote: remote[peer], frame: [0; 8], filled: 0 });
+        }
+        let heartbeat = peers.iter().any(|peer| peer.remote).then_some(loss_limit / 5);
+        let watcher = Watcher { rank, peers, pipe: theirs, shared: shared.clone() };
+        let thread = std::thread::Builder::new()
+            .name("thunder-watch".to_owned())
+            .spawn(move || watcher.run(heartbeat))?;
+        Ok(Self { shared, pipe, thread: Some(thread) })
+    }
+
+    /// Whether the group has failed; cheap enough for a spinning wait.
+    pub fn verdict(&self) -> Option<Verdict> {
+        if !self.shared.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.shared.verdict.get().copied()
+    }
+
+    /// Whether a rank has left in good order: what it has sent is good, more will not come.
+    pub fn departed(&self, rank: usize) -> bool {
+        self.shared.departed[rank].load(Ordering::Acquire)
+    }
+
+    /// Gives the group up and tells everyone whom to blame.
+    pub fn abort(&self, by: usize, rank: usize, why: Why) {
+        self.shared.fail(Verdict::Aborted { by, rank, why });
+        // A full pipe means that the thread is awake with commands to do; it looks at the verdict then.
+        let _ = (&self.pipe).write(&frame(ABORT, by, rank, why as u8));
+    }
+
+    /// Becomes readable when the group fails or a rank departs.
+    pub fn descriptor(&self) -> RawFd {
+        self.pipe.as_raw_fd()
+    }
+
+    /// Takes wake-ups off the descriptor.
+    pub fn drain(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.pipe).read(&mut bytes), Ok(count) if count == bytes.len()) {}
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The thread ends when the pipe does.
+        let _ = self.pipe.shutdown(std::net::Shutdown::Write);
+        if let Some(thread) = self.thread.take() {
+            // It has no result, and a panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn frame(kind: u8, by: usize, rank: usize, why: u8) -> [u8; FRAME_BYTES] {
+    let (by, rank) = ((by as u16).to_le_bytes(), (rank as u16).to_le_bytes());
+    [kind, why, by[0], by[1], rank[0], rank[1], 0, 0]
+}
+
+struct Peer {
+    rank: usize,
+    stream: TcpStream,
+    remote: bool,
+    frame: [u8; FRAME_BYTES],
+    filled: usize,
+}
+
+struct Watcher {
+    rank: usize,
+    peers: Vec<Peer>,
+    pipe: UnixStream,
+    shared: Arc<Shared>,
+}
+
+impl Watcher {
+    fn run(mut self, heartbeat: Option<Duration>) {
+        let mut set = Vec::with_capacity(self.peers.len() + 1);
+        loop {
+            set.clear();
+            set.push(libc::pollfd { fd: self.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            for peer in &self.peers {
+                set.push(libc::pollfd { fd: peer.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            }
+            let Ok(ready) = platform::poll(&mut set, heartbeat) else {
+                // Without poll nobody can be watched; silence would be worse than an end.
+                self.shared.fail(Verdict::Lost(self.rank));
+                return;
+            };
+            if ready == 0 || heartbeat.is_some() {
+                let beat = frame(HEARTBEAT, self.rank, self.rank, 0);
+                for peer in self.peers.iter().filter(|peer| peer.remote) {
+                    // A full or broken connection shows itself below.
+                    let _ = (&peer.stream).write(&beat);
+                }
+            }
+            if set[0].revents != 0 && !self.command() {
+                return;
+            }
+            let mut index = 0;
+            while index < self.peers.len() {
+                if self.peers[index].listen(&self.shared) {
+                    index += 1;
+                    continue;
+                }
+                self.peers.swap_remove(index);
+                // Whoever sleeps in an operation looks at the news.
+                let _ = self.pipe.write(&[1]);
+            }
+        }
+    }
+
+    /// Passes an abort on to everyone. False when the group has been dropped.
+    fn command(&mut self) -> bool {
+        let mut command = [0; FRAME_BYTES];
+        loop {
+            match self.pipe.read(&mut command) {
+                Ok(0) => {
+                    self.tell_all(&frame(BYE, self.rank, self.rank, 0));
+                    return false;
+                }
+                Ok(_) => self.tell_all(&command),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return true,
+            }
+        }
+    }
+
+    fn tell_all(&self, frame: &[u8]) {
+        for peer in &self.peers {
+            // Who cannot be told is lost already.
+            let _ = (&peer.stream).write(frame);
+        }
+    }
+}
+
+impl Peer {
+    /// Reads what has come. False when there is nothing more to expect from this peer.
+    fn listen(&mut self, shared: &Shared) -> bool {
+        loop {
+            match self.stream.read(&mut self.frame[self.filled..]) {
+                Ok(0) => {
+                    shared.fail(Verdict::Lost(self.rank));
+                    return false;
+                }
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(_) => {
+                    shared.fail(Verdict::Lost(self.rank));
+                    return false;
+                }
+            }
+            if self.filled < FRAME_BYTES {
+                continue;
+            }
+            self.filled = 0;
+            let [kind, why, by0, by1, rank0, rank1, ..] = self.frame;
+            match kind {
+                BYE => {
+                    shared.departed[self.rank].store(true, Ordering::Release);
+                    return false;
+                }
+                ABORT => {
+                    let by = usize::from(u16::from_le_bytes([by0, by1]));
+                    let rank = usize::from(u16::from_le_bytes([rank0, rank1]));
+                    shared.fail(Verdict::Aborted { by, rank, why: Why::from_wire(why) });
+                    return false;
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The connections of a group: a link and a liveness anchor to each other rank.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::link::shm::{ShmLink, segment_bytes};
+use crate::link::tcp::TcpLink;
+use crate::platform::{self, Mapping};
+use crate::rendezvous::{Door, Endpoint, Stream, connect};
+use crate::watch::Watch;
+use crate::{Config, InitError, TransportChoice, auth};
+
+/// Longest wait for one address of a peer; it may have several, of which some lead nowhere.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// What a connection between two ranks is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+enum Purpose {
+    Anchor,
+    Data,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Call {
+    session: String,
+    from: usize,
+    to: usize,
+    purpose: Purpose,
+}
+
+/// A rank's two listeners, and what it tells others about them.
+pub(crate) struct Address {
+    tcp: TcpListener,
+    local: UnixListener,
+    pub endpoint: Endpoint,
+}
+
+impl Address {
+    pub fn open(config: &Config) -> Result<Self, InitError> {
+        let tcp = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))
+            .map_err(InitError::system("this rank cannot listen for others"))?;
+        let port = tcp.local_addr().map_err(InitError::system("the listener has no address"))?.port();
+        let session = hex(&auth::random::<16>().map_err(InitError::system("no random numbers"))?);
+        let local = format!("thunder-{session}");
+        let listener = platform::bind_local(&local)
+            .map_err(InitError::system("this rank cannot listen on a local socket"))?;
+        let host = match &config.host {
+            Some(host) => host.clone(),
+            None => platform::host_identity()
+                .map_err(InitError::system("the host's identity cannot be read; set THUNDER_HOST"))?,
+        };
+        let mut addresses = platform::interface_addresses();
+        addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        Ok(Self { tcp, local: listener, endpoint: Endpoint { host, addresses, port, local, session } })
+    }
+}
+
+/// The connections of one rank to all others; `None` at its own place.
+pub(crate) struct World {
+    pub links: Vec<Option<Box<dyn Link>>>,
+    pub watch: Watch,
+    /// Ranks on this rank's host, itself included.
+    pub local_ranks: usize,
+}
+
+/// Connects a rank with all others of the table. Lower ranks are called by higher ones.
+pub(crate) fn form(
+    config: &Config,
+    rank: usize,
+    address: Address,
+    table: &[Endpoint],
+) -> Result<World, InitError> {
+    let deadline = Instant::now() + config.rendezvous_limit;
+    let session = table[0].session.clone();
+    let host = &table[rank].host;
+    let local = |peer: usize| config.transport != TransportChoice::Tcp && table[peer].host == *host;
+    if config.transport == TransportChoice::Shm
+        && let Some(peer) = (0..table.len()).find(|peer| !local(*peer))
+    {
+        return Err(InitError::NotLocal { rank: peer });
+    }
+
+    let (tcp_sender, tcp_guests) = mpsc::channel();
+    let (local_sender, local_guests) = mpsc::channel();
+    let door = InitError::system("connections cannot be accepted");
+    let _tcp_door = Door::tcp(address.tcp, config.secret.clone(), tcp_sender).map_err(door)?;
+    let door = InitError::system("local connections cannot be accepted");
+    let _local_door = local_door(address.local, config.secret.clone(), local_sender).map_err(door)?;
+
+    let mut anchors: Vec<Option<TcpStream>> = (0..table.len()).map(|_| None).collect();
+    let mut links: Vec<Option<Box<dyn Link>>> = (0..table.len()).map(|_| None).collect();
+    for peer in 0..rank {
+        let call = |purpose| Call { session: session.clone(), from: rank, to: peer, purpose };
+        let endpoint = &table[peer];
+        anchors[peer] = Some(dial(config, endpoint, &call(Purpose::Anchor))?);
+        links[peer] = Some(if local(peer) {
+            call_local(config, endpoint, &call(Purpose::Data))?
+        } else {
+            tcp_link(dial(config, endpoint, &call(Purpose::Data))?)?
+        });
+    }
+    // Both kinds of callers, in whatever order they come.
+    let mut tcp_missing: BTreeMap<(usize, Purpose), ()> = BTreeMap::new();
+    let mut local_missing: BTreeMap<usize, ()> = BTreeMap::new();
+    for peer in rank + 1..table.len() {
+        tcp_missing.insert((peer, Purpose::Anchor), ());
+        if local(peer) {
+            local_missing.insert(peer, ());
+        } else {
+            tcp_missing.insert((peer, Purpose::Data), ());
+        }
+    }
+    let valid = |hello: &[u8]| {
+        let call: Call = serde_json::from_slice(hello).ok()?;
+        (call.session == session && call.to == rank).then_some(call)
+    };
+    let missing_error = |missing: Vec<usize>| InitError::Missing { missing, after: config.rendezvous_limit };
+    while !tcp_missing.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((stream, hello)) = tcp_guests.recv_timeout(left) else {
+            return Err(missing_error(tcp_missing.keys().map(|(peer, _)| *peer).collect()));
+        };
+        let Some(call) = valid(&hello) else { continue };
+        if tcp_missing.remove(&(call.from, call.purpose)).is_none() {
+            continue;
+        }
+        match call.purpose {
+            Purpose::Anchor => anchors[call.from] = Some(stream),
+            Purpose::Data => links[call.from] = Some(tcp_link(stream)?),
+        }
+    }
+    while !local_missing.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((stream, hello)) = local_guests.recv_timeout(left) else {
+            return Err(missing_error(local_missing.keys().copied().collect()));
+        };
+        let Some(call) = valid(&hello) else { continue };
+        if local_missing.remove(&call.from).is_some() {
+            links[call.from] = Some(answer_local(config, stream)?);
+        }
+    }
+    let remote: Vec<bool> = table.iter().map(|peer| peer.host != *host).collect();
+    let watch = Watch::start(rank, anchors, &remote, config.loss_limit)
+        .map_err(InitError::system("the liveness watch cannot start"))?;
+    let local_ranks = table.iter().filter(|peer| peer.host == *host).count();
+    Ok(World { links, watch, local_ranks })
+}
+
+fn tcp_link(stream: TcpStream) -> Result<Box<dyn Link>, InitError> {
+    let link = stream.limit(None).and_then(|()| TcpLink::new(stream));
+    Ok(Box::new(link.map_err(InitError::system("a connection cannot be set up"))?))
+}
+
+fn local_door(
+    listener: UnixListener,
+    secret: Vec<u8>,
+    guests: mpsc::Sender<(UnixStream, Vec<u8>)>,
+) -> std::io::Result<Door> {
+    listener.set_nonblocking(true)?;
+    let accept = move || match listener.accept() {
+        Ok((stream, _)) => {
+            stream.set_nonblocking(false)?;
+            Ok(platform::peer_is_same_user(&stream)?.then_some(stream))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    };
+    Door::open(accept, secret, guests)
+}
+
+fn dial(config: &Config, endpoint: &Endpoint, call: &Call) -> Result<TcpStream, InitError> {
+    let addresses: Vec<SocketAddr> =
+        endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
+    let hello = hello(call)?;
+    let mut last = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "it has no address");
+    for address in &addresses {
+        // An address may belong to somebody else here; only the right rank passes the handshake.
+        let attempt = connect(std::slice::from_ref(address), CONNECT_LIMIT).and_then(|mut stream| {
+            stream.limit(Some(CONNECT_LIMIT))?;
+            auth::greet(&mut stream, &config.secret, &hello)?;
+            stream.limit(None)?;
+            Ok(stream)
+        });
+        match attempt {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    let tried = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+    Err(InitError::Unreachable { rank: call.to, tried, source: last })
+}
+
+fn hello(call: &Call) -> Result<Vec<u8>, InitError> {
+    serde_json::to_vec(call)
+        .map_err(|error| InitError::system("a call cannot be written")(std::io::Error::other(error)))
+}
+
+/// The higher rank of a local pair: gets the memory from the lower one.
+fn call_local(config: &Config, endpoint: &Endpoint, call: &Call) -> Result<Box<dyn Link>, InitError> {
+    let hello = hello(call)?;
+    let attempt = || {
+        let mut stream = platform::connect_local(&endpoint.local)?;
+        stream.limit(Some(CONNECT_LIMIT))?;
+        auth::greet(&mut stream, &config.secret, &hello)?;
+        stream.limit(Some(config.rendezvous_limit))?;
+        let object = platform::receive_descriptor(&stream)?;
+        stream.limit(None)?;
+        let mapping = Mapping::new(&object, segment_bytes(config.ring_bytes))?;
+        ShmLink::new(mapping, config.ring_bytes, false, stream)
+    };
+    let link = attempt().map_err(|source| InitError::Unreachable {
+        rank: call.to,
+        tried: format!("local socket {}", endpoint.local),
+        source,
+    })?;
+    Ok(Box::new(link))
+}
+
+/// The lower rank of a local pair: makes the memory and passes it on.
+fn answer_local(config: &Config, stream: UnixStream) -> Result<Box<dyn Link>, InitError> {
+    let bytes = segment_bytes(config.ring_bytes);
+    let attempt = || {
+        let object = platform::shared_object(bytes)?;
+        let mapping = Mapping::new(&object, bytes)?;
+        platform::send_descriptor(&stream, &object)?;
+        stream.limit(None)?;
+        ShmLink::new(mapping, config.ring_bytes, true, stream)
+    };
+    Ok(Box::new(attempt().map_err(InitError::system("shared memory cannot be made"))?))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,263 @@
+//! Every operation, type and transport with 1 to 5 ranks and odd sizes, ranks as threads.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+use thunder_collectives::{CommError, Element, Group, Op, TransportChoice, local};
+
+const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
+
+/// A type's value from a small number, exact in all types, and the reference reduction.
+trait Sample: Element {
+    fn of(value: u32) -> Self;
+    fn reduce(values: &[Self], op: Op) -> Self;
+}
+
+macro_rules! sample {
+    ($($type:ty, $from:expr, $sum:expr, $prod:expr, $max:expr, $min:expr;)*) => {$(
+        impl Sample for $type {
+            fn of(value: u32) -> Self {
+                ($from)(value)
+            }
+            fn reduce(values: &[Self], op: Op) -> Self {
+                let combine: fn($type, $type) -> $type = match op {
+                    Op::Sum => $sum,
+                    Op::Prod => $prod,
+                    Op::Max => $max,
+                    Op::Min => $min,
+                };
+                values[1..].iter().fold(values[0], |a, b| combine(a, *b))
+            }
+        }
+    )*};
+}
+
+macro_rules! integer {
+    ($($type:ty),*) => {
+        sample! {$(
+            $type, |v| v as $type, |a, b| a.wrapping_add(b), |a, b| a.wrapping_mul(b), |a, b| a.max(b), |a, b| a.min(b);
+        )*}
+    };
+}
+
+integer!(i8, i16, i32, i64, u8, u16, u32, u64);
+sample! {
+    f32, |v| v as f32 - 3.0, |a, b| a + b, |a, b| a * b, f32::max, f32::min;
+    f64, |v| f64::from(v) - 3.0, |a, b| a + b, |a, b| a * b, f64::max, f64::min;
+    f16, |v| f16::from_f32(v as f32 - 3.0), |a, b| a + b, |a, b| a * b, f16::max, f16::min;
+    bf16, |v| bf16::from_f32((v % 5) as f32 - 2.0), |a, b| a + b, |a, b| a * b, bf16::max, bf16::min;
+    bool, |v| v % 3 == 1, |a, b| a | b, |a, b| a & b, |a, b| a | b, |a, b| a & b;
+}
+
+fn values<T: Sample>(rank: usize, count: usize) -> Vec<T> {
+    (0..count).map(|index| T::of(((index * 7 + rank * 5) % 6) as u32)).collect()
+}
+
+fn reduced<T: Sample>(size: usize, count: usize, op: Op) -> Vec<T> {
+    let all: Vec<Vec<T>> = (0..size).map(|rank| values(rank, count)).collect();
+    (0..count)
+        .map(|index| T::reduce(&all.iter().map(|values| values[index]).collect::<Vec<_>>(), op))
+        .collect()
+}
+
+/// Every operation once, with this many elements, checked against the definition.
+fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    for op in [Op::Sum, Op::Prod, Op::Max, Op::Min] {
+        let mut data = values::<T>(rank, count);
+        group.all_reduce(&mut data, op)?;
+        assert_eq!(data, reduced::<T>(size, count, op), "all_reduce {op:?}");
+        let mut out = vec![T::default(); count];
+        group.all_reduce_into(&values::<T>(rank, count), &mut out, op)?;
+        assert_eq!(out, data);
+
+        let counts: Vec<usize> = (0..size).map(|rank| count * (rank % 3) + rank).collect();
+        let total: usize = counts.iter().sum();
+        let at: usize = counts[..rank].iter().sum();
+        let mut part = vec![T::default(); counts[rank]];
+        group.reduce_scatter(&values::<T>(rank, total), &mut part, &counts, op)?;
+        assert_eq!(part, reduced::<T>(size, total, op)[at..at + counts[rank]], "reduce_scatter {op:?}");
+    }
+    let counts: Vec<usize> = (0..size).map(|rank| count * (rank % 3) + rank).collect();
+    let total: usize = counts.iter().sum();
+    let everything: Vec<T> = (0..size).flat_map(|rank| values::<T>(rank, counts[rank])).collect();
+    let own = values::<T>(rank, counts[rank]);
+
+    let mut all = vec![T::default(); total];
+    group.all_gather(&own, &mut all, &counts)?;
+    assert_eq!(all, everything, "all_gather");
+
+    for root in [0, size - 1] {
+        let mut data = if rank == root { values::<T>(9, count) } else { vec![T::default(); count] };
+        group.broadcast(root, &mut data)?;
+        assert_eq!(data, values::<T>(9, count), "broadcast");
+        data = if rank == root { data } else { vec![T::default(); count] };
+        group.broadcast_idle(root, &mut data)?;
+        assert_eq!(data, values::<T>(9, count), "broadcast_idle");
+
+        let mut gathered = vec![T::default(); total];
+        group.gather(root, &own, (rank == root).then_some(&mut gathered[..]), &counts)?;
+        if rank == root {
+            assert_eq!(gathered, everything, "gather");
+        }
+        let mut part = vec![T::default(); counts[rank]];
+        group.scatter(root, (rank == root).then_some(&everything[..]), &mut part, &counts)?;
+        assert_eq!(part, own, "scatter");
+    }
+
+    // Rank a sends a + 2b + count elements to rank b.
+    let length = |from: usize, to: usize| from + 2 * to + count;
+    let send_counts: Vec<usize> = (0..size).map(|to| length(rank, to)).collect();
+    let recv_counts: Vec<usize> = (0..size).map(|from| length(from, rank)).collect();
+    let send: Vec<T> = (0..size).flat_map(|to| values::<T>(10 * rank + to, length(rank, to))).collect();
+    let mut recv = vec![T::default(); recv_counts.iter().sum()];
+    group.all_to_all(&send, &send_counts, &mut recv, &recv_counts)?;
+    let expected: Vec<T> =
+        (0..size).flat_map(|from| values::<T>(10 * from + rank, length(from, rank))).collect();
+    assert_eq!(recv, expected, "all_to_all");
+
+    // Around the ring, one after the other.
+    if size > 1 {
+        let mut data = values::<T>(3, count);
+        if rank == 0 {
+            group.send(1, &data)?;
+            data.fill(T::default());
+            group.recv(size - 1, &mut data)?;
+        } else {
+            data.fill(T::default());
+            group.recv_idle(rank - 1, &mut data)?;
+            group.send((rank + 1) % size, &data)?;
+        }
+        assert_eq!(data, values::<T>(3, count), "send and recv");
+    }
+    group.barrier()
+}
+
+fn every_type(size: usize, transport: TransportChoice, count: usize) {
+    let results = local::run(size, transport, |mut group| {
+        exercise::<f32>(&mut group, count)?;
+        exercise::<f64>(&mut group, count)?;
+        exercise::<f16>(&mut group, count)?;
+        exercise::<bf16>(&mut group, count)?;
+        exercise::<i8>(&mut group, count)?;
+        exercise::<i16>(&mut group, count)?;
+        exercise::<i32>(&mut group, count)?;
+        exercise::<i64>(&mut group, count)?;
+        exercise::<u8>(&mut group, count)?;
+        exercise::<u16>(&mut group, count)?;
+        exercise::<u32>(&mut group, count)?;
+        exercise::<u64>(&mut group, count)?;
+        exercise::<bool>(&mut group, count)
+    });
+    for (rank, result) in results.unwrap().into_iter().enumerate() {
+        result.unwrap_or_else(|error| panic!("{size} ranks, {transport:?}, {count}, rank {rank}: {error}"));
+    }
+}
+
+#[test]
+fn every_operation_type_and_transport() {
+    for transport in TRANSPORTS {
+        for size in 1..=5 {
+            for count in [0, 1, 7, 1031] {
+                every_type(size, transport, count);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_messages_wrap_the_rings() {
+    for transport in TRANSPORTS {
+        for size in 2..=3 {
+            let results = local::run(size, transport, |mut group| {
+                exercise::<f32>(&mut group, 300_007)?;
+                exercise::<u8>(&mut group, 1_000_003)
+            });
+            assert!(results.unwrap().into_iter().all(|result| result.is_ok()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_sequence_of_sizes(
+        size in 1usize..=5,
+        tcp in any::<bool>(),
+        counts in prop::collection::vec(0usize..40_000, 1..4),
+    ) {
+        let transport = TRANSPORTS[usize::from(tcp)];
+        let results = local::run(size, transport, |mut group| {
+            counts.iter().try_for_each(|count| {
+                exercise::<f32>(&mut group, *count)?;
+                exercise::<u8>(&mut group, count / 3)?;
+                exercise::<bf16>(&mut group, count / 5)
+            })
+        });
+        for result in results.unwrap() {
+            prop_assert_eq!(result, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn split_makes_independent_groups() {
+    for transport in TRANSPORTS {
+        let results = local::run(5, transport, |mut group| {
+            let rank = group.rank() as u32;
+            // Even and odd ranks, in reverse order.
+            let mut half = group.split(rank % 2, 10 - rank).unwrap();
+            let mut sum = [rank];
+            half.all_reduce(&mut sum, Op::Sum).unwrap();
+            let mut all = [rank];
+            group.all_reduce(&mut all, Op::Sum).unwrap();
+            (half.rank(), half.size(), sum[0], all[0])
+        });
+        assert_eq!(
+            results.unwrap(),
+            [(2, 3, 6, 10), (1, 2, 4, 10), (1, 3, 6, 10), (0, 2, 4, 10), (0, 3, 6, 10)]
+        );
+    }
+}
+
+#[test]
+fn wrong_arguments_leave_the_group_good() {
+    let results = local::run(2, TransportChoice::Auto, |mut group| {
+        let mut data = [0f32; 4];
+        assert!(matches!(group.broadcast(2, &mut data), Err(CommError::Argument { .. })));
+        assert!(matches!(group.all_gather(&[1f32], &mut data, &[1, 1]), Err(CommError::Argument { .. })));
+        assert!(matches!(group.send(group.rank(), &data), Err(CommError::Argument { .. })));
+        group.all_reduce(&mut data, Op::Sum)
+    });
+    assert_eq!(results.unwrap(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn ranks_in_different_operations_are_told() {
+    for transport in TRANSPORTS {
+        let results = local::run(2, transport, |mut group| {
+            if group.rank() == 0 { group.all_reduce(&mut [1f32; 8], Op::Sum) } else { group.barrier() }
+        });
+        for result in results.unwrap() {
+            let error = result.unwrap_err();
+            assert!(
+                matches!(error, CommError::Mismatch { .. } | CommError::Aborted { .. }),
+                "unexpected: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn stats_count_operations_bytes_and_time() {
+    let results = local::run(2, TransportChoice::Auto, |mut group| {
+        group.all_reduce(&mut [1f32; 100], Op::Sum).unwrap();
+        group.barrier().unwrap();
+        let stats = group.reset_stats();
+        assert_eq!(group.stats().operations, 0);
+        stats
+    });
+    for stats in results.unwrap() {
+        assert_eq!((stats.operations, stats.bytes), (2, 400));
+        assert!(!stats.time.is_zero());
+    }
+}
