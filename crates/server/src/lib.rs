@@ -1,1 +1,151 @@
 //! The OpenAI-compatible HTTP API in front of an engine.
+//!
+//! [`serve`] answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` on a listener until it is told
+//! to stop. It knows HTTP and text, and nothing of how the engine makes its tokens.
+//!
+//! Rules that all paths keep:
+//! - A field that is not supported is refused with 400 and its name, unless its value asks for what happens anyway.
+//!   `null` counts as absent. Fields that by definition change no answer (`user`, `metadata`, …) are taken.
+//! - A request names the served model by its name, the last component of its name, or `default`.
+//! - What a request does not choose comes from the model's own defaults ([`thunder_engine::ModelInfo::default_sampling`]).
+//! - `max_tokens` is a limit, not a demand: an answer that fills the context ends with `length`. A prompt that leaves no
+//!   room for an answer is refused (`context_length_exceeded`).
+//! - A stream that is complete ends with `data: [DONE]`. One that cannot go on ends with `data: {"error": …}` instead.
+//! - A client that goes away cancels its answers.
+
+mod answers;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod messages;
+mod options;
+#[cfg(test)]
+mod parse_tests;
+mod reply;
+mod routes;
+mod sse;
+mod types;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::ListenerExt;
+use thunder_engine::Engine;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::routes::App;
+
+/// Time for the last error events to reach clients that read them, once the grace time is over.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What a server allows.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Keys of which a client must send one to use `/v1`. None: everybody may, which is for loopback only
+    /// ([`check_binding`]).
+    pub api_keys: Vec<String>,
+    /// Larger bodies are refused. Each byte of a body costs about ten in memory while it is parsed.
+    pub body_limit_bytes: usize,
+    /// Slower bodies are refused, so that idle senders do not pile up.
+    pub body_timeout: Duration,
+    /// After a shutdown begins, answers in flight have this long to end; then they end with an error. Longer loses fewer
+    /// answers, shorter restarts sooner.
+    pub grace: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            api_keys: Vec::new(),
+            body_limit_bytes: 8 << 20,
+            body_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a server cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Other machines could use the engine without a key.
+    #[error("refusing to listen on {0} without an API key: give one, or listen on 127.0.0.1")]
+    OpenToAll(SocketAddr),
+    /// A key that nobody could send.
+    #[error(
+        "API key {0} is empty or has blanks or characters beyond ASCII: give keys of printable ASCII characters"
+    )]
+    BadKey(usize),
+    /// The listener failed.
+    #[error("the HTTP server failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Refuses to serve other machines without keys, and keys that cannot be sent in a header.
+///
+/// # Errors
+/// When `address` is not loopback and there are no keys, or a key is not made of printable ASCII characters.
+pub fn check_binding(address: SocketAddr, keys: &[String]) -> Result<(), ServerError> {
+    let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+    if let Some(index) = keys.iter().position(|key| !sendable(key)) {
+        return Err(ServerError::BadKey(index + 1));
+    }
+    // An IPv4 address in an IPv6 socket's form is as local as the IPv4 address is.
+    if keys.is_empty() && !address.ip().to_canonical().is_loopback() {
+        return Err(ServerError::OpenToAll(address));
+    }
+    Ok(())
+}
+
+/// The API as a service without a listener, for tests and for embedding in another server.
+pub fn router(engine: Engine, config: ServerConfig) -> Router {
+    routes::build(Arc::new(App::new(engine, config)))
+}
+
+/// Serves the API on `listener` until `shutdown` is ready. Then no connection is taken any more, answers in flight may
+/// end within the grace time of `config`, and those that do not end with an error.
+///
+/// # Errors
+/// When the keys are malformed or the listener fails. Whether `listener` may be open to other machines is the caller's to
+/// check before it binds ([`check_binding`]).
+pub async fn serve(
+    engine: Engine,
+    listener: TcpListener,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ServerError> {
+    let grace = config.grace;
+    let app = Arc::new(App::new(engine, config));
+    let (begin, begun) = oneshot::channel();
+    let shutdown = async move {
+        shutdown.await;
+        // Fails only if nobody is left to be told.
+        let _ = begin.send(());
+    };
+    // Tokens are small packets that must not wait for one another; without the option they are late but right.
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    let server = axum::serve(listener, routes::build(app.clone())).with_graceful_shutdown(shutdown);
+    let mut server = pin!(server.into_future());
+    tokio::select! {
+        ended = &mut server => return Ok(ended?),
+        _ = begun => {}
+    }
+    if let Ok(ended) = tokio::time::timeout(grace, &mut server).await {
+        return Ok(ended?);
+    }
+    app.closing.send_replace(true);
+    // Clients that read nothing are left behind.
+    match tokio::time::timeout(LAST_WORDS, &mut server).await {
+        Ok(ended) => Ok(ended?),
+        Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,208 @@
+//! POST /v1/chat/completions.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::logprobs::ChatLogprobs;
+use crate::messages;
+use crate::options::{MAX_TOP_LOGPROBS, Options};
+use crate::reply::{Asked, reply};
+use crate::routes::App;
+use crate::types::{Shape, finish_reason};
+
+/// Fields of OpenAI's chat API that would change the answer in ways that are not there yet.
+const UNSUPPORTED: &[&str] = &[
+    "tools",
+    "parallel_tool_calls",
+    "functions",
+    "function_call",
+    "audio",
+    "prediction",
+    "reasoning_effort",
+    "verbosity",
+    "web_search_options",
+    "prompt_cache_retention",
+    "moderation",
+    "best_of",
+    "echo",
+    "suffix",
+    "min_tokens",
+];
+
+/// Template variables that come from the request's own fields.
+const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt"];
+
+/// A request's body, checked.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ChatRequest {
+    pub options: Options,
+    pub messages: Vec<Value>,
+    /// Variables for the chat template.
+    template_kwargs: Map<String, Value>,
+    /// As the engine takes it: how many alternatives to report.
+    pub logprobs: Option<usize>,
+}
+
+impl ChatRequest {
+    pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
+        let mut fields = Fields::new(body, "")?;
+        let mut options = Options::take(&mut fields, defaults)?;
+        let must_be = "a whole number of at least 1";
+        if let Some(most) = fields.whole("max_completion_tokens", 1, usize::MAX, must_be)? {
+            if options.max_tokens.replace(most).is_some() {
+                let message = "give `max_completion_tokens` or the older `max_tokens`, not both";
+                return Err(ApiError::field("max_tokens", message));
+            }
+        }
+        let logprobs = logprobs(&mut fields)?;
+        let messages = messages::take(&mut fields)?;
+        let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(name) = RESERVED.iter().find(|name| template_kwargs.contains_key(**name)) {
+            let param = format!("chat_template_kwargs.{name}");
+            let message = format!("`{param}` is set by the server: remove it");
+            return Err(ApiError::field(param, message));
+        }
+        fields.only("response_format", &[json!({"type": "text"})])?;
+        fields.only("modalities", &[json!(["text"])])?;
+        fields.only("tool_choice", &[json!("none")])?;
+        fields.only("store", &[json!(false)])?;
+        fields.only("add_generation_prompt", &[json!(true)])?;
+        fields.finish(UNSUPPORTED)?;
+        Ok(Self { options, messages, template_kwargs, logprobs })
+    }
+
+    /// The prompt's tokens.
+    fn prompt(&self, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
+        let Some(template) = &info.chat_template else {
+            let message = format!("the model \"{}\" has no chat template: use /v1/completions", info.name);
+            return Err(ApiError::field("messages", message));
+        };
+        let refused = |message| ApiError::field("messages", message);
+        let text = template
+            .render(&self.messages, &self.template_kwargs)
+            .map_err(|error| refused(error.to_string()))?;
+        info.tokenizer.encode(&text, false).map_err(|error| refused(error.to_string()))
+    }
+}
+
+/// `logprobs` switches them on, `top_logprobs` says how many alternatives to give.
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS, "a whole number from 0 to 20")?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = "`top_logprobs` needs \"logprobs\": true";
+            Err(ApiError::field("top_logprobs", message))
+        }
+    }
+}
+
+/// The handler.
+pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let body = app.read_json(request).await?;
+    let asked = ChatRequest::parse(body, &app.engine.info().default_sampling)?;
+    app.check_model(&asked.options.model)?;
+    let engine = app.engine.clone();
+    let (asked, prompt) = app
+        .blocking(move || {
+            let prompt = asked.prompt(engine.info())?;
+            Ok((asked, prompt))
+        })
+        .await?;
+    let shape = ChatShape { engine: app.engine.clone(), logprobs: asked.logprobs.is_some() };
+    let asked =
+        Asked { options: asked.options, prompts: vec![prompt], field: "messages", logprobs: asked.logprobs };
+    reply(&app, asked, shape).await
+}
+
+/// Choices of the chat API.
+#[derive(Debug)]
+struct ChatShape {
+    engine: Engine,
+    logprobs: bool,
+}
+
+impl ChatShape {
+    fn logprobs(&self, tokens: &[TokenLogprob]) -> Option<ChatLogprobs> {
+        self.logprobs.then(|| ChatLogprobs::new(tokens, &self.engine.info().tokenizer))
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ChatChoice {
+    index: usize,
+    message: Message,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+    /// Always `null`: OpenAI's clients expect the field.
+    refusal: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatPiece {
+    index: usize,
+    delta: Delta,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+}
+
+impl Shape for ChatShape {
+    const ID_PREFIX: &'static str = "chatcmpl";
+    const WHOLE: &'static str = "chat.completion";
+    const CHUNK: &'static str = "chat.completion.chunk";
+    type Piece = ChatPiece;
+    type Choice = ChatChoice;
+
+    fn opening(&self, index: usize) -> Option<ChatPiece> {
+        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+        Some(ChatPiece { index, delta, logprobs: None, finish_reason: None })
+    }
+
+    fn piece(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> ChatPiece {
+        let delta = Delta { role: None, content: Some(text) };
+        ChatPiece { index, delta, logprobs: self.logprobs(logprobs), finish_reason: None }
+    }
+
+    fn ending(&self, index: usize, reason: FinishReason) -> ChatPiece {
+        let finish_reason = Some(finish_reason(reason));
+        ChatPiece { index, delta: Delta::default(), logprobs: None, finish_reason }
+    }
+
+    fn choice(
+        &mut self,
+        index: usize,
+        text: String,
+        logprobs: &[TokenLogprob],
+        reason: FinishReason,
+    ) -> ChatChoice {
+        ChatChoice {
+            index,
+            message: Message { role: "assistant", content: text, refusal: None },
+            logprobs: self.logprobs(logprobs),
+            finish_reason: finish_reason(reason),
+        }
+    }
+}

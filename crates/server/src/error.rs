@@ -1,0 +1,106 @@
+//! What goes wrong, as OpenAI's error bodies.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use thunder_engine::SubmitError;
+
+/// Seconds that a client is asked to wait when the engine's queue is full.
+const RETRY_AFTER_S: u16 = 1;
+
+/// A refused or failed request: a status and OpenAI's error object.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    /// OpenAI's `type`.
+    pub kind: &'static str,
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, code: None }
+    }
+
+    /// 400: the request as a whole is malformed.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: one field is wrong.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::invalid(message) }
+    }
+
+    /// The same with OpenAI's `code`.
+    pub fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// The same with another status.
+    pub fn status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
+    /// 404 for a model that is not served here.
+    pub fn unknown_model(asked: &str, served: &str) -> Self {
+        let message = format!(
+            "the model \"{asked}\" is not served here: ask for \"{served}\" (GET /v1/models lists it)"
+        );
+        Self::field("model", message).status(StatusCode::NOT_FOUND).code("model_not_found")
+    }
+
+    /// 401.
+    pub fn unauthorized(message: &str) -> Self {
+        Self::invalid(message).status(StatusCode::UNAUTHORIZED).code("invalid_api_key")
+    }
+
+    /// 500: the engine could not finish an answer.
+    pub fn engine_failed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("engine_failed")
+    }
+
+    /// 503: the engine or the server takes nothing more.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
+    }
+
+    /// An engine's refusal; `prompt` is the field that the prompt came from.
+    pub fn refused(error: &SubmitError, prompt: &str) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::EmptyPrompt => Self::field(prompt, message),
+            SubmitError::PromptTooLong { .. } => Self::field(prompt, message).code("context_length_exceeded"),
+            SubmitError::BadParameter { name, .. } => Self::field(*name, message),
+            SubmitError::Busy { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+                .code("rate_limit_exceeded"),
+            SubmitError::Stopped(_) => Self::unavailable(message, "engine_stopped"),
+        }
+    }
+
+    /// OpenAI's body.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,253 @@
+//! Keys, models, health, clients that go away, and shutdown, over real sockets where it matters.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::Request as HttpRequest;
+use serde_json::{Value, json};
+use thunder_engine::{Engine, FinishReason};
+use thunder_server::{ServerConfig, ServerError, check_binding, router, serve};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tower::ServiceExt;
+
+use crate::support::{CONTEXT, MODEL, Slot, chat, get, hello, post_request, scripted, send, silent};
+
+const CHAT: &str = "/v1/chat/completions";
+const LIMIT: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn models_are_listed_and_looked_up() {
+    let engine = scripted(hello);
+    let list = get(&engine, "/v1/models").await.json();
+    assert_eq!(list["object"], "list");
+    let model = &list["data"][0];
+    assert_eq!((&model["id"], &model["object"]), (&json!(MODEL), &json!("model")));
+    assert_eq!(model["context_length"], CONTEXT);
+    assert!(model["created"].as_u64().unwrap() > 1_700_000_000);
+    assert!(model["owned_by"].is_string());
+    for path in ["/v1/models/house/tiny-model", "/v1/models/house%2Ftiny-model", "/v1/models/tiny-model"] {
+        assert_eq!(get(&engine, path).await.json()["id"], MODEL, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn health_counts_what_runs_and_waits() {
+    let (engine, _inbox) = silent(4);
+    let _stream = engine.submit(request()).unwrap();
+    let health = get(&engine, "/health").await;
+    assert_eq!(health.status, 200);
+    let expected = json!({"status": "ok", "model": MODEL, "ranks": 2, "running": 0, "waiting": 1});
+    assert_eq!(health.json(), expected);
+}
+
+fn request() -> thunder_engine::Request {
+    thunder_engine::Request {
+        prompt: vec![1],
+        sampling: thunder_engine::Sampling::default(),
+        max_tokens: None,
+        stop: Vec::new(),
+        ignore_eos: false,
+        logprobs: None,
+    }
+}
+
+#[tokio::test]
+async fn keys_guard_everything_below_v1() {
+    let config =
+        ServerConfig { api_keys: vec!["first-key".into(), "second".into()], ..ServerConfig::default() };
+    let service = router(scripted(hello), config);
+    let ask = async |path: &str, authorization: Option<&str>| {
+        let mut request = HttpRequest::get(path);
+        if let Some(value) = authorization {
+            request = request.header("authorization", value);
+        }
+        send(service.clone(), request.body(Body::empty()).unwrap()).await
+    };
+    for wrong in
+        [None, Some("Bearer"), Some("Bearer "), Some("Bearer firs"), Some("first-key"), Some("Basic second")]
+    {
+        for path in ["/v1/models", CHAT, "/v1/unknown"] {
+            let reply = ask(path, wrong).await;
+            assert_eq!(
+                (reply.status.as_u16(), reply.error().3),
+                (401, json!("invalid_api_key")),
+                "{wrong:?} {path}"
+            );
+            assert_eq!(reply.headers["www-authenticate"], "Bearer");
+        }
+    }
+    for right in ["Bearer first-key", "bearer second"] {
+        assert_eq!(ask("/v1/models", Some(right)).await.status, 200);
+        assert_eq!(ask("/v1/unknown", Some(right)).await.status, 404);
+    }
+    assert_eq!(ask("/health", None).await.status, 200);
+}
+
+#[test]
+fn other_machines_need_a_key() {
+    let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let key = ["a-key".to_owned()];
+    for local in ["127.0.0.1:80", "127.8.8.8:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
+        check_binding(address(local), &[]).unwrap();
+    }
+    for open in ["0.0.0.0:80", "192.168.1.2:80", "[::]:80", "[fe80::1]:80"] {
+        let error = check_binding(address(open), &[]).unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1"), "{error}");
+        check_binding(address(open), &key).unwrap();
+    }
+    for bad in ["", " ", "a b", "ключ", "a\n"] {
+        let keys = ["good".to_owned(), bad.to_owned()];
+        assert!(matches!(check_binding(address("127.0.0.1:80"), &keys), Err(ServerError::BadKey(2))));
+    }
+}
+
+/// Talks until its client is gone, then reports.
+fn talker() -> (Engine, mpsc::Receiver<()>) {
+    let (gone, told) = mpsc::channel();
+    let engine = scripted(move |slot: Slot| {
+        let begun = Instant::now();
+        while !slot.events.is_closed() && begun.elapsed() < LIMIT {
+            slot.delta("word ");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if slot.events.is_closed() {
+            drop(slot);
+            let _ = gone.send(());
+        }
+    });
+    (engine, told)
+}
+
+async fn told(gone: mpsc::Receiver<()>, count: usize) {
+    let wait = move || (0..count).all(|_| gone.recv_timeout(LIMIT).is_ok());
+    assert!(tokio::task::spawn_blocking(wait).await.unwrap(), "the engine was not told");
+}
+
+#[tokio::test]
+async fn dropping_a_streams_body_cancels_all_of_its_answers() {
+    let (engine, gone) = talker();
+    let service = router(engine.clone(), ServerConfig::default());
+    let response =
+        service.oneshot(post_request(CHAT, chat(json!({"stream": true, "n": 3})).to_string())).await.unwrap();
+    assert_eq!(response.status(), 200);
+    drop(response);
+    told(gone, 3).await;
+    assert_eq!(engine.load(), (0, 0));
+}
+
+struct Server {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), ServerError>>,
+}
+
+async fn start(engine: Engine, config: ServerConfig) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let shutdown = async { stopped.await.unwrap_or(()) };
+    Server { address, stop, task: tokio::spawn(serve(engine, listener, config, shutdown)) }
+}
+
+async fn connect(server: &Server, body: Value) -> TcpStream {
+    let body = body.to_string();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut connection = TcpStream::connect(server.address).await.unwrap();
+    connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    connection
+}
+
+async fn rest(mut connection: TcpStream) -> String {
+    let mut text = String::new();
+    tokio::time::timeout(LIMIT, connection.read_to_string(&mut text))
+        .await
+        .expect("the stream hangs")
+        .unwrap();
+    text
+}
+
+#[tokio::test]
+async fn a_client_that_closes_its_connection_frees_the_slot() {
+    for stream in [true, false] {
+        let (engine, gone) = talker();
+        let server = start(engine.clone(), ServerConfig::default()).await;
+        let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
+        if stream {
+            connection.read_exact(&mut [0; 400]).await.unwrap();
+        } else {
+            while engine.load().0 == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        drop(connection);
+        told(gone, 1).await;
+        assert_eq!(engine.load(), (0, 0));
+        server.stop.send(()).unwrap();
+        server.task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_answers_end() {
+    let engine = scripted(|slot| {
+        for _ in 0..20 {
+            slot.delta("word ");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        slot.done(FinishReason::Stop, 20);
+    });
+    let server = start(engine, ServerConfig::default()).await;
+    let mut connection = connect(&server, chat(json!({"stream": true}))).await;
+    connection.read_exact(&mut [0; 100]).await.unwrap();
+    server.stop.send(()).unwrap();
+    let text = rest(connection).await;
+    assert_eq!(text.matches("word ").count(), 20);
+    assert!(text.contains("data: [DONE]\n\n"));
+    server.task.await.unwrap().unwrap();
+    assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+#[tokio::test]
+async fn after_the_grace_time_answers_end_with_an_error() {
+    let (engine, gone) = talker();
+    let config = ServerConfig { grace: Duration::from_millis(100), ..ServerConfig::default() };
+    let server = start(engine, config).await;
+    let mut connection = connect(&server, chat(json!({"stream": true}))).await;
+    connection.read_exact(&mut [0; 100]).await.unwrap();
+    let begun = Instant::now();
+    server.stop.send(()).unwrap();
+    let text = rest(connection).await;
+    assert!(text.contains("data: {\"error\":{\"message\":\"the server is shutting down\""), "{text}");
+    assert!(!text.contains("[DONE]"));
+    server.task.await.unwrap().unwrap();
+    told(gone, 1).await;
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_does_not_hold_a_shutdown() {
+    let engine = scripted(|slot| {
+        let begun = Instant::now();
+        // Far more than socket buffers hold.
+        for _ in 0..100 {
+            slot.delta(&"x".repeat(1 << 20));
+        }
+        while !slot.events.is_closed() && begun.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    let config = ServerConfig { grace: Duration::from_millis(100), ..ServerConfig::default() };
+    let server = start(engine, config).await;
+    let mut connection = connect(&server, chat(json!({"stream": true}))).await;
+    connection.read_exact(&mut [0; 100]).await.unwrap();
+    server.stop.send(()).unwrap();
+    tokio::time::timeout(LIMIT, server.task).await.expect("the server hangs").unwrap().unwrap();
+}

@@ -1,0 +1,227 @@
+//! A tiny tokenizer and template, engines that follow a script, and requests without a socket.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
+use serde_json::{Map, Value, json};
+use thunder_engine::{
+    Counters, Engine, Event, FinishReason, Inbox, ModelInfo, Request, Sampling, Submission, TokenLogprob,
+    Usage,
+};
+use thunder_model::chat::ChatTemplate;
+use thunder_model::tokenizer::Tokenizer;
+use thunder_server::{ServerConfig, router};
+use tower::ServiceExt;
+
+pub const MODEL: &str = "house/tiny-model";
+/// The fixture's context, in tokens.
+pub const CONTEXT: usize = 64;
+/// The id of the fixture's only special token.
+pub const END: u32 = 256;
+
+/// One token a byte, and `<|end|>`.
+pub fn write_tokenizer(folder: &Path) {
+    // Byte-level tokenizers write a byte as a printable character: itself where it is one, else 256 and up.
+    let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = 256..;
+    let mut vocab = Map::new();
+    for byte in 0..256 {
+        let code = if printable(byte) { Some(byte) } else { others.next() };
+        let character = code.and_then(char::from_u32).unwrap();
+        vocab.insert(character.to_string(), byte.into());
+    }
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [{
+            "id": END, "content": "<|end|>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false,
+        }],
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": [],
+        },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}{{ mood }}";
+    std::fs::write(folder.join("tokenizer_config.json"), json!({"chat_template": template}).to_string())
+        .unwrap();
+}
+
+pub fn info() -> ModelInfo {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path());
+    ModelInfo {
+        name: MODEL.into(),
+        context_length: CONTEXT,
+        vocab_size: 257,
+        tokenizer: Arc::new(Tokenizer::load(folder.path()).unwrap()),
+        chat_template: ChatTemplate::load(folder.path()).unwrap().map(Arc::new),
+        default_sampling: Sampling { temperature: 0.6, ..Sampling::default() },
+        ranks: 2,
+    }
+}
+
+/// A request that has its slot. Dropping it frees the slot.
+pub struct Slot {
+    pub request: Request,
+    pub events: tokio::sync::mpsc::UnboundedSender<Event>,
+    counters: Arc<Counters>,
+}
+
+impl Slot {
+    pub fn delta(&self, text: &str) {
+        let token = |byte: &u8| TokenLogprob {
+            id: (*byte).into(),
+            bytes: vec![*byte],
+            logprob: -0.25,
+            top: (0..self.request.logprobs.unwrap_or(0) as u8)
+                .map(|i| ((b'a' + i).into(), vec![b'a' + i], -1.5))
+                .collect(),
+        };
+        let logprobs = if self.request.logprobs.is_some() {
+            text.as_bytes().iter().map(token).collect()
+        } else {
+            vec![]
+        };
+        self.send(Event::Delta { text: text.into(), logprobs });
+    }
+
+    pub fn done(&self, reason: FinishReason, completion_tokens: usize) {
+        let usage = Usage { prompt_tokens: self.request.prompt.len(), completion_tokens, ..Usage::default() };
+        self.send(Event::Done { reason, usage });
+    }
+
+    pub fn fail(&self, message: &str) {
+        self.send(Event::Failed { message: message.into() });
+    }
+
+    pub fn send(&self, event: Event) {
+        // The client may have gone: scripts go on as engines do.
+        let _ = self.events.send(event);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.counters.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An engine that handles each request by `script`, on a thread of its own.
+pub fn scripted(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
+    let (engine, mut inbox) = Engine::channel(info(), 16);
+    let script = Arc::new(script);
+    std::thread::spawn(move || {
+        while let Some(Submission { request, events }) = inbox.submissions.blocking_recv() {
+            let counters = inbox.counters.clone();
+            counters.waiting.fetch_sub(1, Ordering::Relaxed);
+            counters.running.fetch_add(1, Ordering::Relaxed);
+            let script = script.clone();
+            std::thread::spawn(move || script(Slot { request, events, counters }));
+        }
+    });
+    engine
+}
+
+/// An engine that takes requests and never answers.
+pub fn silent(max_waiting: usize) -> (Engine, Inbox) {
+    Engine::channel(info(), max_waiting)
+}
+
+/// Says "Hello, wörld" in three pieces.
+pub fn hello(slot: Slot) {
+    for piece in ["Hello", ", ", "wörld"] {
+        slot.delta(piece);
+    }
+    slot.done(FinishReason::Stop, 4);
+}
+
+/// Says what it was sent: the seed, then the prompt.
+pub fn parrot(slot: Slot) {
+    let prompt: Vec<u8> = slot.request.prompt.iter().map(|&id| id as u8).collect();
+    slot.delta(&format!("{:?} {}", slot.request.sampling.seed, String::from_utf8_lossy(&prompt)));
+    slot.done(FinishReason::Length, 3);
+}
+
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {}", self.text))
+    }
+
+    /// The data of a stream's events.
+    pub fn events(&self) -> Vec<&str> {
+        assert_eq!(self.headers["content-type"], "text/event-stream");
+        let data = |event| str::strip_prefix(event, "data: ").unwrap_or_else(|| panic!("not data: {event}"));
+        self.text.trim_end().split("\n\n").map(data).collect()
+    }
+
+    /// The chunks of a stream that ended well.
+    pub fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop(), Some("[DONE]"));
+        events.iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    /// Asserts OpenAI's error body and returns (message, type, param, code).
+    pub fn error(&self) -> (String, String, Value, Value) {
+        let body = self.json();
+        let error = &body["error"];
+        assert_eq!(error.as_object().map(Map::len), Some(4), "{body}");
+        let text = |field: &str| error[field].as_str().unwrap_or_default().to_owned();
+        (text("message"), text("type"), error["param"].clone(), error["code"].clone())
+    }
+}
+
+pub async fn send(router: Router, request: HttpRequest<Body>) -> Reply {
+    let exchange = async {
+        let response = router.oneshot(request).await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        Reply { status, headers, text: String::from_utf8(body.into()).unwrap() }
+    };
+    tokio::time::timeout(Duration::from_secs(20), exchange).await.expect("the server hangs")
+}
+
+pub fn post_request(path: &str, body: impl Into<Body>) -> HttpRequest<Body> {
+    HttpRequest::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+pub async fn post(engine: &Engine, path: &str, body: Value) -> Reply {
+    send(router(engine.clone(), ServerConfig::default()), post_request(path, body.to_string())).await
+}
+
+pub async fn get(engine: &Engine, path: &str) -> Reply {
+    let request = HttpRequest::get(path).body(Body::empty()).unwrap();
+    send(router(engine.clone(), ServerConfig::default()), request).await
+}
+
+/// A chat request's body: one user message, and more fields.
+pub fn chat(more: Value) -> Value {
+    with(json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}), more)
+}
+
+/// A completion request's body.
+pub fn completion(more: Value) -> Value {
+    with(json!({"model": MODEL, "prompt": "hi"}), more)
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
