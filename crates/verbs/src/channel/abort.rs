@@ -1,0 +1,51 @@
+//! How the layer above ends a wait.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Tells a polling channel that its peer is gone. Neither UC nor Apple's devices ever do: whoever watches the peer
+/// (by a TCP connection, or the process it started) raises this, from any thread, and the channel's next poll fails.
+#[derive(Clone, Default)]
+pub struct Abort(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    raised: AtomicBool,
+    reason: OnceLock<String>,
+}
+
+impl Abort {
+    /// Not raised.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends every wait that watches this. The first reason given is the one that is told.
+    pub fn raise(&self, reason: impl Into<String>) {
+        self.0.reason.get_or_init(|| reason.into());
+        self.0.raised.store(true, Ordering::Release);
+    }
+
+    /// The reason, once raised.
+    pub fn raised(&self) -> Option<&str> {
+        if !self.0.raised.load(Ordering::Acquire) {
+            return None;
+        }
+        self.0.reason.get().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_reaches_every_clone() {
+        let abort = Abort::new();
+        let seen = abort.clone();
+        assert_eq!(seen.raised(), None);
+        abort.raise("rank 1 closed its connection");
+        abort.raise("rank 1 is late");
+        assert_eq!(seen.raised(), Some("rank 1 closed its connection"));
+    }
+}

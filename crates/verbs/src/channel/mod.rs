@@ -1,0 +1,292 @@
+//! A stream of bytes between two ranks over one or more RDMA links, without a copy more than needed, without
+//! allocation once it runs, and without ever blocking unless asked to.
+//!
+//! What is written is cut into frames, one to a slot. Short writes go over a lane with slots of 4 KiB, long ones over
+//! a lane per link with long slots, in turns. A frame is sent only into a slot that the peer is known to have free
+//! (credits, returned in the headers of frames going back), and has two numbers: one on its lane, whose gaps show a
+//! loss that UC would hide, and one in the stream, by which the reader puts the lanes together again.
+//!
+//! Liveness is the caller's: see [`Abort`].
+
+mod abort;
+mod credit;
+mod frame;
+mod lane;
+mod setup;
+
+pub use self::abort::Abort;
+pub use self::setup::{Armed, ChannelAddress, ChannelOptions, LaneAddress, Link, Mode, Pending, Readiness};
+
+use self::lane::Lane;
+use crate::error::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// How long a wait sees nothing before it asks the peer for a frame, whose number tells of a loss.
+const PROBE_AFTER: Duration = Duration::from_millis(50);
+/// Rounds of a wait that only spin; after these the thread yields between rounds.
+const SPINS: u32 = 2000;
+/// Rounds of a wait between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 64;
+
+/// A connected stream to one peer.
+pub struct Channel {
+    /// The first has short slots; the rest, if any, have long ones.
+    lanes: Vec<Lane>,
+    next_bulk: usize,
+    /// The number of the next data frame out, and of the next in.
+    next_out: u32,
+    next_in: u32,
+    /// The lane whose front frame is being read, and how much of it was consumed.
+    reading: Option<usize>,
+    consumed: usize,
+    abort: Abort,
+    /// What broke the channel; told again by every call after.
+    broken: Option<Error>,
+}
+
+impl Channel {
+    fn new(lanes: Vec<Lane>, abort: Abort) -> Self {
+        Self { lanes, next_bulk: 0, next_out: 0, next_in: 0, reading: None, consumed: 0, abort, broken: None }
+    }
+
+    /// Takes in what has arrived and returns credits. Fails if a request failed, a frame was lost, or [`Abort`] was
+    /// raised, and then for ever.
+    pub fn poll(&mut self) -> Result<()> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        if let Some(reason) = self.abort.raised() {
+            let reason = reason.to_string();
+            return self.guard(Err(Error::Aborted { reason }));
+        }
+        let polled = self.lanes.iter_mut().try_for_each(Lane::poll);
+        self.guard(polled)
+    }
+
+    /// Remembers a failure.
+    fn guard<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.broken.get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+
+    /// Sends as much of `bytes` as can be sent at once, perhaps nothing; returns how much. The bytes are copied.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let sent = self.send_frames(bytes)?;
+        if sent == bytes.len() {
+            return Ok(sent);
+        }
+        // Freed slots and credits may be waiting to be read.
+        self.poll()?;
+        Ok(sent + self.send_frames(&bytes[sent..])?)
+    }
+
+    fn send_frames(&mut self, bytes: &[u8]) -> Result<usize> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let frame = self.send_frame(&bytes[sent..]);
+            match self.guard(frame)? {
+                0 => break,
+                len => sent += len,
+            }
+        }
+        Ok(sent)
+    }
+
+    fn send_frame(&mut self, bytes: &[u8]) -> Result<usize> {
+        let bulk_lanes = self.lanes.len() - 1;
+        let mut sent = 0;
+        if bulk_lanes == 0 || bytes.len() <= self.lanes[0].payload_bytes() {
+            sent = self.lanes[0].send_data(self.next_out, bytes)?;
+        } else {
+            for turn in 0..bulk_lanes {
+                let bulk = (self.next_bulk + turn) % bulk_lanes;
+                sent = self.lanes[1 + bulk].send_data(self.next_out, bytes)?;
+                if sent > 0 {
+                    self.next_bulk = bulk + 1;
+                    break;
+                }
+            }
+        }
+        if sent > 0 {
+            self.next_out = self.next_out.wrapping_add(1);
+        }
+        Ok(sent)
+    }
+
+    /// The bytes that come next in the stream, as many as lie together; empty if none have come. They can be used
+    /// where they lie, and stay until [`Self::consume`].
+    pub fn peek(&mut self) -> Result<&[u8]> {
+        if self.reading.is_none() && !self.find_next() {
+            self.poll()?;
+            self.find_next();
+        }
+        Ok(self.reading.map_or(&[], |lane| &self.lanes[lane].front()[self.consumed..]))
+    }
+
+    fn find_next(&mut self) -> bool {
+        self.reading = self.lanes.iter().position(|lane| lane.front_seq() == Some(self.next_in));
+        self.reading.is_some()
+    }
+
+    /// Takes `len` of the bytes that [`Self::peek`] showed, at most all of them.
+    pub fn consume(&mut self, len: usize) -> Result<()> {
+        let Some(lane) = self.reading else { return Ok(()) };
+        let frame_bytes = self.lanes[lane].front().len();
+        self.consumed = frame_bytes.min(self.consumed + len);
+        if self.consumed < frame_bytes {
+            return Ok(());
+        }
+        self.reading = None;
+        self.consumed = 0;
+        self.next_in = self.next_in.wrapping_add(1);
+        let popped = self.lanes[lane].pop();
+        self.guard(popped)
+    }
+
+    /// Copies what has come into `into`, as much as fits; returns how much, perhaps nothing.
+    pub fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while filled < into.len() {
+            let bytes = self.peek()?;
+            let len = bytes.len().min(into.len() - filled);
+            if len == 0 {
+                break;
+            }
+            into[filled..filled + len].copy_from_slice(&bytes[..len]);
+            filled += len;
+            self.consume(len)?;
+        }
+        Ok(filled)
+    }
+
+    /// Sends all of `out` and fills all of `into`, both at once, so that two sides that do the same cannot block each
+    /// other. Waits up to `limit`, spinning first.
+    pub fn transfer(&mut self, out: &[u8], into: &mut [u8], limit: Duration) -> Result<()> {
+        let (mut sent, mut received) = (0, 0);
+        let mut waiter = Waiter::new(limit);
+        while sent < out.len() || received < into.len() {
+            let sent_now = self.send(&out[sent..])?;
+            let received_now = self.try_recv(&mut into[received..])?;
+            (sent, received) = (sent + sent_now, received + received_now);
+            if sent_now + received_now == 0 {
+                self.wait("a transfer", &mut waiter, || {
+                    format!("{sent} of {} bytes sent, {received} of {} received", out.len(), into.len())
+                })?;
+                continue;
+            }
+            waiter.restart();
+        }
+        Ok(())
+    }
+
+    /// Sends all of `bytes`.
+    pub fn send_all(&mut self, bytes: &[u8], limit: Duration) -> Result<()> {
+        self.transfer(bytes, &mut [], limit)
+    }
+
+    /// Fills all of `into`.
+    pub fn recv_exact(&mut self, into: &mut [u8], limit: Duration) -> Result<()> {
+        self.transfer(&[], into, limit)
+    }
+
+    /// Waits until all that was sent has left, as it must before the channel is dropped.
+    pub fn drain(&mut self, limit: Duration) -> Result<()> {
+        let mut waiter = Waiter::new(limit);
+        while !self.lanes.iter().all(Lane::is_drained) {
+            self.poll()?;
+            self.wait("draining", &mut waiter, || "the device still holds sends".to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Asks the peer for a frame on every lane: if one before it was lost, its number tells. For whoever waits long.
+    pub fn probe(&mut self) -> Result<()> {
+        let probed = self.lanes.iter_mut().try_for_each(Lane::probe);
+        self.guard(probed)
+    }
+
+    /// One round of a wait in which nothing happened.
+    fn wait(&mut self, what: &'static str, waiter: &mut Waiter, state: impl Fn() -> String) -> Result<()> {
+        match waiter.round() {
+            Round::Again => {}
+            Round::Probe => self.probe()?,
+            Round::Over => {
+                return Err(Error::Timeout { what, after: waiter.limit, state: state() });
+            }
+        }
+        self.poll()
+    }
+}
+
+enum Round {
+    Again,
+    Probe,
+    Over,
+}
+
+/// The clock of a wait, which counts from the last progress.
+struct Waiter {
+    limit: Duration,
+    since: Option<Instant>,
+    rounds: u32,
+    probes: u32,
+}
+
+impl Waiter {
+    fn new(limit: Duration) -> Self {
+        Self { limit, since: None, rounds: 0, probes: 0 }
+    }
+
+    fn restart(&mut self) {
+        *self = Self::new(self.limit);
+    }
+
+    fn round(&mut self) -> Round {
+        self.rounds = self.rounds.saturating_add(1);
+        if self.rounds > SPINS {
+            std::thread::yield_now()
+        } else {
+            std::hint::spin_loop()
+        }
+        if !self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            return Round::Again;
+        }
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        if waited >= self.limit {
+            return Round::Over;
+        }
+        if waited >= PROBE_AFTER * (self.probes + 1) {
+            self.probes += 1;
+            return Round::Probe;
+        }
+        Round::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_probes_then_ends_and_progress_starts_it_anew() {
+        let mut waiter = Waiter::new(Duration::from_millis(120));
+        let mut probes = 0;
+        let started = Instant::now();
+        loop {
+            match waiter.round() {
+                Round::Over => break,
+                Round::Probe => probes += 1,
+                Round::Again => {}
+            }
+        }
+        assert!(started.elapsed() >= Duration::from_millis(120));
+        assert_eq!(probes, 2);
+        waiter.restart();
+        assert!(matches!(waiter.round(), Round::Again));
+    }
+}

@@ -1,0 +1,444 @@
+//! A queue pair without its state: what is owned, posting and completions.
+
+use super::window::{RemoteWindow, Window};
+use super::{Connection, QueueOptions};
+use crate::device::Context;
+use crate::error::{Error, Result, WcStatus};
+use crate::memory::{MemoryRegion, ProtectionDomain};
+use crate::sys::*;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Marks the work request of a receive; the rest is its slot. A send's is the count of sends before it.
+const RECEIVE: u64 = 1 << 63;
+/// Completions read at a time.
+const BATCH: usize = 16;
+
+/// Registered memory, cut into slots.
+struct Ring {
+    region: MemoryRegion,
+    slot_bytes: usize,
+    slots: usize,
+}
+
+impl Ring {
+    fn new(domain: &Arc<ProtectionDomain>, slot_bytes: usize, slots: u32) -> Result<Self> {
+        let slots = slots as usize;
+        Ok(Self { region: MemoryRegion::new(domain, slot_bytes * slots, false)?, slot_bytes, slots })
+    }
+
+    fn slot(&self, index: usize) -> *mut u8 {
+        assert!(index < self.slots, "slot {index} of {}", self.slots);
+        // SAFETY: within the region, which has `slots` slots of `slot_bytes`.
+        unsafe { self.region.start().add(index * self.slot_bytes) }
+    }
+
+    fn sge(&self, index: usize, offset: usize, len: usize) -> ibv_sge {
+        ibv_sge {
+            addr: self.slot(index) as u64 + offset as u64,
+            length: len as u32,
+            lkey: self.region.lkey(),
+        }
+    }
+}
+
+/// All memory that the device may touch through the pair.
+struct Memory {
+    sends: Ring,
+    receives: Ring,
+    window: Option<Window>,
+}
+
+/// The completion queue of one pair, for both directions.
+struct CompletionQueue {
+    raw: NonNull<ibv_cq>,
+    context: Arc<Context>,
+}
+
+impl CompletionQueue {
+    fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
+        // SAFETY: the context is open; no completion channel, so events are never raised.
+        let raw = unsafe {
+            (context.library.ibv_create_cq)(context.raw.as_ptr(), entries as i32, null_mut(), null_mut(), 0)
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_create_cq", context.name()))?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: the pair that used it is gone or could not be made.
+        unsafe { (self.context.library.ibv_destroy_cq)(self.raw.as_ptr()) };
+    }
+}
+
+/// A message that has arrived in a slot. The slot stays with its holder until it is given back by `repost`; a token
+/// that is dropped takes its slot out of use.
+#[must_use = "the slot is lost to the queue pair until the token is reposted"]
+#[derive(Debug)]
+pub struct Received {
+    pair: u64,
+    slot: u32,
+    len: u32,
+}
+
+impl Received {
+    /// Bytes of the message.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// A message without bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+pub(super) struct Core {
+    raw: NonNull<ibv_qp>,
+    /// Tells this pair's tokens from another's.
+    id: u64,
+    name: String,
+    connection: Connection,
+    memory: ManuallyDrop<Memory>,
+    /// Sends posted and completed, in all. The next slot is `posted` modulo the ring.
+    posted: u64,
+    completed: u64,
+    /// Which receive slots the device has.
+    with_device: Vec<bool>,
+    completions: CompletionQueue,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: it owns all that its pointers lead to, and the verbs calls may be made from any thread.
+unsafe impl Send for Core {}
+
+impl Core {
+    pub(super) fn create(domain: &Arc<ProtectionDomain>, options: QueueOptions) -> Result<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let context = domain.context();
+        let taken = context.limits()?.requests_per_queue.max(2);
+        // A one-sided message is two requests: the data, then the flag.
+        let requests_per_send = if options.window_bytes > 0 { 2 } else { 1 };
+        let sends = options.sends.min(context.profile.max_sends.min(taken) / requests_per_send);
+        let receives = options.receives.min(context.profile.max_receives).min(taken);
+        if sends == 0 || receives == 0 || options.slot_bytes < 64 || options.slot_bytes > i32::MAX as usize {
+            let rule = "at least 64 bytes and below 2 GiB, with one send and one receive".to_string();
+            return Err(Error::BadSize { what: "a queue pair's slot", value: options.slot_bytes, rule });
+        }
+
+        let completions = CompletionQueue::new(context, sends * requests_per_send + receives)?;
+        let mut init = ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: completions.raw.as_ptr(),
+            recv_cq: completions.raw.as_ptr(),
+            srq: null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: sends * requests_per_send,
+                max_recv_wr: receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: match options.connection {
+                Connection::Rc => IBV_QPT_RC,
+                Connection::Uc => IBV_QPT_UC,
+            },
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and completion queue are alive; `init` has the header's layout.
+        let raw = unsafe { (context.library.ibv_create_qp)(domain.raw.as_ptr(), &mut init) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_create_qp", context.name()))?;
+        // From here on a failure must destroy the pair.
+        let unmade = |error| {
+            // SAFETY: created above, nothing posted.
+            unsafe { (context.library.ibv_destroy_qp)(raw.as_ptr()) };
+            error
+        };
+        // What the call reports back can be lower than asked for, and on Apple higher than true.
+        let sends = sends.min(init.cap.max_send_wr / requests_per_send).max(1);
+        let receives = receives.min(init.cap.max_recv_wr).max(1);
+        let memory = Memory::new(domain, options, sends, receives).map_err(unmade)?;
+        // SAFETY: `raw` is a live pair that begins with the fields declared in `sys`.
+        let number = unsafe { (*raw.as_ptr()).qp_num };
+        Ok(Self {
+            raw,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            name: format!("{} queue pair {number}", context.name()),
+            connection: options.connection,
+            memory: ManuallyDrop::new(memory),
+            posted: 0,
+            completed: 0,
+            with_device: vec![false; receives as usize],
+            completions,
+            domain: Arc::clone(domain),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn connection(&self) -> Connection {
+        self.connection
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: the pair lives until drop.
+        unsafe { (*self.raw.as_ptr()).qp_num }
+    }
+
+    pub(super) fn window(&self) -> Option<&Window> {
+        self.memory.window.as_ref()
+    }
+
+    pub(super) fn access(&self) -> i32 {
+        self.context().profile.access(self.memory.window.is_some())
+    }
+
+    fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    pub(super) fn modify(&self, mut attr: ibv_qp_attr, mask: i32) -> Result<()> {
+        // SAFETY: the pair is alive; `attr` has the header's layout.
+        let errno = unsafe { (self.context().library.ibv_modify_qp)(self.raw.as_ptr(), &mut attr, mask) };
+        if errno == 0 { Ok(()) } else { Err(Error::errno("ibv_modify_qp", &self.name, errno)) }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        (self.posted - self.completed) as usize
+    }
+
+    pub(super) fn send_slot(&mut self) -> Option<SendSlot<'_>> {
+        let slots = self.memory.sends.slots;
+        let index = (self.posted % slots as u64) as usize;
+        (self.outstanding() < slots).then_some(SendSlot { core: self, index })
+    }
+
+    /// Posts a chain of requests that ends the send of slot `posted`.
+    fn post_send(&mut self, first: &mut ibv_send_wr) -> Result<()> {
+        let mut bad = null_mut();
+        // SAFETY: the pair is ready (only its ready state gets here); the chain and its entries live for the call, and
+        // the memory that they name is not touched until the completion is read.
+        let errno = unsafe { (self.context().post_send)(self.raw.as_ptr(), first, &mut bad) };
+        // After a failure too: the device may have taken the head of the chain, so the slot stays out of use.
+        self.posted += 1;
+        if errno == 0 { Ok(()) } else { Err(Error::errno("ibv_post_send", &self.name, errno)) }
+    }
+
+    pub(super) fn post_receives(&mut self) -> Result<u32> {
+        for slot in 0..self.with_device.len() {
+            if self.with_device[slot] {
+                continue;
+            }
+            match self.post_receive(slot) {
+                Err(Error::Call { errno: libc::ENOMEM, .. }) if slot > 0 => break,
+                other => other?,
+            }
+        }
+        Ok(self.with_device.iter().filter(|posted| **posted).count() as u32)
+    }
+
+    fn post_receive(&mut self, slot: usize) -> Result<()> {
+        let ring = &self.memory.receives;
+        let mut sge = ring.sge(slot, 0, ring.slot_bytes);
+        let mut request =
+            ibv_recv_wr { wr_id: RECEIVE | slot as u64, next: null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut bad = null_mut();
+        // SAFETY: the pair is ready; request and entry live for the call; the slot is not with anyone else: it was
+        // never posted, or its token was given up.
+        let errno = unsafe { (self.context().post_recv)(self.raw.as_ptr(), &mut request, &mut bad) };
+        if errno != 0 {
+            return Err(Error::errno("ibv_post_recv", &self.name, errno));
+        }
+        self.with_device[slot] = true;
+        Ok(())
+    }
+
+    pub(super) fn poll(&mut self, mut received: impl FnMut(Received)) -> Result<usize> {
+        // SAFETY: all fields are integers, for which zero is a value.
+        let mut batch: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        let poll_cq = self.context().poll_cq;
+        // SAFETY: the queue is alive and writes at most BATCH entries.
+        let count = unsafe { poll_cq(self.completions.raw.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| Error::errno("ibv_poll_cq", &self.name, count))?;
+        for completion in &batch[..count.min(BATCH)] {
+            self.complete(completion, &mut received)?;
+        }
+        Ok(count)
+    }
+
+    fn complete(&mut self, completion: &ibv_wc, received: &mut impl FnMut(Received)) -> Result<()> {
+        let id = completion.wr_id;
+        let status = WcStatus::from_raw(completion.status);
+        if status != WcStatus::Success {
+            let operation = if id & RECEIVE != 0 { "receive" } else { "send" };
+            let (queue, vendor) = (self.name.clone(), completion.vendor_err);
+            return Err(Error::Completion { queue, operation, status, vendor });
+        }
+        let stray = || Error::StrayCompletion { queue: self.name.clone(), id };
+        if id & RECEIVE == 0 {
+            // Sends complete in order.
+            if id != self.completed || id >= self.posted {
+                return Err(stray());
+            }
+            self.completed += 1;
+            return Ok(());
+        }
+        let slot = (id & !RECEIVE) as usize;
+        let fits = completion.byte_len as usize <= self.memory.receives.slot_bytes;
+        if !fits || self.with_device.get(slot) != Some(&true) {
+            return Err(stray());
+        }
+        self.with_device[slot] = false;
+        received(Received { pair: self.id, slot: slot as u32, len: completion.byte_len });
+        Ok(())
+    }
+
+    pub(super) fn bytes(&self, token: &Received) -> &[u8] {
+        if token.pair != self.id {
+            return &[];
+        }
+        let slot = self.memory.receives.slot(token.slot as usize);
+        // SAFETY: within the slot (`complete` checked the length). The device has not got it: a token is made when the
+        // completion was read and used up when the slot is posted again, which needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(slot, token.len()) }
+    }
+
+    pub(super) fn repost(&mut self, token: Received) -> Result<()> {
+        if token.pair != self.id {
+            let queue = self.name.clone();
+            return Err(Error::StrayCompletion { queue, id: RECEIVE | u64::from(token.slot) });
+        }
+        self.post_receive(token.slot as usize)
+    }
+}
+
+impl Memory {
+    fn new(domain: &Arc<ProtectionDomain>, options: QueueOptions, sends: u32, receives: u32) -> Result<Self> {
+        let window = (options.window_bytes > 0)
+            .then(|| MemoryRegion::new(domain, options.window_bytes, true).map(|region| Window { region }))
+            .transpose()?;
+        Ok(Self {
+            sends: Ring::new(domain, options.slot_bytes, sends)?,
+            receives: Ring::new(domain, options.slot_bytes, receives)?,
+            window,
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // SAFETY: created, destroyed once. It is not moved to the error state before: Apple's driver then fails every
+        // unmap after.
+        let errno = unsafe { (self.context().library.ibv_destroy_qp)(self.raw.as_ptr()) };
+        // A pair that could not be destroyed may still use its memory, which is then never given back.
+        if errno == 0 {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+/// A free send slot: bytes to fill, then to post. Dropped without being posted, it stays free.
+pub struct SendSlot<'a> {
+    core: &'a mut Core,
+    index: usize,
+}
+
+impl Deref for SendSlot<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let ring = &self.core.memory.sends;
+        // SAFETY: the slot is free (its last send has completed), so the device does not have it; the borrow of the
+        // pair keeps it from being posted meanwhile.
+        unsafe { std::slice::from_raw_parts(ring.slot(self.index), ring.slot_bytes) }
+    }
+}
+
+impl DerefMut for SendSlot<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let ring = &self.core.memory.sends;
+        // SAFETY: as in `deref`; `&mut self` makes it the only borrow.
+        unsafe { std::slice::from_raw_parts_mut(ring.slot(self.index), ring.slot_bytes) }
+    }
+}
+
+impl SendSlot<'_> {
+    fn check(&self, len: usize) -> Result<()> {
+        let slot_bytes = self.core.memory.sends.slot_bytes;
+        let rule = || format!("a slot has {slot_bytes} bytes");
+        if len <= slot_bytes {
+            Ok(())
+        } else {
+            Err(Error::BadSize { what: "a send", value: len, rule: rule() })
+        }
+    }
+
+    /// Sends the first `len` bytes to the peer's next posted receive.
+    pub fn send(self, len: usize) -> Result<()> {
+        self.check(len)?;
+        let mut sge = self.core.memory.sends.sge(self.index, 0, len);
+        let mut request = blank_request(self.core.posted, &mut sge, IBV_WR_SEND);
+        request.send_flags = IBV_SEND_SIGNALED;
+        self.core.post_send(&mut request)
+    }
+
+    /// Writes the first `len` bytes at `offset` of the peer's window.
+    pub fn write(self, len: usize, to: &RemoteWindow, offset: usize) -> Result<()> {
+        self.check(len)?;
+        let mut sge = self.core.memory.sends.sge(self.index, 0, len);
+        let mut request = blank_request(self.core.posted, &mut sge, IBV_WR_RDMA_WRITE);
+        request.remote_addr = to.locate(offset, len)?;
+        request.rkey = to.rkey;
+        request.send_flags = IBV_SEND_SIGNALED;
+        self.core.post_send(&mut request)
+    }
+
+    /// As [`Self::write`], then writes `flag` at `flag_offset`, which the peer sees no earlier than the data: a second
+    /// request, since the bytes of one may arrive in any order. The slot's last 8 bytes carry the flag.
+    pub fn write_then_flag(
+        mut self,
+        len: usize,
+        to: &RemoteWindow,
+        offset: usize,
+        flag: u64,
+        flag_offset: usize,
+    ) -> Result<()> {
+        let flag_at = self.deref().len() - 8;
+        self.check(len + 8)?;
+        self[flag_at..].copy_from_slice(&flag.to_le_bytes());
+        let ring = &self.core.memory.sends;
+        let (mut data, mut mark) = (ring.sge(self.index, 0, len), ring.sge(self.index, flag_at, 8));
+        let mut second = blank_request(self.core.posted, &mut mark, IBV_WR_RDMA_WRITE);
+        second.remote_addr = to.locate(flag_offset, 8)?;
+        second.rkey = to.rkey;
+        second.send_flags = IBV_SEND_SIGNALED;
+        let mut first = blank_request(self.core.posted, &mut data, IBV_WR_RDMA_WRITE);
+        first.remote_addr = to.locate(offset, len)?;
+        first.rkey = to.rkey;
+        first.next = &mut second;
+        self.core.post_send(&mut first)
+    }
+}
+
+fn blank_request(id: u64, sge: &mut ibv_sge, opcode: i32) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id: id,
+        next: null_mut(),
+        sg_list: sge,
+        num_sge: 1,
+        opcode,
+        send_flags: 0,
+        imm_data: 0,
+        remote_addr: 0,
+        rkey: 0,
+        _rest: [0; 9],
+    }
+}

@@ -1,0 +1,181 @@
+//! What must arrive, does, whole and in order.
+
+use crate::world::*;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thunder_verbs::{Abort, Channel, ChannelOptions, Mode, Profile};
+
+pub fn tests() -> Vec<Test> {
+    let mut tests: Vec<Test> = Vec::new();
+    for mode in MODES {
+        tests.push((format!("ping_pong_{mode:?}"), Arc::new(move || ping_pong(mode, Profile::LINUX))));
+        tests.push((format!("odd_sizes_on_one_link_{mode:?}"), Arc::new(move || odd_sizes(mode, 1))));
+        tests.push((
+            format!("odd_sizes_striped_over_two_links_{mode:?}"),
+            Arc::new(move || odd_sizes(mode, 2)),
+        ));
+        for ranks in [3, 4] {
+            let name = format!("everyone_to_everyone_{ranks}_ranks_{mode:?}");
+            tests.push((name, Arc::new(move || everyone_to_everyone(mode, ranks))));
+        }
+    }
+    tests.push(("ping_pong_by_apples_rules".into(), Arc::new(|| ping_pong(Mode::Uc, Profile::APPLE))));
+    tests.push(("not_one_of_100000_messages_is_lost_over_uc".into(), Arc::new(a_hundred_thousand)));
+    tests.push(("short_and_long_writes_stay_in_order".into(), Arc::new(mixed_lanes)));
+    tests
+}
+
+/// 64 bytes there and back; also that nothing is allocated once the channel runs.
+fn ping_pong(mode: Mode, profile: Profile) {
+    const WARM_UP: u32 = 100;
+    const ROUNDS: u32 = 1000;
+    let channels = channel_pair(ChannelOptions::new(mode), 1, profile, &Abort::new());
+    both(channels, |rank, channel| {
+        let mut ball = pattern(1, 64);
+        let (mut started, mut allocated) = (Instant::now(), 0);
+        for round in 0..WARM_UP + ROUNDS {
+            if round == WARM_UP {
+                (started, allocated) = (Instant::now(), allocations());
+            }
+            if rank == 0 {
+                channel.send_all(&ball, LIMIT).unwrap();
+                ball.fill(0);
+                channel.recv_exact(&mut ball, LIMIT).unwrap();
+            } else {
+                channel.recv_exact(&mut ball, LIMIT).unwrap();
+                channel.send_all(&ball, LIMIT).unwrap();
+            }
+        }
+        let took = started.elapsed();
+        assert_eq!(allocations() - allocated, 0, "allocations while running");
+        assert_eq!(ball, pattern(1, 64));
+        if rank == 0 {
+            println!("{mode:?}: {:?} for 64 bytes there and back", took / ROUNDS);
+        }
+    });
+}
+
+/// From one byte to 16 MiB, around every border of slots and frames, both ways at once.
+fn odd_sizes(mode: Mode, links: usize) {
+    let options = ChannelOptions::new(mode);
+    let payload = options.long_slot_bytes - 40;
+    let sizes = [1, 2, 3, 63, 64, 65, 1000, 4055, 4056, 4057, 4096, 8191, payload - 1, payload, payload + 1]
+        .into_iter()
+        .chain([65_536, 100_003, (1 << 20) - 1, (1 << 20) + 7, 1 << 24]);
+    let sizes: Vec<usize> = sizes.collect();
+    let channels = channel_pair(options, links, Profile::LINUX, &Abort::new());
+    both(channels, |rank, channel| {
+        for (round, size) in sizes.iter().enumerate() {
+            let seed = |rank: usize| (round * 2 + rank + 1) as u64;
+            let out = pattern(seed(rank), *size);
+            let mut into = vec![0; *size];
+            let started = Instant::now();
+            channel.transfer(&out, &mut into, LIMIT).unwrap();
+            let took = started.elapsed();
+            assert!(into == pattern(seed(1 - rank), *size), "{size} bytes differ");
+            if rank == 0 && *size == 1 << 24 {
+                let mb_each_way = *size as f64 / took.as_secs_f64() / 1e6;
+                println!("{mode:?}, {links} link(s): {mb_each_way:.0} MB/s each way");
+            }
+        }
+    });
+}
+
+/// A full mesh: every rank exchanges with every other, all at once, in ever new sizes.
+fn everyone_to_everyone(mode: Mode, ranks: usize) {
+    let mut sockets: Vec<Vec<Option<UnixStream>>> =
+        (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    for a in 0..ranks {
+        for b in a + 1..ranks {
+            let (to_b, to_a) = UnixStream::pair().unwrap();
+            (sockets[a][b], sockets[b][a]) = (Some(to_b), Some(to_a));
+        }
+    }
+    std::thread::scope(|scope| {
+        for (rank, sockets) in sockets.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut channels: Vec<(usize, Channel)> = Vec::new();
+                for (peer, socket) in sockets.into_iter().enumerate() {
+                    let Some(mut socket) = socket else { continue };
+                    let options = ChannelOptions::new(mode);
+                    let pending = Channel::prepare(&links(rank, peer, 1, Profile::LINUX), options).unwrap();
+                    channels.push((peer, pending.handshake(&mut socket, Abort::new()).unwrap()));
+                }
+                for size in [1, 777, 4057, 70_001, 300_000] {
+                    exchange_with_all(rank, &mut channels, size);
+                }
+                for (_, channel) in &mut channels {
+                    channel.drain(LIMIT).unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn exchange_with_all(rank: usize, channels: &mut [(usize, Channel)], size: usize) {
+    let seed = |from: usize, to: usize| (1 + from * 16 + to) as u64;
+    let mut work: Vec<(Vec<u8>, usize, Vec<u8>, usize)> =
+        channels.iter().map(|(peer, _)| (pattern(seed(rank, *peer), size), 0, vec![0; size], 0)).collect();
+    let started = Instant::now();
+    while work.iter().any(|(out, sent, into, got)| *sent < out.len() || *got < into.len()) {
+        for ((_, channel), (out, sent, into, got)) in channels.iter_mut().zip(&mut work) {
+            *sent += channel.send(&out[*sent..]).unwrap();
+            *got += channel.try_recv(&mut into[*got..]).unwrap();
+        }
+        std::thread::yield_now();
+        assert!(started.elapsed() < LIMIT, "rank {rank} is stuck at {size} bytes");
+    }
+    for ((peer, _), (_, _, into, _)) in channels.iter().zip(&work) {
+        assert!(*into == pattern(seed(*peer, rank), size), "{size} bytes from {peer} to {rank} differ");
+    }
+}
+
+/// The peer reads in bursts with pauses, the case in which JACCL's sends meet no posted receive and vanish.
+fn a_hundred_thousand() {
+    const MESSAGES: u32 = 100_000;
+    let options = ChannelOptions { long_slot_bytes: 0, ..ChannelOptions::new(Mode::Uc) };
+    let channels = channel_pair(options, 1, Profile::APPLE, &Abort::new());
+    let started = Instant::now();
+    both(channels, |rank, channel| {
+        let mut message = [0; 48];
+        for number in 0..MESSAGES {
+            if rank == 0 {
+                message[..4].copy_from_slice(&number.to_le_bytes());
+                channel.send_all(&message, LIMIT).unwrap();
+                continue;
+            }
+            if number % 10_000 == 9_999 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            channel.recv_exact(&mut message, LIMIT).unwrap();
+            assert_eq!(message[..4], number.to_le_bytes(), "message {number}");
+        }
+    });
+    println!("{MESSAGES} messages over UC, none lost, {:?} each", started.elapsed() / MESSAGES);
+}
+
+/// Writes of either kind in turn, read without regard to their borders.
+fn mixed_lanes() {
+    for mode in MODES {
+        let whole = pattern(5, 600_000);
+        let channels = channel_pair(ChannelOptions::new(mode), 2, Profile::LINUX, &Abort::new());
+        both(channels, |rank, channel| {
+            if rank == 1 {
+                let mut into = vec![0; whole.len()];
+                channel.recv_exact(&mut into, LIMIT).unwrap();
+                assert!(into == whole, "{mode:?}: the stream is out of order");
+                return;
+            }
+            let mut rest = &whole[..];
+            for size in [5, 50_000, 17, 4056, 9_000, 1].into_iter().cycle() {
+                let (now, later) = rest.split_at(size.min(rest.len()));
+                channel.send_all(now, LIMIT).unwrap();
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,124 @@
+//! The links that the machine has, and ranks on them.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use thunder_verbs::{Abort, Channel, ChannelOptions, Context, DeviceList, Link, Mode, Profile};
+
+/// A test and its name.
+pub type Test = (String, Arc<dyn Fn() + Send + Sync>);
+
+/// Longer than any wait that succeeds takes on emulated CPUs.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// One end of a link, a line of the file that tools/rdma-vm writes.
+#[derive(Debug, Clone)]
+pub struct End {
+    pub rank: usize,
+    pub peer: usize,
+    pub device: String,
+    pub ip: Ipv4Addr,
+}
+
+/// All ends, in the order of their links.
+pub fn ends() -> Vec<End> {
+    let path = std::env::var("RDMA_LINKS").expect("RDMA_LINKS is set by tools/rdma-vm");
+    let text = std::fs::read_to_string(&path).expect("the file of links is readable");
+    let end = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        End {
+            rank: words[0].parse().expect("a rank"),
+            peer: words[1].parse().expect("a rank"),
+            device: words[3].to_string(),
+            ip: words[4].parse().expect("an address"),
+        }
+    };
+    text.lines().map(end).collect()
+}
+
+pub fn open(name: &str, profile: Profile) -> Arc<Context> {
+    DeviceList::get().expect("the library is there").open(name, profile).expect("the device opens")
+}
+
+/// The first `count` links of `rank` to `peer`.
+pub fn links(rank: usize, peer: usize, count: usize, profile: Profile) -> Vec<Link> {
+    let found: Vec<Link> = ends()
+        .into_iter()
+        .filter(|end| (end.rank, end.peer) == (rank, peer))
+        .take(count)
+        .map(|end| Link { context: open(&end.device, profile), facing: Some(end.ip) })
+        .collect();
+    assert_eq!(found.len(), count, "links from {rank} to {peer}");
+    found
+}
+
+/// Two connected channels between ranks 0 and 1 over `count` links.
+pub fn channel_pair(options: ChannelOptions, count: usize, profile: Profile, abort: &Abort) -> [Channel; 2] {
+    let (mut a, mut b) = UnixStream::pair().expect("a socket pair");
+    let there = abort.clone();
+    let other = std::thread::spawn(move || {
+        let pending = Channel::prepare(&links(1, 0, count, profile), options).expect("rank 1 prepares");
+        pending.handshake(&mut b, there).expect("rank 1 connects")
+    });
+    let pending = Channel::prepare(&links(0, 1, count, profile), options).expect("rank 0 prepares");
+    let here = pending.handshake(&mut a, abort.clone()).expect("rank 0 connects");
+    [here, other.join().expect("rank 1 did not panic")]
+}
+
+/// Runs `body` for both ends of a channel, each on its thread.
+pub fn both(channels: [Channel; 2], body: impl Fn(usize, &mut Channel) + Sync) {
+    std::thread::scope(|scope| {
+        for (rank, mut channel) in channels.into_iter().enumerate() {
+            let body = &body;
+            scope.spawn(move || {
+                body(rank, &mut channel);
+                channel.drain(LIMIT).expect("the last frames leave");
+            });
+        }
+    });
+}
+
+/// The modes that Linux's devices have.
+pub const MODES: [Mode; 3] = [Mode::Uc, Mode::Rc, Mode::RcWrite];
+
+/// Bytes that differ from rank to rank and from message to message.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = vec![0; len];
+    for chunk in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+    bytes
+}
+
+/// Counts the calling thread's allocations.
+pub struct CountingAllocator;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Allocations of this thread so far.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
