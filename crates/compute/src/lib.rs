@@ -1,1 +1,14 @@
 //! The operations that a transformer is made of, behind one backend trait, with CPU kernels.
+//!
+//! A [`Backend`] holds one rank's weights, buffers and KV cache and computes on them; models are written once against it.
+//! It knows nothing of architectures, requests or files: weights come as a [`MatrixSource`], a step of work as a [`Step`].
+
+pub mod backend;
+pub mod cpu;
+pub mod source;
+pub mod step;
+
+pub use backend::{AttentionSpec, Backend, ComputeError, KvLayer, KvShape, QkNorm, Rope};
+pub use cpu::{Activations, CpuBackend, CpuConfig, Isa};
+pub use source::{Encoding, Float, MatrixSource, Release, Strided};
+pub use step::{Step, StepSequence};

@@ -1,5 +1,19 @@
 //! Model folders: configuration, weight files, quantization formats, tokenizer, chat template, architectures and shard
 //! plans.
 
+pub mod arch;
 pub mod chat;
+pub mod error;
+pub mod folder;
+pub mod loader;
+pub mod model;
+pub mod plan;
+pub mod spec;
 pub mod tokenizer;
+pub mod weights;
+
+pub use error::ModelError;
+pub use folder::ModelFolder;
+pub use model::{Capacity, Demand, Model};
+pub use plan::{Parallelism, Plan};
+pub use spec::ModelSpec;

@@ -1,0 +1,221 @@
+//! What a model asks of a device.
+
+use std::ops::Range;
+
+use thunder_collectives::CommError;
+
+use crate::source::MatrixSource;
+use crate::step::Step;
+
+/// Why a backend could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum ComputeError {
+    /// Memory could not be had. Nothing was changed.
+    #[error("cannot allocate {bytes} bytes for {what}: {reason}")]
+    Memory {
+        /// The size asked for.
+        bytes: usize,
+        /// What it was for.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+    /// A shape that the kernels do not serve.
+    #[error("{what} is {value}, but the {backend} backend needs {needs}")]
+    Shape {
+        /// The quantity.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// Who refuses.
+        backend: &'static str,
+        /// What would be accepted.
+        needs: &'static str,
+    },
+    /// A collective failed; the group is unusable afterwards.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+/// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`, on the first `2 * len` dimensions of a head,
+/// dimension `i` paired with `i + len`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// One for each pair of dimensions, radians a token.
+    pub inverse_frequencies: Vec<f32>,
+    /// Multiplies cosine and sine (YaRN's attention factor); 1 otherwise.
+    pub amplitude: f32,
+}
+
+/// One layer's attention on this rank.
+#[derive(Debug, Clone)]
+pub struct AttentionSpec<V> {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// For each local KV head, the local query heads that read it.
+    pub queries_of: Vec<Range<usize>>,
+    /// Multiplies the scores, 1/√head_dim as a rule.
+    pub scale: f32,
+    /// A token sees this many tokens up to itself; `None`: all.
+    pub window: Option<usize>,
+    /// RMS norm of each query and key head before rotation.
+    pub qk_norm: Option<QkNorm<V>>,
+    /// Which of the model's [`Rope`]s rotates; `None`: no rotation.
+    pub rope: Option<usize>,
+    /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (Llama 4's and Ministral 3's temperature tuning).
+    pub temperature: Option<(f32, usize)>,
+    /// First column of the output that the heads fill; see the model's column windows.
+    pub out_column: usize,
+}
+
+/// Weights of the norms of query and key heads.
+#[derive(Debug, Clone)]
+pub struct QkNorm<V> {
+    /// Length head_dim.
+    pub query: V,
+    /// Length head_dim.
+    pub key: V,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl<V> AttentionSpec<V> {
+    /// Local query heads.
+    pub fn heads(&self) -> usize {
+        self.queries_of.last().map_or(0, |range| range.end)
+    }
+
+    /// Local KV heads.
+    pub fn kv_heads(&self) -> usize {
+        self.queries_of.len()
+    }
+
+    /// Width of the fused projection: queries, keys, values.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads() + 2 * self.kv_heads()) * self.head_dim
+    }
+}
+
+/// The size of a KV cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvShape {
+    /// The layers on this rank.
+    pub layers: Vec<KvLayer>,
+    /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens.
+    pub blocks: usize,
+}
+
+/// What one layer keeps of a token on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayer {
+    /// KV heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Bytes that one token takes in all layers, keys and values, at two bytes a number.
+    pub fn bytes_per_token(&self) -> usize {
+        self.layers.iter().map(|layer| layer.heads * layer.head_dim * 2 * 2).sum()
+    }
+}
+
+/// One rank's device: memory, and the operations of a transformer on it.
+///
+/// A buffer is `[rows, width]` in f32. Operations work on the rows of the current step; reductions over ranks go through
+/// the tensor-parallel group that the backend was made with, so that a device may use its own wires for them.
+pub trait Backend {
+    /// Weights, packed for this device.
+    type Matrix;
+    /// A vector of weights.
+    type Vector: Clone;
+    /// Activations.
+    type Buffer;
+    /// Keys and values of all layers.
+    type Kv;
+
+    /// Packs matrices that share their input into one, `[Σ rows, cols]`: outputs come one after the other.
+    ///
+    /// # Errors
+    /// When memory runs out or the shape is not served.
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
+    /// Uploads a vector.
+    fn vector(&mut self, values: &[f32]) -> Self::Vector;
+    /// A zeroed buffer for up to `rows` rows.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// When memory runs out or the shape is not served.
+    fn kv_cache(&mut self, shape: KvShape) -> Result<Self::Kv, ComputeError>;
+    /// Bytes that a packed matrix takes.
+    fn matrix_bytes(matrix: &Self::Matrix) -> usize;
+
+    /// Begins a step: sizes buffers' rows, computes rotations. Called before any operation of the step.
+    fn begin(&mut self, step: &Step, ropes: &[Rope]);
+    /// `out[r] = scale * table[ids[r] - first]`; zero where the table does not hold the id.
+    fn embed(&mut self, table: &Self::Matrix, ids: &[u32], first: u32, scale: f32, out: &mut Self::Buffer);
+    /// `out = x / sqrt(mean(x²) + eps) * weight`, row by row.
+    fn rms_norm(&mut self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, out: &mut Self::Buffer);
+    /// `out = x · Wᵀ + bias`.
+    fn linear(&mut self, x: &Self::Buffer, w: &Self::Matrix, out: &mut Self::Buffer);
+    /// Normalises and rotates queries and keys of `qkv`, appends keys and values to the cache, and attends.
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        qkv: &mut Self::Buffer,
+        kv: &mut Self::Kv,
+        layer: usize,
+        out: &mut Self::Buffer,
+    );
+    /// `out = silu(gate) * up`, where `gate_up` holds gate and up side by side.
+    fn swiglu(&mut self, gate_up: &Self::Buffer, out: &mut Self::Buffer);
+    /// `y += x`.
+    fn add(&mut self, x: &Self::Buffer, y: &mut Self::Buffer);
+    /// Sums over the tensor-parallel group, in rank order.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    fn all_reduce(&mut self, x: &mut Self::Buffer) -> Result<(), CommError>;
+    /// `out[i] = x[rows[i]]`.
+    fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+    /// The rows of a buffer in host memory, contiguous.
+    fn read<'a>(&'a self, x: &'a Self::Buffer) -> &'a [f32];
+    /// Overwrites the current rows of a buffer.
+    fn write(&mut self, values: &[f32], x: &mut Self::Buffer);
+
+    /// `rms_norm`, then `linear`. `scratch` holds the normalised rows.
+    fn norm_linear(
+        &mut self,
+        x: &Self::Buffer,
+        norm: (&Self::Vector, f32),
+        w: &Self::Matrix,
+        scratch: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    ) {
+        self.rms_norm(x, norm.0, norm.1, scratch);
+        self.linear(scratch, w, out);
+    }
+
+    /// `residual += all_reduce(x · Wᵀ)`: the end of each half of a layer.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    fn linear_reduce_add(
+        &mut self,
+        x: &Self::Buffer,
+        w: &Self::Matrix,
+        scratch: &mut Self::Buffer,
+        residual: &mut Self::Buffer,
+    ) -> Result<(), CommError> {
+        self.linear(x, w, scratch);
+        self.all_reduce(scratch)?;
+        self.add(scratch, residual);
+        Ok(())
+    }
+}

@@ -1,0 +1,307 @@
+//! The CPU backend: packed weights, vector kernels chosen at run time, pinned threads.
+
+mod attention;
+mod isa;
+mod kv;
+mod matmul;
+mod matrix;
+mod memory;
+pub mod pool;
+mod quantize;
+mod rows;
+pub mod simd;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use thunder_collectives::{CommError, Group, Op};
+
+use crate::backend::{AttentionSpec, Backend, ComputeError, KvShape, Rope};
+use crate::source::{Encoding, MatrixSource};
+use crate::step::Step;
+pub use isa::Isa;
+use kv::Kv;
+use matmul::{Input, Output};
+use matrix::{Matrix, SendPtr};
+use pool::Pool;
+pub use quantize::Activations;
+use quantize::QuantRows;
+
+/// How a [`CpuBackend`] works.
+#[derive(Debug, Clone)]
+pub struct CpuConfig {
+    /// Threads, the calling one included.
+    pub threads: usize,
+    /// Pin thread `i` to core `first_core + i`. Worth it when nothing else runs on these cores; `None` lets them float.
+    pub first_core: Option<usize>,
+    /// The kernels' instruction set.
+    pub isa: Isa,
+    /// Precision of activations in products with quantized weights.
+    pub activations: Activations,
+}
+
+/// One rank's CPU.
+#[derive(Debug)]
+pub struct CpuBackend {
+    pool: Pool,
+    isa: Isa,
+    activations: Activations,
+    group: Group,
+    /// Quantized inputs of the product at hand, one for each group size among its parts.
+    quantized: Vec<QuantRows>,
+    rotations: Vec<rows::Rotation>,
+}
+
+/// Matrices that share their input, one after the other.
+#[derive(Debug)]
+pub struct Linear {
+    parts: Vec<Matrix>,
+    rows: usize,
+}
+
+/// Rows of floats.
+#[derive(Debug)]
+pub struct Buffer {
+    data: Vec<f32>,
+    width: usize,
+    rows: usize,
+}
+
+impl Buffer {
+    fn shape(&mut self, rows: usize) {
+        assert!(rows * self.width <= self.data.len(), "a step has more rows than its buffers were made for");
+        self.rows = rows;
+    }
+
+    fn output(&mut self, column: usize) -> Output {
+        debug_assert!(column <= self.width);
+        // SAFETY: within the buffer's first row, or one past it when the buffer is empty.
+        let data = unsafe { self.data.as_mut_ptr().add(column) };
+        Output { data, stride: self.width, rows: self.rows }
+    }
+}
+
+impl CpuBackend {
+    /// A backend whose reductions go over `group`.
+    pub fn new(config: &CpuConfig, group: Group) -> Self {
+        Self {
+            pool: Pool::new(config.threads, config.first_core),
+            isa: config.isa,
+            activations: config.activations,
+            group,
+            quantized: Vec::new(),
+            rotations: Vec::new(),
+        }
+    }
+
+    /// The tensor-parallel group.
+    pub fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Quantizes `x` for each group size that the parts of `w` need.
+    fn quantize(&mut self, x: &Buffer, w: &Linear) {
+        let mut used = 0;
+        for part in &w.parts {
+            let Encoding::Affine { group, .. } = part.encoding else { continue };
+            let group = activation_group(group);
+            if self.quantized[..used].iter().any(|q| q.group == group) {
+                continue;
+            }
+            if used == self.quantized.len() {
+                self.quantized.push(QuantRows::default());
+            }
+            let quantized = &mut self.quantized[used];
+            quantized.shape(x.rows, part.cols, group, self.activations);
+            let (writer, isa, data, stride) = (quantized.writer(), self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
+            for_rows(&mut self.pool, x.rows, &|rows| {
+                // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
+                unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
+            });
+            used += 1;
+        }
+        self.quantized.truncate(used.max(1));
+    }
+}
+
+/// Activations are scaled in groups no larger than a byte tile of matrix units is deep.
+fn activation_group(weight_group: usize) -> usize {
+    weight_group.min(64)
+}
+
+/// Few rows are not worth a hand-over to the threads.
+fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
+    if rows < 4 { job(0..rows) } else { pool.split(rows, job) }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = Linear;
+    type Vector = std::sync::Arc<[f32]>;
+    type Buffer = Buffer;
+    type Kv = Kv;
+
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
+        let parts: Vec<Matrix> = parts
+            .iter()
+            .filter(|source| source.rows > 0)
+            .map(|source| {
+                Matrix::pack(source, &mut self.pool).map_err(|error| ComputeError::Memory {
+                    bytes: source.bytes(),
+                    what: "weights",
+                    reason: error.to_string(),
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        let rows = parts.iter().map(|part| part.rows).sum();
+        Ok(Linear { parts, rows })
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Self::Vector {
+        values.into()
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        Ok(Buffer { data: vec![0.0; rows * width], width, rows: 0 })
+    }
+
+    fn kv_cache(&mut self, shape: KvShape) -> Result<Kv, ComputeError> {
+        Kv::new(&shape)
+    }
+
+    fn matrix_bytes(matrix: &Linear) -> usize {
+        matrix.parts.iter().map(Matrix::bytes).sum()
+    }
+
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) {
+        self.rotations.resize_with(ropes.len(), rows::Rotation::default);
+        for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
+            rotation.compute(step, rope);
+        }
+    }
+
+    fn embed(&mut self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) {
+        out.shape(ids.len());
+        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(out.width)) {
+            let row = id.checked_sub(first).map(|row| row as usize);
+            match (row, table.parts.first()) {
+                (Some(row), Some(part)) if row < part.rows => {
+                    part.row(row, out);
+                    if scale != 1.0 {
+                        out.iter_mut().for_each(|x| *x *= scale);
+                    }
+                }
+                _ => out.fill(0.0),
+            }
+        }
+    }
+
+    fn rms_norm(&mut self, x: &Buffer, weight: &Self::Vector, eps: f32, out: &mut Buffer) {
+        out.shape(x.rows);
+        let (isa, to, width) = (self.isa, SendPtr(out.data.as_mut_ptr()), x.width);
+        for_rows(&mut self.pool, x.rows, &|range| {
+            for row in range {
+                let x = &x.data[row * width..][..width];
+                // SAFETY: each row of the output is written by one thread.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                // SAFETY: the instruction set was detected.
+                unsafe { isa::rms_norm(isa, x, weight, eps, out) };
+            }
+        });
+    }
+
+    fn linear(&mut self, x: &Buffer, w: &Linear, out: &mut Buffer) {
+        out.shape(x.rows);
+        debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
+        self.quantize(x, w);
+        let (isa, quantized) = (self.isa, &self.quantized);
+        let (data, stride) = (SendPtr(x.data.as_ptr().cast_mut()), x.width);
+        let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
+        let out = out.output(0);
+        self.pool.split(panels, &|range| {
+            let (mut first_panel, mut column) = (0, 0);
+            for part in &w.parts {
+                let count = part.panel_count();
+                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
+                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
+                let input = match part.encoding {
+                    // SAFETY: the start of the buffer.
+                    Encoding::Float(_) => Input::Floats { data: unsafe { data.at(0) }, stride },
+                    Encoding::Affine { group, .. } => {
+                        let group = activation_group(group);
+                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
+                            unreachable!("quantized for every part")
+                        };
+                        Input::Quantized(rows)
+                    }
+                };
+                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
+                unsafe {
+                    isa::matmul(isa, part, mine, input, out.from_column(column));
+                }
+                first_panel += count;
+                column += part.rows;
+            }
+        });
+    }
+
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        qkv: &mut Buffer,
+        kv: &mut Kv,
+        layer: usize,
+        out: &mut Buffer,
+    ) {
+        out.shape(step.rows());
+        let rotation = spec.rope.map(|rope| &self.rotations[rope]);
+        attention::run(&mut self.pool, self.isa, spec, step, rotation, qkv, kv, layer, out);
+    }
+
+    fn swiglu(&mut self, gate_up: &Buffer, out: &mut Buffer) {
+        out.shape(gate_up.rows);
+        let (isa, to, width) = (self.isa, SendPtr(out.data.as_mut_ptr()), out.width);
+        for_rows(&mut self.pool, gate_up.rows, &|range| {
+            for row in range {
+                let (gate, up) = gate_up.data[row * gate_up.width..][..2 * width].split_at(width);
+                // SAFETY: each row of the output is written by one thread.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                // SAFETY: the instruction set was detected.
+                unsafe { isa::swiglu(isa, gate, up, out) };
+            }
+        });
+    }
+
+    fn add(&mut self, x: &Buffer, y: &mut Buffer) {
+        let len = x.rows * x.width;
+        for (y, x) in y.data[..len].iter_mut().zip(&x.data[..len]) {
+            *y += x;
+        }
+    }
+
+    fn all_reduce(&mut self, x: &mut Buffer) -> Result<(), CommError> {
+        self.group.all_reduce(&mut x.data[..x.rows * x.width], Op::Sum)
+    }
+
+    fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
+        out.shape(rows.len());
+        for (&row, out) in rows.iter().zip(out.data.chunks_exact_mut(x.width)) {
+            out.copy_from_slice(&x.data[row as usize * x.width..][..x.width]);
+        }
+    }
+
+    fn read<'a>(&'a self, x: &'a Buffer) -> &'a [f32] {
+        &x.data[..x.rows * x.width]
+    }
+
+    fn write(&mut self, values: &[f32], x: &mut Buffer) {
+        x.shape(values.len() / x.width);
+        x.data[..values.len()].copy_from_slice(values);
+    }
+}

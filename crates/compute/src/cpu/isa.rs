@@ -1,0 +1,136 @@
+//! Which instructions the kernels use, and the kernels' entry points: one `#[target_feature]` function for each set.
+
+use std::ops::Range;
+
+use super::attention::{Heads, attend};
+use super::matmul::{Input, Output, panel};
+use super::matrix::Matrix;
+use super::quantize::RowWriter;
+use super::rows;
+#[cfg(target_arch = "x86_64")]
+use super::simd::avx512::Avx512;
+use super::simd::{Simd, portable::Portable};
+
+/// An instruction set that this program has kernels for and this CPU can run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust.
+    Portable,
+    /// AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// The environment variable that forces a set.
+    pub const VARIABLE: &str = "THUNDER_KERNEL";
+
+    /// The fastest that this CPU has, or the one that `THUNDER_KERNEL` names.
+    ///
+    /// # Errors
+    /// When the variable names a set that is unknown or that the CPU lacks; the text says which there are.
+    pub fn detect() -> Result<Self, String> {
+        let best = Self::available().pop().unwrap_or(Self::Portable);
+        match std::env::var(Self::VARIABLE) {
+            Err(_) => Ok(best),
+            Ok(name) => Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
+                let names: Vec<_> = Self::available().into_iter().map(Self::name).collect();
+                format!("{}={name}: this CPU runs {}", Self::VARIABLE, names.join(", "))
+            }),
+        }
+    }
+
+    /// All that this CPU can run, the fastest last.
+    pub fn available() -> Vec<Self> {
+        let mut all = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        if Avx512::detected() {
+            all.push(Self::Avx512);
+        }
+        all
+    }
+
+    /// The name that `THUNDER_KERNEL` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+/// Writes an entry point that instantiates a generic kernel for each instruction set.
+macro_rules! entry {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `isa` was detected on this CPU, and the kernel's own conditions hold.
+        pub(super) unsafe fn $name(isa: Isa, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+            unsafe fn avx512($($arg: $ty),*) {
+                // SAFETY: the caller's conditions.
+                unsafe { $generic::<Avx512>($($arg),*) }
+            }
+            // SAFETY: the caller's conditions.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => avx512($($arg),*),
+                    Isa::Portable => $generic::<Portable>($($arg),*),
+                }
+            }
+        }
+    };
+}
+
+entry! {
+    /// Rows times the given panels of a matrix.
+    fn matmul(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
+}
+entry! {
+    /// Quantizes the given rows.
+    fn quantize_rows(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter) = quantize
+}
+entry! {
+    /// One row's norm.
+    fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = norm
+}
+entry! {
+    /// One row's gated activation.
+    fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = gated
+}
+entry! {
+    /// Queries of one KV head over its sequence's keys and values.
+    fn attention(heads: &Heads<'_>) = attend
+}
+
+#[inline(always)]
+unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
+    for index in panels {
+        // SAFETY: the caller's conditions.
+        unsafe { panel::<S>(w, index, x, out) };
+    }
+}
+
+#[inline(always)]
+unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter) {
+    for row in rows {
+        // SAFETY: the caller's conditions.
+        unsafe { to.quantize::<S>(row, x.add(row * stride)) };
+    }
+}
+
+#[inline(always)]
+unsafe fn norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    // SAFETY: the CPU has `S`.
+    unsafe { rows::rms_norm::<S>(x, weight, eps, out) };
+}
+
+#[inline(always)]
+unsafe fn gated<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: the CPU has `S`.
+    unsafe { rows::swiglu::<S>(gate, up, out) };
+}

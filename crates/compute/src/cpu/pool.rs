@@ -1,0 +1,243 @@
+//! Worker threads that run one closure together, handed over in well under a microsecond while work is near.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker spins for the next job before it sleeps. Between the operations of a step there are microseconds;
+/// sleeping and waking would cost more than an operation of a small model.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// A job: run by every thread, with the thread's index.
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// Counts jobs; a worker runs one each time this moves.
+    epoch: AtomicUsize,
+    /// Workers still busy with the current job.
+    busy: AtomicUsize,
+    /// Workers asleep or about to be.
+    sleepers: AtomicUsize,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+    job: UnsafeCell<Option<Job>>,
+}
+
+// SAFETY: `job` is written only by the leader while no worker is busy, and read only between the epoch's release store
+// and the worker's decrement of `busy`.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is dereferenced only while `Pool::run` holds the closure alive.
+unsafe impl Send for Shared {}
+
+/// Threads for the operations of one rank. The calling thread takes part as thread 0.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's included. With `first_core`, thread `i` is pinned to the core
+    /// `first_core + i`, the caller's thread too.
+    pub fn new(threads: usize, first_core: Option<usize>) -> Self {
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+        });
+        if let Some(core) = first_core {
+            pin(core);
+        }
+        let workers = (1..threads.max(1))
+            .filter_map(|index| {
+                let shared = shared.clone();
+                std::thread::Builder::new()
+                    .name(format!("compute-{index}"))
+                    .spawn(move || {
+                        if let Some(core) = first_core {
+                            pin(core + index);
+                        }
+                        work(&shared, index);
+                    })
+                    .ok()
+            })
+            .collect();
+        Self { shared, workers }
+    }
+
+    /// Threads that take part in a job.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job` on every thread and returns when all are done.
+    ///
+    /// # Panics
+    /// When the job panicked on any thread.
+    pub fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let shared = &*self.shared;
+        // SAFETY: no worker is busy (run takes &mut self and returns only when `busy` is 0), so none reads `job`; the
+        // lifetime is erased, but no worker uses the pointer after `busy` has reached 0 below.
+        unsafe {
+            *shared.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job));
+        }
+        shared.busy.store(self.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            self.workers.iter().for_each(|worker| worker.thread().unpark());
+        }
+        // The workers must be waited for even when our own part panics: they hold a reference to the job.
+        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(0)));
+        let mut spins = 0u32;
+        while shared.busy.load(Ordering::Acquire) > 0 {
+            relax(&mut spins);
+        }
+        if let Err(panic) = mine {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!shared.panicked.load(Ordering::Relaxed), "a compute thread panicked: see its message above");
+    }
+
+    /// Runs `job` for each range of an even split of `0..items` over the threads.
+    pub fn split(&mut self, items: usize, job: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
+        let threads = self.threads();
+        self.run(&|thread| {
+            let range = items * thread / threads..items * (thread + 1) / threads;
+            if !range.is_empty() {
+                job(range);
+            }
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker that panicked has been reported by `run` already.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        wait_for_epoch(shared, seen);
+        seen += 1;
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the epoch has moved, so the leader has written `job` and waits for us before it changes it or lets
+        // the closure go.
+        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        if let Some(job) = job
+            && std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(index))).is_err()
+        {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.busy.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn wait_for_epoch(shared: &Shared, seen: usize) {
+    let moved = || shared.epoch.load(Ordering::SeqCst) != seen;
+    let mut spins = 0u32;
+    let mut since = None;
+    while !moved() {
+        relax(&mut spins);
+        if spins.is_multiple_of(256) && since.get_or_insert_with(Instant::now).elapsed() > SPIN {
+            // Counted before the last look, and the leader looks at the count after it has moved the epoch: one of the
+            // two sees the other.
+            shared.sleepers.fetch_add(1, Ordering::SeqCst);
+            while !moved() {
+                std::thread::park();
+            }
+            shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// One turn of a spin loop; now and then gives the core away, for machines with more threads than cores.
+fn relax(spins: &mut u32) {
+    *spins = spins.wrapping_add(1);
+    if spins.is_multiple_of(1024) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// Binds the calling thread to a core, where the system can. Best effort: a thread that floats is only slower.
+pub fn pin(core: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: plain data, zero is a valid empty set; CPU_SET is given an index below the set's size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if core < 8 * size_of::<libc::cpu_set_t>() {
+            libc::CPU_SET(core, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = core;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_runs_every_job_once() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads, None);
+            let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for round in 0..2000 {
+                if round == 1000 {
+                    std::thread::sleep(3 * SPIN); // all workers sleep now
+                }
+                pool.run(&|thread| {
+                    counts[thread].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2000));
+        }
+    }
+
+    #[test]
+    fn split_covers_each_item_once() {
+        let mut pool = Pool::new(3, None);
+        let hits: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+        pool.split(10, &|range| {
+            range.for_each(|i| {
+                hits[i].fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn a_panic_on_a_worker_reaches_the_caller() {
+        let mut pool = Pool::new(2, None);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(&|thread| assert_ne!(thread, 1, "on purpose"));
+        }));
+        assert!(outcome.is_err());
+    }
+}

@@ -1,0 +1,369 @@
+//! The kernels against plain arithmetic, on every instruction set of this CPU.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+use thunder_collectives::Group;
+
+use super::*;
+use crate::backend::{KvLayer, QkNorm};
+use crate::source::{Float, Strided};
+
+/// A repeatable sequence of numbers in −1..1.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+    fn next(&mut self) -> f32 {
+        self.next_u64() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+    fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+}
+
+fn backend(isa: Isa, threads: usize, activations: Activations) -> CpuBackend {
+    CpuBackend::new(&CpuConfig { threads, first_core: None, isa, activations }, Group::solo())
+}
+
+fn encode(float: Float, values: &[f32]) -> Vec<u8> {
+    let bytes = |x: &f32| match float {
+        Float::F32 => x.to_le_bytes().to_vec(),
+        Float::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
+        Float::BF16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(bytes).collect()
+}
+
+/// A stored matrix and the values that it stands for.
+struct Stored {
+    rows: usize,
+    cols: usize,
+    encoding: Encoding,
+    weight: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl Stored {
+    fn random(rows: usize, cols: usize, encoding: Encoding, numbers: &mut Numbers) -> Self {
+        let mut stored =
+            Self { rows, cols, encoding, weight: vec![], scales: vec![], biases: vec![], values: vec![] };
+        match encoding {
+            Encoding::Float(float) => {
+                stored.weight = encode(float, &numbers.vec(rows * cols));
+                stored.values = vec![0.0; rows * cols];
+                float.decode(&stored.weight, &mut stored.values);
+            }
+            Encoding::Affine { bits, group, scales } => {
+                let count = rows * cols / group;
+                stored.scales = encode(scales, &numbers.vec(count));
+                stored.biases = encode(scales, &numbers.vec(count));
+                let (mut s, mut b) = (vec![0.0; count], vec![0.0; count]);
+                scales.decode(&stored.scales, &mut s);
+                scales.decode(&stored.biases, &mut b);
+                stored.weight = vec![0; rows * cols * bits as usize / 8];
+                for i in 0..rows * cols {
+                    let q = numbers.next_u64() & ((1 << bits) - 1);
+                    for bit in 0..bits as usize {
+                        let at = i * bits as usize + bit;
+                        stored.weight[at / 8] |= ((q >> bit & 1) as u8) << (at % 8);
+                    }
+                    stored.values.push(q as f32 * s[i / group] + b[i / group]);
+                }
+            }
+        }
+        stored
+    }
+
+    fn view<'a>(&self, bytes: &'a [u8]) -> Strided<'a> {
+        let row_bytes = bytes.len() / self.rows;
+        Strided { bytes, stride: row_bytes, row_bytes }
+    }
+
+    fn source(&self, bias: Option<Vec<f32>>) -> MatrixSource<'_> {
+        let scales = match self.encoding {
+            Encoding::Float(_) => None,
+            Encoding::Affine { .. } => Some((self.view(&self.scales), self.view(&self.biases))),
+        };
+        MatrixSource {
+            rows: self.rows,
+            cols: self.cols,
+            encoding: self.encoding,
+            weight: self.view(&self.weight),
+            scales,
+            bias,
+            release: None,
+        }
+    }
+}
+
+fn encodings() -> Vec<Encoding> {
+    let mut all: Vec<_> = [Float::F32, Float::F16, Float::BF16].map(Encoding::Float).to_vec();
+    for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
+        for (j, group) in [32, 64, 128].into_iter().enumerate() {
+            let scales = [Float::F32, Float::F16, Float::BF16][(i + j) % 3];
+            all.push(Encoding::Affine { bits, group, scales });
+        }
+    }
+    all
+}
+
+fn filled(backend: &mut CpuBackend, values: &[f32], width: usize) -> Buffer {
+    let mut buffer = backend.buffer(values.len() / width, width).unwrap();
+    backend.write(values, &mut buffer);
+    buffer
+}
+
+/// ‖a − b‖ / ‖b‖.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-30)
+}
+
+#[test]
+fn products_match_plain_arithmetic_in_every_encoding() {
+    let mut numbers = Numbers(1);
+    let (rows, cols, batch) = (37, 256, 11);
+    for encoding in encodings() {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let (x, bias) = (numbers.vec(batch * cols), numbers.vec(rows));
+        let mut expected = Vec::new();
+        for x in x.chunks(cols) {
+            for (w, bias) in stored.values.chunks(cols).zip(&bias) {
+                expected.push(w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>() as f32 + bias);
+            }
+        }
+        for isa in Isa::available() {
+            for (activations, limit) in [(Activations::Int16, 2e-4), (Activations::Int8, 2e-2)] {
+                let mut backend = backend(isa, 2, activations);
+                let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
+                let x = filled(&mut backend, &x, cols);
+                let mut out = backend.buffer(batch, rows).unwrap();
+                backend.linear(&x, &w, &mut out);
+                let error = distance(backend.read(&out), &expected);
+                assert!(error < limit, "{encoding:?} on {}: {activations:?} is off by {error}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_batch() {
+    let mut numbers = Numbers(2);
+    let (rows, cols, batch) = (48, 192, 13);
+    for encoding in [
+        Encoding::Float(Float::BF16),
+        Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+        Encoding::Affine { bits: 6, group: 32, scales: Float::BF16 },
+    ] {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for isa in Isa::available() {
+            let mut backend = backend(isa, 3, Activations::Int16);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            let all = filled(&mut backend, &values, cols);
+            let mut together = backend.buffer(batch, rows).unwrap();
+            backend.linear(&all, &w, &mut together);
+            for (x, expected) in values.chunks(cols).zip(backend.read(&together).to_vec().chunks(rows)) {
+                let x = filled(&mut backend, x, cols);
+                let mut alone = backend.buffer(1, rows).unwrap();
+                backend.linear(&x, &w, &mut alone);
+                assert_eq!(backend.read(&alone), expected, "{encoding:?} on {}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn embedding_returns_the_stored_rows() {
+    let mut numbers = Numbers(3);
+    for encoding in encodings() {
+        let stored = Stored::random(21, 128, encoding, &mut numbers);
+        let mut backend = backend(Isa::Portable, 1, Activations::Int16);
+        let table = backend.matrix(&[stored.source(None)]).unwrap();
+        let mut out = backend.buffer(4, 128).unwrap();
+        backend.embed(&table, &[100, 120, 99, 121], 100, 1.0, &mut out);
+        let out = backend.read(&out);
+        assert!(distance(&out[..128], &stored.values[..128]) < 1e-6, "{encoding:?}");
+        assert!(distance(&out[128..256], &stored.values[20 * 128..]) < 1e-6, "{encoding:?}");
+        assert!(out[256..].iter().all(|x| *x == 0.0), "ids of other ranks are zero");
+    }
+}
+
+#[test]
+fn several_matrices_of_different_encodings_share_one_product() {
+    let mut numbers = Numbers(4);
+    let kinds = [
+        Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+        Encoding::Affine { bits: 6, group: 32, scales: Float::F16 },
+        Encoding::Float(Float::BF16),
+    ];
+    let parts: Vec<_> = kinds.map(|kind| Stored::random(20, 64, kind, &mut numbers)).into();
+    let values = numbers.vec(2 * 64);
+    let mut backend = backend(Isa::detect().unwrap(), 2, Activations::Int16);
+    let x = filled(&mut backend, &values, 64);
+    let sources: Vec<_> = parts.iter().map(|part| part.source(None)).collect();
+    let fused = backend.matrix(&sources).unwrap();
+    let mut out = backend.buffer(2, 60).unwrap();
+    backend.linear(&x, &fused, &mut out);
+    let out = backend.read(&out).to_vec();
+    for (i, source) in sources.iter().enumerate() {
+        let alone = backend.matrix(std::slice::from_ref(source)).unwrap();
+        let mut expected = backend.buffer(2, 20).unwrap();
+        backend.linear(&x, &alone, &mut expected);
+        for row in 0..2 {
+            assert_eq!(out[row * 60 + i * 20..][..20], backend.read(&expected)[row * 20..][..20]);
+        }
+    }
+}
+
+#[test]
+fn exponential_is_accurate() {
+    fn check<S: simd::Simd>() {
+        for i in -8600..200 {
+            let x = i as f32 * 0.01;
+            let mut out = [0.0; simd::LANES];
+            // SAFETY: called for detected sets only; the array has 16 lanes.
+            unsafe { S::store(out.as_mut_ptr(), S::exp(S::splat(x))) };
+            let expected = f64::from(x).exp() as f32;
+            assert!((out[0] - expected).abs() <= 4e-7 * expected, "e^{x} is {expected}, not {}", out[0]);
+        }
+    }
+    check::<simd::portable::Portable>();
+    #[cfg(target_arch = "x86_64")]
+    if simd::avx512::Avx512::detected() {
+        check::<simd::avx512::Avx512>();
+    }
+}
+
+/// Attention by its definition, for one sequence that begins at position 0: `[row][head][dim]`.
+fn plain_attention(spec: &AttentionSpec<std::sync::Arc<[f32]>>, rope: &Rope, qkv: &[f32], rows: usize) -> Vec<f32> {
+    let (dim, heads, kv_heads, width) = (spec.head_dim, spec.heads(), spec.kv_heads(), spec.qkv_width());
+    let head = |row: usize, index: usize| {
+        let mut x = qkv[row * width + index * dim..][..dim].to_vec();
+        if index >= heads + kv_heads {
+            return x;
+        }
+        if let Some(norm) = &spec.qk_norm {
+            let weight = if index < heads { &norm.query } else { &norm.key };
+            let rms = (x.iter().map(|x| x * x).sum::<f32>() / dim as f32 + norm.eps).sqrt();
+            x.iter_mut().zip(weight.iter()).for_each(|(x, w)| *x = *x / rms * w);
+        }
+        let half = rope.inverse_frequencies.len();
+        for i in 0..half {
+            let (sin, cos) = (row as f32 * rope.inverse_frequencies[i]).sin_cos();
+            (x[i], x[i + half]) = (x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin);
+        }
+        x
+    };
+    let mut out = Vec::new();
+    for row in 0..rows {
+        for query in 0..heads {
+            let kv = spec.queries_of.iter().position(|range| range.contains(&query)).unwrap();
+            let first = spec.window.map_or(0, |window| (row + 1).saturating_sub(window));
+            let q = head(row, query);
+            let scores: Vec<f32> = (first..=row)
+                .map(|t| q.iter().zip(head(t, heads + kv)).map(|(q, k)| q * k).sum::<f32>() * spec.scale)
+                .collect();
+            let best = scores.iter().copied().fold(f32::MIN, f32::max);
+            let total: f32 = scores.iter().map(|s| (s - best).exp()).sum();
+            let mut sum = vec![0.0; dim];
+            for (t, score) in (first..=row).zip(&scores) {
+                let v = head(t, heads + kv_heads + kv);
+                sum.iter_mut().zip(v).for_each(|(s, v)| *s += (score - best).exp() / total * v);
+            }
+            out.extend(sum);
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_matches_its_definition_however_the_prompt_is_cut() {
+    let mut numbers = Numbers(5);
+    let (dim, rows) = (32, 75);
+    let rope = Rope { inverse_frequencies: (0..16).map(|i| 0.5f32.powi(i)).collect(), amplitude: 1.0 };
+    for (window, norm, queries_of) in [
+        (None, true, vec![0..4, 4..8]),
+        (Some(20), false, vec![0..3]),
+        (Some(33), true, vec![0..1, 1..2, 2..4]),
+    ] {
+        let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
+            head_dim: dim,
+            queries_of,
+            scale: 0.2,
+            window,
+            qk_norm: norm.then(|| QkNorm { query: numbers.vec(dim).into(), key: numbers.vec(dim).into(), eps: 1e-5 }),
+            rope: Some(0),
+            temperature: None,
+            out_column: 0,
+        };
+        let values = numbers.vec(rows * spec.qkv_width());
+        let expected = plain_attention(&spec, &rope, &values, rows);
+        let shape = KvShape { layers: vec![KvLayer { heads: spec.kv_heads(), head_dim: dim }], blocks: 8 };
+        for isa in Isa::available() {
+            let mut whole = Vec::new();
+            for cuts in [vec![75], vec![1, 31, 1, 42], vec![33, 20, 20, 2]] {
+                let mut backend = backend(isa, 2, Activations::Int16);
+                let mut kv = backend.kv_cache(shape.clone()).unwrap();
+                let (mut start, mut result) = (0, Vec::new());
+                for cut in cuts {
+                    let mut step = Step::default();
+                    step.push(&vec![0; cut], start, &[5, 2, 7], false);
+                    let part = &values[start * spec.qkv_width()..][..cut * spec.qkv_width()];
+                    let mut qkv = filled(&mut backend, part, spec.qkv_width());
+                    let mut out = backend.buffer(cut, spec.heads() * dim).unwrap();
+                    backend.begin(&step, std::slice::from_ref(&rope));
+                    backend.attention(&spec, &step, &mut qkv, &mut kv, 0, &mut out);
+                    result.extend_from_slice(backend.read(&out));
+                    start += cut;
+                }
+                let error = distance(&result, &expected);
+                assert!(error < 1e-3, "window {window:?} on {}: off by {error}", isa.name());
+                if whole.is_empty() {
+                    whole = result;
+                } else {
+                    assert_eq!(whole, result, "the cut changed the result on {}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_too_wide_for_the_kernel_is_refused() {
+    let mut backend = backend(Isa::Portable, 1, Activations::Int16);
+    for head_dim in [40, 512] {
+        let shape = KvShape { layers: vec![KvLayer { heads: 1, head_dim }], blocks: 1 };
+        let error = backend.kv_cache(shape).unwrap_err().to_string();
+        assert!(error.contains(&head_dim.to_string()) && error.contains("multiple of 16"), "{error}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn norm_and_gate_match_plain_arithmetic(len in 1usize..200, seed in 0u64..1000) {
+        let mut numbers = Numbers(seed);
+        let (x, w, up) = (numbers.vec(len), numbers.vec(len), numbers.vec(len));
+        let rms = (x.iter().map(|x| x * x).sum::<f32>() / len as f32 + 1e-5).sqrt();
+        let normed: Vec<f32> = x.iter().zip(&w).map(|(x, w)| x / rms * w).collect();
+        let gated: Vec<f32> = x.iter().zip(&up).map(|(x, up)| x / (1.0 + (-x).exp()) * up).collect();
+        for isa in Isa::available() {
+            let mut backend = backend(isa, 1, Activations::Int16);
+            let input = filled(&mut backend, &x, len);
+            let weight = backend.vector(&w);
+            let mut out = backend.buffer(1, len).unwrap();
+            backend.rms_norm(&input, &weight, 1e-5, &mut out);
+            prop_assert!(distance(backend.read(&out), &normed) < 1e-5);
+            let both: Vec<f32> = x.iter().chain(&up).copied().collect();
+            let both = filled(&mut backend, &both, 2 * len);
+            backend.swiglu(&both, &mut out);
+            prop_assert!(distance(backend.read(&out), &gated) < 1e-5);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Weights as they lie in a file, described so that a backend can take the rows and columns that are its own.
+
+use half::{bf16, f16};
+
+/// A floating-point format of stored numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Float {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of a single.
+    BF16,
+}
+
+impl Float {
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+
+    /// Reads little-endian numbers; `bytes` holds whole ones.
+    pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            Self::F32 => {
+                for (x, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *x = f32::from_le_bytes(*b);
+                }
+            }
+            Self::F16 => {
+                for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *x = f16::from_le_bytes(*b).to_f32();
+                }
+            }
+            Self::BF16 => {
+                for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *x = bf16::from_le_bytes(*b).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// How the elements of a matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// Plain numbers.
+    Float(Float),
+    /// MLX's affine quantization: `w = q * scale + bias`, one scale and bias for each `group` elements of a row.
+    /// A row is one little-endian bit stream of `bits` a element (see facts/mlx-format.md).
+    Affine {
+        /// 2, 3, 4, 5, 6 or 8.
+        bits: u32,
+        /// 32, 64 or 128.
+        group: usize,
+        /// The format of scales and biases.
+        scales: Float,
+    },
+}
+
+impl Encoding {
+    /// Columns that cannot be divided: a quantization group, or a single element.
+    pub const fn column_unit(self) -> usize {
+        match self {
+            Self::Float(_) => 1,
+            Self::Affine { group, .. } => group,
+        }
+    }
+
+    /// Bytes that `rows × cols` elements take in the file, scales and biases included.
+    pub const fn bytes(self, rows: usize, cols: usize) -> usize {
+        match self {
+            Self::Float(float) => rows * cols * float.bytes(),
+            Self::Affine { bits, group, scales } => {
+                rows * (cols * bits as usize / 8 + 2 * scales.bytes() * (cols / group))
+            }
+        }
+    }
+}
+
+/// Rows of bytes at a constant distance, a window of a row-major matrix in a file.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// Starts with the first row of the window.
+    pub bytes: &'a [u8],
+    /// From the beginning of one row to the next.
+    pub stride: usize,
+    /// Length of a row in the window.
+    pub row_bytes: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// All bytes from the first of these rows to the last, those of other columns between them included.
+    pub fn span(&self, rows: std::ops::Range<usize>) -> &'a [u8] {
+        if rows.is_empty() || self.row_bytes == 0 {
+            return &[];
+        }
+        &self.bytes[rows.start * self.stride..(rows.end - 1) * self.stride + self.row_bytes]
+    }
+
+    /// The bytes of a row.
+    ///
+    /// # Panics
+    /// When the row lies outside of `bytes`.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.stride..][..self.row_bytes]
+    }
+}
+
+/// The part of one stored matrix `[rows, cols]` that a rank takes.
+#[derive(Clone)]
+pub struct MatrixSource<'a> {
+    /// Output features.
+    pub rows: usize,
+    /// Input features; a multiple of the encoding's column unit.
+    pub cols: usize,
+    /// How the elements are stored.
+    pub encoding: Encoding,
+    /// The elements.
+    pub weight: Strided<'a>,
+    /// Scales and biases of the groups, for quantized encodings.
+    pub scales: Option<(Strided<'a>, Strided<'a>)>,
+    /// Added to the output, one for each row.
+    pub bias: Option<Vec<f32>>,
+    /// Told when rows have been packed.
+    pub release: Option<&'a dyn Release>,
+}
+
+impl MatrixSource<'_> {
+    /// Bytes that are read from the file.
+    pub fn bytes(&self) -> usize {
+        self.encoding.bytes(self.rows, self.cols)
+    }
+}
+
+/// Told of file bytes that were read and are needed no more, so that they can leave memory, and of progress.
+pub trait Release: Sync {
+    /// `bytes` is a part of a mapped file.
+    fn release(&self, bytes: &[u8]);
+}

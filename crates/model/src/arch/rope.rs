@@ -1,0 +1,122 @@
+//! Frequencies of rotary position embedding and the ways in which checkpoints stretch them to longer contexts.
+
+use std::f64::consts::PI;
+
+use serde::Deserialize;
+use thunder_compute::Rope;
+
+use crate::error::ModelError;
+
+/// `rope_scaling` of config.json, or `rope_parameters` as transformers 5 writes it.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct RopeParameters {
+    rope_type: Option<String>,
+    #[serde(rename = "type")]
+    old_type: Option<String>,
+    pub rope_theta: Option<f64>,
+    pub partial_rotary_factor: Option<f64>,
+    factor: Option<f64>,
+    pub original_max_position_embeddings: Option<usize>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    attention_factor: Option<f64>,
+    pub llama_4_scaling_beta: Option<f32>,
+}
+
+/// The rotation of heads of which `dims` dimensions rotate.
+pub(super) fn rope(
+    theta: f64,
+    dims: usize,
+    scaling: Option<&RopeParameters>,
+    context: usize,
+) -> Result<Rope, ModelError> {
+    if dims < 2 || dims % 2 != 0 {
+        return Err(ModelError::Unsupported {
+            field: "head_dim",
+            value: dims.to_string(),
+            supported: "an even number of rotated dimensions is".into(),
+        });
+    }
+    let plain: Vec<f64> = (0..dims / 2).map(|i| theta.powf(-2.0 * i as f64 / dims as f64)).collect();
+    let kind = scaling.and_then(|s| s.rope_type.as_deref().or(s.old_type.as_deref())).unwrap_or("default");
+    let factor = || {
+        let factor = scaling.and_then(|s| s.factor).filter(|factor| *factor > 0.0);
+        factor.ok_or_else(|| ModelError::Unsupported {
+            field: "rope_scaling.factor",
+            value: "missing or not positive".into(),
+            supported: format!("{kind:?} scaling needs a positive one"),
+        })
+    };
+    let (frequencies, amplitude) = match (kind, scaling) {
+        ("default", _) | (_, None) => (plain, 1.0),
+        ("linear", _) => {
+            let factor = factor()?;
+            (plain.iter().map(|f| f / factor).collect(), 1.0)
+        }
+        ("llama3", Some(s)) => (llama3(&plain, factor()?, s), 1.0),
+        ("yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, context),
+        (other, _) => {
+            return Err(ModelError::Unsupported {
+                field: "rope_scaling.rope_type",
+                value: format!("{other:?}"),
+                supported: "default, linear, llama3 and yarn are".into(),
+            });
+        }
+    };
+    Ok(Rope {
+        inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
+        amplitude: amplitude as f32,
+    })
+}
+
+/// Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated.
+fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
+    let original = s.original_max_position_embeddings.unwrap_or(8192) as f64;
+    let (low, high) = (s.low_freq_factor.unwrap_or(1.0), s.high_freq_factor.unwrap_or(4.0));
+    plain
+        .iter()
+        .map(|&f| {
+            let turns = original * f / (2.0 * PI);
+            let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+            f * (smooth + (1.0 - smooth) / factor)
+        })
+        .collect()
+}
+
+/// YaRN (arXiv 2309.00071): dimensions that turn seldom within the original context are stretched, those that turn often
+/// kept, a ramp between; attention grows by `0.1 ln(factor) + 1`.
+fn yarn(
+    plain: &[f64],
+    theta: f64,
+    dims: usize,
+    factor: f64,
+    s: &RopeParameters,
+    context: usize,
+) -> (Vec<f64>, f64) {
+    let original = s.original_max_position_embeddings.unwrap_or(context) as f64;
+    let dimension = |turns: f64| dims as f64 * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let low = dimension(s.beta_fast.unwrap_or(32.0)).floor().max(0.0);
+    let high = dimension(s.beta_slow.unwrap_or(1.0)).ceil().min(dims as f64 - 1.0);
+    let width = if low == high { 0.001 } else { high - low };
+    let frequencies = plain
+        .iter()
+        .enumerate()
+        .map(|(i, &f)| {
+            let stretched = ((i as f64 - low) / width).clamp(0.0, 1.0);
+            f * (1.0 - stretched) + f / factor * stretched
+        })
+        .collect();
+    let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let amplitude = s.attention_factor.unwrap_or_else(|| {
+        // A zero mscale_all_dim stands for an absent one, as in transformers.
+        match (s.mscale, s.mscale_all_dim.filter(|&all| all != 0.0)) {
+            (Some(m), Some(all)) => mscale(m) / mscale(all),
+            _ => mscale(1.0),
+        }
+    });
+    (frequencies, amplitude)
+}

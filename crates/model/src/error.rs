@@ -1,0 +1,127 @@
+//! What can be wrong with a model folder.
+
+use std::path::{Path, PathBuf};
+
+/// Why a model could not be loaded or planned. Each text names the file or value, and what to do where that is known.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file is not there.
+    #[error("{}: no such file: a model folder needs {needs}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What it is for.
+        needs: &'static str,
+    },
+    /// A file could not be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file ends early.
+    #[error(
+        "{}: truncated: it has {actual} bytes, but its header describes {expected}: download it again",
+        path.display()
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        actual: u64,
+        /// The length that its header describes.
+        expected: u64,
+    },
+    /// The config names an architecture that is not known.
+    #[error("unknown architecture {name:?}: known are {}", crate::arch::KNOWN.join(", "))]
+    UnknownArchitecture {
+        /// `model_type` of config.json.
+        name: String,
+    },
+    /// The config asks for something that is not implemented.
+    #[error("config.json: {field} is {value}, which is not supported: {supported}")]
+    Unsupported {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is supported.
+        supported: String,
+    },
+    /// A tensor is not in the files.
+    #[error("tensor {name:?} is not in the model's files{hint}")]
+    NoTensor {
+        /// Its name.
+        name: String,
+        /// What may be the reason.
+        hint: String,
+    },
+    /// A tensor is there, but of another form.
+    #[error("tensor {name:?} is {actual}, but the config asks for {expected}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// Its element type and shape.
+        actual: String,
+        /// What the config implies.
+        expected: String,
+    },
+    /// The split cannot be made.
+    #[error("{0}")]
+    Plan(String),
+    /// The weights and the cache are larger than the memory.
+    #[error(
+        "the model does not fit: rank {rank} needs {} for weights and {} for a KV cache of {tokens} tokens, together {}, \
+         but {} are available: use more ranks, a smaller context (--context), or fewer bits",
+        human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*available)
+    )]
+    DoesNotFit {
+        /// The rank that is short.
+        rank: usize,
+        /// Bytes of its weights.
+        weights: u64,
+        /// Bytes of its cache.
+        kv: u64,
+        /// Tokens of the cache.
+        tokens: usize,
+        /// Bytes there are.
+        available: u64,
+    },
+    /// The backend refused.
+    #[error(transparent)]
+    Compute(#[from] thunder_compute::ComputeError),
+}
+
+impl ModelError {
+    /// Wraps an I/O error; a missing file says what it is for.
+    pub fn io(path: &Path, needs: &'static str, source: std::io::Error) -> Self {
+        let path = path.to_owned();
+        if source.kind() == std::io::ErrorKind::NotFound {
+            Self::Missing { path, needs }
+        } else {
+            Self::Io { path, source }
+        }
+    }
+}
+
+/// Bytes as people write them, in powers of 1024.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}

@@ -1,0 +1,98 @@
+//! A model folder as a whole: configuration, tokenizer, template and weights.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::arch::{self, TokenIds};
+use crate::chat::{ChatError, ChatTemplate};
+use crate::error::ModelError;
+use crate::loader::Quantization;
+use crate::spec::ModelSpec;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::weights::{Weights, read_config};
+
+/// What is needed to compute a model. Opening it reads headers only.
+#[derive(Debug)]
+pub struct ModelFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The architecture.
+    pub spec: ModelSpec,
+    /// The weight files.
+    pub weights: Weights,
+    /// How they are quantized.
+    pub quantization: Quantization,
+    /// generation_config.json.
+    pub generation: GenerationConfig,
+}
+
+/// generation_config.json: how the model's makers sample it.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct GenerationConfig {
+    /// Whether to sample at all.
+    pub do_sample: bool,
+    /// Divides the logits.
+    pub temperature: Option<f32>,
+    /// Nucleus.
+    pub top_p: Option<f32>,
+    /// Candidates.
+    pub top_k: Option<usize>,
+    /// Least share of the likeliest.
+    pub min_p: Option<f32>,
+    /// Penalty on tokens seen.
+    pub repetition_penalty: Option<f32>,
+    #[serde(rename = "eos_token_id")]
+    eos: Option<TokenIds>,
+}
+
+impl ModelFolder {
+    /// Opens a folder.
+    ///
+    /// # Errors
+    /// When a file is missing or malformed, or the architecture is unknown.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if !path.is_dir() {
+            return Err(ModelError::Missing { path: path.to_owned(), needs: "config.json, weights and a tokenizer" });
+        }
+        let (config, config_path) = read_config(path)?;
+        let mut spec = arch::spec(&config, &config_path)?;
+        let quantization = Quantization::read(&config, &config_path)?;
+        let generation = GenerationConfig::read(path)?;
+        if let Some(eos) = generation.eos.clone() {
+            spec.eos = eos.into_vec();
+        }
+        let weights = Weights::open(path)?;
+        Ok(Self { path: path.to_owned(), spec, weights, quantization, generation })
+    }
+
+    /// The folder's tokenizer.
+    ///
+    /// # Errors
+    /// When it is missing or malformed.
+    pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, TokenizerError> {
+        Tokenizer::load(&self.path).map(Arc::new)
+    }
+
+    /// The folder's chat template, if it has one.
+    ///
+    /// # Errors
+    /// When it is malformed.
+    pub fn chat_template(&self) -> Result<Option<Arc<ChatTemplate>>, ChatError> {
+        Ok(ChatTemplate::load(&self.path)?.map(Arc::new))
+    }
+}
+
+impl GenerationConfig {
+    fn read(folder: &Path) -> Result<Self, ModelError> {
+        let path = folder.join("generation_config.json");
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| ModelError::Malformed { path, reason: error.to_string() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(ModelError::io(&path, "sampling defaults", error)),
+        }
+    }
+}

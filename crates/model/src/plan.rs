@@ -1,0 +1,267 @@
+//! Which part of a model each rank holds.
+//!
+//! Ranks form `stages` of consecutive layers (pipeline parallel), and the ranks of a stage split each layer (tensor
+//! parallel). Splits follow weights and need not be even: what is divided are units (KV-head groups, quantization groups
+//! of channels, panels of vocabulary rows), and each rank takes a run of them.
+
+use std::ops::Range;
+
+use crate::error::ModelError;
+use crate::spec::{AttentionShape, ModelSpec};
+
+/// How a model is spread over ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Parallelism {
+    /// Every layer is split over all ranks.
+    #[default]
+    Tensor,
+    /// Every rank holds consecutive layers.
+    Pipeline,
+}
+
+/// The shares of all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Layers of each stage.
+    stages: Vec<Range<usize>>,
+    /// Weight of each rank of a stage, the same in all stages.
+    weights: Vec<f64>,
+}
+
+/// Rows of vocabulary that are not divided: the rows that kernels work on together.
+const VOCAB_UNIT: usize = 16;
+
+impl Plan {
+    /// A plan for as many ranks as there are weights.
+    ///
+    /// # Errors
+    /// When a weight is not positive, or there are more stages than layers.
+    pub fn new(spec: &ModelSpec, mode: Parallelism, weights: &[f64]) -> Result<Self, ModelError> {
+        if weights.is_empty() {
+            return Err(ModelError::Plan("a plan needs at least one rank".into()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+            return Err(ModelError::Plan(format!("a split has the weight {bad}: weights must be positive numbers")));
+        }
+        match mode {
+            Parallelism::Tensor => Ok(Self { stages: vec![0..spec.layers.len()], weights: weights.to_vec() }),
+            Parallelism::Pipeline => {
+                if weights.len() > spec.layers.len() {
+                    return Err(ModelError::Plan(format!(
+                        "{} pipeline ranks for {} layers: use at most one rank a layer, or --parallel tensor",
+                        weights.len(),
+                        spec.layers.len()
+                    )));
+                }
+                Ok(Self { stages: split_at_least_one(spec.layers.len(), weights), weights: vec![1.0] })
+            }
+        }
+    }
+
+    /// World size.
+    pub fn ranks(&self) -> usize {
+        self.stages.len() * self.weights.len()
+    }
+
+    /// Ranks that split each layer among them.
+    pub fn tensor_ranks(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Stages of the pipeline.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The part of one rank.
+    ///
+    /// # Panics
+    /// When the rank is not below [`Plan::ranks`].
+    pub fn shard(&self, rank: usize) -> Shard<'_> {
+        assert!(rank < self.ranks(), "rank {rank} of {}", self.ranks());
+        Shard { plan: self, stage: rank / self.weights.len(), tensor_rank: rank % self.weights.len() }
+    }
+}
+
+/// One rank's part.
+#[derive(Debug, Clone, Copy)]
+pub struct Shard<'a> {
+    plan: &'a Plan,
+    /// Its stage of the pipeline.
+    pub stage: usize,
+    /// Its place among the ranks of the stage.
+    pub tensor_rank: usize,
+}
+
+/// One rank's heads of a layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadShare {
+    /// Query heads.
+    pub queries: Range<usize>,
+    /// The KV heads that these read.
+    pub kv: Range<usize>,
+    /// For each of these KV heads, the rank's own query heads that read it, counted from the rank's first.
+    pub queries_of: Vec<Range<usize>>,
+}
+
+impl Shard<'_> {
+    /// Layers of the stage.
+    pub fn layers(&self) -> Range<usize> {
+        self.plan.stages[self.stage].clone()
+    }
+
+    /// Whether this rank embeds tokens.
+    pub fn is_first(&self) -> bool {
+        self.stage == 0
+    }
+
+    /// Whether this rank makes logits.
+    pub fn is_last(&self) -> bool {
+        self.stage + 1 == self.plan.stages.len()
+    }
+
+    /// Whether what must be added once (a bias of a product that is split by columns) is added here.
+    pub fn adds_once(&self) -> bool {
+        self.tensor_rank == 0
+    }
+
+    fn share(&self, units: usize) -> Range<usize> {
+        split(units, &self.plan.weights).swap_remove(self.tensor_rank)
+    }
+
+    /// Heads of an attention layer. Query heads that share a KV head stay together, unless there are more ranks than KV
+    /// heads: then KV heads are replicated.
+    pub fn heads(&self, shape: &AttentionShape) -> HeadShare {
+        let group = shape.heads / shape.kv_heads;
+        let unit = if self.plan.weights.len() > shape.kv_heads { 1 } else { group };
+        let units = self.share(shape.heads / unit);
+        let queries = units.start * unit..units.end * unit;
+        let kv = if queries.is_empty() { 0..0 } else { queries.start / group..queries.end.div_ceil(group) };
+        let queries_of = kv
+            .clone()
+            .map(|head| {
+                let range = (head * group).max(queries.start)..((head + 1) * group).min(queries.end);
+                range.start - queries.start..range.end - queries.start
+            })
+            .collect();
+        HeadShare { queries, kv, queries_of }
+    }
+
+    /// Channels of an MLP, in whole `unit`s.
+    pub fn channels(&self, channels: usize, unit: usize) -> Range<usize> {
+        let units = self.share(channels.div_ceil(unit));
+        (units.start * unit).min(channels)..(units.end * unit).min(channels)
+    }
+
+    /// Rows of the vocabulary.
+    pub fn vocab(&self, rows: usize) -> Range<usize> {
+        self.channels(rows, VOCAB_UNIT)
+    }
+}
+
+/// Cuts `0..units` into runs in proportion to the weights, each boundary rounded to the nearest unit.
+fn split(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let total: f64 = weights.iter().sum();
+    let mut sum = 0.0;
+    let mut start = 0;
+    weights
+        .iter()
+        .map(|weight| {
+            sum += weight;
+            let end = ((units as f64 * sum / total).round() as usize).clamp(start, units);
+            let range = start..end;
+            start = end;
+            range
+        })
+        .collect()
+}
+
+/// As [`split`], but nobody gets nothing. Needs at least as many units as weights.
+fn split_at_least_one(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let spare = split(units - weights.len(), weights);
+    spare.into_iter().enumerate().map(|(i, range)| range.start + i..range.end + i + 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn attention(heads: usize, kv_heads: usize) -> AttentionShape {
+        AttentionShape {
+            heads,
+            kv_heads,
+            head_dim: 64,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: false,
+            window: None,
+            rope: None,
+            temperature: None,
+        }
+    }
+
+    fn tensor(weights: &[f64]) -> Plan {
+        Plan { stages: vec![0..4], weights: weights.to_vec() }
+    }
+
+    #[test]
+    fn three_ranks_share_eight_kv_heads() {
+        let plan = tensor(&[1.0; 3]);
+        let kv: Vec<_> = (0..3).map(|rank| plan.shard(rank).heads(&attention(32, 8)).kv).collect();
+        assert_eq!(kv, [0..3, 3..5, 5..8]);
+    }
+
+    #[test]
+    fn weights_are_respected() {
+        let plan = tensor(&[3.0, 1.0]);
+        assert_eq!(plan.shard(0).heads(&attention(16, 8)).kv, 0..6);
+        assert_eq!(plan.shard(1).channels(1024, 64), 768..1024);
+    }
+
+    #[test]
+    fn more_ranks_than_kv_heads_replicate_them() {
+        let plan = tensor(&[1.0; 3]);
+        let share = plan.shard(1).heads(&attention(8, 2));
+        assert_eq!((share.queries, share.kv), (3..5, 0..2));
+        assert_eq!(share.queries_of, [0..1, 1..2]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_part_belongs_to_exactly_one_rank(
+            weights in prop::collection::vec(0.1f64..10.0, 1..9),
+            kv_heads in 1usize..12, group in 1usize..9, units in 1usize..40, vocab in 1usize..1000,
+        ) {
+            let plan = tensor(&weights);
+            let shape = attention(kv_heads * group, kv_heads);
+            let (mut query, mut channel, mut row) = (0, 0, 0);
+            for rank in 0..weights.len() {
+                let shard = plan.shard(rank);
+                let heads = shard.heads(&shape);
+                prop_assert_eq!(heads.queries.start, query);
+                query = heads.queries.end;
+                let owned: usize = heads.queries_of.iter().map(ExactSizeIterator::len).sum();
+                prop_assert_eq!(owned, heads.queries.len());
+                for (kv, queries) in heads.kv.clone().zip(&heads.queries_of) {
+                    for q in queries.clone() {
+                        prop_assert_eq!((heads.queries.start + q) / group, kv);
+                    }
+                }
+                let channels = shard.channels(units * 32, 32);
+                prop_assert_eq!((channels.start, channels.start % 32), (channel, 0));
+                channel = channels.end;
+                prop_assert_eq!(shard.vocab(vocab).start, row);
+                row = shard.vocab(vocab).end;
+            }
+            prop_assert_eq!((query, channel, row), (kv_heads * group, units * 32, vocab));
+        }
+
+        #[test]
+        fn every_stage_has_a_layer(weights in prop::collection::vec(0.01f64..10.0, 1..9), more in 0usize..60) {
+            let stages = split_at_least_one(weights.len() + more, &weights);
+            prop_assert!(stages.iter().all(|stage| !stage.is_empty()));
+            prop_assert_eq!(stages.last().map(|stage| stage.end), Some(weights.len() + more));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The weight files of a folder: memory-mapped safetensors, found by tensor name, read where they lie.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::{Mmap, UncheckedAdvice};
+use safetensors::tensor::{Dtype, SafeTensors};
+use serde::Deserialize;
+use thunder_compute::source::Release;
+
+use crate::error::ModelError;
+
+/// All tensors of a model folder.
+#[derive(Debug)]
+pub struct Weights {
+    files: Vec<Mapped>,
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    map: Mmap,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    range: std::ops::Range<usize>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+/// A tensor where it lies in its file.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, row-major.
+    pub shape: &'a [usize],
+    /// Its bytes, little-endian.
+    pub bytes: &'a [u8],
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+impl Weights {
+    /// Maps the files of a folder: those that model.safetensors.index.json names, or model.safetensors.
+    ///
+    /// # Errors
+    /// When a file is missing, truncated or malformed.
+    pub fn open(folder: &Path) -> Result<Self, ModelError> {
+        let mut weights = Self { files: Vec::new(), tensors: HashMap::new() };
+        let index = folder.join("model.safetensors.index.json");
+        let names = match std::fs::read(&index) {
+            Ok(bytes) => {
+                let index: Index = serde_json::from_slice(&bytes)
+                    .map_err(|error| ModelError::Malformed { path: index.clone(), reason: error.to_string() })?;
+                let mut names: Vec<String> = index.weight_map.into_values().collect();
+                names.sort();
+                names.dedup();
+                names
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => vec!["model.safetensors".to_owned()],
+            Err(error) => return Err(ModelError::io(&index, "the list of weight files", error)),
+        };
+        for name in names {
+            if Path::new(&name).components().count() != 1 {
+                let reason = format!("it names the weight file {name:?}: only files beside it are allowed");
+                return Err(ModelError::Malformed { path: index, reason });
+            }
+            weights.map(&folder.join(name))?;
+        }
+        Ok(weights)
+    }
+
+    fn map(&mut self, path: &Path) -> Result<(), ModelError> {
+        let io = |error| ModelError::io(path, "weights (safetensors)", error);
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read-only; a file that is truncated by someone else while it is used ends the process, which
+        // is true of every program that maps its models.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
+        let start = header + 8;
+        let expected = (start + metadata.data_len()) as u64;
+        if (map.len() as u64) < expected {
+            return Err(ModelError::Truncated { path: path.to_owned(), actual: map.len() as u64, expected });
+        }
+        let file = self.files.len();
+        for (name, info) in metadata.tensors() {
+            let range = start + info.data_offsets.0..start + info.data_offsets.1;
+            let entry = Entry { file, range, dtype: info.dtype, shape: info.shape.clone() };
+            self.tensors.insert(name, entry);
+        }
+        self.files.push(Mapped { map });
+        Ok(())
+    }
+
+    /// A tensor by its name.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let entry = self.tensors.get(name)?;
+        let bytes = &self.files[entry.file].map[entry.range.clone()];
+        Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
+    }
+
+    /// Whether a tensor exists.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Any tensor name that ends so, for hints and for finding a model's prefix.
+    pub fn name_ending(&self, end: &str) -> Option<&str> {
+        self.tensors.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> usize {
+        self.tensors.values().map(|entry| entry.range.len()).sum()
+    }
+}
+
+impl Release for Weights {
+    /// Drops the pages from this process; they stay in the system's cache, for other ranks.
+    fn release(&self, bytes: &[u8]) {
+        let start = bytes.as_ptr() as usize;
+        for Mapped { map } in &self.files {
+            let base = map.as_ptr() as usize;
+            if (base..base + map.len()).contains(&start) {
+                // SAFETY: the map is a clean, read-only view of a file: dropped pages are read again when touched.
+                let dropped =
+                    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start - base, bytes.len()) };
+                // Advice that is refused only leaves the pages to the system's own judgement.
+                drop(dropped);
+            }
+        }
+    }
+}
+
+/// The parsed config.json of a folder, and its path for error texts.
+///
+/// # Errors
+/// When the file is missing or no JSON object.
+pub fn read_config(folder: &Path) -> Result<(serde_json::Value, PathBuf), ModelError> {
+    let path = folder.join("config.json");
+    let bytes = std::fs::read(&path).map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes)
+        .map_err(|error| ModelError::Malformed { path: path.clone(), reason: error.to_string() })?;
+    if !value.is_object() {
+        return Err(ModelError::Malformed { path, reason: "not a JSON object".into() });
+    }
+    Ok((value, path))
+}
