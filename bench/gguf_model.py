@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Writes a GGUF file of a true shape with random weights: gguf_model.py SHAPE TYPE FILE (see llama_cpp.sh).
+
+The blocks' bytes are random as they stand and their scales the same everywhere, so that gigabytes take seconds; every
+matrix, the embedding too, has the one type, so that bits a weight are those of Thunderhead's folder of the same shape.
+"""
+
+import sys
+
+import gguf
+import numpy as np
+
+# architecture, layers, hidden, channels, query heads, KV heads, head width, vocabulary, rope base
+SHAPES = {
+    "llama-1b": ("llama", 16, 2048, 8192, 32, 8, 64, 128256, 500000.0),
+    "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 500000.0),
+    "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 1000000.0),
+}
+# The untied ones have a head of their own.
+UNTIED = {"llama-8b"}
+TYPES = {
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+}
+
+
+def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
+    """Random blocks of 32 weights, mean about 0 and standard deviation 1 / sqrt(columns): u8 [rows, bytes]."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (rows, columns // 32, block_bytes), dtype=np.uint8)
+    levels = 256 if kind == gguf.GGMLQuantizationType.Q8_0 else 16
+    # A uniform variable over n levels has a standard deviation of n / sqrt(12) steps.
+    step = np.float16(np.sqrt(12 / columns) / levels)
+    head = [step] if kind != gguf.GGMLQuantizationType.Q4_1 else [step, np.float16(-7.5 * step)]
+    head = np.array(head, np.float16).view(np.uint8)
+    data[..., : len(head)] = head
+    return data.reshape(rows, -1)
+
+
+def main():
+    if len(sys.argv) != 4 or sys.argv[1] not in SHAPES or sys.argv[2] not in TYPES:
+        sys.exit(f"{__doc__}\nSHAPE: {', '.join(SHAPES)}; TYPE: {', '.join(TYPES)}")
+    shape, kind, path = sys.argv[1], TYPES[sys.argv[2]], sys.argv[3]
+    architecture, layers, hidden, channels, heads, kv_heads, width, vocab, base = SHAPES[shape]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(layers)
+    writer.add_context_length(32768)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(channels)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(base)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab)
+    # llama-bench feeds token numbers, so no vocabulary is needed.
+    writer.add_tokenizer_model("no_vocab")
+
+    rng = np.random.default_rng(0)
+
+    def matrix(name, rows, columns):
+        writer.add_tensor(f"{name}.weight", blocks(rng, rows, columns, kind), raw_dtype=kind)
+
+    def norm(name, size):
+        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    matrix("token_embd", vocab, hidden)
+    norm("output_norm", hidden)
+    if shape in UNTIED:
+        matrix("output", vocab, hidden)
+    for i in range(layers):
+        norm(f"blk.{i}.attn_norm", hidden)
+        matrix(f"blk.{i}.attn_q", heads * width, hidden)
+        matrix(f"blk.{i}.attn_k", kv_heads * width, hidden)
+        matrix(f"blk.{i}.attn_v", kv_heads * width, hidden)
+        matrix(f"blk.{i}.attn_output", hidden, heads * width)
+        if architecture == "qwen3":
+            norm(f"blk.{i}.attn_q_norm", width)
+            norm(f"blk.{i}.attn_k_norm", width)
+        norm(f"blk.{i}.ffn_norm", hidden)
+        matrix(f"blk.{i}.ffn_gate", channels, hidden)
+        matrix(f"blk.{i}.ffn_up", channels, hidden)
+        matrix(f"blk.{i}.ffn_down", hidden, channels)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()

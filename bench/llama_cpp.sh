@@ -1,0 +1,78 @@
+#!/bin/bash
+# What Thunderhead's kernels are measured against: llama.cpp's llama-bench on a model of the same shape and bits.
+#
+#   bench/llama_cpp.sh build                          builds llama-bench (half an hour on one core; Debian, x86-64)
+#   bench/llama_cpp.sh model [SHAPE [TYPE]]           writes a GGUF with random weights: llama-1b q4_0
+#   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if need be, then decodes 64 tokens with one thread
+#
+# SHAPE: llama-1b, llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, as MLX's 4 bits in groups of 64), q4_1 (5 bits, as
+# groups of 32), q8_0. ARG: llama-bench's own, after `-p 0 -n 64 -t 1`, e.g. `-p 512 -n 0` for prefill, `-t 2`.
+#
+# The source comes from PyPI's llama-cpp-python, which carries it; nothing of it is kept in this repository. clang 16,
+# because gcc 12's build of its AMX code crashes. AMX=off leaves AMX out (a second build). JOBS: compilers at once.
+set -euo pipefail
+
+version=${LLAMA_CPP_PYTHON_VERSION:-0.3.36}
+cache=${THUNDER_LLAMA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/thunderhead/llama.cpp}
+amx=${AMX:-on}
+here=$(cd "$(dirname "$0")" && pwd)
+build=$cache/build-$version-amx-$amx
+venv=$cache/venv
+bench=$build/bin/llama-bench
+
+venv() {
+  [ -x "$venv/bin/cmake" ] && return
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet cmake ninja gguf numpy
+}
+
+source_tree() {
+  local tree=$cache/llama_cpp_python-$version
+  if [ ! -d "$tree" ]; then
+    # pip would build cmake from source too if every package had to come as source.
+    "$venv/bin/pip" download --quiet --no-binary llama-cpp-python --no-deps \
+      --dest "$cache" "llama-cpp-python==$version" >&2
+    tar -xzf "$cache/llama_cpp_python-$version.tar.gz" -C "$cache"
+    rm "$cache/llama_cpp_python-$version.tar.gz"
+  fi
+  echo "$tree/vendor/llama.cpp"
+}
+
+build() {
+  [ -x "$bench" ] && return
+  mkdir -p "$cache"
+  if ! command -v clang-16 >/dev/null; then
+    apt-get update -q
+    apt-get install -q -y --no-install-recommends clang-16 libomp-16-dev
+  fi
+  venv
+  local options=(-DGGML_NATIVE=ON)
+  if [ "$amx" = off ]; then
+    # What GGML_NATIVE finds on such a machine, less AMX.
+    options=(-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
+  fi
+  PATH=$venv/bin:$PATH cmake -G Ninja -S "$(source_tree)" -B "$build" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 -DBUILD_SHARED_LIBS=OFF "${options[@]}" \
+    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
+  "$venv/bin/cmake" --build "$build" --target llama-bench -j "${JOBS:-1}"
+}
+
+model() {
+  local file=$cache/$1-$2.gguf
+  venv
+  [ -s "$file" ] || { "$venv/bin/python" "$here/gguf_model.py" "$1" "$2" "$file.part" && mv "$file.part" "$file"; }
+  echo "$file"
+}
+
+case ${1:-} in
+  build) build && echo "$bench" ;;
+  model) mkdir -p "$cache" && model "${2:-llama-1b}" "${3:-q4_0}" ;;
+  run)
+    build
+    file=$(model "${2:-llama-1b}" "${3:-q4_0}")
+    shift $(($# > 3 ? 3 : $#))
+    exec "$bench" -m "$file" -p 0 -n 64 -t 1 "$@"
+    ;;
+  *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
+esac
