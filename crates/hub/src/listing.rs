@@ -1,0 +1,121 @@
+//! What a repository has, and what of it is needed to run the model.
+
+use serde::Deserialize;
+
+use crate::{HubError, cache};
+
+/// The hub's answer to `/api/models/<repo>/revision/<revision>`, as far as it is used.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Listing {
+    /// The commit.
+    pub(crate) sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// Kinds of files that a model is run from. Weights in other formats are duplicates.
+const ENDS: [&str; 6] = [".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"];
+
+impl Listing {
+    pub(crate) fn parse(repo: &str, bytes: &[u8]) -> Result<Self, HubError> {
+        let wrong =
+            |reason: String| HubError::Answer { repo: repo.into(), file: "list of files".into(), reason };
+        let listing: Self = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
+        if !cache::is_commit(&listing.sha) {
+            return Err(wrong(format!("{:?} is not a commit", listing.sha)));
+        }
+        match listing.siblings.iter().find(|file| !cache::is_safe_path(&file.rfilename)) {
+            Some(file) => Err(HubError::UnsafeName { repo: repo.into(), file: file.rfilename.clone() }),
+            None => Ok(listing),
+        }
+    }
+
+    /// The files that are needed.
+    pub(crate) fn needed(&self, repo: &str) -> Result<Vec<&str>, HubError> {
+        let top =
+            || self.siblings.iter().map(|file| file.rfilename.as_str()).filter(|name| !name.contains('/'));
+        // Some repositories hold the same weights again under the maker's own names (consolidated.safetensors).
+        let usual_names = top().any(|name| name.starts_with("model") && name.ends_with(".safetensors"));
+        let is_needed = |name: &str| {
+            ENDS.iter().any(|end| name.ends_with(end))
+                && !(usual_names && name.ends_with(".safetensors") && !name.starts_with("model"))
+        };
+        let needed: Vec<&str> = top().filter(|name| is_needed(name)).collect();
+        let lacks = |missing: &str, hint: &str| HubError::NothingToRun {
+            repo: repo.into(),
+            missing: missing.into(),
+            hint: hint.into(),
+        };
+        if !needed.contains(&"config.json") {
+            return Err(lacks("config.json", ""));
+        }
+        if !needed.iter().any(|name| name.ends_with(".safetensors")) {
+            let other = [".gguf", ".bin", ".pth", ".onnx", ".npz"]
+                .iter()
+                .find(|end| top().any(|n| n.ends_with(*end)));
+            let hint = other.map(|end| {
+                format!(": its weights are {end} files; look for a safetensors or MLX version of it")
+            });
+            return Err(lacks(".safetensors files", &hint.unwrap_or_default()));
+        }
+        Ok(needed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needed(files: &[&str]) -> Result<Vec<String>, HubError> {
+        let siblings: Vec<_> = files.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
+        let text =
+            serde_json::json!({"sha": "0".repeat(40), "siblings": siblings, "private": false}).to_string();
+        let listing = Listing::parse("o/n", text.as_bytes())?;
+        Ok(listing.needed("o/n")?.into_iter().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn only_what_runs_the_model_is_taken() {
+        let files = [
+            "config.json",
+            "README.md",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "consolidated.safetensors",
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "original/params.json",
+            "tokenizer.json",
+            "tokenizer.model",
+            "merges.txt",
+            "chat_template.jinja",
+            ".gitattributes",
+        ];
+        let expected = [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "tokenizer.model",
+            "merges.txt",
+            "chat_template.jinja",
+        ];
+        assert_eq!(needed(&files).expect("a model"), expected);
+        let own_names = ["config.json", "weights.00.safetensors"];
+        assert_eq!(needed(&own_names).expect("a model"), own_names);
+    }
+
+    #[test]
+    fn what_is_not_a_model_says_why() {
+        let error = |files: &[&str]| needed(files).expect_err("not a model").to_string();
+        assert!(error(&["model.safetensors"]).contains("has no config.json"));
+        assert!(error(&["config.json", "x.gguf"]).contains(".gguf files"));
+        assert!(error(&["config.json", "../model.safetensors"]).contains("unsafe name"));
+    }
+}

@@ -1,0 +1,102 @@
+//! A model's folder, by path or by name.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    HubError,
+    cache::{RepoFolder, cache_root, check_repo_name, is_safe_path},
+};
+
+/// Where a model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The folder with its config.json.
+    pub folder: PathBuf,
+    /// org/name, for a model in the cache.
+    pub repo: Option<String>,
+    /// The commit, for a model in the cache.
+    pub commit: Option<String>,
+}
+
+/// Finds a model: a folder with a config.json, or org/name (or org/name@revision) in the Hugging Face cache. Never uses
+/// the network.
+///
+/// # Errors
+/// When it is neither, with both places that were tried, or when the model in the cache lacks files.
+pub fn locate(name_or_path: &str) -> Result<Located, HubError> {
+    locate_in(name_or_path, &cache_root())
+}
+
+/// [`locate`] with another cache.
+///
+/// # Errors
+/// As [`locate`].
+pub fn locate_in(name_or_path: &str, cache: &Path) -> Result<Located, HubError> {
+    let path = Path::new(name_or_path);
+    if path.join("config.json").is_file() {
+        return Ok(Located { folder: path.to_owned(), repo: None, commit: None });
+    }
+    let (repo, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
+    let name_fault = match check_repo_name(repo) {
+        Ok(()) if is_safe_path(revision) => None,
+        Ok(()) => Some(format!("{revision:?} is not a revision")),
+        Err(reason) => Some(reason),
+    };
+    if name_fault.is_none()
+        && let Some(found) = in_cache(repo, revision, cache)
+    {
+        return found;
+    }
+    if path.is_dir() {
+        let reason = "this folder has no config.json; give the folder of a model".into();
+        return Err(HubError::NotAModel { path: path.to_owned(), reason });
+    }
+    if path.is_file() {
+        let reason = "this is a file; give the folder that it is in".into();
+        return Err(HubError::NotAModel { path: path.to_owned(), reason });
+    }
+    let (name, folder) = (name_or_path.to_owned(), absolute(path));
+    Err(match name_fault {
+        Some(reason) => HubError::BadName { name, folder, reason },
+        None => HubError::NotFound { name, folder, cache: RepoFolder::new(cache, repo).path() },
+    })
+}
+
+/// For messages: people see at once that a relative path was meant from elsewhere.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// `None` if the cache does not have this revision of the repository.
+fn in_cache(repo: &str, revision: &str, cache: &Path) -> Option<Result<Located, HubError>> {
+    let repo_folder = RepoFolder::new(cache, repo);
+    let commit = repo_folder.commit(revision).filter(|commit| repo_folder.snapshot(commit).is_dir())?;
+    let folder = repo_folder.snapshot(&commit);
+    Some(match missing_file(&folder) {
+        Some(missing) => Err(HubError::Incomplete { repo: repo.into(), folder, missing }),
+        None => Ok(Located { folder, repo: Some(repo.into()), commit: Some(commit) }),
+    })
+}
+
+/// A file that a model folder should have and has not: other programs fill the cache file by file.
+fn missing_file(folder: &Path) -> Option<String> {
+    if !folder.join("config.json").is_file() {
+        return Some("config.json".into());
+    }
+    let index = fs::read(folder.join("model.safetensors.index.json")).ok();
+    let index: Option<Value> = index.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if let Some(map) = index.as_ref().and_then(|index| index["weight_map"].as_object()) {
+        let files = map.values().filter_map(Value::as_str);
+        return files.into_iter().find(|file| !folder.join(file).is_file()).map(str::to_owned);
+    }
+    let mut entries = fs::read_dir(folder).ok().into_iter().flatten().flatten();
+    let has_weights = entries.any(|entry| {
+        entry.path().extension().is_some_and(|end| end == "safetensors") && entry.path().is_file()
+    });
+    (!has_weights).then(|| "*.safetensors".into())
+}

@@ -1,0 +1,64 @@
+//! Models by path and by name.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::Path};
+
+use thunder_hub::{HubError, Located, locate_in};
+
+const COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_folder_is_taken_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let error = locate_in(path, folder.path()).unwrap_err().to_string();
+    assert!(error.contains(path) && error.contains("no config.json"), "{error}");
+    write(&folder.path().join("config.json"), "{}");
+    let located = locate_in(path, folder.path()).unwrap();
+    assert_eq!(located, Located { folder: folder.path().to_owned(), repo: None, commit: None });
+    let file = folder.path().join("config.json");
+    let error = locate_in(file.to_str().unwrap(), folder.path()).unwrap_err().to_string();
+    assert!(error.contains("is a file"), "{error}");
+}
+
+#[test]
+fn a_name_is_found_in_a_cache_that_others_filled() {
+    let cache = tempfile::tempdir().unwrap();
+    let repo = cache.path().join("models--org--name");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    write(&repo.join("refs/main"), COMMIT);
+    write(&snapshot.join("config.json"), "{}");
+    let missing = |cache: &Path| match locate_in("org/name", cache).unwrap_err() {
+        HubError::Incomplete { missing, .. } => missing,
+        other => panic!("{other}"),
+    };
+    assert_eq!(missing(cache.path()), "*.safetensors");
+    write(&snapshot.join("model.safetensors.index.json"), r#"{"weight_map": {"a": "model-1.safetensors"}}"#);
+    assert_eq!(missing(cache.path()), "model-1.safetensors");
+    write(&snapshot.join("model-1.safetensors"), "x");
+    let located = locate_in("org/name", cache.path()).unwrap();
+    assert_eq!(located.folder, snapshot);
+    assert_eq!(located.repo.as_deref(), Some("org/name"));
+    assert_eq!(located.commit.as_deref(), Some(COMMIT));
+    assert!(matches!(locate_in("org/name@v2", cache.path()), Err(HubError::NotFound { .. })));
+    write(&repo.join("refs/v2"), COMMIT);
+    assert_eq!(locate_in("org/name@v2", cache.path()).unwrap(), located);
+}
+
+#[test]
+fn what_is_nowhere_names_both_places_and_the_remedy() {
+    let cache = tempfile::tempdir().unwrap();
+    let error = locate_in("org/nothing", cache.path()).unwrap_err().to_string();
+    let in_cache = cache.path().join("models--org--nothing");
+    assert!(error.contains("thunder model pull org/nothing"), "{error}");
+    assert!(error.contains(in_cache.to_str().unwrap()) && error.contains("/org/nothing"), "{error}");
+    for bad in ["./no/such/folder", "/no/such/folder", "a b", "../x", "org/name@../../x"] {
+        let error = locate_in(bad, cache.path()).unwrap_err();
+        assert!(matches!(error, HubError::BadName { .. }), "{error}");
+    }
+}

@@ -1,0 +1,360 @@
+//! Pulls from a server that behaves like the hub, and from one that does not.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod server;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use server::{COMMIT, Fault, Server};
+use thunder_hub::{Event, HubError, Located, PullOptions, locate_in, pull};
+
+const FIRST: &str = "model-00001-of-00002.safetensors";
+const SECOND: &str = "model-00002-of-00002.safetensors";
+const NEEDED: [&str; 5] = ["config.json", "model.safetensors.index.json", "tokenizer.json", FIRST, SECOND];
+
+struct Fixture {
+    server: Server,
+    cache: tempfile::TempDir,
+    options: PullOptions,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let server = Server::with_model();
+        let cache = tempfile::tempdir().unwrap();
+        let options = PullOptions {
+            endpoint: server.endpoint.clone(),
+            token: None,
+            cache: cache.path().to_owned(),
+            jobs: 4,
+            attempts: 4,
+            first_wait: Duration::from_millis(5),
+            stall: Duration::from_secs(10),
+            offline: false,
+            refresh: false,
+        };
+        Self { server, cache, options }
+    }
+
+    fn pull(&self) -> Result<Located, HubError> {
+        pull("org/name", "main", &self.options, &|_| {})
+    }
+
+    fn error(&self) -> String {
+        self.pull().expect_err("the pull fails").to_string()
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.cache.path().join("models--org--name")
+    }
+
+    fn part(&self, file: &str) -> PathBuf {
+        self.repo().join("blobs").join(format!("{}.thunder.incomplete", self.server.etag(file)))
+    }
+
+    fn check_files(&self, folder: &Path) {
+        for name in NEEDED {
+            assert!(fs::read(folder.join(name)).unwrap() == self.server.content(name), "{name} is right");
+        }
+    }
+
+    /// The ranges that were asked for of a file's content.
+    fn ranges(&self, file: &str) -> Vec<Option<String>> {
+        let path = format!("GET /stored/{file}");
+        self.server
+            .seen()
+            .into_iter()
+            .filter(|seen| seen.line.starts_with(&path))
+            .map(|seen| seen.range)
+            .collect()
+    }
+}
+
+#[test]
+fn a_pull_fills_the_cache_as_huggingface_hub_does() {
+    let fixture = Fixture::new();
+    let events = Mutex::new(Vec::new());
+    let located = pull("org/name", "main", &fixture.options, &|event| {
+        events.lock().unwrap().push(format!("{event:?}"));
+    })
+    .unwrap();
+    assert_eq!(located.folder, fixture.repo().join("snapshots").join(COMMIT));
+    fixture.check_files(&located.folder);
+    assert!(!located.folder.join("README.md").exists() && !located.folder.join("pytorch_model.bin").exists());
+    assert_eq!(fs::read_to_string(fixture.repo().join("refs/main")).unwrap(), COMMIT);
+    let target = fs::read_link(located.folder.join(FIRST)).unwrap();
+    assert_eq!(target, Path::new("../../blobs").join(fixture.server.etag(FIRST)));
+    assert_eq!(fs::read_dir(fixture.repo().join("blobs")).unwrap().count(), NEEDED.len(), "no part is left");
+    assert_eq!(locate_in("org/name", fixture.cache.path()).unwrap(), located);
+    assert_eq!(locate_in(&format!("org/name@{COMMIT}"), fixture.cache.path()).unwrap(), located);
+
+    let events = events.into_inner().unwrap();
+    let bytes: usize = NEEDED.iter().map(|name| fixture.server.content(name).len()).sum();
+    assert_eq!(events[0], format!("Start {{ files: 5, bytes: {bytes}, present: 0 }}"));
+    assert!(events.contains(&format!("Bytes {{ file: {FIRST:?}, done: 1500000, total: 1500000 }}")));
+    assert_eq!(events.iter().filter(|event| event.starts_with("Done")).count(), NEEDED.len());
+}
+
+#[test]
+fn a_second_pull_does_not_use_the_network() {
+    let mut fixture = Fixture::new();
+    let first = fixture.pull().unwrap();
+    let requests = fixture.server.seen().len();
+    assert_eq!(fixture.pull().unwrap(), first);
+    assert_eq!(fixture.server.seen().len(), requests);
+
+    fixture.options.refresh = true;
+    assert_eq!(fixture.pull().unwrap(), first);
+    assert!(fixture.server.seen().len() > requests, "a refresh asks");
+    assert_eq!(fixture.ranges(FIRST).len(), 1, "but fetches nothing anew");
+
+    fixture.options.refresh = false;
+    fs::remove_file(fs::canonicalize(first.folder.join(SECOND)).unwrap()).unwrap();
+    let error = locate_in("org/name", fixture.cache.path()).unwrap_err().to_string();
+    assert!(error.contains(SECOND) && error.contains("thunder model pull org/name"), "{error}");
+    fixture.options.offline = true;
+    assert!(matches!(fixture.pull(), Err(HubError::Offline { .. })));
+    fixture.options.offline = false;
+    fixture.pull().unwrap();
+    fixture.check_files(&first.folder);
+    assert_eq!((fixture.ranges(FIRST).len(), fixture.ranges(SECOND).len()), (1, 2), "only what was missing");
+}
+
+#[test]
+fn the_token_goes_to_the_hub_alone() {
+    let mut fixture = Fixture::new();
+    fixture.server.require_token("hf_secret");
+    let error = fixture.error();
+    assert!(error.contains("org/name is gated") && error.contains("HF_TOKEN"), "{error}");
+    assert!(error.contains(&format!("{}/org/name", fixture.server.endpoint)), "{error}");
+    fixture.options.token = Some("hf_secret".into());
+    fixture.pull().unwrap();
+    let seen = fixture.server.seen();
+    assert!(seen.iter().filter(|seen| seen.host == "cdn").count() >= 2);
+    assert!(seen.iter().all(|seen| seen.host == "hub" || seen.authorization.is_none()), "{seen:#?}");
+}
+
+#[test]
+fn a_dropped_connection_is_taken_up_where_it_broke() {
+    let fixture = Fixture::new();
+    fixture.server.fault(FIRST, Fault::Drop(700_000));
+    fixture.server.fault(FIRST, Fault::Drop(300_000));
+    let located = fixture.pull().unwrap();
+    fixture.check_files(&located.folder);
+    let ranges = fixture.ranges(FIRST);
+    assert_eq!(ranges, [None, Some("bytes=700000-".into()), Some("bytes=1000000-".into())]);
+}
+
+#[test]
+fn a_later_pull_goes_on_from_an_earlier_one() {
+    let mut fixture = Fixture::new();
+    fixture.options.attempts = 1;
+    fixture.server.fault(SECOND, Fault::Drop(400_000));
+    let error = fixture.error();
+    assert!(
+        error.contains(SECOND) && error.contains("400000 of 900001") && error.contains("pull again"),
+        "{error}"
+    );
+    assert_eq!(fs::metadata(fixture.part(SECOND)).unwrap().len(), 400_000);
+    assert!(matches!(locate_in("org/name", fixture.cache.path()), Err(HubError::NotFound { .. })));
+    let located = fixture.pull().unwrap();
+    fixture.check_files(&located.folder);
+    assert_eq!(fixture.ranges(SECOND).last().unwrap().as_deref(), Some("bytes=400000-"));
+}
+
+#[test]
+fn a_server_without_ranges_begins_anew() {
+    let fixture = Fixture::new();
+    fixture.server.fault(FIRST, Fault::Drop(700_000));
+    fixture.server.fault(FIRST, Fault::IgnoreRange);
+    fixture.check_files(&fixture.pull().unwrap().folder);
+}
+
+#[test]
+fn a_wrong_range_is_refused() {
+    let fixture = Fixture::new();
+    fixture.server.fault(FIRST, Fault::Drop(700_000));
+    fixture.server.fault(FIRST, Fault::WrongRange);
+    let error = fixture.error();
+    assert!(error.contains(FIRST) && error.contains("asked for bytes from 700000"), "{error}");
+}
+
+#[test]
+fn a_part_longer_than_the_file_is_thrown_away() {
+    let fixture = Fixture::new();
+    fs::create_dir_all(fixture.repo().join("blobs")).unwrap();
+    fs::write(fixture.part(FIRST), vec![7; 2_000_000]).unwrap();
+    fixture.check_files(&fixture.pull().unwrap().folder);
+}
+
+#[test]
+fn a_wrong_checksum_deletes_the_part() {
+    for file in [FIRST, "config.json"] {
+        let fixture = Fixture::new();
+        fixture.server.fault(file, Fault::Garble);
+        match fixture.pull().unwrap_err() {
+            HubError::Checksum { file: named, expected, actual, .. } => {
+                assert_eq!((named.as_str(), &expected), (file, &fixture.server.etag(file)));
+                assert_ne!(expected, actual);
+            }
+            other => panic!("{other}"),
+        }
+        assert!(!fixture.part(file).exists());
+        fixture.check_files(&fixture.pull().unwrap().folder);
+    }
+}
+
+#[test]
+fn a_part_that_was_spoilt_on_the_disk_is_found_out() {
+    let fixture = Fixture::new();
+    fs::create_dir_all(fixture.repo().join("blobs")).unwrap();
+    fs::write(fixture.part(FIRST), vec![0; 1000]).unwrap();
+    assert!(matches!(fixture.pull(), Err(HubError::Checksum { .. })));
+    assert!(!fixture.part(FIRST).exists());
+    fixture.check_files(&fixture.pull().unwrap().folder);
+}
+
+#[test]
+fn passing_errors_of_the_server_are_tried_again() {
+    let fixture = Fixture::new();
+    fixture.server.fault("list", Fault::Status(500, ""));
+    fixture.server.fault(FIRST, Fault::Status(503, ""));
+    fixture.server.fault(FIRST, Fault::Status(429, ""));
+    fixture.server.fault("config.json", Fault::Status(500, ""));
+    let retries = Mutex::new(Vec::new());
+    pull("org/name", "main", &fixture.options, &|event| {
+        if let Event::Retry { file, reason, .. } = event {
+            retries.lock().unwrap().push(format!("{file}: {reason}"));
+        }
+    })
+    .unwrap();
+    let retries = retries.into_inner().unwrap();
+    assert_eq!(retries.len(), 4, "{retries:?}");
+    assert!(retries[0].starts_with("list of files: HTTP status 500"), "{retries:?}");
+}
+
+#[test]
+fn lasting_errors_of_the_server_end_the_pull() {
+    let fixture = Fixture::new();
+    for _ in 0..4 {
+        fixture.server.fault("list", Fault::Status(502, ""));
+    }
+    let error = fixture.error();
+    assert!(error.contains("HTTP status 502") && error.contains("after 4 attempts"), "{error}");
+}
+
+#[test]
+fn a_connection_that_brings_nothing_is_given_up_and_tried_again() {
+    let mut fixture = Fixture::new();
+    fixture.options.stall = Duration::from_millis(300);
+    fixture.server.fault(FIRST, Fault::Stall(500_000, Duration::from_secs(20)));
+    let started = Instant::now();
+    fixture.check_files(&fixture.pull().unwrap().folder);
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(fixture.ranges(FIRST).last().unwrap().as_deref(), Some("bytes=500000-"));
+}
+
+#[test]
+fn nobody_at_the_endpoint_is_a_clear_error() {
+    let mut fixture = Fixture::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    fixture.options.endpoint = format!("http://127.0.0.1:{port}");
+    fixture.options.attempts = 2;
+    let error = fixture.error();
+    assert!(error.contains("org/name: list of files") && error.contains("after 2 attempts"), "{error}");
+}
+
+#[test]
+fn refusals_name_the_remedy() {
+    let cases = [
+        (404, "RepoNotFound", "org/name was not found", "check the name"),
+        (404, "", "org/name was not found", "check the name"),
+        (401, "", "org/name was not found", "HF_TOKEN"),
+        (404, "RevisionNotFound", "no revision \"main\"", "branches and tags"),
+        (403, "GatedRepo", "org/name is gated", "accept its licence"),
+        (403, "", "access to list of files was refused (HTTP 403)", "HF_TOKEN"),
+    ];
+    for (status, code, what, remedy) in cases {
+        let fixture = Fixture::new();
+        fixture.server.close(status, code);
+        let error = fixture.error();
+        assert!(error.contains(what) && error.contains(remedy), "{status} {code}: {error}");
+    }
+    let mut fixture = Fixture::new();
+    fixture.options.token = Some("hf_wrong".into());
+    fixture.server.close(401, "");
+    let error = fixture.error();
+    assert!(error.contains("HTTP 401") && error.contains("must be valid"), "{error}");
+    let fixture = Fixture::new();
+    fixture.server.fault(FIRST, Fault::Status(404, "EntryNotFound"));
+    let error = fixture.error();
+    assert!(error.contains(&format!("lists {FIRST}")), "{error}");
+}
+
+#[test]
+fn names_that_lead_out_of_the_folder_are_refused() {
+    for name in ["../../escape.json", "/etc/escape.json", "a/../../escape.json", "..\\escape.json"] {
+        let fixture = Fixture::new();
+        fixture.server.add(name, b"x".to_vec(), false);
+        match fixture.pull().unwrap_err() {
+            HubError::UnsafeName { file, .. } => assert_eq!(file, name),
+            other => panic!("{other}"),
+        }
+        assert!(!fixture.repo().join("blobs").exists(), "nothing was downloaded");
+    }
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_seen_before() {
+    let fixture = Fixture::new();
+    fixture.server.tell_size(FIRST, 1 << 60);
+    let error = fixture.error();
+    assert!(error.contains("needs 11529") && error.contains("HF_HUB_CACHE"), "{error}");
+    assert!(fixture.ranges(FIRST).is_empty());
+}
+
+#[test]
+fn files_come_in_parallel_as_many_as_allowed() {
+    for (jobs, least) in [(4, 2), (1, 1)] {
+        let mut fixture = Fixture::new();
+        fixture.options.jobs = jobs;
+        for file in [FIRST, SECOND] {
+            fixture.server.fault(file, Fault::Delay(Duration::from_millis(400)));
+        }
+        fixture.pull().unwrap();
+        let most = fixture.server.most_at_once();
+        assert!((least..=jobs).contains(&most), "{most} at once of {jobs}");
+    }
+}
+
+#[test]
+fn two_pulls_of_one_repository_exclude_each_other() {
+    let fixture = Fixture::new();
+    fixture.server.fault(FIRST, Fault::Delay(Duration::from_secs(3)));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| fixture.pull());
+        while fixture.server.seen().is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = fixture.error();
+        assert!(error.contains("another pull of org/name is running"), "{error}");
+        first.join().unwrap().unwrap();
+    });
+    fixture.check_files(&fixture.pull().unwrap().folder);
+}
+
+#[test]
+fn bad_names_are_refused_before_a_request() {
+    let fixture = Fixture::new();
+    for name in ["../name", "a/b/c", "org/na me", ""] {
+        let error = pull(name, "main", &fixture.options, &|_| {}).unwrap_err();
+        assert!(matches!(error, HubError::BadName { .. }), "{error}");
+    }
+    assert!(matches!(pull("org/name", "../x", &fixture.options, &|_| {}), Err(HubError::BadName { .. })));
+    assert!(fixture.server.seen().is_empty());
+}
