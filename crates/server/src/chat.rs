@@ -54,13 +54,12 @@ impl ChatRequest {
     pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
-        let must_be = "a whole number of at least 1";
-        if let Some(most) = fields.whole("max_completion_tokens", 1, usize::MAX, must_be)? {
-            if options.max_tokens.replace(most).is_some() {
-                let message = "give `max_completion_tokens` or the older `max_tokens`, not both";
-                return Err(ApiError::field("max_tokens", message));
-            }
+        let most = fields.whole("max_completion_tokens", 1, usize::MAX, "a whole number of at least 1")?;
+        if most.is_some() && options.max_tokens.is_some() {
+            let message = "give `max_completion_tokens` or the older `max_tokens`, not both";
+            return Err(ApiError::field("max_tokens", message));
         }
+        options.max_tokens = options.max_tokens.or(most);
         let logprobs = logprobs(&mut fields)?;
         let messages = messages::take(&mut fields)?;
         let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();

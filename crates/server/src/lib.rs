@@ -1,7 +1,8 @@
 //! The OpenAI-compatible HTTP API in front of an engine.
 //!
 //! [`serve`] answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` on a listener until it is told
-//! to stop. It knows HTTP and text, and nothing of how the engine makes its tokens.
+//! to stop. It knows HTTP and text, and nothing of how the engine makes its tokens; `examples/mock.rs` is a whole server
+//! around an engine of a few lines.
 //!
 //! Rules that all paths keep:
 //! - A field that is not supported is refused with 400 and its name, unless its value asks for what happens anyway.

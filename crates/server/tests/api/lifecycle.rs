@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::Request as HttpRequest;
+use futures_util::StreamExt;
 use serde_json::{Value, json};
-use thunder_engine::{Engine, FinishReason};
+use thunder_engine::{Engine, Event, FinishReason};
 use thunder_server::{ServerConfig, ServerError, check_binding, router, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -138,6 +139,23 @@ async fn dropping_a_streams_body_cancels_all_of_its_answers() {
     drop(response);
     told(gone, 3).await;
     assert_eq!(engine.load(), (0, 0));
+}
+
+/// The clock of this test jumps to the next timer whenever nothing else is left to do.
+#[tokio::test(start_paused = true)]
+async fn a_stream_begins_and_is_kept_alive_while_the_engine_is_still_silent() {
+    let (engine, mut inbox) = silent(4);
+    let service = router(engine, ServerConfig::default());
+    let asked = post_request(CHAT, chat(json!({"stream": true})).to_string());
+    let response = service.oneshot(asked).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body().into_data_stream();
+    let comment = body.next().await.unwrap().unwrap();
+    assert!(comment.starts_with(b":"), "{comment:?}");
+    inbox.submissions.recv().await.unwrap().events.send(Event::Failed { message: "no luck".into() }).unwrap();
+    let last = body.next().await.unwrap().unwrap();
+    assert!(last.starts_with(b"data: {\"error\":{\"message\":\"no luck\""), "{last:?}");
+    assert!(body.next().await.is_none());
 }
 
 struct Server {
