@@ -2,13 +2,46 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use crate::core::Core;
 use crate::header::{Header, Kind};
 use crate::{CommError, DType, Op};
 
-/// Above this many bytes an all-reduce moves each part once (reduce-scatter, then all-gather) instead of everything to
-/// everyone at once.
-const ONE_SHOT_BYTES: usize = 32 << 10;
+/// How an all-reduce is done. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Algorithm {
+    /// Everyone sends everything to everyone, and reduces it all: one step, for short messages.
+    OneShot,
+    /// Each rank reduces one part of the data, then sends the result to all: two steps, each byte moves twice.
+    Mesh,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::OneShot, Self::Mesh];
+
+    /// The name by which it is forced and printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one-shot",
+            Self::Mesh => "mesh",
+        }
+    }
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot or mesh"))
+    }
+}
+
 /// Parts start on cache lines of the data.
 const PART_ALIGN_BYTES: usize = 64;
 
@@ -31,12 +64,12 @@ pub(crate) async unsafe fn all_reduce(
     core: &mut Core,
     data: *mut u8,
     count: usize,
-    dtype: DType,
-    op: Op,
+    (dtype, op): (DType, Op),
+    algorithm: Algorithm,
 ) -> Result<(), CommError> {
     let length = count * dtype.size();
     let mine = core.rank;
-    if length <= ONE_SHOT_BYTES {
+    if algorithm == Algorithm::OneShot {
         let header = header(core, Kind::AllReduce, dtype, op as u8, 0, length);
         for peer in (0..core.size).filter(|peer| *peer != mine) {
             core.queue_send(peer, header, data);
@@ -50,8 +83,9 @@ pub(crate) async unsafe fn all_reduce(
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         let theirs = part(count, dtype, peer, core.size);
         let out = header(core, Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
-        // SAFETY (and below): parts lie within `count` elements.
-        core.queue_send(peer, out, unsafe { data.add(theirs.start * size) });
+        // SAFETY: parts lie within `count` elements.
+        let from = unsafe { data.add(theirs.start * size) };
+        core.queue_send(peer, out, from);
         let inc = header(core, Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
         core.queue_receive(peer, inc, std::ptr::null_mut());
     }

@@ -16,6 +16,11 @@ const TURNS_BEFORE_CLOCK: u32 = 64;
 /// After a connection has closed: how long to wait for the news of who is really to blame.
 const NEWS_LIMIT: Duration = Duration::from_millis(100);
 
+/// After this the processor is offered to others at each turn: the rank that is waited for may be queued behind this one.
+const PURE_SPIN: Duration = Duration::from_micros(10);
+/// How long a process may take to answer a ping before it counts as stopped.
+const PING_LIMIT: Duration = Duration::from_millis(300);
+
 /// One message on its way to a peer. The pointer is valid while the operation runs.
 struct Outgoing {
     active: bool,
@@ -376,7 +381,7 @@ impl Core {
         if waited >= spin {
             return self.sleep(waited);
         }
-        if self.patience.crowded {
+        if self.patience.crowded || waited >= PURE_SPIN {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
@@ -412,11 +417,28 @@ impl Core {
             return Ok(Duration::ZERO);
         }
         if waited >= self.patience.stall_limit && !self.idle {
-            let blamed = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
+            let awaited = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
+            let blamed = self.silent_rank()?.unwrap_or(awaited);
             let transport = self.transport(blamed);
             return Err(self.fail(CommError::Stalled { rank: blamed, transport, after: waited }));
         }
         Ok(waited)
+    }
+
+    /// A rank whose process does not even answer a ping. The one that this rank waits for may itself wait for that one.
+    fn silent_rank(&mut self) -> Result<Option<usize>, CommError> {
+        let deadline = Instant::now() + PING_LIMIT;
+        if let Some(watch) = &self.watch {
+            watch.ping(self.rank);
+        }
+        loop {
+            self.check_verdict()?;
+            let silent = self.watch.as_ref().and_then(Watch::silent);
+            if silent.is_none() || Instant::now() >= deadline {
+                return Ok(silent);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn sleep(&mut self, waited: Duration) -> Result<(), CommError> {

@@ -10,11 +10,14 @@ use crate::element::{bytes_of, raw_bytes_of};
 use crate::header::Kind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, Address};
-use crate::{CommError, Config, DType, Element, InitError, Op, Transport};
+use crate::{Algorithm, CommError, Config, DType, Element, InitError, Op, Transport};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
 const CROWDED_SPIN: Duration = Duration::from_micros(20);
 const SPIN: Duration = Duration::from_micros(200);
+
+/// Where one-shot and mesh take the same time on two ranks of one host; `Group::tune` measures it.
+const ONE_SHOT_BYTES: usize = 32 << 10;
 
 /// What a group has done so far, as this rank saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,6 +35,9 @@ pub struct Group {
     core: Core,
     config: Config,
     stats: Stats,
+    forced: Option<Algorithm>,
+    /// Up to this many bytes an all-reduce is one-shot.
+    one_shot_bytes: usize,
 }
 
 impl std::fmt::Debug for Group {
@@ -51,7 +57,13 @@ impl Group {
 
     fn alone(config: Config) -> Self {
         let patience = patience(&config, 1);
-        Self { core: Core::new(0, vec![None], None, patience), config, stats: Stats::default() }
+        Self {
+            core: Core::new(0, vec![None], None, patience),
+            config,
+            stats: Stats::default(),
+            forced: None,
+            one_shot_bytes: ONE_SHOT_BYTES,
+        }
     }
 
     /// Forms the group: waits for all ranks, then connects this one with each other.
@@ -81,7 +93,7 @@ impl Group {
         let world = world::form(&config, rank, address, table)?;
         let patience = patience(&config, world.local_ranks);
         let core = Core::new(rank, world.links, Some(world.watch), patience);
-        Ok(Self { core, config, stats: Stats::default() })
+        Ok(Self { core, config, stats: Stats::default(), forced: None, one_shot_bytes: ONE_SHOT_BYTES })
     }
 
     /// This rank, from 0.
@@ -97,6 +109,18 @@ impl Group {
     /// How this rank talks to another.
     pub fn transport(&self, rank: usize) -> Transport {
         self.core.transport(rank)
+    }
+
+    /// Makes every all-reduce use this algorithm, or with `None` the one that suits its size. All ranks must do the same.
+    /// Returns what was forced before.
+    pub fn force_algorithm(&mut self, algorithm: Option<Algorithm>) -> Option<Algorithm> {
+        std::mem::replace(&mut self.forced, algorithm)
+    }
+
+    /// The algorithm that an all-reduce of this many bytes uses.
+    pub fn algorithm(&self, bytes: usize) -> Algorithm {
+        let suited = if bytes <= self.one_shot_bytes { Algorithm::OneShot } else { Algorithm::Mesh };
+        self.forced.unwrap_or(suited)
     }
 
     /// What has been done since the start or the last reset.
@@ -116,9 +140,10 @@ impl Group {
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
         let count = data.len();
         let (pointer, bytes) = raw_bytes_of(data);
+        let algorithm = self.algorithm(bytes);
         self.run(bytes, false, Kind::AllReduce, async |core| {
             // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe { algorithm::all_reduce(core, pointer, count, T::DTYPE, op).await }
+            unsafe { algorithm::all_reduce(core, pointer, count, (T::DTYPE, op), algorithm).await }
         })
     }
 

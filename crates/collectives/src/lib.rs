@@ -16,6 +16,7 @@
 
 mod algorithm;
 mod auth;
+pub mod bench;
 mod config;
 mod core;
 mod element;
@@ -30,6 +31,7 @@ mod rendezvous;
 mod watch;
 mod world;
 
+pub use algorithm::Algorithm;
 pub use config::{Config, TransportChoice};
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};

@@ -37,13 +37,17 @@ unsafe fn portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], co
     macro_rules! dispatch {
         ($($name:ident => $type:ty),*) => {
             match dtype {
-                $(DType::$name => match op {
-                    // SAFETY (all four): as promised by the caller.
-                    Op::Sum => unsafe { blocks::<$type, Sum>(out, sources, count) },
-                    Op::Prod => unsafe { blocks::<$type, Prod>(out, sources, count) },
-                    Op::Max => unsafe { blocks::<$type, Max>(out, sources, count) },
-                    Op::Min => unsafe { blocks::<$type, Min>(out, sources, count) },
-                },)*
+                $(DType::$name => {
+                    // SAFETY: as promised by the caller.
+                    unsafe {
+                        match op {
+                            Op::Sum => blocks::<$type, Sum>(out, sources, count),
+                            Op::Prod => blocks::<$type, Prod>(out, sources, count),
+                            Op::Max => blocks::<$type, Max>(out, sources, count),
+                            Op::Min => blocks::<$type, Min>(out, sources, count),
+                        }
+                    }
+                })*
             }
         };
     }

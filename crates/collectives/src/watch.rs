@@ -19,6 +19,8 @@ const FRAME_BYTES: usize = 8;
 const BYE: u8 = 1;
 const HEARTBEAT: u8 = 2;
 const ABORT: u8 = 3;
+const PING: u8 = 4;
+const PONG: u8 = 5;
 
 /// Why a group is of no use any more, as the watch knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,8 @@ struct Shared {
     failed: AtomicBool,
     verdict: OnceLock<Verdict>,
     departed: Vec<AtomicBool>,
+    /// Set when a rank's watch answers a ping.
+    answered: Vec<AtomicBool>,
 }
 
 impl Shared {
@@ -85,6 +89,7 @@ impl Watch {
             failed: AtomicBool::new(false),
             verdict: OnceLock::new(),
             departed: anchors.iter().map(|_| AtomicBool::new(false)).collect(),
+            answered: anchors.iter().map(|anchor| AtomicBool::new(anchor.is_none())).collect(),
         });
         let mut peers = Vec::new();
         for (peer, stream) in anchors.into_iter().enumerate() {
@@ -122,6 +127,20 @@ impl Watch {
         self.shared.fail(Verdict::Aborted { by, rank, why });
         // A full pipe means that the thread is awake with commands to do; it looks at the verdict then.
         let _ = (&self.pipe).write(&frame(ABORT, by, rank, why as u8));
+    }
+
+    /// Asks every process for a sign of life; see `silent`.
+    pub fn ping(&self, rank: usize) {
+        let others = self.shared.answered.iter().enumerate().filter(|(peer, _)| *peer != rank);
+        others.for_each(|(_, answered)| answered.store(false, Ordering::Relaxed));
+        // A full pipe means that the thread has not run for long; it will look as if all were silent.
+        let _ = (&self.pipe).write(&frame(PING, rank, rank, 0));
+    }
+
+    /// The first rank that has neither left nor answered the last ping.
+    pub fn silent(&self) -> Option<usize> {
+        (0..self.shared.answered.len())
+            .find(|rank| !self.shared.answered[*rank].load(Ordering::Relaxed) && !self.departed(*rank))
     }
 
     /// Becomes readable when the group fails or a rank departs.
@@ -255,6 +274,11 @@ impl Peer {
                     shared.departed[self.rank].store(true, Ordering::Release);
                     return false;
                 }
+                PING => {
+                    // Whoever cannot be answered is about to be noticed.
+                    let _ = self.stream.write(&frame(PONG, 0, 0, 0));
+                }
+                PONG => shared.answered[self.rank].store(true, Ordering::Relaxed),
                 ABORT => {
                     let by = usize::from(u16::from_le_bytes([by0, by1]));
                     let rank = usize::from(u16::from_le_bytes([rank0, rank1]));

@@ -1,5 +1,7 @@
 //! Every operation, type and transport with 1 to 5 ranks and odd sizes, ranks as threads.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 use thunder_collectives::{CommError, Element, Group, Op, TransportChoice, local};
