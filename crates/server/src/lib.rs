@@ -17,6 +17,7 @@
 mod answers;
 mod chat;
 mod completions;
+mod connections;
 mod error;
 mod fields;
 mod logprobs;
@@ -30,18 +31,15 @@ mod sse;
 mod types;
 
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::ListenerExt;
 use thunder_engine::Engine;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 
+use crate::connections::Connections;
 use crate::routes::App;
 
 /// Time for the last error events to reach clients that read them, once the grace time is over.
@@ -55,8 +53,9 @@ pub struct ServerConfig {
     pub api_keys: Vec<String>,
     /// Larger bodies are refused. Each byte of a body costs about ten in memory while it is parsed.
     pub body_limit_bytes: usize,
-    /// Slower bodies are refused, so that idle senders do not pile up.
-    pub body_timeout: Duration,
+    /// A client has this long to send a request's head, and again to send its body; a connection without requests is
+    /// closed after it. Longer suits slow links, shorter frees what idle clients hold.
+    pub read_timeout: Duration,
     /// After a shutdown begins, answers in flight have this long to end; then they end with an error. Longer loses fewer
     /// answers, shorter restarts sooner.
     pub grace: Duration,
@@ -67,7 +66,7 @@ impl Default for ServerConfig {
         Self {
             api_keys: Vec::new(),
             body_limit_bytes: 8 << 20,
-            body_timeout: Duration::from_secs(60),
+            read_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(30),
         }
     }
@@ -84,9 +83,6 @@ pub enum ServerError {
         "API key {0} is empty or has blanks or characters beyond ASCII: give keys of printable ASCII characters"
     )]
     BadKey(usize),
-    /// The listener failed.
-    #[error("the HTTP server failed: {0}")]
-    Io(#[from] io::Error),
 }
 
 /// Refuses to serve other machines without keys, and keys that cannot be sent in a header.
@@ -94,15 +90,20 @@ pub enum ServerError {
 /// # Errors
 /// When `address` is not loopback and there are no keys, or a key is not made of printable ASCII characters.
 pub fn check_binding(address: SocketAddr, keys: &[String]) -> Result<(), ServerError> {
-    let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
-    if let Some(index) = keys.iter().position(|key| !sendable(key)) {
-        return Err(ServerError::BadKey(index + 1));
-    }
+    check_keys(keys)?;
     // An IPv4 address in an IPv6 socket's form is as local as the IPv4 address is.
     if keys.is_empty() && !address.ip().to_canonical().is_loopback() {
         return Err(ServerError::OpenToAll(address));
     }
     Ok(())
+}
+
+fn check_keys(keys: &[String]) -> Result<(), ServerError> {
+    let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+    match keys.iter().position(|key| !sendable(key)) {
+        Some(index) => Err(ServerError::BadKey(index + 1)),
+        None => Ok(()),
+    }
 }
 
 /// The API as a service without a listener, for tests and for embedding in another server.
@@ -114,39 +115,23 @@ pub fn router(engine: Engine, config: ServerConfig) -> Router {
 /// end within the grace time of `config`, and those that do not end with an error.
 ///
 /// # Errors
-/// When the keys are malformed or the listener fails. Whether `listener` may be open to other machines is the caller's to
+/// When a key is malformed. Whether `listener` may be open to other machines is the caller's to
 /// check before it binds ([`check_binding`]).
 pub async fn serve(
     engine: Engine,
     listener: TcpListener,
     config: ServerConfig,
-    shutdown: impl Future<Output = ()> + Send + 'static,
+    shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
-    let grace = config.grace;
+    check_keys(&config.api_keys)?;
+    let (grace, head_timeout) = (config.grace, config.read_timeout);
     let app = Arc::new(App::new(engine, config));
-    let (begin, begun) = oneshot::channel();
-    let shutdown = async move {
-        shutdown.await;
-        // Fails only if nobody is left to be told.
-        let _ = begin.send(());
-    };
-    // Tokens are small packets that must not wait for one another; without the option they are late but right.
-    let listener = listener.tap_io(|connection| {
-        let _ = connection.set_nodelay(true);
-    });
-    let server = axum::serve(listener, routes::build(app.clone())).with_graceful_shutdown(shutdown);
-    let mut server = pin!(server.into_future());
-    tokio::select! {
-        ended = &mut server => return Ok(ended?),
-        _ = begun => {}
+    let mut open = Connections::accept(listener, routes::build(app.clone()), head_timeout, shutdown).await;
+    open.close();
+    if !open.closed(grace).await {
+        app.closing.send_replace(true);
+        // Clients that read nothing are left behind.
+        open.closed(LAST_WORDS).await;
     }
-    if let Ok(ended) = tokio::time::timeout(grace, &mut server).await {
-        return Ok(ended?);
-    }
-    app.closing.send_replace(true);
-    // Clients that read nothing are left behind.
-    match tokio::time::timeout(LAST_WORDS, &mut server).await {
-        Ok(ended) => Ok(ended?),
-        Err(_) => Ok(()),
-    }
+    Ok(())
 }

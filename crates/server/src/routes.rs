@@ -64,7 +64,7 @@ impl App {
     pub async fn read_json(&self, request: Request) -> Result<Value, ApiError> {
         check_content_type(request.headers())?;
         let limit = self.config.body_limit_bytes;
-        let reading = tokio::time::timeout(self.config.body_timeout, Bytes::from_request(request, &()));
+        let reading = tokio::time::timeout(self.config.read_timeout, Bytes::from_request(request, &()));
         let bytes = match reading.await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -75,7 +75,7 @@ impl App {
                 return Err(ApiError::invalid(format!("cannot read the body: {rejection}")));
             }
             Err(_) => {
-                let message = format!("the body did not arrive within {:?}", self.config.body_timeout);
+                let message = format!("the body did not arrive within {:?}", self.config.read_timeout);
                 return Err(ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT));
             }
         };

@@ -107,7 +107,7 @@ async fn bodies_that_are_not_json_are_refused_with_the_place() {
 async fn bodies_that_are_too_large_of_another_type_or_too_slow_are_refused() {
     let config = ServerConfig {
         body_limit_bytes: 1000,
-        body_timeout: Duration::from_millis(50),
+        read_timeout: Duration::from_millis(50),
         ..ServerConfig::default()
     };
     let service = router(scripted(hello), config);

@@ -269,3 +269,31 @@ async fn a_client_that_reads_nothing_does_not_hold_a_shutdown() {
     server.stop.send(()).unwrap();
     tokio::time::timeout(LIMIT, server.task).await.expect("the server hangs").unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn idle_clients_neither_hold_a_shutdown_nor_stay_for_ever() {
+    let config = ServerConfig { read_timeout: Duration::from_millis(100), ..ServerConfig::default() };
+    let server = start(scripted(hello), config).await;
+    let mut half = TcpStream::connect(server.address).await.unwrap();
+    half.write_all(b"GET /health HT").await.unwrap();
+    let mut idle = TcpStream::connect(server.address).await.unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(rest(idle).await.starts_with("HTTP/1.1 200"));
+    assert!(!rest(half).await.contains("200 OK"));
+
+    let server = start(scripted(hello), ServerConfig::default()).await;
+    let unused = TcpStream::connect(server.address).await.unwrap();
+    let mut used = TcpStream::connect(server.address).await.unwrap();
+    used.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    used.read_exact(&mut [0; 12]).await.unwrap();
+    server.stop.send(()).unwrap();
+    tokio::time::timeout(LIMIT, server.task).await.expect("the server hangs").unwrap().unwrap();
+    assert!(rest(unused).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_key_that_nobody_can_send_is_refused_at_start() {
+    let config = ServerConfig { api_keys: vec![String::new()], ..ServerConfig::default() };
+    let server = start(scripted(hello), config).await;
+    assert!(matches!(server.task.await.unwrap(), Err(ServerError::BadKey(1))));
+}
