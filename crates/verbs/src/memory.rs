@@ -72,7 +72,7 @@ impl Drop for Pages {
 
 /// Registered memory, which it owns. What lies in it is reached only through the queue pair that it belongs to, which
 /// knows which parts the device may be touching.
-pub struct MemoryRegion {
+pub(crate) struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     pages: ManuallyDrop<Pages>,
     len: usize,

@@ -82,31 +82,34 @@ impl Lane {
         self.pair.outstanding() == 0
     }
 
-    /// Sends as much of `bytes` as fits into a frame; 0 if no frame can be sent now.
-    pub(super) fn send_data(&mut self, stream_seq: u32, bytes: &[u8]) -> Result<usize> {
+    /// Sends as much of the two parts, one behind the other, as fits into a frame; 0 if no frame can be sent now.
+    pub(super) fn send_data(&mut self, stream_seq: u32, first: &[u8], second: &[u8]) -> Result<usize> {
         if !self.credits.allow_data() {
             return Ok(0);
         }
-        let len = bytes.len().min(self.payload_bytes());
-        Ok(if self.send(Kind::Data, stream_seq, &bytes[..len])? { len } else { 0 })
+        let first = &first[..first.len().min(self.payload_bytes())];
+        let second = &second[..second.len().min(self.payload_bytes() - first.len())];
+        Ok(if self.send(Kind::Data, stream_seq, first, second)? { first.len() + second.len() } else { 0 })
     }
 
     /// Asks the peer for a frame. On a lane that cannot lose one there is nothing to ask.
     pub(super) fn probe(&mut self) -> Result<()> {
         if matches!(self.arrivals, Arrivals::Received { .. }) && self.credits.allow_control() {
-            self.send(Kind::Probe, 0, &[])?;
+            self.send(Kind::Probe, 0, &[], &[])?;
         }
         Ok(())
     }
 
-    fn send(&mut self, kind: Kind, stream_seq: u32, payload: &[u8]) -> Result<bool> {
+    fn send(&mut self, kind: Kind, stream_seq: u32, first: &[u8], second: &[u8]) -> Result<bool> {
         let Some(mut slot) = self.pair.send_slot() else { return Ok(false) };
         let seq = self.credits.next_seq();
         let freed = self.credits.tell();
-        let len = payload.len() as u32;
+        let len = (first.len() + second.len()) as u32;
         Header { session: self.sessions.0, lane_seq: seq, stream_seq, freed, len, kind }.write(&mut slot);
-        let frame_bytes = HEADER_BYTES + payload.len();
-        slot[HEADER_BYTES..frame_bytes].copy_from_slice(payload);
+        let middle = HEADER_BYTES + first.len();
+        let frame_bytes = middle + second.len();
+        slot[HEADER_BYTES..middle].copy_from_slice(first);
+        slot[middle..frame_bytes].copy_from_slice(second);
         match &self.arrivals {
             Arrivals::Received { .. } => slot.send(frame_bytes.max(self.min_send_bytes))?,
             Arrivals::Written { remote, .. } => {
@@ -237,7 +240,7 @@ impl Lane {
         }
         match &self.arrivals {
             Arrivals::Received { .. } => {
-                if self.credits.allow_control() && self.send(Kind::Credit, 0, &[])? {
+                if self.credits.allow_control() && self.send(Kind::Credit, 0, &[], &[])? {
                     self.answer_due = false;
                 }
             }

@@ -73,22 +73,29 @@ impl Channel {
 
     /// Sends as much of `bytes` as can be sent at once, perhaps nothing; returns how much. The bytes are copied.
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize> {
-        let sent = self.send_frames(bytes)?;
-        if sent == bytes.len() {
+        self.send_parts(bytes, &[])
+    }
+
+    /// As [`Self::send`] for `first` with `second` behind it, in one frame where they fit.
+    pub fn send_parts(&mut self, first: &[u8], second: &[u8]) -> Result<usize> {
+        let sent = self.send_frames(first, second)?;
+        if sent == first.len() + second.len() {
             return Ok(sent);
         }
         // Freed slots and credits may be waiting to be read.
         self.poll()?;
-        Ok(sent + self.send_frames(&bytes[sent..])?)
+        let (first, second) = behind(first, second, sent);
+        Ok(sent + self.send_frames(first, second)?)
     }
 
-    fn send_frames(&mut self, bytes: &[u8]) -> Result<usize> {
+    fn send_frames(&mut self, first: &[u8], second: &[u8]) -> Result<usize> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
         let mut sent = 0;
-        while sent < bytes.len() {
-            let frame = self.send_frame(&bytes[sent..]);
+        while sent < first.len() + second.len() {
+            let (first, second) = behind(first, second, sent);
+            let frame = self.send_frame(first, second);
             match self.guard(frame)? {
                 0 => break,
                 len => sent += len,
@@ -97,15 +104,15 @@ impl Channel {
         Ok(sent)
     }
 
-    fn send_frame(&mut self, bytes: &[u8]) -> Result<usize> {
+    fn send_frame(&mut self, first: &[u8], second: &[u8]) -> Result<usize> {
         let bulk_lanes = self.lanes.len() - 1;
         let mut sent = 0;
-        if bulk_lanes == 0 || bytes.len() <= self.lanes[0].payload_bytes() {
-            sent = self.lanes[0].send_data(self.next_out, bytes)?;
+        if bulk_lanes == 0 || first.len() + second.len() <= self.lanes[0].payload_bytes() {
+            sent = self.lanes[0].send_data(self.next_out, first, second)?;
         } else {
             for turn in 0..bulk_lanes {
                 let bulk = (self.next_bulk + turn) % bulk_lanes;
-                sent = self.lanes[1 + bulk].send_data(self.next_out, bytes)?;
+                sent = self.lanes[1 + bulk].send_data(self.next_out, first, second)?;
                 if sent > 0 {
                     self.next_bulk = bulk + 1;
                     break;
@@ -125,7 +132,12 @@ impl Channel {
             self.poll()?;
             self.find_next();
         }
-        Ok(self.reading.map_or(&[], |lane| &self.lanes[lane].front()[self.consumed..]))
+        Ok(self.peeked())
+    }
+
+    /// What the last [`Self::peek`] showed and [`Self::consume`] has not taken.
+    pub fn peeked(&self) -> &[u8] {
+        self.reading.map_or(&[], |lane| &self.lanes[lane].front()[self.consumed..])
     }
 
     fn find_next(&mut self) -> bool {
@@ -223,6 +235,12 @@ impl Channel {
     }
 }
 
+/// What remains of the two parts behind the first `sent` bytes.
+fn behind<'a>(first: &'a [u8], second: &'a [u8], sent: usize) -> (&'a [u8], &'a [u8]) {
+    let of_first = sent.min(first.len());
+    (&first[of_first..], &second[sent - of_first..])
+}
+
 enum Round {
     Again,
     Probe,
@@ -271,6 +289,15 @@ impl Waiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_parts_are_cut_anywhere() {
+        let cut = |sent| behind(b"abc", b"de", sent);
+        assert_eq!(cut(0), (&b"abc"[..], &b"de"[..]));
+        assert_eq!(cut(2), (&b"c"[..], &b"de"[..]));
+        assert_eq!(cut(4), (&b""[..], &b"e"[..]));
+        assert_eq!(cut(5), (&b""[..], &b""[..]));
+    }
 
     #[test]
     fn a_wait_probes_then_ends_and_progress_starts_it_anew() {

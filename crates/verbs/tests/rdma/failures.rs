@@ -22,6 +22,7 @@ pub fn tests() -> Vec<Test> {
         ("a_link_that_drops_packets_is_reported_not_believed".into(), Arc::new(lossy_link)),
         ("a_frame_lost_at_the_end_shows_by_a_probe".into(), Arc::new(lost_at_the_end)),
         ("a_silent_peer_is_a_timeout".into(), Arc::new(silent_peer)),
+        ("doctor_finds_the_devices".into(), Arc::new(doctor)),
         ("apple_has_no_reliable_connection".into(), Arc::new(no_rc_on_apple)),
         ("an_unknown_device_and_address_are_told_with_those_there".into(), Arc::new(unknown_names)),
     ];
@@ -189,6 +190,18 @@ fn silent_peer() {
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(error.to_string().contains("0 of 10 received"), "{error}");
     assert!(started.elapsed() < limit * 4, "it took {:?}", started.elapsed());
+}
+
+fn doctor() {
+    let report = thunder_verbs::doctor::examine();
+    assert!(report.usable, "{report}");
+    let text = report.to_string();
+    for end in ends() {
+        let device = report.devices.iter().find(|device| device.name == end.device).expect("every device");
+        assert!(device.is_usable(), "{text}");
+        assert!(text.contains(&end.ip.to_string()), "{} is not in {text}", end.ip);
+    }
+    assert_eq!(report.advice, Vec::<String>::new(), "nothing is wrong");
 }
 
 fn no_rc_on_apple() {

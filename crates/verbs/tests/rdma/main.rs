@@ -3,6 +3,8 @@
 //! Without devices every test is ignored, so that nothing passes that did not run. Soft-RoCE brings them to any Linux:
 //! `tools/rdma-vm/run --ranks 4 --links 2 -- TEST_BINARY --ignored --test-threads 1`.
 
+#![allow(clippy::unwrap_used)] // clippy takes only #[test] functions for tests
+
 mod failures;
 mod streams;
 mod world;

@@ -84,20 +84,17 @@ fn odd_sizes(mode: Mode, links: usize) {
 
 /// A full mesh: every rank exchanges with every other, all at once, in ever new sizes.
 fn everyone_to_everyone(mode: Mode, ranks: usize) {
-    let mut sockets: Vec<Vec<Option<UnixStream>>> =
-        (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
-    for a in 0..ranks {
-        for b in a + 1..ranks {
-            let (to_b, to_a) = UnixStream::pair().unwrap();
-            (sockets[a][b], sockets[b][a]) = (Some(to_b), Some(to_a));
-        }
+    let mut sockets: Vec<Vec<(usize, UnixStream)>> = (0..ranks).map(|_| Vec::new()).collect();
+    for (a, b) in (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b))) {
+        let (to_b, to_a) = UnixStream::pair().unwrap();
+        sockets[a].push((b, to_b));
+        sockets[b].push((a, to_a));
     }
     std::thread::scope(|scope| {
         for (rank, sockets) in sockets.into_iter().enumerate() {
             scope.spawn(move || {
                 let mut channels: Vec<(usize, Channel)> = Vec::new();
-                for (peer, socket) in sockets.into_iter().enumerate() {
-                    let Some(mut socket) = socket else { continue };
+                for (peer, mut socket) in sockets {
                     let options = ChannelOptions::new(mode);
                     let pending = Channel::prepare(&links(rank, peer, 1, Profile::LINUX), options).unwrap();
                     channels.push((peer, pending.handshake(&mut socket, Abort::new()).unwrap()));
@@ -169,8 +166,11 @@ fn mixed_lanes() {
             }
             let mut rest = &whole[..];
             for size in [5, 50_000, 17, 4056, 9_000, 1].into_iter().cycle() {
+                // In two parts, as a header and its body are.
                 let (now, later) = rest.split_at(size.min(rest.len()));
-                channel.send_all(now, LIMIT).unwrap();
+                let (first, second) = now.split_at(now.len() / 3);
+                let sent = channel.send_parts(first, second).unwrap();
+                channel.send_all(&now[sent..], LIMIT).unwrap();
                 rest = later;
                 if rest.is_empty() {
                     break;
