@@ -1,0 +1,164 @@
+//! The one small message that rank 0 sends for each step, and the block tables that every rank keeps to understand it.
+//!
+//! A message is a sequence of 32-bit words. Its first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them:
+//! `[words in all, kind, sequences]`, then for each sequence
+//! `[slot, start, blocks kept, new blocks, tokens, wants logits]`, the new blocks, the tokens.
+//! A slot's table is what it was, cut to the blocks kept and extended by the new ones.
+
+use thunder_collectives::{CommError, Group};
+use thunder_compute::Step;
+
+/// Words that every message has at least; unused ones are zero.
+pub const HEAD_WORDS: usize = 64;
+/// Largest message that is believed: a full step's prompt tokens and every block of a long context.
+const MAX_WORDS: usize = 1 << 22;
+
+/// What ranks are to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// End the loop; the engine is shut down.
+    Stop,
+    /// Nothing: rank 0 asks whether everyone is there.
+    Ping,
+    /// Compute, and send rank 0 the logits.
+    Logits,
+    /// Compute, and send rank 0 the likeliest token of each row only.
+    Argmax,
+}
+
+impl Kind {
+    fn from_word(word: u32) -> Option<Self> {
+        [Self::Stop, Self::Ping, Self::Logits, Self::Argmax].into_iter().find(|kind| *kind as u32 == word)
+    }
+}
+
+/// A message being written or just received.
+#[derive(Debug, Default)]
+pub struct Message {
+    words: Vec<u32>,
+}
+
+/// A message that no rank 0 of this version sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("rank 0 sent a step that cannot be read: all ranks must run the same version of thunder")]
+pub struct Garbled;
+
+impl Message {
+    /// Starts a message of this kind.
+    pub fn begin(&mut self, kind: Kind) {
+        self.words.clear();
+        self.words.extend([0, kind as u32, 0]);
+    }
+
+    /// Adds tokens of a slot's sequence. The slot's table becomes its first `kept` blocks and `new` ones.
+    pub fn push(&mut self, slot: usize, start: usize, kept: usize, new: &[u32], tokens: &[u32], logits: bool) {
+        let numbers = [slot, start, kept, new.len(), tokens.len(), usize::from(logits)];
+        self.words.extend(numbers.map(|number| number as u32));
+        self.words.extend_from_slice(new);
+        self.words.extend_from_slice(tokens);
+        self.words[2] += 1;
+    }
+
+    /// Ranks other than 0 receive what rank 0 sends. They may wait for hours.
+    ///
+    /// # Errors
+    /// When a rank was lost.
+    pub fn exchange(&mut self, group: &mut Group) -> Result<(), CommError> {
+        if group.size() == 1 {
+            return Ok(());
+        }
+        if group.rank() == 0 {
+            self.words[0] = self.words.len() as u32;
+        }
+        if group.rank() != 0 || self.words.len() < HEAD_WORDS {
+            self.words.resize(HEAD_WORDS, 0);
+        }
+        group.broadcast_idle(0, &mut self.words[..HEAD_WORDS])?;
+        let all = (self.words[0] as usize).min(MAX_WORDS);
+        if all > HEAD_WORDS {
+            self.words.resize(all, 0);
+            group.broadcast(0, &mut self.words[HEAD_WORDS..])?;
+        }
+        Ok(())
+    }
+
+    /// Reads the message: brings the tables up to date and describes the step.
+    ///
+    /// # Errors
+    /// When the message is not one.
+    pub fn read(&self, tables: &mut Vec<Vec<u32>>, step: &mut Step) -> Result<Kind, Garbled> {
+        step.clear();
+        let mut rest = self.words.get(1..).ok_or(Garbled)?;
+        let kind = Kind::from_word(take(&mut rest, 1)?[0]).ok_or(Garbled)?;
+        let sequences = take(&mut rest, 1)?[0];
+        for _ in 0..sequences {
+            let &[slot, start, kept, new, tokens, logits] = take(&mut rest, 6)? else { return Err(Garbled) };
+            let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
+            let slot = slot as usize;
+            if slot >= 1 << 16 {
+                return Err(Garbled);
+            }
+            if slot >= tables.len() {
+                tables.resize_with(slot + 1, Vec::new);
+            }
+            let table = &mut tables[slot];
+            table.truncate(kept as usize);
+            table.extend_from_slice(new);
+            let end = start as usize + tokens.len();
+            if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
+                return Err(Garbled);
+            }
+            step.push(tokens, start as usize, table, logits != 0);
+        }
+        Ok(kind)
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u32], count: usize) -> Result<&'a [u32], Garbled> {
+    let (taken, left) = rest.split_at_checked(count).ok_or(Garbled)?;
+    *rest = left;
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use thunder_collectives::{TransportChoice, local};
+
+    #[test]
+    fn every_rank_reads_what_rank_0_wrote() {
+        let long: Vec<u32> = (0..500).collect();
+        let steps = local::run(3, TransportChoice::Shm, |mut group| {
+            let (mut message, mut tables, mut steps) = (Message::default(), Vec::new(), Vec::new());
+            for round in 0..3 {
+                if group.rank() == 0 {
+                    message.begin(Kind::Argmax);
+                    if round == 0 {
+                        message.push(2, 0, 0, &(0..16).collect::<Vec<_>>(), &long, true);
+                    } else {
+                        message.push(2, 499 + round, 16, &[], &[7], true);
+                    }
+                }
+                message.exchange(&mut group).unwrap();
+                let mut step = Step::default();
+                assert_eq!(message.read(&mut tables, &mut step), Ok(Kind::Argmax));
+                steps.push(step);
+            }
+            steps
+        })
+        .unwrap();
+        assert_eq!(steps[0], steps[1]);
+        assert_eq!(steps[0], steps[2]);
+        assert_eq!((steps[0][0].rows(), steps[0][2].rows()), (500, 1));
+        assert_eq!(steps[0][2].blocks, (0..16).collect::<Vec<_>>());
+    }
+
+    proptest! {
+        #[test]
+        fn no_words_make_a_rank_panic(words in prop::collection::vec(prop_oneof![0u32..8, any::<u32>()], 0..40)) {
+            let message = Message { words };
+            let _ = message.read(&mut Vec::new(), &mut Step::default());
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! One rank of an engine: its part of the model, and the loop in which it follows rank 0.
+
+use thunder_collectives::{CommError, Group, InitError, Stats};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Step};
+use thunder_model::model::Progress;
+use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
+
+use crate::protocol::{Garbled, Kind, Message};
+use crate::sampler::argmax;
+
+/// Why a rank cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A peer was lost, or a link.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The groups inside of the world could not be formed.
+    #[error(transparent)]
+    Init(#[from] InitError),
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The backend failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// Rank 0 runs another version.
+    #[error(transparent)]
+    Garbled(#[from] Garbled),
+    /// The ranks were started with different models or plans.
+    #[error("rank {rank} has another model or plan than rank 0: start all ranks with the same model, --split and --parallel")]
+    Mismatch {
+        /// The rank that differs.
+        rank: usize,
+    },
+}
+
+/// A rank with its weights loaded.
+pub struct Rank {
+    world: Group,
+    backend: CpuBackend,
+    model: Model<CpuBackend>,
+    message: Message,
+    tables: Vec<Vec<u32>>,
+    step: Step,
+    /// Vocabulary rows of each rank of the last stage.
+    vocab: Vec<usize>,
+    tensor_ranks: usize,
+    stages: usize,
+    hidden: usize,
+    hidden_rows: Vec<f32>,
+    gathered: Vec<f32>,
+    counts: Vec<usize>,
+}
+
+impl Rank {
+    /// Loads this rank's part of the model. All ranks of `world` call this together.
+    ///
+    /// # Errors
+    /// When the model cannot be loaded here, or a peer failed to.
+    pub fn load(
+        folder: &ModelFolder,
+        plan: &Plan,
+        mut world: Group,
+        cpu: &CpuConfig,
+        capacity: Capacity,
+        progress: Progress<'_>,
+    ) -> Result<Self, EngineError> {
+        let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
+        agree(&mut world, folder, plan, capacity)?;
+        let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
+        let mut backend = CpuBackend::new(cpu, tensor);
+        let loaded = Model::load(folder, plan, rank, capacity, &mut backend, progress);
+        // Nobody begins before all have loaded; one that fails closes its links, which ends this wait for the others.
+        let model = loaded?;
+        let mut ready = [1u32];
+        for root in 0..world.size() {
+            world.broadcast_idle(root, &mut ready)?;
+        }
+        let last = plan.ranks() - tensor_ranks;
+        let vocab = (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();
+        Ok(Self {
+            world,
+            backend,
+            model,
+            message: Message::default(),
+            tables: Vec::new(),
+            step: Step::default(),
+            vocab,
+            tensor_ranks,
+            stages: plan.stages(),
+            hidden: folder.spec.hidden,
+            hidden_rows: Vec::new(),
+            gathered: Vec::new(),
+            counts: Vec::new(),
+        })
+    }
+
+    /// Follows rank 0 until it says stop.
+    ///
+    /// # Errors
+    /// When a peer was lost or a step cannot be computed. The group is of no use afterwards.
+    pub fn follow(&mut self) -> Result<(), EngineError> {
+        loop {
+            match self.receive()? {
+                Kind::Stop => return Ok(()),
+                Kind::Ping => {}
+                kind @ (Kind::Logits | Kind::Argmax) => {
+                    self.compute()?;
+                    self.pass_on()?;
+                    self.report(kind)?;
+                }
+            }
+        }
+    }
+
+    /// The message that rank 0 fills in before [`Rank::receive`].
+    pub fn message(&mut self) -> &mut Message {
+        &mut self.message
+    }
+
+    /// The step that [`Rank::receive`] read.
+    pub fn step(&self) -> &Step {
+        &self.step
+    }
+
+    /// Stages of the pipeline: as many steps can be under way at once.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// Time and bytes of the reductions so far; for a rank that is alone, zero.
+    pub fn reductions(&mut self) -> Stats {
+        self.backend.group().stats()
+    }
+
+    /// Exchanges the message and reads the step.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn receive(&mut self) -> Result<Kind, EngineError> {
+        self.message.exchange(&mut self.world)?;
+        Ok(self.message.read(&mut self.tables, &mut self.step)?)
+    }
+
+    /// Computes the step on this rank's layers.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn compute(&mut self) -> Result<(), EngineError> {
+        let rank = self.world.rank();
+        if rank < self.tensor_ranks {
+            self.model.forward(&mut self.backend, &self.step, None)?;
+        } else {
+            self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
+            // The stage before may be busy with a long prompt: only its liveness limits this wait.
+            self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
+            self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;
+        }
+        Ok(())
+    }
+
+    /// Hands the hidden states to the next stage, if there is one.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn pass_on(&mut self) -> Result<(), EngineError> {
+        let next = self.world.rank() + self.tensor_ranks;
+        if next < self.world.size() {
+            self.world.send(next, self.model.hidden(&self.backend))?;
+        }
+        Ok(())
+    }
+
+    /// On the last stage: brings the results together on its first rank, which sends them to rank 0. `self.gathered` then
+    /// holds `[rank][row]`: logits of the rank's rows, or index and value of the largest.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn report(&mut self, kind: Kind) -> Result<(), EngineError> {
+        let (rank, rows) = (self.world.rank(), self.step.logit_rows.len());
+        if rank + self.tensor_ranks < self.world.size() || rows == 0 {
+            return Ok(());
+        }
+        self.layout(kind, rows);
+        let own = self.model.vocab_rows();
+        let logits = self.model.logits(&self.backend);
+        let mut winners = Vec::new();
+        let send: &[f32] = if kind == Kind::Argmax {
+            for row in 0..rows {
+                let (id, value) = argmax(&logits[row * own.len()..][..own.len()]);
+                winners.extend([f32::from_bits(own.start as u32 + id), value]);
+            }
+            &winners
+        } else {
+            logits
+        };
+        // The group is the backend's, and so are the logits; a copy of a few hundred kilobytes a step is not worth more.
+        let send = send.to_vec();
+        let root = rank.is_multiple_of(self.tensor_ranks);
+        let recv = root.then_some(self.gathered.as_mut_slice());
+        self.backend.group().gather(0, &send, recv, &self.counts)?;
+        if root && rank > 0 {
+            self.world.send(0, &self.gathered)?;
+        }
+        Ok(())
+    }
+
+    /// On rank 0: waits for the results of the oldest step under way, of which `rows` rows wanted logits.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn results(&mut self, kind: Kind, rows: usize) -> Result<Results<'_>, EngineError> {
+        self.layout(kind, rows);
+        if self.stages > 1 && rows > 0 {
+            let from = (self.stages - 1) * self.tensor_ranks;
+            self.world.recv_idle(from, &mut self.gathered)?;
+        }
+        Ok(Results { kind, rows, vocab: &self.vocab, gathered: &self.gathered })
+    }
+
+    fn layout(&mut self, kind: Kind, rows: usize) {
+        let width = |vocab: usize| if kind == Kind::Argmax { 2 } else { vocab };
+        self.counts.clear();
+        self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab)));
+        let all = self.counts.iter().sum();
+        if self.gathered.len() != all {
+            self.gathered.resize(all, 0.0);
+        }
+    }
+}
+
+/// What a step gave, on rank 0.
+#[derive(Debug, Clone, Copy)]
+pub struct Results<'a> {
+    kind: Kind,
+    rows: usize,
+    vocab: &'a [usize],
+    gathered: &'a [f32],
+}
+
+impl Results<'_> {
+    /// The likeliest token of a row.
+    pub fn argmax(&self, row: usize, scratch: &mut Vec<f32>) -> u32 {
+        if self.kind == Kind::Logits {
+            self.logits(row, scratch);
+            return argmax(scratch).0;
+        }
+        let mut best = (0, f32::NEG_INFINITY);
+        for rank in 0..self.vocab.len() {
+            let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
+            // Ranks are in the order of their vocabulary rows: the lowest id wins a tie, as on one rank.
+            if value > best.1 {
+                best = (id.to_bits(), value);
+            }
+        }
+        best.0
+    }
+
+    /// A row's logits over the whole vocabulary.
+    pub fn logits(&self, row: usize, out: &mut Vec<f32>) {
+        out.clear();
+        let mut start = 0;
+        for &vocab in self.vocab {
+            out.extend_from_slice(&self.gathered[start + row * vocab..][..vocab]);
+            start += self.rows * vocab;
+        }
+    }
+}
+
+/// All ranks must have been given the same model and plan: anything else would compute nonsense.
+fn agree(world: &mut Group, folder: &ModelFolder, plan: &Plan, capacity: Capacity) -> Result<(), EngineError> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    format!("{:?} {plan:?} {capacity:?} {}", folder.spec, folder.weights.bytes()).hash(&mut hasher);
+    let own = [hasher.finish()];
+    let mut all = vec![0u64; world.size()];
+    let counts = vec![1; world.size()];
+    world.all_gather(&own, &mut all, &counts)?;
+    match all.iter().position(|hash| *hash != all[0]) {
+        Some(rank) => Err(EngineError::Mismatch { rank }),
+        None => Ok(()),
+    }
+}

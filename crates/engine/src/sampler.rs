@@ -1,0 +1,282 @@
+//! From logits to a token.
+
+use crate::request::Sampling;
+
+/// Candidates that are sorted before the whole vocabulary is: as a rule the nucleus lies within.
+const FIRST_CANDIDATES: usize = 512;
+
+/// One request's sampler: its random numbers and what it has seen.
+#[derive(Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    state: u64,
+    /// How often each token was generated, and whether it is in the prompt: (id, count, in prompt), sorted by id.
+    seen: Vec<(u32, u32, bool)>,
+}
+
+/// Memory that samplers of a batch share.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    candidates: Vec<(f32, u32)>,
+}
+
+impl Sampler {
+    /// A sampler for an answer to `prompt`.
+    pub fn new(sampling: &Sampling, prompt: &[u32]) -> Self {
+        let mut seen = Vec::new();
+        if sampling.repetition_penalty != 1.0 {
+            let mut ids = prompt.to_vec();
+            ids.sort_unstable();
+            ids.dedup();
+            seen.extend(ids.into_iter().map(|id| (id, 0, true)));
+        }
+        // A seed that nobody gave need not be secret, only different from request to request.
+        let state = sampling.seed.unwrap_or_else(|| {
+            use std::hash::{BuildHasher, Hasher, RandomState};
+            RandomState::new().build_hasher().finish()
+        });
+        Self { sampling: sampling.clone(), state, seen }
+    }
+
+    /// Whether the likeliest token of the unmodified logits is what [`Sampler::choose`] would return.
+    pub fn is_argmax(&self) -> bool {
+        let s = &self.sampling;
+        s.temperature == 0.0 && s.logit_bias.is_empty() && !self.has_penalties()
+    }
+
+    fn has_penalties(&self) -> bool {
+        let s = &self.sampling;
+        s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
+    }
+
+    /// Chooses a token; `logits` are overwritten.
+    pub fn choose(&mut self, logits: &mut [f32], scratch: &mut Scratch) -> u32 {
+        self.penalize(logits);
+        for &(id, bias) in &self.sampling.logit_bias {
+            logits[id as usize] += bias;
+        }
+        if self.sampling.temperature == 0.0 {
+            return argmax(logits).0;
+        }
+        let draw = self.next_uniform();
+        self.draw(logits, draw, scratch)
+    }
+
+    /// Notes that a token was generated.
+    pub fn accept(&mut self, id: u32) {
+        if !self.has_penalties() {
+            return;
+        }
+        match self.seen.binary_search_by_key(&id, |entry| entry.0) {
+            Ok(at) => self.seen[at].1 += 1,
+            Err(at) => self.seen.insert(at, (id, 1, false)),
+        }
+    }
+
+    fn penalize(&self, logits: &mut [f32]) {
+        let s = &self.sampling;
+        for &(id, count, _) in &self.seen {
+            let logit = &mut logits[id as usize];
+            *logit = if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
+            if count > 0 {
+                *logit -= s.presence_penalty + s.frequency_penalty * count as f32;
+            }
+        }
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014): one number a token, so that a token's draw depends on seed and place alone.
+    fn next_uniform(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn draw(&self, logits: &[f32], draw: f64, scratch: &mut Scratch) -> u32 {
+        let s = &self.sampling;
+        let best = argmax(logits).1;
+        let inverse = 1.0 / s.temperature;
+        let weight = |logit: f32| (f64::from(logit - best) * f64::from(inverse)).exp();
+        let all: f64 = logits.iter().map(|&logit| weight(logit)).sum();
+        let candidates = &mut scratch.candidates;
+        candidates.clear();
+        candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
+        let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let mut sorted = 0;
+        // Sorts at least the first `count`.
+        let sort_to = |candidates: &mut Vec<(f32, u32)>, sorted: &mut usize, count: usize| {
+            if count > *sorted {
+                if count < candidates.len() {
+                    candidates.select_nth_unstable_by(count, likelier);
+                }
+                let count = count.min(candidates.len());
+                candidates[..count].sort_unstable_by(likelier);
+                *sorted = count;
+            }
+        };
+        let mut keep = candidates.len();
+        if s.top_k > 0 && s.top_k < keep {
+            keep = s.top_k;
+            sort_to(candidates, &mut sorted, keep);
+        }
+        if s.top_p < 1.0 {
+            let total = if keep < candidates.len() {
+                candidates[..keep].iter().map(|c| weight(c.0)).sum()
+            } else {
+                all
+            };
+            let (mut sum, mut count) = (0.0, 0);
+            while count < keep && sum < f64::from(s.top_p) * total {
+                if count == sorted {
+                    let next = if sorted == 0 { FIRST_CANDIDATES } else { keep };
+                    sort_to(candidates, &mut sorted, next.min(keep));
+                }
+                sum += weight(candidates[count].0);
+                count += 1;
+            }
+            keep = count.max(1);
+        }
+        let chosen = &candidates[..keep];
+        let allowed = |logit: f32| weight(logit) >= f64::from(s.min_p);
+        let total: f64 = chosen.iter().filter(|c| allowed(c.0)).map(|c| weight(c.0)).sum();
+        let mut left = draw * total;
+        let mut last = argmax(logits).0;
+        for &(logit, id) in chosen.iter().filter(|c| allowed(c.0)) {
+            last = id;
+            left -= weight(logit);
+            if left < 0.0 {
+                break;
+            }
+        }
+        last
+    }
+}
+
+/// The likeliest token and its logit; the lowest id where several are.
+pub fn argmax(logits: &[f32]) -> (u32, f32) {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (&logit, id) in logits.iter().zip(0..) {
+        if logit > best.1 {
+            best = (id, logit);
+        }
+    }
+    best
+}
+
+/// Natural logarithms of probabilities: that of `id`, and the `count` likeliest tokens with theirs.
+pub fn log_probabilities(
+    logits: &[f32],
+    id: u32,
+    count: usize,
+    scratch: &mut Scratch,
+) -> (f32, Vec<(u32, f32)>) {
+    let best = argmax(logits).1;
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+    let log_sum = f64::from(best) + sum.ln();
+    let log = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    let candidates = &mut scratch.candidates;
+    candidates.clear();
+    candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
+    let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+    if count > 0 && count < candidates.len() {
+        candidates.select_nth_unstable_by(count, likelier);
+    }
+    candidates.truncate(count);
+    candidates.sort_unstable_by(likelier);
+    (log(logits[id as usize]), candidates.iter().map(|&(logit, id)| (id, log(logit))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(sampling: Sampling, logits: &[f32], times: usize) -> Vec<usize> {
+        let mut sampler = Sampler::new(&Sampling { seed: Some(7), ..sampling }, &[]);
+        let mut counts = vec![0; logits.len()];
+        for _ in 0..times {
+            counts[sampler.choose(&mut logits.to_vec(), &mut Scratch::default()) as usize] += 1;
+        }
+        counts
+    }
+
+    fn plain() -> Sampling {
+        Sampling { temperature: 1.0, ..Sampling::default() }
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0, 1.0, 2.0, -30.0];
+        let counts = sample(plain(), &logits, 20_000);
+        let total: f32 = logits.iter().map(|l: &f32| l.exp()).sum();
+        for (count, logit) in counts.iter().zip(logits) {
+            assert!((*count as f32 / 20_000.0 - logit.exp() / total).abs() < 0.015, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn cuts_remove_the_unlikely() {
+        let logits = [3.0, 2.0, 1.0, 0.0];
+        let possible = |sampling| sample(sampling, &logits, 3000).iter().map(|c| *c > 0).collect::<Vec<_>>();
+        assert_eq!(possible(Sampling { top_k: 2, ..plain() }), [true, true, false, false]);
+        // Probabilities are 0.64, 0.24, 0.09, 0.03.
+        assert_eq!(possible(Sampling { top_p: 0.9, ..plain() }), [true, true, true, false]);
+        assert_eq!(possible(Sampling { top_p: 0.01, ..plain() }), [true, false, false, false]);
+        assert_eq!(possible(Sampling { min_p: 0.3, ..plain() }), [true, true, false, false]);
+        assert_eq!(possible(Sampling { temperature: 0.0, ..plain() }), [true, false, false, false]);
+        let banned = Sampling { logit_bias: vec![(0, -100.0)], ..Sampling::default() };
+        assert_eq!(possible(banned), [false, true, false, false]);
+    }
+
+    #[test]
+    fn penalties_turn_away_from_what_was_said() {
+        for sampling in [
+            Sampling { presence_penalty: 1.0, ..Sampling::default() },
+            Sampling { frequency_penalty: 1.0, ..Sampling::default() },
+            Sampling { repetition_penalty: 2.0, ..Sampling::default() },
+        ] {
+            let mut sampler = Sampler::new(&sampling, &[]);
+            let mut choose = || {
+                let id = sampler.choose(&mut [1.0, 0.9, 0.2], &mut Scratch::default());
+                sampler.accept(id);
+                id
+            };
+            assert_eq!((choose(), choose()), (0, 1), "{sampling:?}");
+        }
+        let mut sampler = Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, &[0]);
+        assert_eq!(sampler.choose(&mut [1.0, 0.9], &mut Scratch::default()), 1, "the prompt counts as well");
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_the_softmax() {
+        let (own, top) = log_probabilities(&[0.0, 2.0, 1.0], 0, 2, &mut Scratch::default());
+        let total = (1.0f32 + 2f32.exp() + 1f32.exp()).ln();
+        assert!((own + total).abs() < 1e-6);
+        assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
+        assert!((top[0].1 - (2.0 - total)).abs() < 1e-6);
+    }
+
+    proptest! {
+        #[test]
+        fn a_large_vocabulary_is_cut_as_a_small_one(
+            logits in prop::collection::vec(-4.0f32..4.0, 600..900), top_p in 0.05f32..1.0, draw in 0.0f64..1.0,
+        ) {
+            let sampler = Sampler::new(&Sampling { top_p, temperature: 0.9, ..Sampling::default() }, &[]);
+            let chosen = sampler.draw(&logits, draw, &mut Scratch::default());
+            // By definition: sort all, cut, walk.
+            let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+            all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            let weight = |l: f32| (f64::from(l - all[0].0) / f64::from(0.9f32)).exp();
+            let total: f64 = all.iter().map(|c| weight(c.0)).sum();
+            let mut sum = 0.0;
+            let keep = all.iter().take_while(|c| { let before = sum; sum += weight(c.0); before < f64::from(top_p) * total }).count();
+            let kept: f64 = all[..keep].iter().map(|c| weight(c.0)).sum();
+            let mut left = draw * kept;
+            let expected = all[..keep].iter().find(|c| { left -= weight(c.0); left < 1e-9 }).map(|c| c.1);
+            let place = |id| all.iter().position(|c| c.1 == id).unwrap() as i64;
+            // Sums in another order may move a draw across one border.
+            prop_assert!((place(chosen) - expected.map_or(0, place)).abs() <= 1);
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Rank 0's loop: which sequences compute what in the next step, and what becomes of the results.
+//!
+//! A step holds the next token of every sequence that decodes and, in the rows that are left, pieces of prompts. With a
+//! pipeline, as many steps are under way as it has stages; a sequence is in one of them at most, unless it is still
+//! reading its prompt.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use crate::answer::{Answer, Outcome};
+use crate::blocks::Blocks;
+use crate::handle::{Inbox, ModelInfo, Submission};
+use crate::protocol::Kind;
+use crate::rank::{EngineError, Rank};
+use crate::request::{Event, FinishReason, Request, TokenLogprob, Usage};
+use crate::sampler::{Sampler, Scratch, log_probabilities};
+
+/// An idle engine asks this often whether all ranks are there.
+const PING: Duration = Duration::from_millis(500);
+/// Prompt tokens of a step while others decode: they wait for it.
+const PROMPT_ROWS_BESIDE_DECODES: usize = 64;
+
+/// The scheduler's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences that are computed together.
+    pub sequences: usize,
+    /// Rows of a step.
+    pub rows: usize,
+    /// Blocks of the KV cache.
+    pub kv_blocks: usize,
+}
+
+struct Sequence {
+    slot: usize,
+    request: Request,
+    /// Prompt and answer.
+    tokens: Vec<u32>,
+    /// Tokens of which keys and values are computed or under way.
+    computed: usize,
+    blocks: Vec<u32>,
+    /// Blocks that the ranks know of.
+    sent_blocks: usize,
+    /// A row of a step under way will give the next token.
+    awaits_token: bool,
+    /// Steps under way that hold tokens of this sequence.
+    under_way: usize,
+    /// Its answer ended while tokens were under way.
+    ended: bool,
+    sampler: Sampler,
+    answer: Option<Answer>,
+    submitted: Instant,
+    first_token: Option<Instant>,
+}
+
+/// A step whose results have not come.
+struct UnderWay {
+    kind: Kind,
+    /// Slots that are in it.
+    slots: Vec<usize>,
+    /// Slots of the rows that want logits, in order.
+    rows: Vec<usize>,
+}
+
+/// Rank 0's loop.
+pub struct Scheduler {
+    rank: Rank,
+    info: Arc<ModelInfo>,
+    inbox: Inbox,
+    limits: Limits,
+    eos: Vec<u32>,
+    blocks: Blocks,
+    /// By slot.
+    sequences: Vec<Option<Sequence>>,
+    waiting: VecDeque<Sequence>,
+    under_way: VecDeque<UnderWay>,
+    closed: bool,
+    scratch: Scratch,
+    logits: Vec<f32>,
+}
+
+impl Scheduler {
+    /// A scheduler that serves what comes into `inbox`.
+    pub fn new(rank: Rank, info: Arc<ModelInfo>, inbox: Inbox, limits: Limits, eos: Vec<u32>) -> Self {
+        let mut sequences = Vec::new();
+        sequences.resize_with(limits.sequences, || None);
+        Self {
+            rank,
+            info,
+            inbox,
+            limits,
+            eos,
+            blocks: Blocks::new(limits.kv_blocks),
+            sequences,
+            waiting: VecDeque::new(),
+            under_way: VecDeque::new(),
+            closed: false,
+            scratch: Scratch::default(),
+            logits: Vec::new(),
+        }
+    }
+
+    /// Serves until all handles are gone or a rank is lost. Every request gets its last event before this returns.
+    ///
+    /// # Errors
+    /// Why the engine cannot go on.
+    pub fn run(mut self) -> Result<(), EngineError> {
+        let outcome = self.serve();
+        if let Err(error) = &outcome {
+            let message = error.to_string();
+            // The first to write this is the one who knows the reason.
+            let _ = self.inbox.stopped.set(message.clone());
+            let running = self.sequences.iter_mut().filter_map(Option::take);
+            for answer in running.chain(self.waiting.drain(..)).filter_map(|sequence| sequence.answer) {
+                answer.fail(&message);
+            }
+            self.inbox.submissions.close();
+            while let Ok(submission) = self.inbox.submissions.try_recv() {
+                let _ = submission.events.send(Event::Failed { message: message.clone() });
+            }
+        }
+        outcome
+    }
+
+    fn serve(&mut self) -> Result<(), EngineError> {
+        loop {
+            self.take_submissions()?;
+            self.drop_abandoned();
+            self.admit();
+            let issued = self.issue()?;
+            let idle = !issued && self.under_way.is_empty();
+            if idle && self.closed && self.waiting.is_empty() {
+                self.rank.message().begin(Kind::Stop);
+                self.rank.receive()?;
+                return Ok(());
+            }
+            // A pipeline is kept full while there is something to issue.
+            if !issued || self.under_way.len() >= self.rank.stages() {
+                self.collect()?;
+            }
+        }
+    }
+
+    /// Takes what was submitted. Sleeps while there is nothing else to do, and looks after the other ranks meanwhile.
+    fn take_submissions(&mut self) -> Result<(), EngineError> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match self.inbox.submissions.poll_recv(&mut context) {
+                Poll::Ready(Some(submission)) => {
+                    let sequence = self.sequence(submission);
+                    self.waiting.push_back(sequence);
+                }
+                Poll::Ready(None) => {
+                    self.closed = true;
+                    return Ok(());
+                }
+                Poll::Pending => {
+                    let busy = !self.waiting.is_empty() || !self.under_way.is_empty();
+                    if busy || self.sequences.iter().any(Option::is_some) {
+                        return Ok(());
+                    }
+                    let since = Instant::now();
+                    std::thread::park_timeout(PING);
+                    if since.elapsed() >= PING {
+                        self.rank.message().begin(Kind::Ping);
+                        self.rank.receive()?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn sequence(&self, Submission { request, events }: Submission) -> Sequence {
+        let answer = Answer::new(events, self.info.tokenizer.stream(), request.stop.clone());
+        Sequence {
+            slot: 0,
+            tokens: request.prompt.clone(),
+            computed: 0,
+            blocks: Vec::new(),
+            sent_blocks: 0,
+            awaits_token: false,
+            under_way: 0,
+            ended: false,
+            sampler: Sampler::new(&request.sampling, &request.prompt),
+            answer: Some(answer),
+            submitted: Instant::now(),
+            first_token: None,
+            request,
+        }
+    }
+
+    /// Frees the slots of clients that went away.
+    fn drop_abandoned(&mut self) {
+        let gone = |sequence: &Sequence| sequence.answer.as_ref().is_none_or(Answer::is_abandoned);
+        let before = self.waiting.len();
+        self.waiting.retain(|sequence| !gone(sequence));
+        self.inbox.counters.waiting.fetch_sub(before - self.waiting.len(), Ordering::Relaxed);
+        for slot in 0..self.sequences.len() {
+            if self.sequences[slot].as_ref().is_some_and(gone) {
+                self.end(slot);
+            }
+        }
+    }
+
+    /// Gives slots to those who wait, first come first served.
+    fn admit(&mut self) {
+        while let Some(slot) = self.sequences.iter().position(Option::is_none) {
+            let Some(next) = self.waiting.front() else { return };
+            // Room for the prompt and a first block of answer, so that an admission does not at once drive another out.
+            if self.blocks.free_tokens() < next.tokens.len() + 1 && self.running() > 0 {
+                return;
+            }
+            if let Some(mut sequence) = self.waiting.pop_front() {
+                sequence.slot = slot;
+                self.sequences[slot] = Some(sequence);
+                self.inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.inbox.counters.running.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn running(&self) -> usize {
+        self.sequences.iter().flatten().count()
+    }
+
+    /// Forms the next step and computes this rank's part of it. False if there is nothing to compute.
+    fn issue(&mut self) -> Result<bool, EngineError> {
+        let mut plan: Vec<(usize, usize)> = Vec::new();
+        let mut rows = self.limits.rows;
+        // In a pipeline each step takes its share of the sequences, so that every stage has one to work on.
+        let share = self.running().div_ceil(self.rank.stages()).max(1);
+        let decodes = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 == s.tokens.len();
+        let reads = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 < s.tokens.len();
+        for slot in 0..self.sequences.len() {
+            if rows > 0 && plan.len() < share && self.sequences[slot].as_ref().is_some_and(decodes) && self.room(slot, 1) {
+                plan.push((slot, 1));
+                rows -= 1;
+            }
+        }
+        if !plan.is_empty() {
+            rows = rows.min(PROMPT_ROWS_BESIDE_DECODES);
+        }
+        for slot in 0..self.sequences.len() {
+            let Some(sequence) = self.sequences[slot].as_ref().filter(|s| reads(s)) else { continue };
+            let count = rows.min(sequence.tokens.len() - sequence.computed);
+            if count > 0 && plan.len() < self.limits.sequences && self.room(slot, count) {
+                plan.push((slot, count));
+                rows -= count;
+            }
+        }
+        plan.retain(|(slot, _)| self.sequences[*slot].is_some());
+        if plan.is_empty() {
+            return Ok(false);
+        }
+        let step = self.describe(&plan);
+        let kind = step.kind;
+        self.under_way.push_back(step);
+        self.rank.receive()?;
+        self.rank.compute()?;
+        if self.rank.stages() > 1 {
+            // Receiving the oldest results first: a last stage that waits for us to take them could not take our rows.
+            if self.under_way.len() >= self.rank.stages() {
+                self.collect()?;
+            }
+            self.rank.pass_on()?;
+        } else {
+            self.rank.report(kind)?;
+        }
+        Ok(true)
+    }
+
+    /// Makes room for `count` more tokens of a sequence; if need be, the youngest sequence starts over later.
+    fn room(&mut self, slot: usize, count: usize) -> bool {
+        loop {
+            let Some(sequence) = self.sequences[slot].as_mut() else { return false };
+            if self.blocks.extend(&mut sequence.blocks, sequence.computed + count) {
+                return true;
+            }
+            let youngest = (0..self.sequences.len())
+                .filter(|&other| self.sequences[other].as_ref().is_some_and(|s| s.under_way == 0))
+                .max_by_key(|&other| self.sequences[other].as_ref().map(|s| s.submitted));
+            match youngest {
+                Some(other) if self.running() > 1 => self.put_back(other),
+                _ => return false,
+            }
+            if self.sequences[slot].is_none() {
+                return false;
+            }
+        }
+    }
+
+    /// Takes a sequence's blocks; it will read its prompt and answer so far again.
+    fn put_back(&mut self, slot: usize) {
+        if let Some(mut sequence) = self.sequences[slot].take() {
+            self.blocks.release(&mut sequence.blocks);
+            sequence.computed = 0;
+            sequence.sent_blocks = 0;
+            self.waiting.push_front(sequence);
+            self.inbox.counters.waiting.fetch_add(1, Ordering::Relaxed);
+            self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes the message of a step of these slots and token counts.
+    fn describe(&mut self, plan: &[(usize, usize)]) -> UnderWay {
+        let wants = |s: &Sequence, count: usize| s.computed + count == s.tokens.len();
+        let plain = plan.iter().all(|&(slot, count)| {
+            let sequence = self.sequences[slot].as_ref();
+            sequence.is_none_or(|s| {
+                !wants(s, count) || (s.sampler.is_argmax() && s.request.logprobs.is_none())
+            })
+        });
+        let kind = if plain { Kind::Argmax } else { Kind::Logits };
+        let mut step = UnderWay { kind, slots: Vec::new(), rows: Vec::new() };
+        let message = self.rank.message();
+        message.begin(kind);
+        for &(slot, count) in plan {
+            let Some(sequence) = self.sequences[slot].as_mut() else { continue };
+            let logits = wants(sequence, count);
+            let new = &sequence.blocks[sequence.sent_blocks..];
+            let tokens = &sequence.tokens[sequence.computed..sequence.computed + count];
+            message.push(slot, sequence.computed, sequence.sent_blocks, new, tokens, logits);
+            sequence.sent_blocks = sequence.blocks.len();
+            sequence.computed += count;
+            sequence.under_way += 1;
+            sequence.awaits_token = logits;
+            step.slots.push(slot);
+            if logits {
+                step.rows.push(slot);
+            }
+        }
+        step
+    }
+
+    /// Takes the results of the oldest step under way.
+    fn collect(&mut self) -> Result<(), EngineError> {
+        let Some(step) = self.under_way.pop_front() else { return Ok(()) };
+        let results = self.rank.results(step.kind, step.rows.len())?;
+        let mut chosen = Vec::with_capacity(step.rows.len());
+        for (row, &slot) in step.rows.iter().enumerate() {
+            let Some(sequence) = self.sequences[slot].as_mut() else { continue };
+            let mut report = None;
+            let id = if step.kind == Kind::Argmax {
+                results.argmax(row, &mut self.logits)
+            } else {
+                results.logits(row, &mut self.logits);
+                // The unmodified distribution is reported, and choosing overwrites it.
+                let unmodified = sequence.request.logprobs.map(|count| (count, self.logits.clone()));
+                let id = sequence.sampler.choose(&mut self.logits, &mut self.scratch);
+                report = unmodified.map(|(count, logits)| log_probabilities(&logits, id, count, &mut self.scratch));
+                id
+            };
+            chosen.push((slot, id, report));
+        }
+        for &slot in &step.slots {
+            if let Some(sequence) = self.sequences[slot].as_mut() {
+                sequence.under_way -= 1;
+            }
+        }
+        for (slot, id, report) in chosen {
+            self.accept(slot, id, report);
+        }
+        for slot in step.slots {
+            if self.sequences[slot].as_ref().is_some_and(|s| s.ended) {
+                self.end(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a sequence its next token.
+    fn accept(&mut self, slot: usize, id: u32, report: Option<(f32, Vec<(u32, f32)>)>) {
+        let Some(sequence) = self.sequences[slot].as_mut().filter(|s| !s.ended) else { return };
+        sequence.awaits_token = false;
+        sequence.first_token.get_or_insert_with(Instant::now);
+        sequence.tokens.push(id);
+        sequence.sampler.accept(id);
+        let generated = sequence.tokens.len() - sequence.request.prompt.len();
+        let is_end = self.eos.contains(&id) && !sequence.request.ignore_eos;
+        let bytes = |id| self.info.tokenizer.token_bytes(id);
+        let logprob = report.map(|(logprob, top)| TokenLogprob {
+            id,
+            bytes: bytes(id),
+            logprob,
+            top: top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect(),
+        });
+        let outcome = match (sequence.answer.as_mut(), is_end) {
+            (Some(answer), false) => answer.push(id, logprob),
+            (Some(_), true) => Outcome::Stopped,
+            (None, _) => Outcome::Abandoned,
+        };
+        let full = sequence.request.max_tokens.is_some_and(|max| generated >= max)
+            || sequence.tokens.len() >= self.info.context_length
+            || sequence.tokens.len() >= self.limits.kv_blocks * thunder_compute::step::KV_BLOCK_TOKENS;
+        let reason = match outcome {
+            Outcome::Stopped => FinishReason::Stop,
+            Outcome::GoesOn if full => FinishReason::Length,
+            Outcome::GoesOn => return,
+            Outcome::Abandoned => return self.end(slot),
+        };
+        let first = sequence.first_token.unwrap_or(sequence.submitted);
+        let usage = Usage {
+            prompt_tokens: sequence.request.prompt.len(),
+            completion_tokens: generated,
+            time_to_first_token: first - sequence.submitted,
+            decode_time: first.elapsed(),
+        };
+        if let Some(answer) = sequence.answer.take() {
+            answer.finish(reason, usage);
+        }
+        self.end(slot);
+    }
+
+    /// Frees a slot, or marks it if some of its tokens are under way.
+    fn end(&mut self, slot: usize) {
+        let Some(sequence) = self.sequences[slot].as_mut() else { return };
+        sequence.ended = true;
+        sequence.answer = None;
+        if sequence.under_way == 0 {
+            self.blocks.release(&mut sequence.blocks);
+            self.sequences[slot] = None;
+            self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Wakes a parked thread.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

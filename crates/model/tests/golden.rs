@@ -1,0 +1,159 @@
+//! Logits against MLX-LM's, for every architecture and weight format, on one rank and on several.
+//!
+//! The fixtures and how they were made: tests/golden/README.md.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, Step};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+
+fn cases() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
+    let mut cases: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.sort();
+    assert!(cases.len() >= 30, "the fixtures are there");
+    cases
+}
+
+/// One prompt of a fixture and what MLX-LM made of it.
+struct Golden {
+    tokens: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<f32>,
+    argmax: Vec<u32>,
+}
+
+fn golden(case: &Path) -> Vec<Golden> {
+    let bytes = std::fs::read(case.join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: String| -> Vec<[u8; 4]> { file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec() };
+    let ints = |name: String| -> Vec<u32> { words(name).into_iter().map(u32::from_le_bytes).collect() };
+    (0..3)
+        .map(|i| Golden {
+            tokens: ints(format!("tokens.{i}")),
+            positions: ints(format!("positions.{i}")).into_iter().map(|p| p as usize).collect(),
+            logits: words(format!("logits.{i}")).into_iter().map(f32::from_le_bytes).collect(),
+            argmax: ints(format!("argmax.{i}")),
+        })
+        .collect()
+}
+
+/// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk` tokens.
+fn logits(folder: &ModelFolder, plan: &Plan, group: Group, activations: Activations, chunk: usize) -> Vec<Vec<f32>> {
+    let rank = group.rank();
+    let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
+    let mut backend = CpuBackend::new(&config, group);
+    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8 };
+    let mut model = Model::load(folder, plan, rank, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    golden(&folder.path)
+        .iter()
+        .map(|golden| {
+            let blocks: Vec<u32> = (0..golden.tokens.len().div_ceil(KV_BLOCK_TOKENS) as u32).map(|i| 7 - i).collect();
+            let mut all = Vec::new();
+            for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
+                let mut step = Step::default();
+                step.push(tokens, index * chunk, &blocks, false);
+                step.logit_rows = (0..tokens.len() as u32).collect();
+                model.forward(&mut backend, &step, None).unwrap();
+                all.extend_from_slice(model.logits(&backend));
+            }
+            all
+        })
+        .collect()
+}
+
+/// All ranks' logits side by side, `[positions, vocabulary]`.
+fn sharded_logits(folder: &ModelFolder, plan: &Plan, activations: Activations, chunk: usize) -> Vec<Vec<f32>> {
+    let parts = local::run(plan.ranks(), TransportChoice::Shm, |group| {
+        logits(folder, plan, group, activations, chunk)
+    })
+    .unwrap();
+    (0..3)
+        .map(|prompt| {
+            let rows = golden(&folder.path)[prompt].tokens.len();
+            (0..rows)
+                .flat_map(|row| {
+                    parts.iter().flat_map(move |part: &Vec<Vec<f32>>| {
+                        let width = part[prompt].len() / rows;
+                        part[prompt][row * width..][..width].to_vec()
+                    })
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// Relative error over all kept positions, and the share of positions with the same most likely token.
+fn compare(case: &Path, ours: &[Vec<f32>]) -> (f64, f64) {
+    let (mut error, mut norm, mut same, mut positions) = (0.0, 0.0, 0, 0);
+    for (golden, ours) in golden(case).iter().zip(ours) {
+        let vocab = golden.logits.len() / golden.positions.len();
+        for (position, expected) in golden.positions.iter().zip(golden.logits.chunks(vocab)) {
+            for (a, b) in ours[position * vocab..][..vocab].iter().zip(expected) {
+                error += f64::from(a - b).powi(2);
+                norm += f64::from(*b).powi(2);
+            }
+        }
+        for (row, expected) in ours.chunks(vocab).zip(&golden.argmax) {
+            let best = (0..vocab).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            same += usize::from(best as u32 == *expected);
+            positions += 1;
+        }
+    }
+    ((error / norm).sqrt(), same as f64 / positions as f64)
+}
+
+/// The limits of the issue: (relative error, share of the same argmax).
+fn limits(case: &Path) -> (f64, f64) {
+    let config = std::fs::read_to_string(case.join("config.json")).unwrap();
+    if config.contains("\"quantization\"") { (1e-2, 0.95) } else { (1e-3, 0.995) }
+}
+
+fn check(case: &Path, what: &str, (error, same): (f64, f64), limits: (f64, f64)) {
+    let name = case.file_name().unwrap().display();
+    println!("{name:32} {what:12} relative error {error:.1e}, same argmax {:.1} %", same * 100.0);
+    assert!(error < limits.0, "{name}, {what}: relative error {error:.2e}, allowed {:.0e}", limits.0);
+    assert!(same >= limits.1, "{name}, {what}: same argmax on {same:.3}, required {}", limits.1);
+}
+
+#[test]
+fn one_rank_agrees_with_mlx() {
+    for case in cases() {
+        let folder = ModelFolder::open(&case).unwrap();
+        let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        for (activations, what) in [(Activations::Int16, "int16"), (Activations::Int8, "int8")] {
+            let ours = logits(&folder, &plan, Group::solo(), activations, 70);
+            check(&case, what, compare(&case, &ours), limits(&case));
+        }
+    }
+}
+
+#[test]
+fn token_by_token_gives_the_bits_of_the_whole_prompt() {
+    for name in ["qwen3-4bit-g64", "mistral-bf16-window", "ministral3-bf16", "llama-6bit-g32"] {
+        let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
+        let folder = ModelFolder::open(&case).unwrap();
+        let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let whole = logits(&folder, &plan, Group::solo(), Activations::Int16, 70);
+        for chunk in [1, 13] {
+            assert_eq!(whole, logits(&folder, &plan, Group::solo(), Activations::Int16, chunk), "{name} by {chunk}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_ranks_and_any_split_agree_with_mlx() {
+    let splits: [&[f64]; 6] = [&[1.0; 2], &[3.0, 1.0], &[1.0; 3], &[1.0, 0.2, 2.0], &[1.0; 4], &[1.0; 5]];
+    for (index, case) in cases().iter().enumerate() {
+        let folder = ModelFolder::open(case).unwrap();
+        // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
+        for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
+            let plan = Plan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
+            let ours = sharded_logits(&folder, &plan, Activations::Int16, 33);
+            check(case, &format!("{weights:?}"), compare(case, &ours), limits(case));
+        }
+    }
+}
