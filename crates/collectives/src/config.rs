@@ -69,7 +69,7 @@ impl Config {
             spin: None,
             idle_spin: Duration::from_micros(100),
             host: None,
-            ring_bytes: 128 << 10,
+            ring_bytes: 512 << 10,
             listener: None,
         }
     }

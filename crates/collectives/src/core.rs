@@ -18,6 +18,8 @@ const NEWS_LIMIT: Duration = Duration::from_millis(100);
 
 /// After this the processor is offered to others at each turn: the rank that is waited for may be queued behind this one.
 const PURE_SPIN: Duration = Duration::from_micros(10);
+/// Waits that it takes to forget that a core is shared.
+const SHARED_CORE_LIMIT: i32 = 16;
 /// How long a process may take to answer a ping before it counts as stopped.
 const PING_LIMIT: Duration = Duration::from_millis(300);
 
@@ -73,6 +75,9 @@ pub(crate) struct Core {
     turns: u32,
     waiting_since: Option<Instant>,
     saw_departure: bool,
+    /// Whether the wait under way has given the core away, and how many waits lately ended so.
+    yielded: bool,
+    shared_core: i32,
 }
 
 // SAFETY: the raw pointers are used only while an operation runs, by the thread that runs it.
@@ -121,6 +126,8 @@ impl Core {
             turns: 0,
             waiting_since: None,
             saw_departure: false,
+            yielded: false,
+            shared_core: 0,
         }
     }
 
@@ -381,7 +388,9 @@ impl Core {
         if waited >= spin {
             return self.sleep(waited);
         }
-        if self.patience.crowded || waited >= PURE_SPIN {
+        let pure_spin = if self.shared_core > 0 { Duration::ZERO } else { PURE_SPIN };
+        if self.patience.crowded || waited >= pure_spin {
+            self.yielded = true;
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
@@ -390,6 +399,12 @@ impl Core {
     }
 
     fn moved(&mut self) {
+        if self.turns > 0 {
+            // Waits that end only once the core is given away mean that the peer needs this core.
+            let change = if self.yielded { 1 } else { -1 };
+            self.shared_core = (self.shared_core + change).clamp(0, SHARED_CORE_LIMIT);
+            self.yielded = false;
+        }
         self.turns = 0;
         self.waiting_since = None;
         self.saw_departure = false;

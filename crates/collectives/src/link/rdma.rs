@@ -1,0 +1,166 @@
+//! RDMA: a `thunder_verbs::Channel` over the cables between two ranks.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::time::Duration;
+
+use thunder_verbs::{Abort, Channel, ChannelOptions, Context, Error, Link as Cable, Mode, Profile};
+
+use super::{Closed, Interest, Link};
+use crate::rendezvous::Stream;
+use crate::{InitError, Transport};
+
+/// The nap of a wait that spun in vain, doubled from the first to the last. Devices on macOS cannot wake a sleeper, so
+/// a longer nap costs latency after a pause, a shorter one costs processor time while idle.
+const NAPS_US: std::ops::RangeInclusive<u64> = 20..=1000;
+/// How long a link that is dropped waits for its last frames to leave.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Which devices lead to which ranks, and how they are used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// The names of this rank's devices towards each rank it is cabled to, a name per cable. Both ends must list their
+    /// cables in the same order.
+    pub devices: BTreeMap<usize, Vec<String>>,
+    /// How bytes travel; the same on all ranks. `None`: the fastest that the platform has.
+    pub mode: Option<Mode>,
+}
+
+impl RdmaConfig {
+    /// Reads a device file, MLX's for JACCL: a list with a row per rank, which has an entry per rank, which is null, a
+    /// device's name, or a list of names.
+    ///
+    /// # Errors
+    /// When the file cannot be read or has another form.
+    pub fn from_file(path: &Path, rank: usize) -> Result<Self, InitError> {
+        let wrong = |why: String| InitError::Hostfile { path: path.to_owned(), why };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let devices = parse_row(&text, rank).map_err(wrong)?;
+        Ok(Self { devices, mode: None })
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode.unwrap_or(if Profile::native().reliable { Mode::RcWrite } else { Mode::Uc })
+    }
+}
+
+fn parse_row(text: &str, rank: usize) -> Result<BTreeMap<usize, Vec<String>>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Entry {
+        One(String),
+        Many(Vec<String>),
+    }
+    let rows: Vec<Vec<Option<Entry>>> = serde_json::from_str(text).map_err(|error| {
+        format!("{error}; write a row per rank with null, a device or a list of devices per rank")
+    })?;
+    let count = rows.len();
+    let row = rows.into_iter().nth(rank).ok_or_else(|| format!("it has {count} rows, none for rank {rank}"))?;
+    let names = |entry| match entry {
+        Entry::One(name) => vec![name],
+        Entry::Many(names) => names,
+    };
+    let cabled = row.into_iter().enumerate().filter_map(|(peer, entry)| Some((peer, names(entry?))));
+    Ok(cabled.filter(|(peer, names)| *peer != rank && !names.is_empty()).collect())
+}
+
+/// One rank's end of a pair's cables.
+pub(crate) struct RdmaLink {
+    channel: Channel,
+    shown: usize,
+    /// The next nap, while nothing moves.
+    nap_us: u64,
+}
+
+impl RdmaLink {
+    /// Connects over `devices` with the rank at the other end of `stream`, which does the same.
+    pub fn connect(
+        config: &RdmaConfig,
+        peer: usize,
+        devices: &[String],
+        stream: &mut impl Stream,
+    ) -> Result<Self, InitError> {
+        let failed = |source: Error| InitError::Rdma { rank: peer, source };
+        let cable = |name: &String| Ok(Cable { context: Context::open(name)?, facing: None });
+        let cables = devices.iter().map(cable).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let pending = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
+        // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
+        let channel = pending.handshake(stream, Abort::new()).map_err(failed)?;
+        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start() })
+    }
+
+    fn moved(&mut self, count: usize) -> usize {
+        if count > 0 {
+            self.nap_us = *NAPS_US.start();
+        }
+        count
+    }
+}
+
+impl Link for RdmaLink {
+    fn transport(&self) -> Transport {
+        Transport::Rdma
+    }
+
+    fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed> {
+        let sent = self.channel.send_parts(first, second).map_err(|_| Closed)?;
+        Ok(self.moved(sent))
+    }
+
+    fn arrived(&mut self, want: usize) -> Result<usize, Closed> {
+        self.shown = self.channel.peek().map_err(|_| Closed)?.len().min(want);
+        Ok(self.moved(self.shown))
+    }
+
+    fn view(&self) -> &[u8] {
+        &self.channel.peeked()[..self.shown]
+    }
+
+    fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.shown);
+        self.shown -= count;
+        // The channel keeps its failure, and the next look at it reports it.
+        let _ = self.channel.consume(count);
+    }
+
+    fn arm(&mut self, _interest: Interest) -> bool {
+        std::thread::sleep(Duration::from_micros(self.nap_us));
+        self.nap_us = (self.nap_us * 2).min(*NAPS_US.end());
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    /// Nothing to poll: `arm` never lets a rank sleep on it, and `poll` skips what is negative.
+    fn descriptor(&self, _interest: Interest) -> (RawFd, libc::c_short) {
+        (-1, 0)
+    }
+
+    fn reports_end(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        // The last frames of a rank that leaves must reach the others. A broken link has none that could.
+        let _ = self.channel.drain(DRAIN_LIMIT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_files_hold_null_a_name_or_a_list() {
+        let text = r#"[[null, "rdma_en2", null], [["rdma_en4", "rdma_en5"], null, []], [null, null, null]]"#;
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(parse_row(text, 0).unwrap(), BTreeMap::from([(1, names(&["rdma_en2"]))]));
+        assert_eq!(parse_row(text, 1).unwrap(), BTreeMap::from([(0, names(&["rdma_en4", "rdma_en5"]))]));
+        assert_eq!(parse_row(text, 2).unwrap(), BTreeMap::new());
+        assert!(parse_row(text, 3).unwrap_err().contains("3 rows"));
+        assert!(parse_row("{}", 0).unwrap_err().contains("a row per rank"));
+    }
+}
