@@ -3,7 +3,7 @@
 //! ```no_run
 //! # fn main() -> Result<(), thunder_hub::HubError> {
 //! let model = match thunder_hub::locate("org/name") {
-//!     Err(thunder_hub::HubError::NotFound { .. }) => {
+//!     Err(thunder_hub::HubError::NotFound { .. } | thunder_hub::HubError::Incomplete { .. }) => {
 //!         thunder_hub::pull("org/name", "main", &thunder_hub::PullOptions::from_env(), &|_| {})?
 //!     }
 //!     found => found?,

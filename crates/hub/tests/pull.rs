@@ -270,6 +270,19 @@ fn nobody_at_the_endpoint_is_a_clear_error() {
 }
 
 #[test]
+fn a_server_that_does_not_speak_tls_is_a_clear_error() {
+    let mut fixture = Fixture::new();
+    fixture.options.endpoint = fixture.server.endpoint.replace("http://", "https://");
+    fixture.options.attempts = 1;
+    let error = fixture.error();
+    assert!(error.contains("org/name: list of files"), "{error}");
+    assert!(
+        fixture.server.seen().iter().all(|seen| !seen.line.starts_with("GET")),
+        "nothing goes in the clear"
+    );
+}
+
+#[test]
 fn refusals_name_the_remedy() {
     let cases = [
         (404, "RepoNotFound", "org/name was not found", "check the name"),

@@ -15,6 +15,10 @@ use pieces::Pieces;
 use stream::Text;
 pub use stream::TokenStream;
 
+/// White space in a row above this is refused: from a million on, the library's regular expressions give up, and the ids
+/// would silently differ from Python's.
+const MAX_WHITE_SPACE_RUN: usize = 500_000;
+
 /// A tokenizer of Hugging Face's format.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -68,8 +72,14 @@ impl Tokenizer {
     /// prompts made by a chat template hold theirs already, so pass `false` for these.
     ///
     /// # Errors
-    /// When the library refuses the text.
+    /// When the library refuses the text, or it has more than 500,000 bytes of white space in a row.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let longest_run = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or(0);
+        if longest_run > MAX_WHITE_SPACE_RUN {
+            return Err(TokenizerError::Encode(format!(
+                "the text has {longest_run} bytes of white space in a row, {MAX_WHITE_SPACE_RUN} are the most"
+            )));
+        }
         let encoding = self
             .inner
             .encode_fast(text, special)
