@@ -7,7 +7,7 @@
 
 use crate::{
     cache,
-    process::{command, on_path, run as run_command},
+    process::{command, on_path, run as run_command, succeeds},
     repository,
 };
 use anyhow::{Context, bail};
@@ -83,7 +83,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn install(chroot: &Path) -> anyhow::Result<()> {
     println!("check-macos: making a chroot of Debian unstable in {} (about 3 GiB)", chroot.display());
-    let missing: Vec<_> = ["debootstrap", "unzip"].into_iter().filter(|program| !on_path(program)).collect();
+    let mut missing: Vec<_> =
+        ["debootstrap", "unzip"].into_iter().filter(|program| !on_path(program)).collect();
+    if !succeeds(&mut command(["python3", "-m", "pip", "--version"])) {
+        missing.push("python3-pip");
+    }
     if !missing.is_empty() {
         run_command(&mut command(["apt-get", "update", "--quiet"]))?;
         run_command(command(["apt-get", "install", "--quiet", "--yes"]).args(missing))?;
