@@ -1,6 +1,9 @@
 //! Requests to the hub: the token goes to the hub alone, never to the hosts that it redirects to.
 
-use std::{io::Read as _, time::Duration};
+use std::{
+    io::{self, Read as _},
+    time::Duration,
+};
 
 use ureq::{
     Agent, Body,
@@ -69,13 +72,12 @@ impl Failure {
 
 impl From<ureq::Error> for Failure {
     fn from(error: ureq::Error) -> Self {
-        let lasting = matches!(
-            error,
-            ureq::Error::BadUri(_)
-                | ureq::Error::Tls(_)
-                | ureq::Error::Rustls(_)
-                | ureq::Error::InvalidProxyUrl
-        );
+        let lasting = match &error {
+            // A certificate that does not hold, or a server that does not speak TLS.
+            ureq::Error::Io(inner) => inner.kind() == io::ErrorKind::InvalidData,
+            ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+            other => matches!(other, ureq::Error::InvalidProxyUrl),
+        };
         Self { retry: !lasting, ..Self::passing(error.to_string()) }
     }
 }
