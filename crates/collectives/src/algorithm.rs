@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::core::Core;
-use crate::header::{Header, Kind};
+use crate::header::Kind;
 use crate::{CommError, DType, Op};
 
 /// How an all-reduce is done. All give the same bits.
@@ -45,10 +45,6 @@ impl std::str::FromStr for Algorithm {
 /// Parts start on cache lines of the data.
 const PART_ALIGN_BYTES: usize = 64;
 
-fn header(core: &Core, kind: Kind, dtype: DType, op: u8, phase: u8, length: usize) -> Header {
-    Header { kind, dtype: dtype as u8, op, phase, sequence: core.sequence, length: length as u64 }
-}
-
 /// The part of `count` elements that `rank` of `size` reduces.
 fn part(count: usize, dtype: DType, rank: usize, size: usize) -> Range<usize> {
     let align = PART_ALIGN_BYTES / dtype.size();
@@ -70,7 +66,7 @@ pub(crate) async unsafe fn all_reduce(
     let length = count * dtype.size();
     let mine = core.rank;
     if algorithm == Algorithm::OneShot {
-        let header = header(core, Kind::AllReduce, dtype, op as u8, 0, length);
+        let header = core.header(Kind::AllReduce, dtype, op as u8, 0, length);
         for peer in (0..core.size).filter(|peer| *peer != mine) {
             core.queue_send(peer, header, data);
             core.queue_receive(peer, header, std::ptr::null_mut());
@@ -82,11 +78,11 @@ pub(crate) async unsafe fn all_reduce(
     let own = part(count, dtype, mine, core.size);
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         let theirs = part(count, dtype, peer, core.size);
-        let out = header(core, Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
+        let out = core.header(Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
         // SAFETY: parts lie within `count` elements.
         let from = unsafe { data.add(theirs.start * size) };
         core.queue_send(peer, out, from);
-        let inc = header(core, Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
+        let inc = core.header(Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
         core.queue_receive(peer, inc, std::ptr::null_mut());
     }
     // SAFETY: as promised by the caller.
@@ -96,8 +92,8 @@ pub(crate) async unsafe fn all_reduce(
     }
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         let theirs = part(count, dtype, peer, core.size);
-        let out = header(core, Kind::AllReduce, dtype, op as u8, 2, own.len() * size);
-        let inc = header(core, Kind::AllReduce, dtype, op as u8, 2, theirs.len() * size);
+        let out = core.header(Kind::AllReduce, dtype, op as u8, 2, own.len() * size);
+        let inc = core.header(Kind::AllReduce, dtype, op as u8, 2, theirs.len() * size);
         // SAFETY: as above.
         unsafe {
             core.queue_send(peer, out, data.add(own.start * size));
@@ -122,14 +118,14 @@ pub(crate) async unsafe fn reduce_scatter(
 ) -> Result<(), CommError> {
     let size = dtype.size();
     let own = counts[core.rank] * size;
-    let inc = header(core, Kind::ReduceScatter, dtype, op as u8, 0, own);
+    let inc = core.header(Kind::ReduceScatter, dtype, op as u8, 0, own);
     let mut at = 0;
     let mut own_at = 0;
     for (peer, count) in counts.iter().enumerate() {
         if peer == core.rank {
             own_at = at;
         } else {
-            let outgoing = header(core, Kind::ReduceScatter, dtype, op as u8, 0, count * size);
+            let outgoing = core.header(Kind::ReduceScatter, dtype, op as u8, 0, count * size);
             // SAFETY: within the sum of `counts`.
             core.queue_send(peer, outgoing, unsafe { send.add(at) });
             core.queue_receive(peer, inc, std::ptr::null_mut());
@@ -154,11 +150,11 @@ pub(crate) async unsafe fn exchange(
     let mine = core.rank;
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         if let Some((data, length)) = outgoing(peer) {
-            let header = header(core, kind, dtype, 0, 0, length);
+            let header = core.header(kind, dtype, 0, 0, length);
             core.queue_send(peer, header, data);
         }
         if let Some((data, length)) = incoming(peer) {
-            let header = header(core, kind, dtype, 0, 0, length);
+            let header = core.header(kind, dtype, 0, 0, length);
             core.queue_receive(peer, header, data);
         }
     }

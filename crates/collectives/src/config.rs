@@ -5,18 +5,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thunder_verbs::Mode;
+
 use crate::InitError;
+use crate::link::rdma::RdmaConfig;
 
 /// Which transports a group may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportChoice {
-    /// Shared memory inside a host, TCP between hosts.
+    /// Shared memory inside a host; between hosts RDMA where `Config::rdma` has a device, else TCP.
     #[default]
     Auto,
     /// Shared memory only; a rank on another host is an error.
     Shm,
     /// TCP everywhere, also inside a host.
     Tcp,
+    /// RDMA wherever `Config::rdma` has a device, also inside a host; the rest as `Auto`.
+    Rdma,
 }
 
 /// What [`crate::Group::init`] needs to know. Start from [`Config::new`] or [`Config::from_env`] and change fields.
@@ -33,6 +38,8 @@ pub struct Config {
     pub secret: Vec<u8>,
     /// Which transports may be used.
     pub transport: TransportChoice,
+    /// The RDMA devices that lead to other ranks.
+    pub rdma: Option<RdmaConfig>,
     /// How long a rank that is alive may send nothing within an operation. Long enough for the slowest rank's compute
     /// between two operations; short enough that a stopped process is noticed.
     pub stall_limit: Duration,
@@ -63,6 +70,7 @@ impl Config {
             coordinator: coordinator.into(),
             secret: Vec::new(),
             transport: TransportChoice::Auto,
+            rdma: None,
             stall_limit: Duration::from_secs(10),
             loss_limit: Duration::from_millis(1500),
             rendezvous_limit: Duration::from_secs(60),
@@ -75,7 +83,8 @@ impl Config {
     }
 
     /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
-    /// (`auto`, `shm`, `tcp`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
+    /// (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (else `MLX_IBV_DEVICES`: a device file), `THUNDER_RDMA_MODE`
+    /// (`uc`, `rc`, `rc-write`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
     /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`; where `THUNDER_RANK` is not set,
     /// MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring) or `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`.
     /// `None` when neither rank is set: this process is alone.
@@ -114,9 +123,11 @@ impl Config {
                 "auto" => TransportChoice::Auto,
                 "shm" => TransportChoice::Shm,
                 "tcp" => TransportChoice::Tcp,
-                _ => return Err(setting("THUNDER_TRANSPORT", &value, "use auto, shm or tcp")),
+                "rdma" => TransportChoice::Rdma,
+                _ => return Err(setting("THUNDER_TRANSPORT", &value, "use auto, shm, tcp or rdma")),
             };
         }
+        config.rdma = rdma(variable, config.rank)?;
         let milliseconds = |name: &str, field: &mut Duration| -> Result<(), InitError> {
             if let Some(value) = variable(name) {
                 *field = Duration::from_millis(number(name, &value)? as u64);
@@ -152,6 +163,10 @@ impl Config {
             let remedy = "use a power of two from 4096 to 2^30";
             return Err(setting("ring bytes", &self.ring_bytes.to_string(), remedy));
         }
+        if self.transport == TransportChoice::Rdma && self.rdma.is_none() {
+            let remedy = "set THUNDER_RDMA_DEVICES to a device file, a row per rank with its device towards each rank";
+            return Err(setting("transport", "rdma", remedy));
+        }
         if self.size > 1 && self.secret.is_empty() && self.listener.is_none() {
             let unusable = |error: std::io::Error| {
                 setting("coordinator", &self.coordinator, &format!("use host:port ({error})"))
@@ -173,6 +188,21 @@ fn setting(name: &str, value: &str, remedy: &str) -> InitError {
 
 fn number(name: &str, value: &str) -> Result<usize, InitError> {
     value.trim().parse().map_err(|_| setting(name, value, "use a whole number"))
+}
+
+/// The devices and the mode, if a device file is named.
+fn rdma(variable: &dyn Fn(&str) -> Option<String>, rank: usize) -> Result<Option<RdmaConfig>, InitError> {
+    let Some(path) = variable("THUNDER_RDMA_DEVICES").or_else(|| variable("MLX_IBV_DEVICES")) else {
+        return Ok(None);
+    };
+    let mode = match variable("THUNDER_RDMA_MODE").as_deref() {
+        None => None,
+        Some("uc") => Some(Mode::Uc),
+        Some("rc") => Some(Mode::Rc),
+        Some("rc-write") => Some(Mode::RcWrite),
+        Some(value) => return Err(setting("THUNDER_RDMA_MODE", value, "use uc, rc or rc-write")),
+    };
+    Ok(Some(RdmaConfig { mode, ..RdmaConfig::from_file(Path::new(&path), rank)? }))
 }
 
 /// World size and coordinator from MLX's variables.
@@ -264,6 +294,27 @@ mod tests {
         let base =
             [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "10.0.0.1:1")];
         assert!(message(&base).contains("THUNDER_SECRET"));
+    }
+
+    #[test]
+    fn rdma_needs_a_device_file_and_a_mode_that_exists() {
+        let path = std::env::temp_dir().join(format!("thunder-devices-{}", std::process::id()));
+        std::fs::write(&path, r#"[[null, "rdma_en2"], ["rdma_en3", null]]"#).unwrap();
+        let file = path.to_str().unwrap();
+        let base = [
+            ("THUNDER_RANK", "1"),
+            ("THUNDER_WORLD_SIZE", "2"),
+            ("THUNDER_COORDINATOR", "127.0.0.1:9000"),
+            ("THUNDER_TRANSPORT", "rdma"),
+        ];
+        let with = |more: &[(&'static str, &str)]| from(&[&base[..], more].concat());
+        let rdma = with(&[("MLX_IBV_DEVICES", file), ("THUNDER_RDMA_MODE", "uc")]).unwrap().unwrap().rdma;
+        let unknown = with(&[("MLX_IBV_DEVICES", file), ("THUNDER_RDMA_MODE", "ud")]).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        let rdma = rdma.unwrap();
+        assert_eq!((rdma.devices[&0].as_slice(), rdma.mode), (&["rdma_en3".to_owned()][..], Some(Mode::Uc)));
+        assert!(unknown.to_string().contains("rc-write"), "{unknown}");
+        assert!(with(&[]).unwrap_err().to_string().contains("THUNDER_RDMA_DEVICES"));
     }
 
     #[test]

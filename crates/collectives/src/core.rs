@@ -3,9 +3,11 @@
 //! Algorithms are `async` so that the same code serves blocking calls (which never suspend: the wait happens inside) and
 //! the non-blocking form (which suspends instead of waiting). There is no runtime.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Header, Kind};
 use crate::link::{Closed, Interest, Link};
 use crate::reduce::reduce;
 use crate::watch::{Verdict, Watch, Why};
@@ -66,11 +68,13 @@ pub(crate) struct Core {
     descriptors: Vec<libc::pollfd>,
     failure: Option<CommError>,
     /// Collectives so far; ranks that differ are not in the same operation.
-    pub sequence: u32,
+    sequence: u32,
     /// No stall limit in the operation under way.
-    pub idle: bool,
-    /// Suspend instead of waiting.
-    pub cooperative: bool,
+    idle: bool,
+    /// Suspend instead of waiting. Shared, because the operation under way has the rest for itself.
+    pub cooperative: Arc<AtomicBool>,
+    /// An operation has begun and not ended.
+    busy: bool,
     started: Instant,
     turns: u32,
     waiting_since: Option<Instant>,
@@ -121,7 +125,8 @@ impl Core {
             failure: None,
             sequence: 0,
             idle: false,
-            cooperative: false,
+            cooperative: Arc::default(),
+            busy: false,
             started: Instant::now(),
             turns: 0,
             waiting_since: None,
@@ -136,9 +141,19 @@ impl Core {
     }
 
     /// Starts an operation: nothing of an earlier one is left, and the group is good.
-    pub fn begin(&mut self, now: Instant) -> Result<(), CommError> {
+    pub fn begin(&mut self, now: Instant, kind: Kind, idle: bool) -> Result<(), CommError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
+        }
+        if self.busy {
+            // Its `Pending` was forgotten: the rest of its messages would be taken for the next one's.
+            let why = "it forgot an operation half-way";
+            return Err(self.fail(CommError::Aborted { by: self.rank, rank: self.rank, why }));
+        }
+        self.busy = true;
+        self.idle = idle;
+        if kind != Kind::SendReceive {
+            self.sequence = self.sequence.wrapping_add(1);
         }
         self.started = now;
         for message in &mut self.outgoing {
@@ -149,6 +164,18 @@ impl Core {
         }
         self.moved();
         self.check_verdict()
+    }
+
+    /// Ends an operation, with whatever result.
+    pub fn end(&mut self) {
+        self.busy = false;
+    }
+
+    /// The description of a message of the operation under way.
+    pub fn header(&self, kind: Kind, dtype: DType, op: u8, phase: u8, length: usize) -> Header {
+        // Ranks send and receive at different times between collectives, so those are not counted.
+        let sequence = if kind == Kind::SendReceive { 0 } else { self.sequence };
+        Header { kind, dtype: dtype as u8, op, phase, sequence, length: length as u64 }
     }
 
     pub fn queue_send(&mut self, peer: usize, header: Header, data: *const u8) {
@@ -373,7 +400,7 @@ impl Core {
             return Ok(());
         }
         self.check_verdict()?;
-        if self.cooperative {
+        if self.cooperative.load(Ordering::Relaxed) {
             self.check_patience()?;
             yield_once().await;
             return Ok(());
@@ -529,7 +556,7 @@ impl Core {
         if let (Some(watch), Some(rank)) = (&self.watch, error.rank()) {
             let why = match error {
                 CommError::Stalled { .. } => Why::Stalled,
-                CommError::Mismatch { .. } => Why::Mismatch,
+                CommError::Mismatch { .. } | CommError::Aborted { .. } => Why::Mismatch,
                 _ => Why::Lost,
             };
             watch.abort(self.rank, rank, why);

@@ -92,6 +92,14 @@ pub enum InitError {
         /// The last failure.
         source: io::Error,
     },
+    /// The cables to a rank cannot be used.
+    #[error("RDMA with rank {rank}: {source}; THUNDER_TRANSPORT=tcp does without it")]
+    Rdma {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        source: thunder_verbs::Error,
+    },
     /// Shared memory was demanded between ranks of different hosts.
     #[error("rank {rank} is on another host, which shared memory cannot reach: use THUNDER_TRANSPORT=auto")]
     NotLocal {

@@ -35,7 +35,9 @@ pub use algorithm::Algorithm;
 pub use config::{Config, TransportChoice};
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};
-pub use group::{Group, Stats};
+pub use group::{Group, Pending, Stats};
+pub use link::rdma::RdmaConfig;
+pub use thunder_verbs::Mode as RdmaMode;
 
 /// What a pair of ranks talks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

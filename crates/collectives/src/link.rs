@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 
 use crate::Transport;
 
+pub(crate) mod rdma;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 

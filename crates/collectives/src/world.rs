@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
+use crate::link::rdma::{RdmaConfig, RdmaLink};
 use crate::link::shm::{ShmLink, segment_bytes};
 use crate::link::tcp::TcpLink;
 use crate::platform::{self, Mapping};
@@ -80,7 +81,19 @@ pub(crate) fn form(
     let deadline = Instant::now() + config.rendezvous_limit;
     let session = table[0].session.clone();
     let host = &table[rank].host;
-    let local = |peer: usize| config.transport != TransportChoice::Tcp && table[peer].host == *host;
+    let same_host = |peer: usize| table[peer].host == *host;
+    let cables = |peer: usize| {
+        let wanted = match config.transport {
+            TransportChoice::Shm | TransportChoice::Tcp => false,
+            TransportChoice::Auto => !same_host(peer),
+            TransportChoice::Rdma => true,
+        };
+        let rdma = config.rdma.as_ref().filter(|_| wanted)?;
+        Some((rdma, rdma.devices.get(&peer)?.as_slice()))
+    };
+    let local = |peer: usize| {
+        config.transport != TransportChoice::Tcp && same_host(peer) && cables(peer).is_none()
+    };
     if config.transport == TransportChoice::Shm
         && let Some(peer) = (0..table.len()).find(|peer| !local(*peer))
     {
@@ -103,7 +116,7 @@ pub(crate) fn form(
         links[peer] = Some(if local(peer) {
             call_local(config, endpoint, &call(Purpose::Data))?
         } else {
-            tcp_link(dial(config, endpoint, &call(Purpose::Data))?)?
+            remote_link(config, peer, cables(peer), dial(config, endpoint, &call(Purpose::Data))?)?
         });
     }
     // Both kinds of callers, in whatever order they come.
@@ -133,7 +146,9 @@ pub(crate) fn form(
         }
         match call.purpose {
             Purpose::Anchor => anchors[call.from] = Some(stream),
-            Purpose::Data => links[call.from] = Some(tcp_link(stream)?),
+            Purpose::Data => {
+                links[call.from] = Some(remote_link(config, call.from, cables(call.from), stream)?);
+            }
         }
     }
     while !local_missing.is_empty() {
@@ -151,6 +166,19 @@ pub(crate) fn form(
         .map_err(InitError::system("the liveness watch cannot start"))?;
     let local_ranks = table.iter().filter(|peer| peer.host == *host).count();
     Ok(World { links, watch, local_ranks })
+}
+
+/// Over the cables if there are any, with `stream` to agree on them; else over `stream`.
+fn remote_link(
+    config: &Config,
+    peer: usize,
+    cables: Option<(&RdmaConfig, &[String])>,
+    mut stream: TcpStream,
+) -> Result<Box<dyn Link>, InitError> {
+    let Some((rdma, devices)) = cables else { return tcp_link(stream) };
+    let limited = stream.limit(Some(config.rendezvous_limit));
+    limited.map_err(InitError::system("a connection cannot be set up"))?;
+    Ok(Box::new(RdmaLink::connect(rdma, peer, devices, &mut stream)?))
 }
 
 fn tcp_link(stream: TcpStream) -> Result<Box<dyn Link>, InitError> {

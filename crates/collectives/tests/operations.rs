@@ -263,3 +263,52 @@ fn stats_count_operations_bytes_and_time() {
         assert!(!stats.time.is_zero());
     }
 }
+
+#[test]
+fn started_operations_move_on_while_polled() {
+    for transport in TRANSPORTS {
+        for size in 1..=3 {
+            let results = local::run(size, transport, |mut group| {
+                let (rank, size) = (group.rank(), group.size());
+                for count in [3usize, 100_000] {
+                    let mut data = vec![rank as f32; count];
+                    let mut pending = group.start_all_reduce(&mut data, Op::Sum)?;
+                    let mut polls = 0u64;
+                    while !pending.poll()? {
+                        polls += 1;
+                    }
+                    assert!(pending.poll()?, "it stays done after {polls} polls");
+                    drop(pending);
+                    assert!(data.iter().all(|sum| *sum == (0..size).sum::<usize>() as f32));
+                    let counts = vec![count; size];
+                    let mut all = vec![false; count * size];
+                    all[rank * count..][..count].fill(rank % 2 == 0);
+                    group.start_all_gather_in_place(&mut all, &counts)?.wait()?;
+                    assert!((0..count * size).all(|index| all[index] == (index / count % 2 == 0)));
+                    if size > 1 && rank == 0 {
+                        // Dropped without a wait: it still arrives.
+                        drop(group.start_send(1, &data)?);
+                    } else if rank == 1 {
+                        data.fill(0.0);
+                        group.start_recv(0, &mut data)?.wait()?;
+                        assert!(data.iter().all(|sum| *sum == (0..size).sum::<usize>() as f32));
+                    }
+                }
+                group.barrier()
+            });
+            assert!(results.unwrap().into_iter().all(|result| result.is_ok()));
+        }
+    }
+}
+
+#[test]
+fn a_forgotten_operation_ends_the_group() {
+    let results = local::run(2, TransportChoice::Shm, |mut group| {
+        if group.rank() == 0 {
+            let mut data = vec![0f32; 1 << 20];
+            std::mem::forget(group.start_all_reduce(&mut data, Op::Sum).unwrap());
+        }
+        group.barrier()
+    });
+    assert!(results.unwrap().into_iter().all(|result| result.is_err()));
+}

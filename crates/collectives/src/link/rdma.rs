@@ -40,6 +40,12 @@ impl RdmaConfig {
         Ok(Self { devices, mode: None })
     }
 
+    /// After a split: ranks have other numbers, or are not in the group.
+    pub(crate) fn renumber(&mut self, number: impl Fn(usize) -> Option<usize>) {
+        let devices = std::mem::take(&mut self.devices);
+        self.devices = devices.into_iter().filter_map(|(old, names)| Some((number(old)?, names))).collect();
+    }
+
     fn mode(&self) -> Mode {
         self.mode.unwrap_or(if Profile::native().reliable { Mode::RcWrite } else { Mode::Uc })
     }
@@ -56,7 +62,8 @@ fn parse_row(text: &str, rank: usize) -> Result<BTreeMap<usize, Vec<String>>, St
         format!("{error}; write a row per rank with null, a device or a list of devices per rank")
     })?;
     let count = rows.len();
-    let row = rows.into_iter().nth(rank).ok_or_else(|| format!("it has {count} rows, none for rank {rank}"))?;
+    let row =
+        rows.into_iter().nth(rank).ok_or_else(|| format!("it has {count} rows, none for rank {rank}"))?;
     let names = |entry| match entry {
         Entry::One(name) => vec![name],
         Entry::Many(names) => names,
@@ -152,6 +159,14 @@ impl Drop for RdmaLink {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_split_renumbers_the_cables_and_drops_those_that_lead_out() {
+        let devices = [(1, "a"), (2, "b"), (3, "c")].map(|(peer, name)| (peer, vec![name.to_string()]));
+        let mut config = RdmaConfig { devices: devices.into(), mode: None };
+        config.renumber(|old| [3, 0, 1].iter().position(|rank| *rank == old));
+        assert_eq!(config.devices, BTreeMap::from([(0, vec!["c".to_string()]), (2, vec!["a".to_string()])]));
+    }
 
     #[test]
     fn device_files_hold_null_a_name_or_a_list() {
