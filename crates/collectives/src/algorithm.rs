@@ -1,5 +1,7 @@
 //! The operations over links, in terms of bytes.
 
+mod chain;
+
 use std::ops::Range;
 
 use serde::Serialize;
@@ -16,17 +18,21 @@ pub enum Algorithm {
     OneShot,
     /// Each rank reduces one part of the data, then sends the result to all: two steps, each byte moves twice.
     Mesh,
+    /// Partial sums travel up the ranks and results down again, both at the same time, in pieces: only neighbours talk, and
+    /// each direction of their link carries the data once. A ring that keeps the sum in rank order.
+    Chain,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::OneShot, Self::Mesh];
+    pub const ALL: [Self; 3] = [Self::OneShot, Self::Mesh, Self::Chain];
 
     /// The name by which it is forced and printed.
     pub fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one-shot",
             Self::Mesh => "mesh",
+            Self::Chain => "chain",
         }
     }
 }
@@ -38,7 +44,7 @@ impl std::str::FromStr for Algorithm {
         Self::ALL
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot or mesh"))
+            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot, mesh or chain"))
     }
 }
 
@@ -73,6 +79,10 @@ pub(crate) async unsafe fn all_reduce(
         }
         // SAFETY: as promised by the caller.
         return unsafe { core.exchange_reduce(data, data, length, (dtype, op), true).await };
+    }
+    if algorithm == Algorithm::Chain {
+        // SAFETY: as promised by the caller.
+        return unsafe { chain::all_reduce(core, data, count, dtype, op).await };
     }
     let size = dtype.size();
     let own = part(count, dtype, mine, core.size);

@@ -3,27 +3,17 @@
 //! Algorithms are `async` so that the same code serves blocking calls (which never suspend: the wait happens inside) and
 //! the non-blocking form (which suspends instead of waiting). There is no runtime.
 
+mod wait;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::header::{HEADER_BYTES, Header, Kind};
-use crate::link::{Closed, Interest, Link};
+use crate::link::{Closed, Link};
 use crate::reduce::reduce;
-use crate::watch::{Verdict, Watch, Why};
-use crate::{CommError, DType, Op, Transport, platform};
-
-/// Turns of a wait before it looks at the clock.
-const TURNS_BEFORE_CLOCK: u32 = 64;
-/// After a connection has closed: how long to wait for the news of who is really to blame.
-const NEWS_LIMIT: Duration = Duration::from_millis(100);
-
-/// After this the processor is offered to others at each turn: the rank that is waited for may be queued behind this one.
-const PURE_SPIN: Duration = Duration::from_micros(10);
-/// Waits that it takes to forget that a core is shared.
-const SHARED_CORE_LIMIT: i32 = 16;
-/// How long a process may take to answer a ping before it counts as stopped.
-const PING_LIMIT: Duration = Duration::from_millis(300);
+use crate::watch::Watch;
+use crate::{CommError, DType, Op, Transport};
 
 /// One message on its way to a peer. The pointer is valid while the operation runs.
 struct Outgoing {
@@ -32,6 +22,8 @@ struct Outgoing {
     header_sent: usize,
     data: *const u8,
     length: usize,
+    /// Bytes that are there to be sent; less than `length` while they are still being made.
+    limit: usize,
     sent: usize,
 }
 
@@ -65,6 +57,8 @@ pub(crate) struct Core {
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     sources: Vec<*const u8>,
+    /// Partial sums of an algorithm, kept so that only the first operation pays for the memory.
+    pub scratch: Vec<f32>,
     descriptors: Vec<libc::pollfd>,
     failure: Option<CommError>,
     /// Collectives so far; ranks that differ are not in the same operation.
@@ -101,6 +95,7 @@ impl Core {
             header_sent: 0,
             data: std::ptr::null(),
             length: 0,
+            limit: 0,
             sent: 0,
         };
         let incoming = || Incoming {
@@ -121,6 +116,7 @@ impl Core {
             outgoing: (0..size).map(|_| outgoing()).collect(),
             incoming: (0..size).map(|_| incoming()).collect(),
             sources: Vec::with_capacity(size),
+            scratch: Vec::new(),
             descriptors: Vec::with_capacity(size + 1),
             failure: None,
             sequence: 0,
@@ -186,7 +182,14 @@ impl Core {
         message.header_sent = 0;
         message.data = data;
         message.length = header.length as usize;
+        message.limit = message.length;
         message.sent = 0;
+    }
+
+    /// Lets only the first `limit` bytes of the message to `peer` go out for now.
+    pub fn limit_send(&mut self, peer: usize, limit: usize) {
+        debug_assert!(limit <= self.outgoing[peer].length);
+        self.outgoing[peer].limit = limit;
     }
 
     pub fn queue_receive(&mut self, peer: usize, expected: Header, data: *mut u8) {
@@ -286,12 +289,14 @@ impl Core {
         }
     }
 
-    fn idle_messages(&self) -> bool {
+    /// Whether all messages have come to their end.
+    pub fn idle_messages(&self) -> bool {
         !self.outgoing.iter().any(|message| message.active)
             && !self.incoming.iter().any(|message| message.active)
     }
 
-    fn step_sends(&mut self) -> Result<bool, CommError> {
+    /// Sends what there is room for.
+    pub fn step_sends(&mut self) -> Result<bool, CommError> {
         let mut moved = false;
         for peer in 0..self.size {
             let message = &mut self.outgoing[peer];
@@ -299,7 +304,7 @@ impl Core {
             let header = &message.header[message.header_sent..];
             // SAFETY: the caller of the exchange vouches for `length` bytes at `data`.
             let data = unsafe {
-                std::slice::from_raw_parts(message.data.add(message.sent), message.length - message.sent)
+                std::slice::from_raw_parts(message.data.add(message.sent), message.limit - message.sent)
             };
             let count = match link.send(header, data) {
                 Ok(count) => count,
@@ -320,39 +325,69 @@ impl Core {
     fn step_receives(&mut self) -> Result<bool, CommError> {
         let mut moved = false;
         for peer in 0..self.size {
-            if !self.incoming[peer].active {
-                continue;
+            if self.incoming[peer].active {
+                moved |= self.step_receive(peer)?;
             }
-            moved |= self.step_header(peer)?;
-            if !self.header_done(peer) {
-                continue;
-            }
-            let message = &mut self.incoming[peer];
-            if message.read < message.length
-                && let Some(link) = &mut self.links[peer]
-            {
-                // SAFETY: the caller of the exchange vouches for `length` bytes at `data`.
-                let result = unsafe {
-                    link.receive_into(message.data.add(message.read), message.length - message.read)
-                };
-                match result {
-                    Ok(count) => {
-                        message.read += count;
-                        moved |= count > 0;
-                    }
-                    Err(Closed) => return Err(self.closed(peer)),
-                }
-            }
-            self.finish_receive(peer);
         }
         Ok(moved)
     }
 
-    fn header_done(&self, peer: usize) -> bool {
+    /// Stores what has come of a peer's message.
+    pub fn step_receive(&mut self, peer: usize) -> Result<bool, CommError> {
+        let mut moved = self.step_header(peer)?;
+        if !self.header_done(peer) {
+            return Ok(moved);
+        }
+        let message = &mut self.incoming[peer];
+        if message.read < message.length
+            && let Some(link) = &mut self.links[peer]
+        {
+            // SAFETY: the caller of the exchange vouches for `length` bytes at `data`.
+            let result =
+                unsafe { link.receive_into(message.data.add(message.read), message.length - message.read) };
+            match result {
+                Ok(count) => {
+                    message.read += count;
+                    moved |= count > 0;
+                }
+                Err(Closed) => return Err(self.closed(peer)),
+            }
+        }
+        self.finish_receive(peer);
+        Ok(moved)
+    }
+
+    /// Bytes of a peer's message that have been stored or consumed.
+    pub fn received(&self, peer: usize) -> usize {
+        self.incoming[peer].read
+    }
+
+    /// Whether a message from this peer is still expected.
+    pub fn expects(&self, peer: usize) -> bool {
+        self.incoming[peer].active
+    }
+
+    /// What `arrived` has counted.
+    pub fn view(&self, peer: usize) -> &[u8] {
+        self.links[peer].as_ref().map_or(&[], |link| link.view())
+    }
+
+    /// Gives back the first `count` bytes of the view.
+    pub fn consume(&mut self, peer: usize, count: usize) {
+        if let Some(link) = &mut self.links[peer] {
+            link.consume(count);
+        }
+        self.incoming[peer].read += count;
+        self.finish_receive(peer);
+    }
+
+    /// Whether a peer's header has come, and was the right one.
+    pub fn header_done(&self, peer: usize) -> bool {
         self.incoming[peer].header_read == HEADER_BYTES
     }
 
-    fn finish_receive(&mut self, peer: usize) {
+    /// Ends a peer's message if it is whole.
+    pub fn finish_receive(&mut self, peer: usize) {
         let message = &mut self.incoming[peer];
         if message.header_read == HEADER_BYTES
             && message.read == message.length
@@ -364,7 +399,7 @@ impl Core {
     }
 
     /// Reads what has come of a header, and compares it with the expected one once it is whole.
-    fn step_header(&mut self, peer: usize) -> Result<bool, CommError> {
+    pub fn step_header(&mut self, peer: usize) -> Result<bool, CommError> {
         let message = &mut self.incoming[peer];
         if message.header_read == HEADER_BYTES {
             return Ok(false);
@@ -385,196 +420,12 @@ impl Core {
         Ok(count > 0)
     }
 
-    fn arrived(&mut self, peer: usize, want: usize) -> Result<usize, CommError> {
+    /// Looks for payload of a peer's message, at most `want` bytes, and says how many `view` shows.
+    pub fn arrived(&mut self, peer: usize, want: usize) -> Result<usize, CommError> {
         let Some(link) = &mut self.links[peer] else { return Ok(0) };
         match link.arrived(want) {
             Ok(count) => Ok(count),
             Err(Closed) => Err(self.closed(peer)),
         }
     }
-
-    /// Between two looks at the links: goes straight on after progress, else waits a little or suspends.
-    async fn turn(&mut self, moved: bool) -> Result<(), CommError> {
-        if moved {
-            self.moved();
-            return Ok(());
-        }
-        self.check_verdict()?;
-        if self.cooperative.load(Ordering::Relaxed) {
-            self.check_patience()?;
-            yield_once().await;
-            return Ok(());
-        }
-        self.turns += 1;
-        if self.turns < TURNS_BEFORE_CLOCK && !self.patience.crowded {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        let waited = self.check_patience()?;
-        let spin = if self.idle { self.patience.idle_spin } else { self.patience.spin };
-        if waited >= spin {
-            return self.sleep(waited);
-        }
-        let pure_spin = if self.shared_core > 0 { Duration::ZERO } else { PURE_SPIN };
-        if self.patience.crowded || waited >= pure_spin {
-            self.yielded = true;
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-        Ok(())
-    }
-
-    fn moved(&mut self) {
-        if self.turns > 0 {
-            // Waits that end only once the core is given away mean that the peer needs this core.
-            let change = if self.yielded { 1 } else { -1 };
-            self.shared_core = (self.shared_core + change).clamp(0, SHARED_CORE_LIMIT);
-            self.yielded = false;
-        }
-        self.turns = 0;
-        self.waiting_since = None;
-        self.saw_departure = false;
-    }
-
-    fn interest(&self, peer: usize) -> Interest {
-        Interest { receive: self.incoming[peer].active, send: self.outgoing[peer].active }
-    }
-
-    /// How long nothing has moved; an error when that is too long, or when a peer that is waited for has left.
-    fn check_patience(&mut self) -> Result<Duration, CommError> {
-        let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
-        let Some(watch) = &self.watch else { return Ok(waited) };
-        let left = (0..self.size).find(|peer| {
-            self.interest(*peer).any()
-                && watch.departed(*peer)
-                && self.links[*peer].as_ref().is_some_and(|link| !link.reports_end())
-        });
-        if let Some(peer) = left {
-            // What the peer wrote before it left may have become visible since the last look: look once more.
-            if self.saw_departure {
-                return Err(self.closed(peer));
-            }
-            self.saw_departure = true;
-            return Ok(Duration::ZERO);
-        }
-        if waited >= self.patience.stall_limit && !self.idle {
-            let awaited = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
-            let blamed = self.silent_rank()?.unwrap_or(awaited);
-            let transport = self.transport(blamed);
-            return Err(self.fail(CommError::Stalled { rank: blamed, transport, after: waited }));
-        }
-        Ok(waited)
-    }
-
-    /// A rank whose process does not even answer a ping. The one that this rank waits for may itself wait for that one.
-    fn silent_rank(&mut self) -> Result<Option<usize>, CommError> {
-        let deadline = Instant::now() + PING_LIMIT;
-        if let Some(watch) = &self.watch {
-            watch.ping(self.rank);
-        }
-        loop {
-            self.check_verdict()?;
-            let silent = self.watch.as_ref().and_then(Watch::silent);
-            if silent.is_none() || Instant::now() >= deadline {
-                return Ok(silent);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn sleep(&mut self, waited: Duration) -> Result<(), CommError> {
-        let Some(watch) = &self.watch else { return Ok(()) };
-        self.descriptors.clear();
-        let descriptor = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        self.descriptors.push(descriptor(watch.descriptor(), libc::POLLIN));
-        let mut still = true;
-        for peer in 0..self.size {
-            let interest = Interest { receive: self.incoming[peer].active, send: self.outgoing[peer].active };
-            if let Some(link) = self.links[peer].as_mut().filter(|_| interest.any()) {
-                still &= link.arm(interest);
-                let (fd, events) = link.descriptor(interest);
-                self.descriptors.push(descriptor(fd, events));
-            }
-        }
-        if still {
-            let limit = (!self.idle).then(|| self.patience.stall_limit.saturating_sub(waited));
-            // An error of poll leaves a wait that spins, which is slow but right.
-            let _ = platform::poll(&mut self.descriptors, limit);
-        }
-        for peer in 0..self.size {
-            let any = self.incoming[peer].active || self.outgoing[peer].active;
-            if let Some(link) = self.links[peer].as_mut().filter(|_| any) {
-                link.disarm();
-            }
-        }
-        if self.descriptors[0].revents != 0 {
-            watch.drain();
-        }
-        Ok(())
-    }
-
-    fn check_verdict(&mut self) -> Result<(), CommError> {
-        let Some(verdict) = self.watch.as_ref().and_then(Watch::verdict) else { return Ok(()) };
-        let after = self.started.elapsed();
-        let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
-        let error = match verdict {
-            Verdict::Lost(rank) => lost(rank),
-            Verdict::Aborted { by, rank, .. } if rank == self.rank => {
-                CommError::Aborted { by, rank, why: "it waited too long for this rank" }
-            }
-            Verdict::Aborted { rank, why: Why::Lost, .. } => lost(rank),
-            Verdict::Aborted { rank, why: Why::Stalled, .. } => {
-                CommError::Stalled { rank, transport: self.transport(rank), after }
-            }
-            Verdict::Aborted { by, rank, why: Why::Mismatch } => {
-                CommError::Aborted { by, rank, why: "they are not in the same operation" }
-            }
-        };
-        self.failure = Some(error.clone());
-        Err(error)
-    }
-
-    /// A link has ended. Its peer may have ended because of another rank: the watch knows within a moment.
-    fn closed(&mut self, peer: usize) -> CommError {
-        let deadline = Instant::now() + NEWS_LIMIT;
-        while Instant::now() < deadline {
-            if let Err(error) = self.check_verdict() {
-                return error;
-            }
-            if self.watch.as_ref().is_none_or(|watch| watch.departed(peer)) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let transport = self.transport(peer);
-        self.fail(CommError::PeerLost { rank: peer, transport, after: self.started.elapsed() })
-    }
-
-    /// Ends the group here and everywhere.
-    fn fail(&mut self, error: CommError) -> CommError {
-        if let (Some(watch), Some(rank)) = (&self.watch, error.rank()) {
-            let why = match error {
-                CommError::Stalled { .. } => Why::Stalled,
-                CommError::Mismatch { .. } | CommError::Aborted { .. } => Why::Mismatch,
-                _ => Why::Lost,
-            };
-            watch.abort(self.rank, rank, why);
-        }
-        self.failure = Some(error.clone());
-        error
-    }
-}
-
-/// Suspends once.
-async fn yield_once() {
-    let mut yielded = false;
-    std::future::poll_fn(move |_| {
-        if std::mem::replace(&mut yielded, true) {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
-    })
-    .await;
 }

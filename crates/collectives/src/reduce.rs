@@ -55,6 +55,70 @@ unsafe fn portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], co
         U8 => u8, U16 => u16, U32 => u32, U64 => u64, Bool => Truth)
 }
 
+/// Bytes of one element of a partial sum.
+pub(crate) fn accumulated_size(dtype: DType) -> usize {
+    if matches!(dtype, DType::F16 | DType::BF16) { size_of::<f32>() } else { dtype.size() }
+}
+
+/// Adds `own` elements of a 16-bit float type to partial sums in `f32`: into `out` as `f32`, or without `out` back into
+/// `own`, rounded.
+///
+/// # Safety
+/// The pointers must be valid for `count` elements of their types (no alignment needed).
+pub(crate) unsafe fn reduce_partial(
+    dtype: DType,
+    op: Op,
+    partial: *const u8,
+    own: *mut u8,
+    out: Option<*mut u8>,
+    count: usize,
+) {
+    let mut wide = [0f32; BLOCK];
+    let mut done = 0;
+    while done < count {
+        let n = BLOCK.min(count - done);
+        // SAFETY: `done + n <= count`, for which the caller vouches; `wide` holds a block.
+        unsafe {
+            let own = own.add(done * dtype.size());
+            let sum = wide.as_mut_ptr().cast::<u8>();
+            widen(dtype, sum, own, n);
+            reduce(DType::F32, op, sum, &[partial.add(done * size_of::<f32>()), sum.cast_const()], n);
+            match out {
+                Some(out) => {
+                    let to = out.add(done * size_of::<f32>());
+                    std::ptr::copy_nonoverlapping(sum, to, n * size_of::<f32>());
+                }
+                None if dtype == DType::F16 => f16::store(&wide[..n], own),
+                None => bf16::store(&wide[..n], own),
+            }
+        }
+        done += n;
+    }
+}
+
+/// Turns elements of a 16-bit float type into `f32`.
+///
+/// # Safety
+/// `from` must be valid for `count` elements and `to` for as many `f32` (no alignment needed).
+pub(crate) unsafe fn widen(dtype: DType, to: *mut u8, from: *const u8, count: usize) {
+    let mut wide = [0f32; BLOCK];
+    let mut done = 0;
+    while done < count {
+        let n = BLOCK.min(count - done);
+        // SAFETY: `done + n <= count`, for which the caller vouches.
+        unsafe {
+            let from = from.add(done * dtype.size());
+            match dtype {
+                DType::F16 => f16::load(from, &mut wide[..n]),
+                _ => bf16::load(from, &mut wide[..n]),
+            }
+            let to = to.add(done * size_of::<f32>());
+            std::ptr::copy_nonoverlapping(wide.as_ptr().cast(), to, n * size_of::<f32>());
+        }
+        done += n;
+    }
+}
+
 /// How an element is read from the wire, accumulated and written back.
 trait Lane: Copy {
     /// The type that sums are kept in.
