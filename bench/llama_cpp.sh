@@ -1,7 +1,7 @@
 #!/bin/bash
 # What Thunderhead's kernels are measured against: llama.cpp's llama-bench on a model of the same shape and bits.
 #
-#   bench/llama_cpp.sh build                          builds llama-bench (half an hour on one core; Debian, x86-64)
+#   bench/llama_cpp.sh build                          builds llama-bench (9 minutes on one free core; Debian, x86-64)
 #   bench/llama_cpp.sh model [SHAPE [TYPE]]           writes a GGUF with random weights: llama-1b q4_0
 #   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if need be, then decodes 64 tokens with one thread
 #

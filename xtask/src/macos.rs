@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn install(chroot: &Path) -> anyhow::Result<()> {
-    println!("check-macos: making a chroot of Debian unstable in {} (about 3 GiB)", chroot.display());
+    println!("check-macos: making a chroot of Debian unstable in {} (about 3.5 GiB)", chroot.display());
     let mut missing: Vec<_> =
         ["debootstrap", "unzip"].into_iter().filter(|program| !on_path(program)).collect();
     if !succeeds(&mut command(["python3", "-m", "pip", "--version"])) {

@@ -17,7 +17,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3 GiB
+    /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3.5 GiB
     CheckMacos(macos::Args),
     /// Make the golden fixtures again with MLX-LM
     Golden(golden::Args),
