@@ -142,6 +142,16 @@ pub enum CommError {
         /// Time from the start of the operation to the notice.
         after: Duration,
     },
+    /// A rank is there, but the link to it failed: it lost data, or its device reported an error.
+    #[error("the link to rank {rank} failed ({transport}): {reason}")]
+    LinkFailed {
+        /// The rank.
+        rank: usize,
+        /// How this rank talked to it.
+        transport: Transport,
+        /// What the link says.
+        reason: String,
+    },
     /// A rank is there but has sent nothing for the stall limit.
     #[error(
         "rank {rank} has stalled ({transport}, nothing for {after:?}): it is stopped, overloaded or not in the same operation"
@@ -191,6 +201,7 @@ impl CommError {
     pub fn rank(&self) -> Option<usize> {
         match self {
             Self::PeerLost { rank, .. }
+            | Self::LinkFailed { rank, .. }
             | Self::Stalled { rank, .. }
             | Self::Mismatch { rank, .. }
             | Self::Aborted { rank, .. } => Some(*rank),
@@ -200,7 +211,7 @@ impl CommError {
 
     /// Whether a rank is gone, so that the group must be formed anew.
     pub fn is_loss(&self) -> bool {
-        matches!(self, Self::PeerLost { .. } | Self::Stalled { .. })
+        matches!(self, Self::PeerLost { .. } | Self::LinkFailed { .. } | Self::Stalled { .. })
     }
 }
 

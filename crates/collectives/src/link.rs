@@ -78,4 +78,9 @@ pub(crate) trait Link: Send {
 
     /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
     fn reports_end(&self) -> bool;
+
+    /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer.
+    fn fault(&self) -> Option<String> {
+        None
+    }
 }

@@ -14,6 +14,8 @@ use crate::{InitError, Transport};
 /// The nap of a wait that spun in vain, doubled from the first to the last. Devices on macOS cannot wake a sleeper, so
 /// a longer nap costs latency after a pause, a shorter one costs processor time while idle.
 const NAPS_US: std::ops::RangeInclusive<u64> = 20..=1000;
+/// A long wait asks the peer for a frame, by whose number a lost one shows: on UC nothing else tells of it.
+const NAPS_PER_PROBE: u32 = 64;
 /// How long a link that is dropped waits for its last frames to leave.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
@@ -76,8 +78,9 @@ fn parse_row(text: &str, rank: usize) -> Result<BTreeMap<usize, Vec<String>>, St
 pub(crate) struct RdmaLink {
     channel: Channel,
     shown: usize,
-    /// The next nap, while nothing moves.
+    /// The next nap, and how many there were, while nothing moves.
     nap_us: u64,
+    naps: u32,
 }
 
 impl RdmaLink {
@@ -94,12 +97,12 @@ impl RdmaLink {
         let pending = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
         // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
         let channel = pending.handshake(stream, Abort::new()).map_err(failed)?;
-        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start() })
+        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), naps: 0 })
     }
 
     fn moved(&mut self, count: usize) -> usize {
         if count > 0 {
-            self.nap_us = *NAPS_US.start();
+            (self.nap_us, self.naps) = (*NAPS_US.start(), 0);
         }
         count
     }
@@ -134,6 +137,11 @@ impl Link for RdmaLink {
     fn arm(&mut self, _interest: Interest) -> bool {
         std::thread::sleep(Duration::from_micros(self.nap_us));
         self.nap_us = (self.nap_us * 2).min(*NAPS_US.end());
+        self.naps += 1;
+        if self.naps.is_multiple_of(NAPS_PER_PROBE) {
+            // The channel keeps its failure, and the next look at it reports it.
+            let _ = self.channel.probe();
+        }
         false
     }
 
@@ -146,6 +154,10 @@ impl Link for RdmaLink {
 
     fn reports_end(&self) -> bool {
         false
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.channel.failure().map(Error::to_string)
     }
 }
 

@@ -63,6 +63,11 @@ impl Channel {
         self.guard(polled)
     }
 
+    /// What broke the channel, if it is broken.
+    pub fn failure(&self) -> Option<&Error> {
+        self.broken.as_ref()
+    }
+
     /// Remembers a failure.
     fn guard<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {

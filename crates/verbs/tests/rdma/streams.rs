@@ -28,8 +28,8 @@ pub fn tests() -> Vec<Test> {
 
 /// 64 bytes there and back; also that nothing is allocated once the channel runs.
 fn ping_pong(mode: Mode, profile: Profile) {
-    const WARM_UP: u32 = 100;
-    const ROUNDS: u32 = 1000;
+    const WARM_UP: u32 = 50;
+    const ROUNDS: u32 = 300;
     let channels = channel_pair(ChannelOptions::new(mode), 1, profile, &Abort::new());
     both(channels, |rank, channel| {
         let mut ball = pattern(1, 64);
