@@ -34,6 +34,7 @@ fn main() {
         add(format!("killed_rank_{mode:?}"), Box::new(move || killed_rank(mode)));
     }
     add("some_pairs_by_rdma_others_by_shared_memory".into(), Box::new(mixed));
+    add("a_lost_frame_is_told_from_a_lost_rank".into(), Box::new(lost_frame));
     add("an_unknown_device_is_named".into(), Box::new(unknown_device));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -128,6 +129,40 @@ fn mixed() {
             assert_eq!(data, vec![3.0; 5000]);
         }
     });
+}
+
+/// The first frame of an operation is dropped on its way from rank 0 to rank 1; UC says nothing.
+fn lost_frame() {
+    let tc = |verb: &str, rest: &[&str]| {
+        let mut command = Command::new("tc");
+        command.args(["qdisc", verb, "dev", "r0p1l0", "root"]).args(rest);
+        assert!(command.status().unwrap().success(), "{command:?}");
+    };
+    let errors = local::run_on(groups(RdmaMode::Uc, 2, 1), |mut group| {
+        group.barrier().unwrap();
+        let rank = group.rank();
+        if rank == 0 {
+            tc("add", &["netem", "loss", "100%"]);
+        }
+        std::thread::scope(|scope| {
+            if rank == 0 {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(300));
+                    tc("del", &[]);
+                });
+            }
+            // Rank 0 has all that it needs for the first; the later ones show rank 1 what it lacks.
+            loop {
+                if let Err(error) = group.all_reduce(&mut [1.0f32; 10], Op::Sum) {
+                    break error;
+                }
+            }
+        })
+    });
+    assert!(matches!(errors[1], CommError::LinkFailed { rank: 0, .. }), "{errors:?}");
+    assert!(errors[1].to_string().contains("lost"), "{errors:?}");
+    assert!(matches!(errors[0], CommError::Aborted { by: 1, rank: 0, .. }), "{errors:?}");
+    assert!(errors[0].to_string().contains("link"), "rank 0 is told why: {errors:?}");
 }
 
 fn unknown_device() {

@@ -151,8 +151,11 @@ impl Core {
         let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
         let error = match verdict {
             Verdict::Lost(rank) => lost(rank),
-            Verdict::Aborted { by, rank, .. } if rank == self.rank => {
-                CommError::Aborted { by, rank, why: "it waited too long for this rank" }
+            Verdict::Aborted { by, rank, why } if rank == self.rank => {
+                let lost = why == Why::Lost;
+                let why =
+                    if lost { "its link to this rank failed" } else { "it waited too long for this rank" };
+                CommError::Aborted { by, rank, why }
             }
             Verdict::Aborted { rank, why: Why::Lost, .. } => lost(rank),
             Verdict::Aborted { rank, why: Why::Stalled, .. } => {
