@@ -1,14 +1,18 @@
 """Reads the questions and answers in data/ and makes training dialogues of them.
 
 File format: `@ id` opens an entry; `A:` its answer; `Q:` phrasings to train on, `H:` phrasings held out for evaluation,
-`T:` names of its topic, which TOPIC_TEMPLATES expand, `F: parent | ...` follow-ups that make sense only after the entry
-`parent` was answered. ` | ` separates phrasings. `L: name = a | b` is a list that `{name}` stands for in the same file.
+`X:` held-out paraphrases that avoid the usual words, `T:` names of its topic, which TOPIC_TEMPLATES expand, `F: parent | ...`
+follow-ups that make sense only after the entry `parent` was answered. ` | ` separates phrasings. `L: name = a | b` is a list
+that `{name}` stands for in the same file. heldout.txt has further held-out phrasings, as `id: phrasing | phrasing`.
 """
 
+import math
 import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from words import NOISE, NOUNS, VERBS
 
 DATA = Path(__file__).parent / "data"
 
@@ -59,6 +63,26 @@ SYNONYMS = [
 ]
 
 
+FOREIGN_FRAMES = [
+    "what is a {n}", "what is {n}?", "What is the best {n}?", "how do I {v} a {n}", "how to {v} the {n}", "why does the {n} {v}?",
+    "who invented the {n}", "explain the {n} {m}", "tell me about {n}", "which {n} should I {v}", "can you {v} a {n}?",
+    "do you {v} {n}?", "is {n} healthy", "is {n} better than {m}", "what is the difference between {n} and {m}", "how many {n}s are there",
+    "how much does a {n} cost", "how long does it take to {v} a {n}", "where can I buy a {n}?", "when was the {n} invented",
+    "what does {n} mean", "what do {n}s eat", "why is the {n} {m}", "how does a {n} work", "should I {v} my {n}", "I want to {v} {n}",
+    "does a {n} have a {m}", "my {n} is broken", "my {n} hurts", "{n}", "{n} {m}", "{v} the {n}", "who is the best {n} in the world",
+    "what happens when a {n} {v}s", "how do {n}s {v}", "what is a {n} used for", "give me a {n}", "what {n} goes with {m}",
+    "how can I {v} without a {n}", "the {n} of the {m}", "are {n}s real?", "did the {n} {v} yesterday?", "what was the {n} {m} about",
+    "is it ok to {v}", "is it true that {n}s {v}?", "describe a {n}", "define {n}", "how old is the {n}", "how fast is a {n}",
+    "what is the fastest {n}", "can a {n} {v}?", "what should I {v} today", "how do I remove a {n} from a {m}", "what is a {n} in {m}",
+    "how do I stop a {n}", "how do I start to {v}", "what are the limits of {n}", "how big is a {n}", "list of {n}s", "which {n}s are there",
+]
+
+
+def tokens(text: str) -> list[str]:
+    """Lower-case words of a text."""
+    return re.findall(r"[a-z0-9_./-]+", text.lower())
+
+
 @dataclass
 class Entry:
     """One answer with the ways of asking for it."""
@@ -67,6 +91,7 @@ class Entry:
     answer: str = ""
     asked: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
+    hard: list[str] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
     follow: list[tuple[str, str]] = field(default_factory=list)
     lists: dict[str, list[str]] = field(default_factory=dict)
@@ -80,6 +105,8 @@ def load() -> list[Entry]:
     """All entries in a fixed order. Raises ValueError where a file breaks the format."""
     entries: list[Entry] = []
     for path in sorted(DATA.glob("*.txt")):
+        if path.name == "heldout.txt":
+            continue
         lists: dict[str, list[str]] = {}
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             if not line.strip() or line.startswith("#"):
@@ -95,6 +122,8 @@ def load() -> list[Entry]:
                 entries[-1].asked += parts
             elif key == "H":
                 entries[-1].held += parts
+            elif key == "X":
+                entries[-1].hard += parts
             elif key == "T":
                 entries[-1].topics += parts
             elif key == "F":
@@ -104,13 +133,25 @@ def load() -> list[Entry]:
                 lists[name] = [value.strip() for value in values.split(" | ")]
             else:
                 raise ValueError(f"{path.name}:{number}: unknown line {line[:40]!r}")
+    by_id = {e.id: e for e in entries}
+    for line in (DATA / "heldout.txt").read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, rest = line.partition(": ")
+            by_id[name].held += rest.split(" | ")
     check(entries)
     return entries
 
 
+CANONICAL = [(re.compile(r"\b(" + "|".join(map(re.escape, g.split("|")[1:])) + r")\b"), g.split("|")[0]) for g in SYNONYMS]
+
+
 def plain(text: str) -> str:
-    """A text without case, punctuation and polite words: what a template could have made of another."""
-    words = re.sub(r"[^a-z0-9 ]", " ", text.lower().replace("'s", " is")).split()
+    """A text without case, punctuation, polite words and choice of synonyms: two texts of which the augmenter could have
+    made one from the other by these means are equal after it."""
+    text = text.lower()
+    for pattern, word in CANONICAL:
+        text = pattern.sub(word, text)
+    words = re.sub(r"[^a-z0-9 ]", " ", text).split()
     return " ".join(w for w in words if w not in {"please", "so", "hey", "hi", "well", "the", "a", "an"})
 
 
@@ -126,7 +167,7 @@ def check(entries: list[Entry]) -> None:
             other = trained.setdefault(plain(text), e.id)
             if other != e.id and plain(text):
                 raise ValueError(f"{text!r} asks for both {other} and {e.id}")
-        if len(e.asked) < 6 or not e.held or not e.answer:
+        if len(e.asked) < 6 or not e.held + e.hard or not e.answer:
             raise ValueError(f"{e.id}: needs an answer, 6 phrasings and one held out")
         for parent, _ in e.follow:
             if parent not in ids:
@@ -134,7 +175,7 @@ def check(entries: list[Entry]) -> None:
     if len(ids) != len(entries):
         raise ValueError("an id occurs twice")
     for e in entries:
-        for text in e.held:
+        for text in e.held + e.hard:
             if plain(text) in trained:
                 raise ValueError(f"{e.id}: held-out {text!r} is trained on by {trained[plain(text)]}")
 
@@ -146,8 +187,15 @@ class Augmenter:
         self.entries = entries
         self.rng = random.Random(seed)
         self.index = {e.id: i for i, e in enumerate(entries)}
-        weight = {"scope-general": 60.0, "scope-task": 16.0, "scope-maths": 10.0, "scope-live": 12.0}
+        weight = {"scope-general": 110.0, "scope-task": 26.0, "scope-maths": 14.0, "scope-live": 20.0}
         self.weights = [weight.get(e.id, 1.0 + 0.03 * len(e.asked) + 0.03 * len(e.topics)) for e in entries]
+        known = [e for e in entries if not e.out_of_scope]
+        seen: dict[str, set[str]] = {}
+        for e in known:
+            for word in tokens(" ".join(e.asked + e.topics)):
+                seen.setdefault(word, set()).add(e.id)
+        # How much a word tells about which entry is meant.
+        self.tells = {word: math.log(len(known) / len(ids)) for word, ids in seen.items()}
         self.synonyms = []
         for group in SYNONYMS:
             words = group.split("|")
@@ -156,18 +204,67 @@ class Augmenter:
 
     def pseudo_word(self) -> str:
         rng = self.rng
+        if rng.random() < 0.5:
+            # Pieces of two ordinary words make a word that is spelled like one and means nothing.
+            first, second = rng.choice(NOUNS), rng.choice(NOUNS + VERBS)
+            return first[: rng.randint(2, 4)] + second[-rng.randint(2, 4) :]
         syllable = lambda: rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", "n", "r", "s", "l", "x"])
-        return "".join(syllable() for _ in range(rng.randint(2, 4)))
+        return "".join(syllable() for _ in range(rng.randint(1, 4))) + rng.choice(["", "", "b", "k", "ck", "sh", "t"])
+
+    def drop_words(self, words: list[str]) -> list[str]:
+        """Leaves out words, those that tell little above all."""
+        rng = self.rng
+        rate = rng.choice([0.1, 0.25, 0.5, 0.9])
+        kept = []
+        for word in words:
+            tells = max((self.tells.get(w, 0.0) for w in tokens(word)), default=0.0)
+            if rng.random() > rate * (0.08 if tells > 3.0 else 0.25 if tells > 2.2 else 1.0):
+                kept.append(word)
+        return kept or words
+
+    def add_noise(self, words: list[str]) -> list[str]:
+        """Puts words between that tell nothing."""
+        rng = self.rng
+        words = list(words)
+        for _ in range(rng.choice([1, 1, 2, 3, 5])):
+            draw = rng.random()
+            word = rng.choice(NOISE) if draw < 0.7 else rng.choice(VERBS) if draw < 0.85 else rng.choice(NOUNS)
+            words.insert(rng.randint(0, len(words)), word)
+        return words
+
+    def estranged(self) -> str:
+        """A question within the scope whose telling words have given way to others."""
+        rng = self.rng
+        e = rng.choice(self.entries)
+        words = []
+        for word in (self.fill(rng.choice(e.asked), e.lists)).split():
+            if max((self.tells.get(w, 9.0) for w in tokens(word)), default=0.0) < 2.0:
+                words.append(word)
+            elif rng.random() < 0.8:
+                words.append(rng.choice(NOUNS if rng.random() < 0.6 else VERBS) if rng.random() < 0.75 else self.pseudo_word())
+        words.insert(rng.randint(0, len(words)), rng.choice(NOUNS))
+        return " ".join(words)
+
+    def foreign(self) -> str:
+        """A question about something else, in a common frame."""
+        rng = self.rng
+        n, m, v = rng.choice(NOUNS), rng.choice(NOUNS), rng.choice(VERBS)
+        if rng.random() < 0.15:
+            n = self.pseudo_word()
+        if rng.random() < 0.3:
+            return self.estranged()
+        frame = rng.choice(FOREIGN_FRAMES)
+        if rng.random() < 0.2:
+            return " ".join(rng.choice(rng.choice([NOUNS, VERBS, NOISE, NOISE])) for _ in range(rng.randint(2, 7)))
+        return frame.format(n=n, m=m, v=v)
 
     def fill(self, text: str, lists: dict[str, list[str]]) -> str:
         return re.sub(r"\{(\w+)\}", lambda m: self.rng.choice(lists[m.group(1)]), text)
 
     def raw_question(self, e: Entry) -> str:
         rng = self.rng
-        if e.id == "scope-general" and rng.random() < 0.08:
-            form = rng.choice(["what is {w}", "who is {w}?", "how do I {w}", "explain {w} {v}", "{w}", "tell me about {w}",
-                               "what is a {w} {v}?", "is {w} good", "why {w} {v}", "{w} {v}", "where is {w}?"])
-            return form.format(w=self.pseudo_word(), v=self.pseudo_word())
+        if e.id == "scope-general" and rng.random() < 0.5:
+            return self.foreign()
         if e.topics and rng.random() < 0.2:
             return rng.choice(TOPIC_TEMPLATES).format(t=rng.choice(e.topics))
         return self.fill(rng.choice(e.asked), e.lists)
@@ -196,13 +293,17 @@ class Augmenter:
             if rng.random() < 0.3 * strength:
                 text = pattern.sub(lambda m: rng.choice(words), text, count=1)
         words = text.split()
-        if len(words) > 3 and rng.random() < 0.35 * strength:
-            words = [w for w in words if rng.random() > 0.15] or words
-            text = " ".join(words)
-        if len(words) > 3 and rng.random() < 0.08 * strength:
-            i = rng.randrange(len(words) - 1)
-            words[i], words[i + 1] = words[i + 1], words[i]
-            text = " ".join(words)
+        if len(words) > 2 and strength == 1.0:
+            if rng.random() < 0.55:
+                words = self.drop_words(words)
+            if rng.random() < 0.35:
+                words = self.add_noise(words)
+            if rng.random() < 0.15:
+                i = rng.randrange(len(words))
+                words = words[i:] + words[:i]
+            elif rng.random() < 0.12:
+                rng.shuffle(words)
+        text = " ".join(words)
         if rng.random() < 0.2:
             text = rng.choice(PREFIXES) + (text[:1].lower() + text[1:] if rng.random() < 0.7 else text)
         if rng.random() < 0.1:

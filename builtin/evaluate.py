@@ -1,7 +1,7 @@
-"""How often the built-in model answers right, measured with MLX-LM on the quantized folder.
+"""How often the built-in model answers right, measured on the quantized folder.
 
-    python3 evaluate.py                 # model/ with MLX on the CPU; prints a table, writes report.json
-    python3 evaluate.py --sample 50     # at most so many questions of each set
+    python3 evaluate.py                           # all questions, dequantized weights in PyTorch on the CPU
+    python3 evaluate.py --with mlx --sample 20    # MLX-LM itself, which takes seconds a question on a CPU
 """
 
 import argparse
@@ -42,6 +42,7 @@ def sets(entries: list[corpus.Entry]) -> dict[str, list[Case]]:
         return turns
 
     held = [(e, text) for e in known for text in e.held]
+    hard = [(e, text) for e in known for text in e.hard]
     outside = [(e, text) for e in entries if e.out_of_scope for text in e.held]
     follow = [(e, parent, text) for e in entries for parent, text in e.follow]
     system = [("system", corpus.HELD_SYSTEM_PROMPTS[0])], [("system", corpus.HELD_SYSTEM_PROMPTS[1])]
@@ -49,6 +50,7 @@ def sets(entries: list[corpus.Entry]) -> dict[str, list[Case]]:
         "held_out": [case(e, t) for e, t in held],
         "held_out_after_turns": [case(e, t, past()) for e, t in held],
         "held_out_with_system_prompt": [case(e, t, rng.choice(system)) for e, t in held],
+        "held_out_hard": [case(e, t) for e, t in hard],
         "trained": [case(e, t) for e in known for t in e.asked],
         "follow_ups": [
             case(e, t, [("user", by_id[p].asked[0]), ("assistant", by_id[p].answer)]) for e, p, t in follow
@@ -78,17 +80,31 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, default=HERE / "model")
     p.add_argument("--sample", type=int, default=0, help="at most so many questions of each set; 0: all")
+    p.add_argument("--with", dest="engine", choices=["torch", "mlx"], default="torch")
     p.add_argument("--out", type=Path, default=HERE / "report.json")
     a = p.parse_args()
-    from mlx_reference import Reference
+    if a.engine == "mlx":
+        from mlx_reference import Reference
+    else:
+        from torch_reference import Reference
 
     reference = Reference(a.model)
+    entries = corpus.load()
     result = {}
-    for name, cases in sets(corpus.load()).items():
+    for name, cases in sets(entries).items():
         if a.sample and len(cases) > a.sample:
             cases = random.Random(11).sample(cases, a.sample)
         prompts = [reference.prompt(case.messages) for case in cases]
-        result[name] = score(cases, reference.texts(prompts))
+        texts = []
+        right = reference.greedy_gives([(p, reference.answer_ids(c.answer)) for p, c in zip(prompts, cases)])
+        for prompt, case, fits in zip(prompts, cases, right):
+            # Only a wrong answer must be written out, to tell whether it is at least on the right side of the scope.
+            if fits:
+                texts.append(case.answer)
+                continue
+            ids = reference.greedy(prompt, len(reference.answer_ids(case.answer)) + 90)
+            texts.append(reference.decode(ids).removesuffix("<|im_end|>"))
+        result[name] = score(cases, texts)
         shown = result[name]
         print(f"{name:30} {shown['questions']:5} questions  exact {shown['exact']:.1%}  scope {shown['scope_recognised']:.1%}", flush=True)
     a.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

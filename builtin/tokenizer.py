@@ -27,7 +27,7 @@ def build(entries: list[Entry], path: Path) -> Tokenizer:
         texts += [e.answer] * 4 + e.topics * 2
         texts += [draw.fill(text, e.lists) for text in e.asked for _ in range(3)]
         texts += [value for values in e.lists.values() for value in values] if e.out_of_scope else []
-    texts += [text for _ in range(20000) for role, text, _ in draw.dialogue() if role != "assistant"]
+    texts += [text for _ in range(12000) for role, text, _ in draw.dialogue() if role != "assistant"]
     texts += ["user\n", "assistant\n", "system\n"] * 100
     random.Random(7).shuffle(texts)
     tok = Tokenizer(models.BPE())

@@ -1,7 +1,7 @@
 """Trains the built-in model. See README.md for how to run it and what it writes.
 
-    python3 train.py --out build                      # a GPU, about 8 minutes
-    python3 train.py --out build --steps 20 --pool 2000 --threads 2   # does it run at all (CPU)?
+    python3 train.py --out build                      # a GPU, some minutes
+    python3 train.py --out build --steps 3 --pool 2000 --threads 2 --no-report   # does it run at all (CPU)?
 """
 
 import argparse
@@ -35,10 +35,11 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--lr", type=float, default=1.5e-3)
     p.add_argument("--decay", type=float, default=0.1, help="weight decay")
-    p.add_argument("--steps", type=int, default=9000)
+    p.add_argument("--steps", type=int, default=6000)
     p.add_argument("--max-seconds", type=float, default=1e9, help="shorten the schedule to end by then")
     p.add_argument("--pool", type=int, default=500_000, help="dialogues drawn before training")
     p.add_argument("--threads", type=int, default=12, help="processes that draw dialogues")
+    p.add_argument("--no-report", action="store_true", help="do not answer the evaluation's questions at the end")
     p.add_argument("--seed", type=int, default=1)
     return p.parse_args()
 
@@ -204,6 +205,8 @@ def main() -> None:
         }, indent=2) + "\n"
     )
     (a.out / "chat_template.jinja").write_text(tokenizer.TEMPLATE)
+    if a.no_report:
+        return
     result = report(model, tokenizer.Encoder(path), entries, device)
     (a.out / "report.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(a.out, json.dumps({k: {x: y for x, y in v.items() if x != "wrong"} for k, v in result.items()}))
