@@ -10,6 +10,7 @@ pub mod pool;
 mod quantize;
 mod rows;
 pub mod simd;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 

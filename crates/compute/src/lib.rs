@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod memory;
 pub mod source;
 pub mod step;
 

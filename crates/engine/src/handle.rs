@@ -1,7 +1,7 @@
 //! The engine as its callers see it: a handle that takes requests from any thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
@@ -44,6 +44,14 @@ pub struct Counters {
     pub running: AtomicUsize,
     /// Requests that wait for one.
     pub waiting: AtomicUsize,
+    /// Steps computed.
+    pub steps: AtomicU64,
+    /// Nanoseconds that rank 0 spent in them, communication included.
+    pub step_ns: AtomicU64,
+    /// Nanoseconds of these inside of tensor-parallel reductions, waits for the other ranks included.
+    pub reduce_ns: AtomicU64,
+    /// Bytes that were reduced.
+    pub reduce_bytes: AtomicU64,
 }
 
 /// A cheap, cloneable handle to a running engine.
@@ -82,6 +90,11 @@ impl Engine {
         (self.counters.running.load(Ordering::Relaxed), self.counters.waiting.load(Ordering::Relaxed))
     }
 
+    /// The scheduler's counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// Why the engine has stopped, if it has.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.get().map(String::as_str)
@@ -96,13 +109,14 @@ impl Engine {
         if let Some(why) = self.stopped() {
             return Err(SubmitError::Stopped(why.to_owned()));
         }
-        let waiting = self.counters.waiting.load(Ordering::Relaxed);
+        let waiting = self.counters.waiting.fetch_add(1, Ordering::Relaxed);
         if waiting >= self.max_waiting {
+            self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Busy { waiting });
         }
-        self.counters.waiting.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = mpsc::unbounded_channel();
         self.submissions.send(Submission { request, events }).map_err(|_| {
+            self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             SubmitError::Stopped(self.stopped().unwrap_or("the scheduler has ended").to_owned())
         })?;
         Ok(Stream { events: receiver })

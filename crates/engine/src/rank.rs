@@ -1,7 +1,7 @@
 //! One rank of an engine: its part of the model, and the loop in which it follows rank 0.
 
 use thunder_collectives::{CommError, Group, InitError, Stats};
-use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Step};
+use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Step};
 use thunder_model::model::Progress;
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
 
@@ -128,9 +128,9 @@ impl Rank {
         self.stages
     }
 
-    /// Time and bytes of the reductions so far; for a rank that is alone, zero.
+    /// Time and bytes of the reductions since the last call; for a rank that is alone, zero.
     pub fn reductions(&mut self) -> Stats {
-        self.backend.group().stats()
+        self.backend.group().reset_stats()
     }
 
     /// Exchanges the message and reads the step.

@@ -256,6 +256,7 @@ impl Scheduler {
         if plan.is_empty() {
             return Ok(false);
         }
+        let began = Instant::now();
         let step = self.describe(&plan);
         let kind = step.kind;
         self.under_way.push_back(step);
@@ -270,6 +271,11 @@ impl Scheduler {
         } else {
             self.rank.report(kind)?;
         }
+        let (counters, reductions) = (&self.inbox.counters, self.rank.reductions());
+        counters.steps.fetch_add(1, Ordering::Relaxed);
+        counters.step_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        counters.reduce_ns.fetch_add(reductions.time.as_nanos() as u64, Ordering::Relaxed);
+        counters.reduce_bytes.fetch_add(reductions.bytes, Ordering::Relaxed);
         Ok(true)
     }
 

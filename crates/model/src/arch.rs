@@ -133,17 +133,20 @@ fn dense(config: Config, family: &Dense, path: &Path) -> Result<ModelSpec, Model
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let (heads, kv_heads) =
         (config.num_attention_heads, config.num_key_value_heads.unwrap_or(config.num_attention_heads));
-    for (field, value) in [
-        ("hidden_size", config.hidden_size),
-        ("intermediate_size", config.intermediate_size),
-        ("num_hidden_layers", config.num_hidden_layers),
-        ("num_attention_heads", heads),
-        ("num_key_value_heads", kv_heads),
-        ("vocab_size", config.vocab_size),
-        ("max_position_embeddings", config.max_position_embeddings),
+    let head_dim = config.head_dim.unwrap_or(config.hidden_size / heads.max(1));
+    // Lists are made of layers, heads and the dimensions of a head, before any weight is looked at.
+    for (field, value, most) in [
+        ("hidden_size", config.hidden_size, 1 << 31),
+        ("intermediate_size", config.intermediate_size, 1 << 31),
+        ("num_hidden_layers", config.num_hidden_layers, 1 << 12),
+        ("num_attention_heads", heads, 1 << 14),
+        ("num_key_value_heads", kv_heads, 1 << 14),
+        ("head_dim", head_dim, 1 << 14),
+        ("vocab_size", config.vocab_size, 1 << 31),
+        ("max_position_embeddings", config.max_position_embeddings, 1 << 31),
     ] {
-        if value == 0 || value > 1 << 31 {
-            return Err(malformed(format!("{field} is {value}")));
+        if value == 0 || value > most {
+            return Err(malformed(format!("{field} is {value}: 1 to {most} can be")));
         }
     }
     if heads % kv_heads != 0 {
@@ -160,10 +163,15 @@ fn dense(config: Config, family: &Dense, path: &Path) -> Result<ModelSpec, Model
     if config.rope_traditional {
         return unsupported("rope_traditional", "true".into(), "only halves paired with halves are");
     }
-    let head_dim = config.head_dim.unwrap_or(config.hidden_size / heads);
     let scaling = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref());
     let theta = config.rope_theta.or(scaling.and_then(|s| s.rope_theta)).unwrap_or(10_000.0);
     let partial = scaling.and_then(|s| s.partial_rotary_factor).or(config.partial_rotary_factor).unwrap_or(1.0);
+    if !(theta.is_finite() && theta > 1.0) {
+        return Err(malformed(format!("rope_theta is {theta}: it must be above 1")));
+    }
+    if !(partial > 0.0 && partial <= 1.0) {
+        return Err(malformed(format!("partial_rotary_factor is {partial}: it must be above 0, and 1 at the most")));
+    }
     let rope = rope::rope(theta, (head_dim as f64 * partial) as usize, scaling, config.max_position_embeddings)?;
     let temperature = scaling.and_then(|s| {
         let original = s.original_max_position_embeddings.unwrap_or(config.max_position_embeddings);

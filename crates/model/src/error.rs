@@ -97,6 +97,35 @@ pub enum ModelError {
         /// Bytes there are.
         available: u64,
     },
+    /// No such model can be made up.
+    #[error("cannot write {name}: {reason}")]
+    Synth {
+        /// The shape.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A folder that a model would be written to holds something.
+    #[error("{}: the folder is not empty: give a new one, or delete it if it is not needed", path.display())]
+    NotEmpty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The disk is too small for a model that would be written.
+    #[error(
+        "{what} takes {}, but {} has {} free: free some, or give a folder on another disk",
+        human_bytes(*needed), path.display(), human_bytes(*available)
+    )]
+    NoSpace {
+        /// The model.
+        what: String,
+        /// A folder of that disk.
+        path: PathBuf,
+        /// Bytes of the model.
+        needed: u64,
+        /// Bytes there are.
+        available: u64,
+    },
     /// The backend refused.
     #[error(transparent)]
     Compute(#[from] thunder_compute::ComputeError),

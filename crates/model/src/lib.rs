@@ -9,6 +9,7 @@ pub mod loader;
 pub mod model;
 pub mod plan;
 pub mod spec;
+pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 

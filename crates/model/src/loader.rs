@@ -40,8 +40,9 @@ impl Quantization {
         let Some(value) = config.get("quantization").or_else(|| config.get("quantization_config")) else {
             return Ok(Self::default());
         };
+        // Other quantizers write only `quantization_config`; what MLX writes there names no method.
         if let Some(method) = value.get("quant_method").and_then(Value::as_str)
-            && value.get("group_size").is_none()
+            && config.get("quantization").is_none()
         {
             return Err(ModelError::Unsupported {
                 field: "quantization_config.quant_method",

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use thunder_compute::{AttentionSpec, Backend, ComputeError, Rope, Step};
 
-pub use load::{Capacity, Demand, Progress, demand};
+pub use load::{Capacity, Demand, Progress, demand, lookup_bytes};
 
 /// The weights and buffers of one rank.
 pub struct Model<B: Backend> {

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 use thunder_compute::source::Release;
 
@@ -68,7 +68,8 @@ impl Weights {
             Err(error) => return Err(ModelError::io(&index, "the list of weight files", error)),
         };
         for name in names {
-            if Path::new(&name).components().count() != 1 {
+            let mut parts = Path::new(&name).components();
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
                 let reason = format!("it names the weight file {name:?}: only files beside it are allowed");
                 return Err(ModelError::Malformed { path: index, reason });
             }
@@ -84,13 +85,19 @@ impl Weights {
         // is true of every program that maps its models.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
-        let (header, metadata) = SafeTensors::read_metadata(&map)
-            .map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
+            let actual = map.len() as u64;
+            match (error, described_bytes(&map)) {
+                (SafeTensorError::MetadataIncompleteBuffer, Some(expected)) if actual < expected => {
+                    ModelError::Truncated { path: path.to_owned(), actual, expected }
+                }
+                (SafeTensorError::MetadataIncompleteBuffer, Some(expected)) => malformed(format!(
+                    "it has {actual} bytes, but its header describes only {expected}: download it again"
+                )),
+                (error, _) => malformed(format!("not a safetensors file: {error}")),
+            }
+        })?;
         let start = header + 8;
-        let expected = (start + metadata.data_len()) as u64;
-        if (map.len() as u64) < expected {
-            return Err(ModelError::Truncated { path: path.to_owned(), actual: map.len() as u64, expected });
-        }
         let file = self.files.len();
         for (name, info) in metadata.tensors() {
             let range = start + info.data_offsets.0..start + info.data_offsets.1;
@@ -122,6 +129,14 @@ impl Weights {
     pub fn bytes(&self) -> usize {
         self.tensors.values().map(|entry| entry.range.len()).sum()
     }
+}
+
+/// The length that the header of a safetensors file describes.
+fn described_bytes(file: &[u8]) -> Option<u64> {
+    let (len, rest) = file.split_first_chunk::<8>()?;
+    let len = u64::from_le_bytes(*len);
+    let metadata: Metadata = serde_json::from_slice(rest.get(..usize::try_from(len).ok()?)?).ok()?;
+    Some(8 + len + metadata.data_len() as u64)
 }
 
 impl Release for Weights {

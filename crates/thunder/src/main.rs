@@ -1,2 +1,70 @@
 //! The thunder command.
-fn main() {}
+
+mod bench;
+mod builtin;
+mod chat;
+mod demo;
+mod doctor;
+mod model_command;
+mod plan;
+mod prompt;
+mod run;
+mod serve;
+mod session;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Pools the machines on a desk into one LLM engine: shards a model over ranks, gets faster with each, and serves it behind
+/// an OpenAI-compatible API.
+///
+/// Start with `thunder demo`. A MODEL is `builtin`, a folder in Hugging Face or MLX format, or the name of a model in the
+/// local Hugging Face cache (`thunder model pull org/name` brings it there).
+#[derive(Parser)]
+#[command(name = "thunder", version, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
+    Demo(demo::DemoCommand),
+    /// Answer one prompt
+    Run(run::RunCommand),
+    /// Talk with a model
+    Chat(chat::ChatCommand),
+    /// Serve a model behind the OpenAI API
+    Serve(serve::ServeCommand),
+    /// Show how a model would be split over ranks
+    Plan(plan::PlanCommand),
+    /// Measure: decode, prefill, memory bandwidth, collectives
+    Bench(bench::BenchCommand),
+    /// Download, list and synthesize models
+    Model(model_command::ModelCommand),
+    /// Say what this machine offers: RDMA devices, kernels, memory, and what is missing
+    Doctor(doctor::DoctorCommand),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Demo(command) => command.run(),
+        Command::Run(command) => command.run(),
+        Command::Chat(command) => command.run(),
+        Command::Serve(command) => command.run(),
+        Command::Plan(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::Model(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

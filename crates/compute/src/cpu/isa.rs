@@ -7,6 +7,7 @@ use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
 use super::quantize::RowWriter;
 use super::rows;
+use super::stream::sum;
 #[cfg(target_arch = "x86_64")]
 use super::simd::avx512::Avx512;
 use super::simd::{Simd, portable::Portable};
@@ -105,6 +106,11 @@ entry! {
 entry! {
     /// Queries of one KV head over its sequence's keys and values.
     fn attention(heads: &Heads<'_>) = attend
+}
+
+entry! {
+    /// Reads bytes.
+    fn sum_bytes(bytes: &[u8], out: &mut f32) = sum
 }
 
 #[inline(always)]

@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 
 /// Zeroed bytes, aligned to a page, so that each 64-byte line of a packed matrix is one cache line.
 #[derive(Debug)]
-pub struct Region {
+pub(crate) struct Region {
     map: Option<MmapMut>,
 }
 
@@ -16,7 +16,7 @@ impl Region {
     ///
     /// # Errors
     /// When the system refuses the address space.
-    pub fn zeroed(len: usize) -> io::Result<Self> {
+    pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { map: None });
         }

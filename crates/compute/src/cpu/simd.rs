@@ -4,7 +4,7 @@
 //! `#[target_feature]` function per instruction set, where the operations below inline to single instructions. The unit
 //! is 16 lanes of 32 bits: one AVX-512 register, two of AVX2, four of NEON.
 #![allow(unsafe_op_in_unsafe_fn, reason = "exp is under the trait's contract")]
-#![allow(missing_docs, reason = "operations that say what they do")]
+#![allow(missing_docs, clippy::missing_safety_doc, reason = "operations that say what they do, under the trait's contract")]
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;

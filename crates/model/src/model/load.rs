@@ -61,6 +61,21 @@ pub fn demand(folder: &ModelFolder, plan: &Plan) -> Result<Vec<Demand>, ModelErr
         .collect()
 }
 
+/// Bytes of an embedding that is only looked up in; 0 if it is the output projection as well.
+pub fn lookup_bytes(folder: &ModelFolder) -> u64 {
+    let names = Names::find(folder, 0);
+    if tied(folder, &names) {
+        return 0;
+    }
+    let table = names.outside("embed_tokens");
+    let tensors = ["weight", "scales", "biases"].map(|part| folder.weights.get(&format!("{table}.{part}")));
+    tensors.iter().flatten().map(|tensor| tensor.bytes.len() as u64).sum()
+}
+
+fn tied(folder: &ModelFolder, names: &Names) -> bool {
+    folder.spec.tied.unwrap_or(!folder.weights.has(&format!("{}.weight", names.head())))
+}
+
 /// Names of a layer's tensors, or of those outside of layers.
 struct Names {
     /// What stands before `embed_tokens`, `layers` and `norm`.
@@ -126,7 +141,7 @@ impl<'a> Sources<'a> {
         let spec = &folder.spec;
         let loader = Loader::new(&folder.weights, &folder.quantization, release);
         let names = Names::find(folder, 0);
-        let tied = spec.tied.unwrap_or(!folder.weights.has(&format!("{}.weight", names.head())));
+        let tied = tied(folder, &names);
         let rows = shard.vocab(spec.vocab);
         let table = |path: &str| {
             let window = Window { rows: rows.clone(), cols: 0..spec.hidden, bias: false };

@@ -1,0 +1,108 @@
+//! What became of a launch.
+
+use serde::Serialize;
+
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// By itself, with status 0.
+    Completed,
+    /// By itself, with another status or by a signal.
+    Failed,
+    /// By the launcher's TERM.
+    Terminated,
+    /// By the launcher's KILL.
+    Killed,
+    /// It could not be ended.
+    Stuck,
+}
+
+/// One rank's end.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RankReport {
+    /// The rank.
+    pub rank: usize,
+    /// Its machine.
+    pub host: String,
+    /// How it ended.
+    pub end: End,
+    /// Its exit status; 128 and the signal's number if a signal ended it.
+    pub status: Option<i32>,
+    /// How long it ran.
+    pub seconds: f64,
+}
+
+/// The whole.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// The launcher's own exit status: the first failing rank's, or 128 and the number of the signal that ended all.
+    pub status: u8,
+    /// The first rank that failed.
+    pub first_failure: Option<usize>,
+    /// The signal by which the launcher itself was told to end.
+    pub interrupted_by: Option<i32>,
+    /// Whether the reader of the output went away.
+    pub output_closed: bool,
+    /// All ranks.
+    pub ranks: Vec<RankReport>,
+}
+
+impl Outcome {
+    /// Lines for the user; empty when all is well.
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        if let Some(first) = self.first_failure.and_then(|rank| self.ranks.get(rank)) {
+            let RankReport { rank, host, seconds, .. } = first;
+            text = format!("rank {rank} on {host} {} after {seconds:.1} s", describe(first.status));
+        } else if let Some(signal) = self.interrupted_by {
+            text = format!("ended by {}", signal_name(signal));
+        } else if self.output_closed {
+            text = "ended because nobody reads the output any more".to_owned();
+        }
+        for (end, how) in [
+            (End::Terminated, "ended by TERM"),
+            (End::Killed, "ended by KILL"),
+            (End::Stuck, "could not be ended"),
+        ] {
+            let ranks = self.ranks.iter().filter(|rank| rank.end == end);
+            let list: Vec<String> = ranks.map(|rank| format!("{} on {}", rank.rank, rank.host)).collect();
+            if !list.is_empty() {
+                let word = if list.len() == 1 { "rank" } else { "ranks" };
+                let separator = if text.is_empty() { "" } else { "; " };
+                text.push_str(&format!("{separator}{how}: {word} {}", list.join(", ")));
+            }
+        }
+        text
+    }
+}
+
+fn describe(status: Option<i32>) -> String {
+    match status {
+        // What `ssh` itself says when it cannot connect or loses the connection.
+        Some(255) => "exited with status 255 (on another machine this can be ssh's own)".to_owned(),
+        Some(status) if status > 128 => {
+            format!("exited with status {status} ({})", signal_name(status - 128))
+        }
+        Some(status) => format!("exited with status {status}"),
+        None => "did not end".to_owned(),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let known = [
+        (libc::SIGHUP, "HUP"),
+        (libc::SIGINT, "INT"),
+        (libc::SIGQUIT, "QUIT"),
+        (libc::SIGILL, "ILL"),
+        (libc::SIGABRT, "ABRT"),
+        (libc::SIGBUS, "BUS"),
+        (libc::SIGFPE, "FPE"),
+        (libc::SIGKILL, "KILL"),
+        (libc::SIGSEGV, "SEGV"),
+        (libc::SIGPIPE, "PIPE"),
+        (libc::SIGTERM, "TERM"),
+    ];
+    let name = known.iter().find(|(number, _)| *number == signal);
+    name.map_or_else(|| format!("signal {signal}"), |(number, name)| format!("signal {number}, {name}"))
+}

@@ -1,0 +1,105 @@
+//! What ranks print and read.
+
+use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
+
+use thunder_cluster::launch::Input;
+
+use crate::harness::{alive, finish, local, marker, program, run, shell, start, wait_for};
+use crate::programs::{LINES, line};
+
+pub fn integrity() {
+    let run = run(&local(4, program("lines", &[])), b"");
+    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    let mut next = [0; 4];
+    for text in run.text().lines() {
+        let (rank, text) = text.strip_prefix('[').and_then(|text| text.split_once("] ")).unwrap();
+        let rank: usize = rank.parse().unwrap();
+        assert_eq!(text, line(next[rank]), "rank {rank}");
+        next[rank] += 1;
+    }
+    assert_eq!(next, [LINES; 4]);
+}
+
+pub fn last_line() {
+    let run = run(&shell(2, "printf 'one\\ntwo €'; printf 'three' >&2"), b"");
+    assert_eq!(run.sorted(), ["[0] one", "[0] two €", "[1] one", "[1] two €"]);
+    assert!(run.stderr.contains("[0] three\n") && run.stderr.contains("[1] three\n"), "{}", run.stderr);
+}
+
+pub fn raw() {
+    let mut launch = shell(1, "printf 'a\\377\\0b\\342'; sleep 0.3; printf '\\202\\254\\r\\nend'");
+    launch.prefix = false;
+    assert_eq!(run(&launch, b"").stdout, b"a\xff\0b\xe2\x82\xac\r\nend");
+}
+
+pub fn prompt() {
+    let mut launch = shell(1, "printf 'name? '; read name; echo hello $name");
+    launch.prefix = false;
+    let mut child = start(&launch);
+    let mut shown = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut shown).unwrap();
+    assert_eq!(&shown, b"name? ");
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"Ada\n").unwrap();
+    assert_eq!(finish(child).text(), "hello Ada\n");
+}
+
+pub fn output_closed() {
+    let marker = marker();
+    let command = format!("while :; do echo {marker}; done");
+    let mut child = start(&shell(2, &command));
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    let run = finish(child);
+    assert!(first.contains(&marker));
+    assert_eq!(run.status, Some(141), "{}", run.stderr);
+    assert!(run.stderr.contains("nobody reads the output"), "{}", run.stderr);
+    assert_eq!(alive(&marker), [""; 0]);
+}
+
+pub fn input() {
+    let data: Vec<u8> = (0..2_000_000u32).map(|number| (number * number >> 7) as u8).collect();
+    let sum = data.iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+    let all = format!("2000000 {sum}");
+    let expected = [(Input::First, [all.as_str(), "0 0"]), (Input::All, [&all, &all]), (Input::None, ["0 0"; 2])];
+    for (input, [first, second]) in expected {
+        let mut launch = local(2, program("echo", &[]));
+        launch.input = input;
+        let run = run(&launch, &data);
+        assert_eq!(run.sorted(), [format!("[0] {first}"), format!("[1] {second}")], "{input:?}");
+    }
+}
+
+pub fn unread_input() {
+    let mut launch = shell(2, "sleep 0.5; echo done");
+    launch.input = Input::All;
+    let run = run(&launch, &vec![b'x'; 3_000_000]);
+    assert_eq!((run.status, run.sorted()), (Some(0), vec!["[0] done".to_owned(), "[1] done".to_owned()]));
+}
+
+/// Time on a processor is read from Linux's /proc.
+pub fn idle() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let marker = marker();
+    let mut child = start(&local(4, program("hang", &[&marker])));
+    wait_for(&marker, 4);
+    std::thread::sleep(Duration::from_millis(300));
+    let used = |id: u32| -> u64 {
+        let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+        let nanoseconds = |thread: std::fs::DirEntry| -> u64 {
+            let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap();
+            text.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        threads.map(|thread| nanoseconds(thread.unwrap())).sum()
+    };
+    let before = used(child.id());
+    std::thread::sleep(Duration::from_secs(2));
+    let spent = Duration::from_nanos(used(child.id()) - before);
+    child.stdin = None;
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    finish(child);
+    println!("an idle launcher of 4 ranks used {spent:?} in 2 s");
+    assert!(spent < Duration::from_millis(20), "{spent:?}");
+}

@@ -1,0 +1,46 @@
+//! How much memory there is, and how fast it is read.
+
+use std::time::{Duration, Instant};
+
+use crate::cpu::pool::Pool;
+use crate::cpu::{Isa, stream};
+
+/// Bytes that programs can still take, or `None` where the system does not tell.
+pub fn available_bytes() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+        Some(kib * 1024)
+    }
+    #[cfg(target_os = "macos")]
+    {
+        let mut bytes = 0u64;
+        let mut len = size_of::<u64>();
+        // SAFETY: the name is a C string, and `bytes` has the length that `len` says.
+        let failed = unsafe {
+            libc::sysctlbyname(c"hw.memsize".as_ptr(), (&raw mut bytes).cast(), &mut len, std::ptr::null_mut(), 0)
+        };
+        (failed == 0).then_some(bytes)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    None
+}
+
+/// Bytes a second that `threads` threads read from memory together: the best of several passes over `bytes` bytes, which
+/// should be several times the last-level cache.
+///
+/// # Errors
+/// When the memory cannot be had.
+pub fn read_bandwidth(threads: usize, bytes: usize, isa: Isa, time: Duration) -> std::io::Result<f64> {
+    let region = stream::region(bytes)?;
+    let mut pool = Pool::new(threads, None);
+    let (mut best, began) = (0.0f64, Instant::now());
+    while began.elapsed() < time || best == 0.0 {
+        let pass = Instant::now();
+        stream::read(&region, isa, &mut pool);
+        best = best.max(bytes as f64 / pass.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}

@@ -1,0 +1,247 @@
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::demand;
+use crate::{ModelFolder, Parallelism, Plan};
+
+fn tiny() -> Shape {
+    Shape::named("qwen3-tiny").expect("it is listed")
+}
+
+/// A written folder, and what keeps it.
+fn written(shape: &Shape, quantization: Quantization, shard_bytes: u64) -> (TempDir, PathBuf) {
+    let temporary = tempfile::tempdir().expect("a folder");
+    let folder = temporary.path().join("model");
+    let layout = Layout::new(shape, quantization, 7, shard_bytes).expect("a layout");
+    let mut last = (0, 1);
+    layout.write(&folder, &mut |done, total| last = (done, total)).expect("written");
+    let on_disk: u64 = fs::read_dir(&folder)
+        .expect("a folder")
+        .map(|f| f.expect("a file").metadata().expect("its size").len())
+        .sum();
+    assert_eq!(last, (on_disk, on_disk), "progress ends at what lies on the disk");
+    (temporary, folder)
+}
+
+/// Opens it and compares the sums of what the ranks take with what its weights must take.
+fn check(shape: &Shape, quantization: Quantization, shard_bytes: u64, files: usize) {
+    let (_temporary, path) = written(shape, quantization, shard_bytes);
+    let weight_files = fs::read_dir(&path)
+        .expect("a folder")
+        .filter(|f| f.as_ref().expect("a file").path().extension().is_some_and(|end| end == "safetensors"));
+    assert_eq!(weight_files.count(), files, "{shape:?} {quantization:?}");
+    let folder = ModelFolder::open(&path).expect("it opens");
+    let (h, c, d) = (shape.hidden, shape.channels, shape.head_dim);
+    let layer = h * d * (2 * shape.heads + 2 * shape.kv_heads) + 3 * h * c;
+    let elements = shape.layers * layer + shape.vocab * h * if shape.tied { 1 } else { 2 };
+    let bytes = match quantization {
+        Some((bits, group)) => elements * bits as usize / 8 + elements / group * 4,
+        None => 2 * elements,
+    };
+    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0]).expect("a plan");
+    let demands = demand(&folder, &plan).expect("every tensor is there and of the right shape");
+    assert_eq!(demands.iter().map(|rank| rank.weight_bytes).sum::<u64>(), bytes as u64);
+}
+
+#[test]
+fn every_format_opens_and_has_the_right_size() {
+    for tied in [true, false] {
+        let shape = Shape { tied, ..tiny() };
+        check(&shape, None, SHARD_BYTES, 1);
+        for bits in [2, 3, 4, 5, 6, 8] {
+            for group in [32, 64, 128] {
+                check(&shape, Some((bits, group)), SHARD_BYTES, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn files_are_cut_at_the_limit() {
+    // The embedding alone is larger than the limit.
+    check(&tiny(), Some((4, 64)), 100_000, 10);
+    check(&Shape { tied: true, ..tiny() }, None, 1_000_000, 3);
+}
+
+#[test]
+fn every_family_has_the_tensors_that_its_loader_wants() {
+    for (model_type, stretch) in [
+        ("llama", Stretch::Llama3 { factor: 8.0 }),
+        ("mistral", Stretch::None),
+        ("ministral3", Stretch::Yarn { factor: 16.0 }),
+        ("qwen2", Stretch::None),
+    ] {
+        check(&Shape { model_type, stretch, ..tiny() }, Some((4, 32)), SHARD_BYTES, 1);
+    }
+}
+
+#[test]
+fn every_shape_can_be_laid_out_in_every_common_format() {
+    for name in Shape::names() {
+        let shape = Shape::named(name).expect("it is listed");
+        for quantization in [None, Some((4, 64)), Some((8, 128)), Some((3, 32))] {
+            Layout::new(&shape, quantization, 0, SHARD_BYTES).expect(name);
+        }
+    }
+}
+
+#[test]
+fn shapes_have_their_makers_parameter_counts() {
+    let counts = [
+        ("llama-1b", 1_235_814_400),
+        ("llama-3b", 3_212_749_824),
+        ("llama-8b", 8_030_261_248),
+        ("llama-70b", 70_553_706_496),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("mistral-7b", 7_248_023_552),
+        ("mistral-small-24b", 23_572_403_200),
+    ];
+    for (name, count) in counts {
+        let shape = Shape::named(name).expect("it is listed");
+        let layout = Layout::new(&shape, None, 0, SHARD_BYTES).expect("a layout");
+        let elements: usize =
+            layout.shards.iter().flat_map(|s| &s.tensors).map(|t| t.shape.iter().product::<usize>()).sum();
+        assert_eq!(elements, count, "{name}");
+    }
+}
+
+#[test]
+fn the_tokenizer_takes_any_text_and_names_every_id() {
+    let (_temporary, path) = written(&tiny(), Some((4, 64)), SHARD_BYTES);
+    let folder = ModelFolder::open(&path).expect("it opens");
+    let tokenizer = folder.tokenizer().expect("a tokenizer");
+    let text = "Zwei Macs,\n\ttrois câbles — 四台の機械 🌩️ <|t300|>\0";
+    let ids = tokenizer.encode(text, true).expect("tokens");
+    assert_eq!(ids.len(), text.len(), "a token a byte");
+    assert_eq!(tokenizer.decode(&ids, true), text);
+    assert_eq!(folder.spec.eos, [4095]);
+    assert!(tokenizer.is_special(4095));
+    assert_eq!(tokenizer.encode("a<|end|>", false).expect("tokens"), [97, 4095]);
+    for id in 256..4095 {
+        assert_eq!(tokenizer.decode(&[id], true), format!("<|t{id}|>"));
+    }
+    let template = folder.chat_template().expect("a template");
+    assert!(template.is_some());
+}
+
+/// The embedding's values, by the definition of the format.
+fn embedding(folder: &ModelFolder, quantization: Quantization) -> Vec<f64> {
+    let tensor =
+        |name: &str| folder.weights.get(&format!("model.embed_tokens.{name}")).expect("a tensor").bytes;
+    let halves = |name: &str| -> Vec<f64> {
+        let (pairs, _) = tensor(name).as_chunks::<2>();
+        pairs.iter().map(|&pair| half::bf16::from_le_bytes(pair).to_f64()).collect()
+    };
+    let Some((bits, group)) = quantization else { return halves("weight") };
+    let (scales, biases, packed) = (halves("scales"), halves("biases"), tensor("weight"));
+    // All rows are whole words, so the tensor is one stream of bits.
+    let bit = |at: usize| u32::from(packed[at / 8] >> (at % 8) & 1);
+    let bits = bits as usize;
+    (0..scales.len() * group)
+        .map(|i| {
+            let q: u32 = (0..bits).map(|b| bit(i * bits + b) << b).sum();
+            f64::from(q) * scales[i / group] + biases[i / group]
+        })
+        .collect()
+}
+
+#[test]
+fn weights_are_of_the_deviation_that_keeps_activations_small() {
+    for quantization in [None, Some((2, 32)), Some((3, 64)), Some((4, 64)), Some((8, 128))] {
+        let (_temporary, path) = written(&tiny(), quantization, SHARD_BYTES);
+        let folder = ModelFolder::open(&path).expect("it opens");
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for value in embedding(&folder, quantization) {
+            sum += value;
+            squares += value * value;
+        }
+        let count = 4096.0 * 128.0;
+        let deviation = (squares / count).sqrt() * 128f64.sqrt();
+        // The scales, of 3/4 to 5/4, add about 1 %.
+        assert!((deviation - 0.8).abs() < 0.02, "{quantization:?}: {deviation}");
+        assert!((sum / count).abs() < 0.001, "{quantization:?}: mean {}", sum / count);
+    }
+}
+
+#[test]
+fn the_seed_decides_the_bytes() {
+    let bytes = |seed| {
+        let temporary = tempfile::tempdir().expect("a folder");
+        write(&tiny(), Some(4), 64, temporary.path(), seed, &mut |_, _| {})
+            .expect("written to an empty folder");
+        fs::read(temporary.path().join("model.safetensors")).expect("weights")
+    };
+    let first = bytes(1);
+    assert!(first == bytes(1), "the same seed");
+    assert!(first != bytes(2), "another seed");
+}
+
+#[test]
+fn pieces_of_any_length_give_the_same_bytes() {
+    let layout = Layout::new(&tiny(), Some((4, 64)), 3, SHARD_BYTES).expect("a layout");
+    for tensor in &layout.shards[0].tensors[..3] {
+        let mut whole = vec![0; 1000];
+        tensor.filler().fill(&mut whole);
+        let mut parts = vec![0; 1000];
+        let mut filler = tensor.filler();
+        for part in parts.chunks_mut(296) {
+            filler.fill(part);
+        }
+        assert_eq!(whole, parts, "{}", tensor.name);
+    }
+}
+
+#[test]
+fn a_folder_in_use_is_left_alone() {
+    let temporary = tempfile::tempdir().expect("a folder");
+    fs::write(temporary.path().join("precious"), "x").expect("written");
+    let error = write(&tiny(), Some(4), 64, temporary.path(), 0, &mut |_, _| {}).expect_err("refused");
+    assert!(error.to_string().contains("not empty"), "{error}");
+    assert_eq!(fs::read_dir(temporary.path()).expect("a folder").count(), 1);
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_named_with_the_sums() {
+    let temporary = tempfile::tempdir().expect("a folder");
+    let layout = Layout::new(&Shape::named("devstral-123b").expect("listed"), Some((4, 64)), 0, SHARD_BYTES);
+    let folder = temporary.path().join("new/folder");
+    let error = layout.expect("a layout").check_space(&folder, |_| Ok(20 << 30)).expect_err("refused");
+    let text = error.to_string();
+    for part in ["devstral-123b with 4 bits in groups of 64", "65.5 GiB", "20.0 GiB free", "another disk"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn formats_that_do_not_exist_are_refused() {
+    let refusal = |shape: &Shape, quantization| {
+        Layout::new(shape, quantization, 0, SHARD_BYTES).err().expect("refused").to_string()
+    };
+    assert!(refusal(&tiny(), Some((7, 64))).contains("7 bits in groups of 64"));
+    assert!(refusal(&tiny(), Some((4, 48))).contains("4 bits in groups of 48"));
+    let narrow = Shape { channels: 96, ..tiny() };
+    assert!(refusal(&narrow, Some((4, 64))).contains("96 columns"));
+    let small = Shape { vocab: 256, ..tiny() };
+    assert!(refusal(&small, None).contains("too few"));
+}
+
+#[test]
+fn a_disk_that_fails_leaves_nothing_behind() {
+    let temporary = tempfile::tempdir().expect("a folder");
+    let folder = temporary.path().join("model");
+    let layout = Layout::new(&tiny(), Some((4, 64)), 0, SHARD_BYTES).expect("a layout");
+    // A folder of the name of a file to come makes its writing fail.
+    let trap = folder.join("tokenizer.json");
+    let error = layout.write(&folder, &mut |_, _| {
+        fs::create_dir_all(&trap).expect("created");
+    });
+    assert!(error.expect_err("it fails").to_string().contains("tokenizer.json"));
+    let left: Vec<_> = fs::read_dir(&folder).expect("a folder").map(|f| f.expect("a file").path()).collect();
+    assert_eq!(left, [trap]);
+}

@@ -1,0 +1,483 @@
+//! Bad model folders, each with the error that tells what is wrong with it, and random ones, which must not end the program.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use thunder_model::model::demand;
+use thunder_model::synth::{self, Shape};
+use thunder_model::{ModelFolder, Parallelism, Plan};
+
+/// A good folder: quantized, in one weight file with an index.
+fn good() -> &'static Path {
+    static GOOD: OnceLock<TempDir> = OnceLock::new();
+    let folder = GOOD.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shape = Shape { layers: 2, vocab: 512, ..Shape::named("qwen3-tiny").expect("it is listed") };
+        synth::write(&shape, Some(4), 64, folder.path(), 0, &mut |_, _| {}).expect("written");
+        read(folder.path()).expect("it is good");
+        folder
+    });
+    folder.path()
+}
+
+/// Its copy, to be damaged.
+fn copy() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(good()).expect("a folder") {
+        let path = entry.expect("a file").path();
+        fs::copy(&path, folder.path().join(path.file_name().expect("a name"))).expect("copied");
+    }
+    folder
+}
+
+/// All that is read of a folder before its weights are packed.
+fn read(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let folder = ModelFolder::open(folder)?;
+    demand(&folder, &Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?)?;
+    folder.tokenizer()?;
+    folder.chat_template()?;
+    Ok(())
+}
+
+fn remove(folder: &Path, name: &str) {
+    fs::remove_file(folder.join(name)).expect("it was there");
+}
+
+fn write(folder: &Path, name: &str, content: impl AsRef<[u8]>) {
+    fs::write(folder.join(name), content).expect("written");
+}
+
+fn edit_json(folder: &Path, name: &str, edit: impl FnOnce(&mut Map<String, Value>)) {
+    let bytes = fs::read(folder.join(name)).expect("it was there");
+    let mut value: Value = serde_json::from_slice(&bytes).expect("it was JSON");
+    edit(value.as_object_mut().expect("it was an object"));
+    write(folder, name, value.to_string());
+}
+
+/// Sets a field of config.json; null removes it.
+fn config(folder: &Path, field: &str, value: Value) {
+    edit_json(folder, "config.json", |config| match value {
+        Value::Null => drop(config.remove(field)),
+        value => drop(config.insert(field.to_owned(), value)),
+    });
+}
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Puts another header before the tensors' bytes.
+fn edit_header(folder: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
+    let bytes = fs::read(folder.join(WEIGHTS)).expect("weights");
+    let (len, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    edit(header.as_object_mut().expect("an object"));
+    write(folder, WEIGHTS, safetensors(header.to_string().as_bytes(), data));
+}
+
+fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header, data].concat()
+}
+
+/// Changes what the header says of a tensor.
+fn edit_tensor(folder: &Path, name: &str, field: &str, value: Value) {
+    edit_header(folder, |header| header[name][field] = value);
+}
+
+/// What is wrong, how it is made so, and what the error must say.
+type Case = (&'static str, fn(&Path), &'static [&'static str]);
+
+const CASES: [Case; 46] = [
+    (
+        "no folder",
+        |f| fs::remove_dir_all(f).expect("removed"),
+        &["no such file", "needs config.json, weights"],
+    ),
+    ("no config.json", |f| remove(f, "config.json"), &["config.json: no such file"]),
+    (
+        "config.json is a folder",
+        |f| {
+            remove(f, "config.json");
+            fs::create_dir(f.join("config.json")).expect("created");
+        },
+        &["config.json", "directory"],
+    ),
+    (
+        "config.json is not JSON",
+        |f| write(f, "config.json", "{\"model_type\": "),
+        &["config.json: EOF while parsing"],
+    ),
+    ("config.json is empty", |f| write(f, "config.json", ""), &["config.json: EOF while parsing"]),
+    ("config.json is no object", |f| write(f, "config.json", "[1]"), &["config.json: not a JSON object"]),
+    ("no model_type", |f| config(f, "model_type", Value::Null), &["config.json", "no \"model_type\""]),
+    (
+        "unknown architecture",
+        |f| config(f, "model_type", json!("mamba")),
+        &["unknown architecture \"mamba\"", "llama", "mistral", "ministral3", "qwen2", "qwen3"],
+    ),
+    (
+        "missing field",
+        |f| config(f, "hidden_size", Value::Null),
+        &["config.json: missing field `hidden_size`"],
+    ),
+    (
+        "field of another type",
+        |f| config(f, "hidden_size", json!("128")),
+        &["config.json: invalid type: string \"128\""],
+    ),
+    ("negative size", |f| config(f, "vocab_size", json!(-1)), &["config.json: invalid value: integer `-1`"]),
+    ("zero size", |f| config(f, "num_attention_heads", json!(0)), &["num_attention_heads is 0"]),
+    (
+        "no layers end",
+        |f| config(f, "num_hidden_layers", json!(2_000_000_000)),
+        &["num_hidden_layers is 2000000000"],
+    ),
+    ("heads without end", |f| config(f, "head_dim", json!(1u64 << 40)), &["head_dim is 1099511627776"]),
+    (
+        "rotation beyond the head",
+        |f| config(f, "partial_rotary_factor", json!(1e12)),
+        &["partial_rotary_factor is 1000000000000"],
+    ),
+    (
+        "heads and KV heads do not fit",
+        |f| config(f, "num_key_value_heads", json!(3)),
+        &["num_attention_heads is 8, no multiple of num_key_value_heads, 3"],
+    ),
+    (
+        "unsupported activation",
+        |f| config(f, "hidden_act", json!("gelu")),
+        &["hidden_act is gelu", "not supported", "silu"],
+    ),
+    (
+        "unsupported rotation",
+        |f| config(f, "rope_scaling", json!({ "rope_type": "longrope", "factor": 4.0 })),
+        &["rope_type is \"longrope\"", "default, linear, llama3 and yarn"],
+    ),
+    (
+        "stretched rotation without a factor",
+        |f| config(f, "rope_scaling", json!({ "type": "linear" })),
+        &["rope_scaling.factor", "\"linear\" scaling needs"],
+    ),
+    ("rotation of base one", |f| config(f, "rope_theta", json!(1.0)), &["rope_theta is 1"]),
+    (
+        "no weights",
+        |f| {
+            remove(f, WEIGHTS);
+            remove(f, INDEX);
+        },
+        &["model.safetensors: no such file", "needs weights"],
+    ),
+    (
+        "truncated weights",
+        |f| {
+            let bytes = fs::read(f.join(WEIGHTS)).expect("weights");
+            write(f, WEIGHTS, &bytes[..bytes.len() - 1]);
+        },
+        &["model.safetensors: truncated", "download it again"],
+    ),
+    (
+        "weights truncated in the header",
+        |f| {
+            let bytes = fs::read(f.join(WEIGHTS)).expect("weights");
+            write(f, WEIGHTS, &bytes[..100]);
+        },
+        &["model.safetensors: not a safetensors file"],
+    ),
+    ("empty weights", |f| write(f, WEIGHTS, ""), &["model.safetensors: not a safetensors file"]),
+    (
+        "a web page in place of weights",
+        |f| write(f, WEIGHTS, "<!DOCTYPE html><html>Sign in</html>"),
+        &["model.safetensors: not a safetensors file"],
+    ),
+    (
+        "header is not JSON",
+        |f| write(f, WEIGHTS, safetensors(b"{{{{{{{{", &[])),
+        &["model.safetensors: not a safetensors file"],
+    ),
+    (
+        "tensors overlap",
+        |f| edit_tensor(f, "model.norm.weight", "data_offsets", json!([0, 256])),
+        &["model.safetensors: not a safetensors file"],
+    ),
+    (
+        "tensor is not there",
+        |f| {
+            edit_header(f, |header| {
+                let entry = header.remove("model.layers.1.mlp.up_proj.weight").expect("it was there");
+                header.insert("model.layers.1.mlp.other.weight".into(), entry);
+            })
+        },
+        &["\"model.layers.1.mlp.up_proj.weight\" is not in the model's files", "incomplete"],
+    ),
+    (
+        "scales without biases",
+        |f| {
+            edit_header(f, |header| {
+                let entry = header.remove("model.layers.0.mlp.up_proj.biases").expect("it was there");
+                header.insert("other".into(), entry);
+            })
+        },
+        &["\"model.layers.0.mlp.up_proj.biases\" is not in the model's files"],
+    ),
+    (
+        "norm of another shape",
+        |f| edit_tensor(f, "model.norm.weight", "shape", json!([64, 2])),
+        &["\"model.norm.weight\" is BF16 [64, 2]", "config asks for [128]"],
+    ),
+    (
+        "matrix of another shape",
+        |f| config(f, "intermediate_size", json!(256)),
+        &["mlp.gate_proj.weight\" is U32 [384, 16]", "config asks for U32 [256, 16]"],
+    ),
+    (
+        "norm of another type",
+        |f| edit_tensor(f, "model.norm.weight", "dtype", json!("I16")),
+        &["\"model.norm.weight\" is I16", "F32, F16 or BF16"],
+    ),
+    (
+        "packed weights of another type",
+        |f| edit_tensor(f, "model.layers.0.mlp.up_proj.weight", "dtype", json!("I32")),
+        &["\"model.layers.0.mlp.up_proj.weight\" is I32 [384, 16]", "U32 [384, 16]"],
+    ),
+    (
+        "quantized, but nothing says how",
+        |f| {
+            config(f, "quantization", Value::Null);
+            config(f, "quantization_config", Value::Null);
+        },
+        &["quantized (it has scales)", "config.json has no \"quantization\""],
+    ),
+    (
+        "quantization of another width",
+        |f| config(f, "quantization", json!({ "bits": 8, "group_size": 64 })),
+        &["embed_tokens.weight\" is U32 [512, 16]", "U32 [512, 32]"],
+    ),
+    (
+        "unsupported bits",
+        |f| config(f, "quantization", json!({ "bits": 7, "group_size": 64 })),
+        &["7 bits in groups of 64", "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128"],
+    ),
+    (
+        "unsupported group",
+        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 48 })),
+        &["4 bits in groups of 48"],
+    ),
+    (
+        "unsupported mode",
+        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "mxfp4" })),
+        &["quantization.mode is \"mxfp4\"", "affine"],
+    ),
+    (
+        "unsupported bits of one module",
+        |f| {
+            let module = json!({ "bits": 1, "group_size": 64 });
+            config(
+                f,
+                "quantization",
+                json!({ "bits": 4, "group_size": 64, "model.layers.0.mlp.up_proj": module }),
+            );
+        },
+        &["1 bits in groups of 64"],
+    ),
+    (
+        "fp8",
+        |f| {
+            config(f, "quantization", Value::Null);
+            config(
+                f,
+                "quantization_config",
+                json!({ "quant_method": "fp8", "weight_block_size": [128, 128] }),
+            );
+        },
+        &["quant_method is \"fp8\"", "MLX's affine"],
+    ),
+    (
+        "gptq",
+        |f| {
+            config(f, "quantization", Value::Null);
+            config(f, "quantization_config", json!({ "quant_method": "gptq", "bits": 4, "group_size": 128 }));
+        },
+        &["quant_method is \"gptq\"", "MLX's affine"],
+    ),
+    (
+        "index leads out of the folder",
+        |f| {
+            write(
+                f,
+                INDEX,
+                json!({ "weight_map": { "model.norm.weight": "../model.safetensors" } }).to_string(),
+            );
+        },
+        &["index.json", "\"../model.safetensors\"", "only files beside it"],
+    ),
+    (
+        "index names the folder above",
+        |f| {
+            write(f, INDEX, json!({ "weight_map": { "model.norm.weight": ".." } }).to_string());
+        },
+        &["index.json", "\"..\"", "only files beside it"],
+    ),
+    (
+        "index names a file that is not there",
+        |f| {
+            write(
+                f,
+                INDEX,
+                json!({ "weight_map": { "model.norm.weight": "model-00002-of-00002.safetensors" } })
+                    .to_string(),
+            );
+        },
+        &["model-00002-of-00002.safetensors: no such file", "needs weights"],
+    ),
+    ("no tokenizer", |f| remove(f, "tokenizer.json"), &["tokenizer.json: not found", "save_pretrained"]),
+    (
+        "generation_config.json is not JSON",
+        |f| write(f, "generation_config.json", "do_sample"),
+        &["generation_config.json: expected value"],
+    ),
+];
+
+#[test]
+fn each_kind_of_bad_folder_has_its_clear_error() {
+    let mut wrong = Vec::new();
+    for (what, damage, parts) in CASES {
+        let folder = copy();
+        damage(folder.path());
+        match read(folder.path()) {
+            Ok(()) => wrong.push(format!("{what}: it was taken")),
+            Err(error) => {
+                let text = error.to_string();
+                let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
+                if !missing.is_empty() {
+                    wrong.push(format!("{what}: {text:?} lacks {missing:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// JSON of any kind, with numbers that are hard on sizes.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        prop_oneof![0..600i64, any::<i64>(), (0..63u32).prop_map(|bits| 1 << bits), Just(0), Just(-1),]
+            .prop_map(Value::from),
+        prop_oneof![any::<f64>(), Just(0.0), Just(-1.0), Just(1e300), Just(1e-300)].prop_map(Value::from),
+        prop_oneof![
+            Just("yarn"),
+            Just("llama3"),
+            Just("linear"),
+            Just("affine"),
+            Just("silu"),
+            Just("sliding_attention"),
+            Just("F32"),
+            Just(""),
+        ]
+        .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 12, 6, |inner| {
+        let keys = prop_oneof![
+            Just("rope_type"),
+            Just("factor"),
+            Just("bits"),
+            Just("group_size"),
+            Just("original_max_position_embeddings"),
+            Just("beta_fast"),
+            Just("rope_theta"),
+            Just("shape"),
+            Just("dtype"),
+            Just("data_offsets"),
+            Just("quant_method"),
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((keys, inner), 0..6).prop_map(|fields| fields
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect::<Value>()),
+        ]
+    })
+}
+
+/// Fields of config.json that are read.
+const FIELDS: [&str; 24] = [
+    "model_type",
+    "text_config",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "quantization",
+    "eos_token_id",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    /// What comes out does not matter; that something does, does: no panic, no endless loop, no exhausted memory.
+    #[test]
+    fn random_bytes_never_panic(
+        name in prop::sample::select(vec!["config.json", INDEX, WEIGHTS, "generation_config.json"]),
+        bytes in prop::collection::vec(any::<u8>(), 0..200), header in any::<bool>(),
+    ) {
+        let folder = copy();
+        // Behind a right length, more than the length itself is read.
+        let bytes = if header && name == WEIGHTS { safetensors(&bytes, &[0; 64]) } else { bytes };
+        write(folder.path(), name, bytes);
+        prop_assert!(read(folder.path()).is_err());
+    }
+
+    #[test]
+    fn random_configs_never_panic(fields in prop::collection::vec((prop::sample::select(FIELDS.to_vec()), any_json()), 1..4)) {
+        let folder = copy();
+        for (field, value) in fields {
+            config(folder.path(), field, value);
+        }
+        // Some are taken: not every field matters to this model.
+        drop(read(folder.path()));
+    }
+
+    #[test]
+    fn random_headers_never_panic(
+        field in prop::sample::select(vec!["dtype", "shape", "data_offsets"]), value in any_json(), which in any::<prop::sample::Index>(),
+    ) {
+        let folder = copy();
+        edit_header(folder.path(), |header| {
+            let names: Vec<_> = header.keys().cloned().collect();
+            header[which.get(&names)][field] = value;
+        });
+        drop(read(folder.path()));
+    }
+
+    #[test]
+    fn random_indexes_never_panic(map in any_json(), file in any_json()) {
+        let folder = copy();
+        write(folder.path(), INDEX, json!({ "weight_map": { "a": file } }).to_string());
+        drop(read(folder.path()));
+        write(folder.path(), INDEX, json!({ "weight_map": map }).to_string());
+        drop(read(folder.path()));
+    }
+}

@@ -1,0 +1,99 @@
+//! `thunder bench comm`.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use thunder_cluster::local::LocalRanks;
+use thunder_collectives::bench::{self, Operation, Plan, Row};
+use thunder_collectives::{Algorithm, Config, Group};
+
+use crate::table;
+
+/// Latency (median, p99) and bus bandwidth of collectives, per size, operation and algorithm. Start it on several machines
+/// with `thunder launch`, or with --ranks on this one.
+#[derive(Args)]
+pub struct CommCommand {
+    /// Ranks to start on this machine
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    ranks: u16,
+    /// Operations: all_reduce, all_gather, …
+    #[arg(long = "op", value_delimiter = ',', default_value = "all_reduce")]
+    operations: Vec<Operation>,
+    /// Message sizes in bytes [default: 8 B to 64 MiB]
+    #[arg(long, value_delimiter = ',')]
+    sizes: Vec<usize>,
+    /// Algorithms to force, one after the other [default: what the cost model chooses]
+    #[arg(long = "algorithm", value_delimiter = ',')]
+    algorithms: Vec<Algorithm>,
+    /// What ranks of this machine talk over: auto, shm, tcp or rdma
+    #[arg(long, default_value = "auto", env = "THUNDER_TRANSPORT")]
+    transport: String,
+    /// Element type: f32 or bf16
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
+    dtype: String,
+    /// Milliseconds for each row
+    #[arg(long, default_value_t = 100)]
+    time: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl CommCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let (config, ranks) = match Config::from_env()? {
+            Some(config) => (config, None),
+            None => {
+                let (config, ranks) = LocalRanks::start(self.ranks.into(), &self.transport)?;
+                (config, Some(ranks))
+            }
+        };
+        let mut group = Group::init(config)?;
+        let mut plan = Plan {
+            operations: self.operations,
+            algorithms: self.algorithms,
+            time_per_row: Duration::from_millis(self.time),
+            ..Plan::default()
+        };
+        if !self.sizes.is_empty() {
+            plan.sizes = self.sizes;
+        }
+        let rows = match self.dtype.as_str() {
+            "bf16" => bench::run::<half::bf16>(&mut group, &plan)?,
+            _ => bench::run::<f32>(&mut group, &plan)?,
+        };
+        if group.rank() == 0 {
+            match self.json {
+                true => println!("{}", json!({ "dtype": self.dtype, "rows": rows })),
+                false => print(&rows),
+            }
+        }
+        group.barrier()?;
+        if let Some(mut ranks) = ranks {
+            ranks.finish();
+        }
+        Ok(())
+    }
+}
+
+fn print(rows: &[Row]) {
+    let mut table =
+        table::new(&["operation", "bytes", "algorithm", "over", "ranks", "median µs", "p99 µs", "bus GB/s", ""]);
+    let best = rows.iter().map(|row| row.bus_gb_per_s).fold(0.0, f64::max).max(1e-9);
+    for row in rows {
+        table.add_row([
+            row.operation.name().to_owned(),
+            row.bytes.to_string(),
+            row.algorithm.map_or("-".to_owned(), |algorithm| algorithm.name().to_owned()),
+            row.transport.clone(),
+            row.ranks.to_string(),
+            format!("{:.1}", row.median_us),
+            format!("{:.1}", row.p99_us),
+            format!("{:.2}", row.bus_gb_per_s),
+            "▇".repeat((20.0 * row.bus_gb_per_s / best).round() as usize),
+        ]);
+    }
+    println!("{table}");
+}

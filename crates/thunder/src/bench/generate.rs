@@ -1,0 +1,211 @@
+//! `thunder bench decode` and `thunder bench prefill`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::json;
+use thunder_compute::{Isa, memory};
+use thunder_engine::{Request, Sampling, Usage};
+use thunder_model::error::human_bytes;
+
+use crate::prompt;
+use crate::session::{self, EngineArgs, Session};
+use crate::table;
+
+/// Bytes that are read to know the memory's bandwidth; more than caches hold.
+const BANDWIDTH_BYTES: usize = 1 << 30;
+
+/// What both measurements take.
+#[derive(Args)]
+struct Common {
+    /// `builtin`, a folder (see `thunder model synth`), or a model in the Hugging Face cache
+    #[arg(default_value = crate::builtin::NAME)]
+    model: String,
+    /// Times to measure; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeat: u16,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Generates tokens after a short prompt.
+#[derive(Args)]
+pub struct DecodeCommand {
+    #[command(flatten)]
+    common: Common,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 16)]
+    prompt: usize,
+    /// Tokens to generate
+    #[arg(long, default_value_t = 64)]
+    tokens: usize,
+    /// Sequences that are generated at once
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+}
+
+/// Reads a prompt and generates one token.
+#[derive(Args)]
+pub struct PrefillCommand {
+    #[command(flatten)]
+    common: Common,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 512)]
+    prompt: usize,
+}
+
+/// Medians of one measurement.
+struct Measured {
+    time_to_first_token: Duration,
+    /// Of all sequences together.
+    tokens_per_s: f64,
+    reduce_share: f64,
+}
+
+impl DecodeCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let measured = measure(&session, &self.common, self.prompt, self.tokens, self.batch, |usages, _| {
+            let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
+            let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
+            tokens as f64 / slowest.as_secs_f64().max(1e-9)
+        });
+        let (weights, kv) = bytes_per_token(&session, self.prompt + self.tokens / 2, self.batch);
+        let threads = threads(&self.common.engine, &session);
+        let plan = (session.plan.ranks(), session.transport.clone());
+        session.close()?;
+        let measured = measured?;
+        let bandwidth = memory::read_bandwidth(
+            threads,
+            BANDWIDTH_BYTES,
+            Isa::detect().map_err(anyhow::Error::msg)?,
+            Duration::from_secs(1),
+        )?;
+        let bytes_per_s = (weights + kv) as f64 * measured.tokens_per_s / self.batch as f64;
+        if self.common.json {
+            let object = json!({
+                "ranks": plan.0, "transport": plan.1, "threads": threads, "batch": self.batch,
+                "tokens_per_s": measured.tokens_per_s,
+                "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
+                "bytes_per_step": weights + kv, "bytes_per_s": bytes_per_s,
+                "memory_bytes_per_s": bandwidth, "memory_share": bytes_per_s / bandwidth,
+                "reduce_share": measured.reduce_share,
+            });
+            println!("{object}");
+            return Ok(());
+        }
+        let mut table = table::new(&["", "decode"]);
+        table.add_row(["ranks".to_owned(), format!("{} over {}", plan.0, plan.1)]);
+        table.add_row(["threads in all".to_owned(), threads.to_string()]);
+        table.add_row(["sequences".to_owned(), self.batch.to_string()]);
+        table.add_row(["tokens/s".to_owned(), format!("{:.2}", measured.tokens_per_s)]);
+        let first = measured.time_to_first_token.as_secs_f64() * 1e3;
+        table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
+        table.add_row(["bytes a step".to_owned(), human_bytes(weights + kv)]);
+        table.add_row(["GB/s read".to_owned(), format!("{:.1}", bytes_per_s / 1e9)]);
+        table.add_row(["GB/s of these threads' memory".to_owned(), format!("{:.1}", bandwidth / 1e9)]);
+        table.add_row(["share of it".to_owned(), format!("{:.0} %", 100.0 * bytes_per_s / bandwidth)]);
+        table.add_row(["time in all-reduces".to_owned(), format!("{:.1} %", 100.0 * measured.reduce_share)]);
+        println!("{table}");
+        Ok(())
+    }
+}
+
+impl PrefillCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let prompt = self.prompt as f64;
+        let measured = measure(&session, &self.common, self.prompt, 1, 1, |usages, _| {
+            prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
+        });
+        let threads = threads(&self.common.engine, &session);
+        let plan = (session.plan.ranks(), session.transport.clone());
+        session.close()?;
+        let measured = measured?;
+        if self.common.json {
+            let object = json!({
+                "ranks": plan.0, "transport": plan.1, "threads": threads, "prompt_tokens": self.prompt,
+                "tokens_per_s": measured.tokens_per_s,
+                "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
+                "reduce_share": measured.reduce_share,
+            });
+            println!("{object}");
+            return Ok(());
+        }
+        let mut table = table::new(&["", "prefill"]);
+        table.add_row(["ranks".to_owned(), format!("{} over {}", plan.0, plan.1)]);
+        table.add_row(["threads in all".to_owned(), threads.to_string()]);
+        table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
+        table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
+        let first = measured.time_to_first_token.as_secs_f64() * 1e3;
+        table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
+        table.add_row(["time in all-reduces".to_owned(), format!("{:.1} %", 100.0 * measured.reduce_share)]);
+        println!("{table}");
+        Ok(())
+    }
+}
+
+/// Runs requests, the first time to warm up, and returns medians.
+fn measure(
+    session: &Session,
+    common: &Common,
+    prompt_tokens: usize,
+    tokens: usize,
+    batch: usize,
+    rate: impl Fn(&[Usage], Duration) -> f64,
+) -> anyhow::Result<Measured> {
+    let engine = &session.engine;
+    let vocab = engine.info().vocab_size as u32;
+    let mut runs = Vec::new();
+    for round in 0..=u32::from(common.repeat) {
+        let request = |index: usize| Request {
+            // Different prompts, so that nothing is gained from having seen one.
+            prompt: (0..prompt_tokens.max(1) as u32).map(|i| (i * 97 + 31 * round + index as u32 * 7) % vocab).collect(),
+            sampling: Sampling::default(),
+            max_tokens: Some(tokens.max(1)),
+            stop: Vec::new(),
+            ignore_eos: true,
+            logprobs: None,
+        };
+        let counters = engine.counters();
+        let before = (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
+        let began = Instant::now();
+        let streams = (0..batch.max(1)).map(|i| engine.submit(request(i))).collect::<Result<Vec<_>, _>>()?;
+        let never = AtomicBool::new(false);
+        let usages = streams
+            .into_iter()
+            .map(|stream| Ok(prompt::read(stream, &never, |_| Ok(()))?.usage))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let spent = (counters.step_ns.load(Ordering::Relaxed) - before.0).max(1);
+        let reduced = counters.reduce_ns.load(Ordering::Relaxed) - before.1;
+        if round > 0 {
+            runs.push(Measured {
+                time_to_first_token: usages[0].time_to_first_token,
+                tokens_per_s: rate(&usages, began.elapsed()),
+                reduce_share: reduced as f64 / spent as f64,
+            });
+        }
+    }
+    runs.sort_by(|a, b| a.tokens_per_s.total_cmp(&b.tokens_per_s));
+    Ok(runs.swap_remove(runs.len() / 2))
+}
+
+/// Bytes of weights and of keys and values that a decode step reads, on all ranks together.
+fn bytes_per_token(session: &Session, context: usize, batch: usize) -> (u64, u64) {
+    let weights = session.demands.iter().map(|demand| demand.weight_bytes).sum::<u64>();
+    let kv = session.demands.iter().map(|demand| demand.kv_bytes_per_token).sum::<u64>();
+    (weights - session.embedding_bytes, kv * (context * batch) as u64)
+}
+
+fn threads(args: &EngineArgs, session: &Session) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let ranks = session.plan.ranks();
+    args.threads.unwrap_or_else(|| (cores / ranks).max(1)) * ranks
+}
+

@@ -1,0 +1,49 @@
+//! `thunder bench membw`.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use thunder_compute::{Isa, memory};
+
+use crate::table;
+
+/// Reads memory with 1, 2, … threads and prints what they get together.
+#[derive(Args)]
+pub struct MembwCommand {
+    /// MiB to read in each pass; several times the last-level cache
+    #[arg(long, default_value_t = 1024)]
+    mib: usize,
+    /// Most threads [default: all cores]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl MembwCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let isa = Isa::detect().map_err(anyhow::Error::msg)?;
+        let mut rows = Vec::new();
+        let mut threads = 1;
+        while threads <= self.threads.unwrap_or(cores).max(1) {
+            rows.push((threads, memory::read_bandwidth(threads, self.mib << 20, isa, Duration::from_secs(1))?));
+            threads *= 2;
+        }
+        if self.json {
+            let rows: Vec<_> =
+                rows.iter().map(|(threads, rate)| json!({ "threads": threads, "bytes_per_s": rate })).collect();
+            println!("{}", json!({ "kernel": isa.name(), "rows": rows }));
+            return Ok(());
+        }
+        let mut table = table::new(&["threads", "GB/s", "of one thread"]);
+        for (threads, rate) in &rows {
+            table.add_row([threads.to_string(), format!("{:.1}", rate / 1e9), format!("{:.2}x", rate / rows[0].1)]);
+        }
+        println!("{table}");
+        Ok(())
+    }
+}

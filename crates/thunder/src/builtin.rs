@@ -1,0 +1,58 @@
+//! The model that comes with the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+
+/// The name that stands for it wherever a model is asked for.
+pub const NAME: &str = "builtin";
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_bytes!(concat!("../../../builtin/model/", $name)) as &[u8])),*]
+    };
+}
+
+const FILES: [(&str, &[u8]); 6] = files![
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
+/// The folder of the built-in model, written to the user's cache on first use.
+///
+/// # Errors
+/// When the cache cannot be written.
+pub fn folder() -> anyhow::Result<PathBuf> {
+    let mut hasher = Sha256::new();
+    for (name, bytes) in FILES {
+        hasher.update(name);
+        hasher.update(bytes);
+    }
+    let id: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let cache = dirs::cache_dir().unwrap_or_else(std::env::temp_dir).join("thunderhead");
+    let folder = cache.join(format!("builtin-{id}"));
+    if !folder.join("config.json").is_file() {
+        write(&cache, &folder).with_context(|| format!("cannot write the built-in model to {}", folder.display()))?;
+    }
+    Ok(folder)
+}
+
+/// Written beside its place and moved there, so that another process never sees half of it.
+fn write(cache: &Path, folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(cache)?;
+    let beside = tempfile::tempdir_in(cache)?;
+    for (name, bytes) in FILES {
+        fs::write(beside.path().join(name), bytes)?;
+    }
+    match fs::rename(beside.path(), folder) {
+        // Another process was faster; its files are the same.
+        Err(_) if folder.join("config.json").is_file() => Ok(()),
+        renamed => Ok(renamed?),
+    }
+}

@@ -1,0 +1,163 @@
+//! `thunder demo`.
+
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use serde_json::json;
+use thunder_server::ServerConfig;
+
+use crate::prompt::{self, Answer};
+use crate::session::{self, EngineArgs, Session};
+use crate::{builtin, plan, serve};
+
+/// Answers a question with the built-in model on one rank and on two, and shows what sharding gave.
+#[derive(Args)]
+pub struct DemoCommand {
+    /// Ask something else
+    #[arg(long)]
+    question: Option<String>,
+    /// Leave the sharded model serving behind the OpenAI API
+    #[arg(long)]
+    serve: bool,
+    /// Port for --serve
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "serve")]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What is asked on one rank and on the others.
+const QUESTIONS: [&str; 2] =
+    ["How does Thunderhead make a model faster with every machine?", "What happens when a machine dies?"];
+/// Times that a question is asked: the first time warms up, the best of the others counts.
+const TIMES: usize = 6;
+
+/// What one number of ranks gave.
+struct Outcome {
+    ranks: usize,
+    question: String,
+    answer: Answer,
+    tokens_per_s: f64,
+    /// Share of the time that rank 0 spent in reductions.
+    reduce_share: f64,
+}
+
+impl DemoCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        // A rank that this demo started belongs to its sharded half.
+        let is_follower = std::env::var_os("THUNDER_RANK").is_some();
+        let sharded = EngineArgs { ranks: self.engine.ranks.max(2), ..self.engine.clone() };
+        if is_follower {
+            return session::open(builtin::NAME, &sharded).map(drop);
+        }
+        // Equal threads for each rank, so that what is compared is one machine with two.
+        let threads = self.engine.threads.unwrap_or(1);
+        let sharded = EngineArgs { threads: Some(threads), ..sharded };
+        let single = EngineArgs { ranks: 1, threads: Some(threads), split: Vec::new(), ..self.engine.clone() };
+        let mut outcomes = Vec::new();
+        for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
+            let question = self.question.as_deref().unwrap_or(question);
+            let ranks = usize::from(args.ranks);
+            if !self.json {
+                println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
+            }
+            let Some(session) = session::open(builtin::NAME, &args)? else { return Ok(()) };
+            outcomes.push(self.ask(&session, ranks, question)?);
+            if ranks > 1 && self.serve {
+                self.conclude(&outcomes);
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+                return serve::serve(session, address, ServerConfig::default());
+            }
+            session.close()?;
+        }
+        self.conclude(&outcomes);
+        Ok(())
+    }
+
+    fn ask(&self, session: &Session, ranks: usize, question: &str) -> anyhow::Result<Outcome> {
+        let engine = &session.engine;
+        if !self.json {
+            let folder = session::open_folder(builtin::NAME)?;
+            plan::print(&folder, &session.plan, &session.demands);
+            println!("\n> {question}");
+        }
+        let never = AtomicBool::new(false);
+        let tokens = prompt::tokens(engine, &[prompt::message("user", question)])?;
+        let request = thunder_engine::Request {
+            prompt: tokens,
+            sampling: engine.info().default_sampling.clone(),
+            max_tokens: Some(256),
+            stop: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        };
+        let mut best: Option<Outcome> = None;
+        for time in 0..TIMES {
+            let counters = engine.counters();
+            let before = (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
+            let show = |text: &str| if self.json || time > 0 { Ok(()) } else { prompt::print_now(text) };
+            let answer = prompt::read(engine.submit(request.clone())?, &never, show)?;
+            let spent = counters.step_ns.load(Ordering::Relaxed) - before.0;
+            let reduced = counters.reduce_ns.load(Ordering::Relaxed) - before.1;
+            let tokens_per_s = prompt::decode_rate(&answer.usage);
+            if time > 0 && best.as_ref().is_none_or(|best| tokens_per_s > best.tokens_per_s) {
+                let reduce_share = reduced as f64 / spent.max(1) as f64;
+                let question = question.to_owned();
+                best = Some(Outcome { ranks, question, answer, tokens_per_s, reduce_share });
+            }
+        }
+        let Some(best) = best else { unreachable!("asked more than once") };
+        if !self.json {
+            let ms = best.answer.usage.time_to_first_token.as_secs_f64() * 1e3;
+            println!("\n\n{:.0} tokens/s, first token after {ms:.1} ms, over {}", best.tokens_per_s, session.transport);
+            if ranks > 1 {
+                println!("all-reduces took {:.0} % of the time", best.reduce_share * 100.0);
+            }
+            println!();
+        }
+        Ok(best)
+    }
+
+    fn conclude(&self, outcomes: &[Outcome]) {
+        let speedup = match outcomes {
+            [one, more] => more.tokens_per_s / one.tokens_per_s,
+            _ => 1.0,
+        };
+        if self.json {
+            let rows: Vec<_> = outcomes
+                .iter()
+                .map(|outcome| {
+                    json!({
+                        "ranks": outcome.ranks,
+                        "question": outcome.question,
+                        "answer": outcome.answer.text,
+                        "tokens_per_s": outcome.tokens_per_s,
+                        "time_to_first_token_s": outcome.answer.usage.time_to_first_token.as_secs_f64(),
+                        "reduce_share": outcome.reduce_share,
+                    })
+                })
+                .collect();
+            println!("{}", json!({ "outcomes": rows, "speedup": speedup }));
+            return;
+        }
+        let bold = |text: String| if std::io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text };
+        let ranks = outcomes.last().map_or(2, |outcome| outcome.ranks);
+        println!("{}", bold(format!("{ranks} ranks decode {speedup:.2} times as fast as one.")));
+        println!(
+            "This model is small (13 MB), so each layer is over before a message pays; large ones gain more:\n  \
+             thunder model synth --arch llama-1b --bits 4 /tmp/llama-1b    a folder of true shape, random weights\n  \
+             thunder bench decode /tmp/llama-1b --ranks 2 --threads 1      what two ranks give here\n\
+             Go on with\n  \
+             thunder chat                                                  ask the built-in model\n  \
+             thunder model pull ORG/NAME                                   download a real one\n  \
+             thunder serve ORG/NAME --ranks 2                              serve it behind OpenAI's API\n  \
+             thunder plan --model ORG/NAME --ranks 3                       see how it would be split"
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! `thunder launch`: the ranks of any program, on this machine or by ssh on others.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use thunder_cluster::hostfile::{Hostfile, split_variable};
+use thunder_cluster::launch::{Backend, Input, Launch, Outcome, parse_hosts};
+
+/// Starts a program as the ranks of a group, on this machine or by ssh on others, and stands by them.
+///
+/// Sets Thunderhead's variables (THUNDER_RANK, THUNDER_WORLD_SIZE, THUNDER_COORDINATOR, THUNDER_SECRET) and MLX's (MLX_RANK, and
+/// MLX_HOSTFILE or MLX_IBV_DEVICES and MLX_JACCL_COORDINATOR), so that programs of both find their group. When a rank fails the
+/// others are ended, and the exit status is the first failing rank's; 128 and the signal's number if a signal ended it.
+///
+///     thunder launch -n 4 -- ./program
+///     thunder launch --hosts mac1,mac2 -- thunder serve model
+///     thunder launch --hostfile hosts.json --backend jaccl -- script.py --option
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct LaunchCommand {
+    /// Hosts, separated by commas; `host:N` for N ranks there. localhost and this machine's name need no ssh
+    #[arg(long, default_value = "localhost", conflicts_with = "hostfile")]
+    hosts: String,
+    /// Ranks on each host that names no number
+    #[arg(short = 'n', long = "repeat-hosts", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    repeat: usize,
+    /// Host file in MLX's JSON: a list of {ssh, ips, rdma}, or an object with backend, envs and hosts
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// auto, ring, jaccl, jaccl-ring, nccl, shm or tcp. auto: jaccl where the host file lists all devices, else ring
+    #[arg(long)]
+    backend: Option<Backend>,
+    /// A variable for every rank; `NAME` alone passes this process's value on, which keeps it out of command lines
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Working directory of every rank [default: this one, where the host has it]
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<PathBuf>,
+    /// Run the command under this Python [default for a .py file: the active environment's]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<String>,
+    /// Who gets standard input
+    #[arg(long, value_enum, default_value = "0")]
+    stdin: InputOption,
+    /// Pass output on as it is, without the rank before each line
+    #[arg(long)]
+    no_prefix: bool,
+    /// Seconds between TERM and KILL for ranks that are ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    grace: f64,
+    /// First port, the coordinator's; MLX's ring takes those after it [default: 32323; free ones if all ranks are local]
+    #[arg(short = 'p', long = "port", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Connections per address in MLX's ring
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    connections_per_ip: usize,
+    /// The program to reach other machines with
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    ssh: String,
+    /// An argument for it, such as -p2222 or -i/path; may be repeated
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    ssh_arg: Vec<String>,
+    /// Print what would be run, with secrets hidden, and run nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the result, or with --dry-run the plan, as JSON on standard output; the ranks' output goes to standard error
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum InputOption {
+    /// Rank 0
+    #[value(name = "0")]
+    First,
+    /// Every rank
+    All,
+    /// No rank
+    None,
+}
+
+impl LaunchCommand {
+    /// Runs the ranks; the exit status is the first failing rank's.
+    ///
+    /// # Errors
+    /// When the ranks cannot be started.
+    pub fn run(self) -> Result<ExitCode> {
+        let (json, dry_run) = (self.json, self.dry_run);
+        let plan = self.launch()?.plan()?;
+        for note in &plan.notes {
+            eprintln!("thunder launch: {note}");
+        }
+        if dry_run {
+            if json {
+                println!("{}", serde_json::to_string_pretty(&plan)?);
+            } else {
+                print!("{plan}");
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        let outcome = plan.run()?;
+        report(&outcome, json)?;
+        Ok(ExitCode::from(outcome.status))
+    }
+
+    fn launch(self) -> Result<Launch> {
+        let mut launch = Launch::new(self.command, Vec::new());
+        launch.backend = self.backend.unwrap_or_default();
+        launch.environment = self.env.iter().map(|entry| variable(entry)).collect::<Result<_>>()?;
+        launch.directory = self.cwd;
+        launch.python = self.python;
+        launch.ssh = [self.ssh].into_iter().chain(self.ssh_arg).collect();
+        launch.port = self.port;
+        launch.connections_per_ip = self.connections_per_ip;
+        launch.input = match self.stdin {
+            InputOption::First => Input::First,
+            InputOption::All => Input::All,
+            InputOption::None => Input::None,
+        };
+        launch.prefix = !self.no_prefix;
+        launch.output_to_stderr = self.json;
+        launch.grace = Duration::from_secs_f64(self.grace);
+        match &self.hostfile {
+            Some(path) => {
+                let hostfile = Hostfile::read(path).with_context(|| format!("host file {}", path.display()))?;
+                launch.apply(&hostfile, self.repeat)?;
+                if let Some(backend) = self.backend {
+                    launch.backend = backend;
+                }
+            }
+            None => launch.places = parse_hosts(&self.hosts, self.repeat)?,
+        }
+        Ok(launch)
+    }
+}
+
+fn variable(entry: &str) -> Result<(String, String)> {
+    let pair = if entry.contains('=') {
+        split_variable(entry)
+    } else {
+        let value = std::env::var(entry).with_context(|| format!("--env {entry}: no such variable here"))?;
+        split_variable(&format!("{entry}={value}"))
+    };
+    match pair {
+        Some(pair) => Ok(pair),
+        None => bail!("--env {entry}: write NAME=VALUE, with letters, digits and _ in the name"),
+    }
+}
+
+fn report(outcome: &Outcome, json: bool) -> Result<()> {
+    let summary = outcome.summary();
+    if !summary.is_empty() {
+        eprintln!("thunder launch: {summary}");
+    }
+    if json {
+        println!("{}", serde_json::to_string(outcome)?);
+    }
+    Ok(())
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("write a number from 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    // More than a day is a slip of the pen.
+    let number: Option<f64> = text.parse().ok();
+    number.filter(|seconds| (0.0..=86_400.0).contains(seconds)).ok_or("write seconds from 0 to 86400".to_owned())
+}

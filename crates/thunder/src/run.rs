@@ -1,0 +1,99 @@
+//! `thunder run`.
+
+use std::io::{IsTerminal, Read};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use thunder_engine::FinishReason;
+
+use crate::prompt::{self, SamplingArgs};
+use crate::session::{self, EngineArgs};
+
+/// Answers one prompt and ends. With a pipe on standard input and no PROMPT, the prompt is read from there.
+#[derive(Args)]
+pub struct RunCommand {
+    /// `builtin`, a folder, or a model in the Hugging Face cache
+    model: String,
+    /// What to answer
+    prompt: Option<String>,
+    /// Take the prompt as it is, without the chat template
+    #[arg(long)]
+    raw: bool,
+    /// Print one JSON object with text, usage and speed
+    #[arg(long)]
+    json: bool,
+    /// Say afterwards how fast it was
+    #[arg(long)]
+    stats: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl RunCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let is_head = std::env::var_os("THUNDER_RANK").is_none_or(|rank| rank == "0");
+        let question = match &self.prompt {
+            Some(prompt) => prompt.clone(),
+            None if !is_head => String::new(),
+            None if std::io::stdin().is_terminal() => {
+                bail!("no prompt: try thunder run {} \"What is a rank?\", or thunder chat", self.model)
+            }
+            None => {
+                let mut text = String::new();
+                std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+                text
+            }
+        };
+        let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
+        let answer = self.answer(&session, &question);
+        let closed = session.close();
+        answer.and(closed)
+    }
+
+    fn answer(&self, session: &session::Session, question: &str) -> anyhow::Result<()> {
+        let engine = &session.engine;
+        let tokens = if self.raw {
+            engine.info().tokenizer.encode(question, true)?
+        } else {
+            let system = self.sampling.system.iter().map(|text| prompt::message("system", text));
+            let messages: Vec<_> = system.chain([prompt::message("user", question)]).collect();
+            prompt::tokens(engine, &messages)?
+        };
+        let request = self.sampling.request(tokens, &engine.info().default_sampling);
+        let never = AtomicBool::new(false);
+        let show = |text: &str| if self.json { Ok(()) } else { prompt::print_now(text) };
+        let answer = prompt::read(engine.submit(request)?, &never, show)?;
+        let (usage, rate) = (&answer.usage, prompt::decode_rate(&answer.usage));
+        if self.json {
+            let reason = if answer.reason == Some(FinishReason::Stop) { "stop" } else { "length" };
+            let object = json!({
+                "text": answer.text,
+                "finish_reason": reason,
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "time_to_first_token_s": usage.time_to_first_token.as_secs_f64(),
+                "tokens_per_s": rate,
+                "ranks": engine.info().ranks,
+                "transport": session.transport,
+            });
+            println!("{object}");
+            return Ok(());
+        }
+        println!();
+        if self.stats {
+            eprintln!(
+                "{} prompt tokens, first token after {:.0} ms, {} tokens at {rate:.1} tokens/s on {} rank(s)",
+                usage.prompt_tokens,
+                usage.time_to_first_token.as_secs_f64() * 1e3,
+                usage.completion_tokens,
+                engine.info().ranks,
+            );
+        }
+        Ok(())
+    }
+}

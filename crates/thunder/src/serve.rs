@@ -1,0 +1,99 @@
+//! `thunder serve`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use thunder_engine::Engine;
+use thunder_server::ServerConfig;
+use tokio::net::TcpListener;
+
+use crate::session::{self, EngineArgs, Session};
+
+/// Serves a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
+///
+/// Listens on this machine only, unless --host says otherwise; then --api-key is needed. Ctrl-C lets answers in flight end.
+#[derive(Args)]
+pub struct ServeCommand {
+    /// `builtin`, a folder, or a model in the Hugging Face cache
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    positional: Option<String>,
+    /// The same as MODEL
+    #[arg(long)]
+    model: Option<String>,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// A key that clients must send as `Authorization: Bearer KEY`; may be repeated
+    #[arg(long = "api-key", value_name = "KEY", env = "THUNDER_API_KEY", value_delimiter = ',', hide_env_values = true)]
+    api_keys: Vec<String>,
+    /// Seconds that answers in flight have once the server is told to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    grace: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl ServeCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let address = SocketAddr::new(self.host, self.port);
+        thunder_server::check_binding(address, &self.api_keys).context("use --api-key or --host 127.0.0.1")?;
+        let model = self.positional.or(self.model).unwrap_or_else(|| crate::builtin::NAME.to_owned());
+        let Some(session) = session::open(&model, &self.engine)? else { return Ok(()) };
+        let config = ServerConfig {
+            api_keys: self.api_keys,
+            grace: Duration::from_secs(self.grace),
+            ..ServerConfig::default()
+        };
+        serve(session, address, config)
+    }
+}
+
+/// Serves until the process is told to end, or the engine stops.
+pub fn serve(session: Session, address: SocketAddr, config: ServerConfig) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let engine = session.engine.clone();
+    let served = runtime.block_on(async move {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
+        let address = listener.local_addr()?;
+        eprintln!("serving {} on http://{address}/v1 ({} rank(s))", engine.info().name, engine.info().ranks);
+        let until = ended(engine.clone());
+        thunder_server::serve(engine, listener, config, until).await?;
+        anyhow::Ok(())
+    });
+    drop(runtime);
+    let closed = session.close();
+    served.and(closed)
+}
+
+/// Ready when the process is told to end, or the engine has stopped.
+async fn ended(engine: Engine) {
+    let stopped = async {
+        while engine.stopped().is_none() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    #[cfg(unix)]
+    let terminated = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => {
+                signal.recv().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending::<()>();
+    tokio::select! {
+        () = stopped => {}
+        _ = tokio::signal::ctrl_c() => eprintln!("ending: answers in flight may end, no new ones are taken"),
+        () = terminated => {}
+    }
+}

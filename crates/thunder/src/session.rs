@@ -1,0 +1,307 @@
+//! From command line arguments to a running engine: finding the model, forming the group, loading the shards.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use thunder_cluster::local::{LOCAL_RANKS, LocalRanks};
+use thunder_collectives::{Config, Group, Op};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, CpuConfig, Isa};
+use thunder_engine::{Engine, EngineError, Limits, ModelInfo, Rank, Sampling, Scheduler};
+use thunder_model::model::demand;
+use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Parallelism, Plan};
+
+use crate::builtin;
+
+/// Requests that may wait for a slot.
+const MAX_WAITING: usize = 1024;
+
+/// How a model is spread and computed.
+#[derive(Args, Debug, Clone)]
+pub struct EngineArgs {
+    /// Ranks to start on this machine. With THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in
+    /// the environment, this process joins that group instead
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub ranks: u16,
+    /// Split each layer over the ranks (tensor), or give each rank some layers (pipeline)
+    #[arg(long, value_enum, default_value_t = Parallel::Tensor)]
+    pub parallel: Parallel,
+    /// Share of each rank, e.g. 3,1 gives rank 0 three quarters; even if not given
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
+    pub split: Vec<f64>,
+    /// Threads of each rank [default: this machine's cores, divided among its ranks]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Tokens that prompt and answer may have together [default: what the model was made for and memory allows]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<usize>,
+    /// Requests that are decoded together
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub max_batch: u16,
+    /// Precision of activations in products with quantized weights: int16 costs no quality, int8 is faster on long prompts
+    #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
+    pub activations: ActivationBits,
+    /// What ranks talk over
+    #[arg(long, value_enum, default_value_t = TransportName::Auto, env = "THUNDER_TRANSPORT")]
+    pub transport: TransportName,
+}
+
+/// `--parallel`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parallel {
+    /// Every layer over all ranks.
+    Tensor,
+    /// Layers one after the other.
+    Pipeline,
+}
+
+/// `--activations`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ActivationBits {
+    /// One byte.
+    Int8,
+    /// Two bytes.
+    Int16,
+}
+
+/// `--transport`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportName {
+    /// Shared memory on one machine, else RDMA or TCP.
+    Auto,
+    /// Shared memory only.
+    Shm,
+    /// TCP even on one machine.
+    Tcp,
+    /// RDMA wherever there is a device.
+    Rdma,
+}
+
+impl TransportName {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// A model's folder and the name to serve it under.
+pub fn find_model(name: &str) -> anyhow::Result<(PathBuf, String)> {
+    if name == builtin::NAME {
+        return Ok((builtin::folder()?, name.to_owned()));
+    }
+    let located = thunder_hub::locate(name)?;
+    let served = match located.repo {
+        Some(repo) => repo,
+        None => {
+            let folder = located.folder.canonicalize().unwrap_or_else(|_| located.folder.clone());
+            folder.file_name().map_or_else(|| name.to_owned(), |n| n.to_string_lossy().into_owned())
+        }
+    };
+    Ok((located.folder, served))
+}
+
+/// The plan that the arguments ask for, for so many ranks.
+pub fn plan(folder: &ModelFolder, args: &EngineArgs, ranks: usize) -> anyhow::Result<Plan> {
+    let weights = match args.split.len() {
+        0 => vec![1.0; ranks],
+        n if n == ranks => args.split.clone(),
+        n => bail!("--split has {n} weights for {ranks} ranks: give one for each rank"),
+    };
+    let mode = match args.parallel {
+        Parallel::Tensor => Parallelism::Tensor,
+        Parallel::Pipeline => Parallelism::Pipeline,
+    };
+    Ok(Plan::new(&folder.spec, mode, &weights)?)
+}
+
+/// An engine in this process, which is rank 0.
+pub struct Session {
+    /// Takes requests.
+    pub engine: Engine,
+    /// How the model is split.
+    pub plan: Plan,
+    /// What each rank takes.
+    pub demands: Vec<Demand>,
+    /// What the ranks talk over, in words.
+    pub transport: String,
+    /// Bytes of an embedding of which a step reads a few rows only (0 if it is the output projection too).
+    pub embedding_bytes: u64,
+    scheduler: JoinHandle<Result<(), EngineError>>,
+    ranks: Option<LocalRanks>,
+}
+
+/// Forms the group and loads the model. `None` on ranks other than 0: they have followed rank 0 to its end.
+pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
+    let (path, name) = find_model(model)?;
+    let folder = ModelFolder::open(&path)?;
+    let (config, ranks) = match Config::from_env()? {
+        Some(config) => (Some(config), None),
+        None if args.ranks == 1 => (None, None),
+        None => {
+            // Errors that every rank would find are found before there are ranks.
+            demand(&folder, &plan(&folder, args, args.ranks.into())?)?;
+            let (config, ranks) = LocalRanks::start(args.ranks.into(), args.transport.name())?;
+            (Some(config), Some(ranks))
+        }
+    };
+    let local_ranks = std::env::var(LOCAL_RANKS).ok().and_then(|n| n.parse().ok());
+    let local_ranks = if ranks.is_some() { args.ranks.into() } else { local_ranks.unwrap_or(1) };
+    let mut world = match config {
+        Some(config) => Group::init(config)?,
+        None => Group::solo(),
+    };
+    let plan = plan(&folder, args, world.size())?;
+    let demands = demand(&folder, &plan)?;
+    let limits = limits(&folder, args, &demands, &mut world, local_ranks)?;
+    let cpu = cpu_config(args, local_ranks)?;
+    let capacity = Capacity { rows: limits.rows, logit_rows: limits.sequences, kv_blocks: limits.kv_blocks };
+    let transport = transport(&world);
+    let is_head = world.rank() == 0;
+    let bar = if is_head { progress_bar(demands[0].weight_bytes) } else { ProgressBar::hidden() };
+    let mut rank = Rank::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
+    bar.finish_and_clear();
+    if !is_head {
+        rank.follow()?;
+        return Ok(None);
+    }
+    let info = ModelInfo {
+        name,
+        context_length: context(&folder, args).min(limits.kv_blocks * KV_BLOCK_TOKENS),
+        vocab_size: folder.spec.vocab,
+        tokenizer: folder.tokenizer()?,
+        chat_template: folder.chat_template()?,
+        default_sampling: default_sampling(&folder),
+        ranks: plan.ranks(),
+    };
+    let (engine, inbox) = Engine::channel(info, MAX_WAITING);
+    let info = Arc::new(engine.info().clone());
+    let scheduler = Scheduler::new(rank, info, inbox, limits, folder.spec.eos.clone());
+    let scheduler = std::thread::Builder::new().name("scheduler".into()).spawn(move || scheduler.run())?;
+    let embedding_bytes = thunder_model::model::lookup_bytes(&folder);
+    Ok(Some(Session { engine, plan, demands, transport, embedding_bytes, scheduler, ranks }))
+}
+
+impl Session {
+    /// Ends the engine once its requests are answered, and the ranks that were started.
+    ///
+    /// # Errors
+    /// Why the engine had stopped before.
+    pub fn close(self) -> anyhow::Result<()> {
+        let Self { engine, scheduler, ranks, .. } = self;
+        drop(engine);
+        let outcome = scheduler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if let Some(mut ranks) = ranks {
+            ranks.finish();
+        }
+        Ok(outcome?)
+    }
+}
+
+/// What ranks talk over, for people.
+fn transport(world: &Group) -> String {
+    let mut names: Vec<String> =
+        (0..world.size()).filter(|rank| *rank != world.rank()).map(|rank| world.transport(rank).to_string()).collect();
+    names.sort();
+    names.dedup();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn cpu_config(args: &EngineArgs, local_ranks: usize) -> anyhow::Result<CpuConfig> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = args.threads.unwrap_or_else(|| (cores / local_ranks).max(1));
+    if threads == 0 || threads > 1024 {
+        bail!("--threads is {threads}, but must be between 1 and 1024");
+    }
+    Ok(CpuConfig {
+        threads,
+        first_core: None,
+        isa: Isa::detect().map_err(anyhow::Error::msg)?,
+        activations: match args.activations {
+            ActivationBits::Int8 => Activations::Int8,
+            ActivationBits::Int16 => Activations::Int16,
+        },
+    })
+}
+
+fn context(folder: &ModelFolder, args: &EngineArgs) -> usize {
+    args.context.unwrap_or(folder.spec.context).min(folder.spec.context)
+}
+
+/// How many tokens the cache holds: enough for every slot's context, if all ranks have memory for that.
+fn limits(
+    folder: &ModelFolder,
+    args: &EngineArgs,
+    demands: &[Demand],
+    world: &mut Group,
+    local_ranks: usize,
+) -> anyhow::Result<Limits> {
+    if args.context.is_some_and(|context| context < KV_BLOCK_TOKENS) {
+        bail!("--context is {}, but must be at least {KV_BLOCK_TOKENS}", args.context.unwrap_or(0));
+    }
+    let sequences = usize::from(args.max_batch);
+    let context = context(folder, args);
+    let own = &demands[world.rank()];
+    let available = thunder_compute::memory::available_bytes().map(|bytes| bytes / local_ranks as u64);
+    let mut tokens = (context * sequences) as u64;
+    if let Some(available) = available {
+        // A part is left for buffers, and for everything else on the machine.
+        let for_kv = (available * 9 / 10).saturating_sub(own.weight_bytes);
+        let fits = for_kv / own.kv_bytes_per_token.max(1);
+        let least = args.context.unwrap_or(KV_BLOCK_TOKENS * 8).min(context) as u64;
+        if fits < least {
+            return Err(ModelError::DoesNotFit {
+                rank: world.rank(),
+                weights: own.weight_bytes,
+                kv: least * own.kv_bytes_per_token,
+                tokens: least as usize,
+                available,
+            }
+            .into());
+        }
+        tokens = tokens.min(fits);
+    }
+    // All ranks have the same blocks: as many as the one with the least room has.
+    let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
+    world.all_reduce(&mut blocks, Op::Min)?;
+    Ok(Limits { sequences, rows: 256, kv_blocks: blocks[0] as usize })
+}
+
+/// generation_config.json's sampling: greedy, unless it asks for sampling.
+fn default_sampling(folder: &ModelFolder) -> Sampling {
+    let generation = &folder.generation;
+    let penalty = generation.repetition_penalty.unwrap_or(1.0);
+    if !generation.do_sample {
+        return Sampling { repetition_penalty: penalty, ..Sampling::default() };
+    }
+    Sampling {
+        temperature: generation.temperature.unwrap_or(1.0),
+        top_p: generation.top_p.unwrap_or(1.0),
+        top_k: generation.top_k.unwrap_or(0),
+        min_p: generation.min_p.unwrap_or(0.0),
+        repetition_penalty: penalty,
+        ..Sampling::default()
+    }
+}
+
+fn progress_bar(bytes: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Reads a model's headers, for commands that compute nothing.
+pub fn open_folder(model: &str) -> anyhow::Result<ModelFolder> {
+    let (path, _) = find_model(model)?;
+    ModelFolder::open(&path).with_context(|| format!("model {model}"))
+}

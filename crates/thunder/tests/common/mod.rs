@@ -1,0 +1,120 @@
+//! Starting the program and talking to it.
+
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The program with these arguments, away from the settings of whoever runs the tests.
+pub fn thunder(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
+    for name in ["THUNDER_RANK", "THUNDER_WORLD_SIZE", "THUNDER_COORDINATOR", "THUNDER_TRANSPORT", "MLX_RANK"] {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end and parses what is printed.
+pub fn run_json(args: &[&str]) -> Value {
+    let output = thunder(args).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{args:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
+}
+
+/// A `thunder serve` that ends with the test.
+pub struct Server {
+    child: Child,
+    address: String,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts it on a free port and waits until it listens.
+    pub fn start(args: &[&str]) -> Self {
+        let mut child =
+            thunder(&[&["serve", "--port", "0"], args].concat()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut text = String::new();
+        let address = loop {
+            let line = lines.next().unwrap_or_else(|| panic!("the server ended: {text}")).unwrap();
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split('/').next().unwrap().to_owned();
+            }
+            text.push_str(&line);
+        };
+        let log = Arc::new(Mutex::new(text));
+        let writer = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                writer.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        Self { child, address, log }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.address)
+    }
+
+    pub fn id(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Process ids of the ranks that it started, in the order of their ranks.
+    pub fn children(&self) -> Vec<i32> {
+        let id = self.child.id();
+        let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
+    /// Waits until it has ended by itself; its status and what it said.
+    pub fn wait(&mut self, limit: Duration) -> (ExitStatus, String) {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                std::thread::sleep(Duration::from_millis(50));
+                return (status, self.log.lock().unwrap().clone());
+            }
+            assert!(Instant::now() < deadline, "the server did not end: {}", self.log.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Rank 0's end is noticed by the others, which end themselves.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Posts JSON to `address/path` and reads the answer.
+pub fn post(url: &str, body: &Value) -> (u16, Value) {
+    let (address, path) = url.split_once('/').unwrap();
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned())))
+}

@@ -1,0 +1,120 @@
+//! The program as people use it: the built-in model over 1 to 5 ranks, shared memory and TCP, tensor and pipeline.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Server, post, run_json, thunder};
+use serde_json::{Value, json};
+
+#[test]
+fn every_number_of_ranks_gives_the_same_text() {
+    let questions = ["What is tensor parallelism?", "Which machines can I use?", "tell me a joke about cats"];
+    for question in questions {
+        let alone = run_json(&["run", "builtin", question, "--json"]);
+        assert_eq!(alone["finish_reason"], "stop", "{alone}");
+        for ranks in ["2", "3", "4", "5"] {
+            for parallel in ["tensor", "pipeline"] {
+                for transport in ["shm", "tcp"] {
+                    let options = ["--ranks", ranks, "--parallel", parallel, "--transport", transport];
+                    let sharded = run_json(&[&["run", "builtin", question, "--json"], &options[..]].concat());
+                    assert_eq!(alone["text"], sharded["text"], "{question} with {options:?}");
+                }
+            }
+        }
+        let uneven = run_json(&["run", "builtin", question, "--json", "--ranks", "3", "--split", "3,1,0.5"]);
+        assert_eq!(alone["text"], uneven["text"], "{question} on an uneven split");
+    }
+}
+
+/// Every token that MLX-LM chose for the built-in model's questions, in f32.
+#[test]
+fn golden_answers_of_the_built_in_model() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin/golden.json");
+    let golden: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert!(golden.len() >= 20);
+    for ranks in ["1", "2", "3"] {
+        let server = Server::start(&["--model", "builtin", "--ranks", ranks]);
+        for case in &golden {
+            let body = json!({ "model": "builtin", "prompt": case["prompt"], "max_tokens": 96, "temperature": 0 });
+            let (status, answer) = post(&server.url("/v1/completions"), &body);
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(answer["choices"][0]["text"], case["text"], "MLX answers otherwise: {}", case["messages"]);
+            let tokens = case["completion"].as_array().unwrap().len();
+            assert_eq!(answer["usage"]["completion_tokens"], tokens, "{}", case["messages"]);
+        }
+    }
+}
+
+#[test]
+fn a_seeded_request_gives_the_same_text_whatever_else_runs() {
+    let server = Server::start(&["--model", "builtin", "--ranks", "2"]);
+    let ask = |seed: usize| {
+        let messages = json!([{ "role": "user", "content": "What is an all-reduce?" }]);
+        let body = json!({ "model": "builtin", "messages": messages, "temperature": 1.9, "seed": seed, "max_tokens": 60 });
+        let (status, answer) = post(&server.url("/v1/chat/completions"), &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].clone()
+    };
+    let alone = [ask(1), ask(2)];
+    assert_ne!(alone[0], alone[1], "seeds matter at this temperature");
+    let crowd: Vec<Value> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..12).map(|i| scope.spawn(move || ask(1 + i % 2))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (i, text) in crowd.iter().enumerate() {
+        assert_eq!(*text, alone[i % 2], "request {i} of the crowd");
+    }
+}
+
+#[test]
+fn the_demo_shows_both() {
+    let demo = run_json(&["demo", "--json"]);
+    assert_eq!(demo["outcomes"][0]["ranks"], 1);
+    assert_eq!(demo["outcomes"][1]["ranks"], 2);
+    assert!(demo["outcomes"][0]["answer"].as_str().unwrap().len() > 50);
+    assert!(demo["speedup"].as_f64().unwrap() > 0.0);
+    let text = thunder(&["demo"]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    for expected in ["KV heads", "tokens/s", "all-reduces took", "times as fast", "thunder chat"] {
+        assert!(text.contains(expected), "{expected:?} is not in {text}");
+    }
+}
+
+#[test]
+fn chat_remembers_and_ends() {
+    use std::io::Write;
+    let mut child = thunder(&["chat", "builtin"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = child.stdin.take();
+    input.unwrap().write_all(b"What is a rank?\n/nonsense\n/clear\nhello\n/quit\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.to_lowercase().contains("rank") && text.contains("/nonsense is no command"), "{text}");
+}
+
+#[test]
+fn ranks_join_by_their_environment() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let rank = |rank: usize| {
+        let mut command: Command = thunder(&["run", "builtin", "What is a rank?", "--json", "--transport", "tcp"]);
+        command
+            .env("THUNDER_RANK", rank.to_string())
+            .env("THUNDER_WORLD_SIZE", "3")
+            .env("THUNDER_COORDINATOR", format!("127.0.0.1:{port}"))
+            .env("THUNDER_SECRET", "between us")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<_> = [2, 0, 1].map(rank).into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    assert!(ranks.iter().all(|output| output.status.success()), "{ranks:?}");
+    let answer: Value = serde_json::from_slice(&ranks[1].stdout).unwrap();
+    assert_eq!(answer["ranks"], 3);
+    assert_eq!(answer["text"], run_json(&["run", "builtin", "What is a rank?", "--json"])["text"]);
+}

@@ -1,0 +1,114 @@
+//! What the program does to the machine: killed ranks, processes left, idle processor time, memory.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Server, post, run_json, thunder};
+use serde_json::json;
+
+fn exists(process: i32) -> bool {
+    // SAFETY: signal 0 only asks whether the process exists.
+    unsafe { libc::kill(process, 0) == 0 }
+}
+
+#[test]
+fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
+    for (parallel, victim) in [("tensor", 1), ("tensor", 2), ("pipeline", 1)] {
+        let mut server = Server::start(&["--model", "builtin", "--ranks", "3", "--parallel", parallel]);
+        let ranks = server.children();
+        assert_eq!(ranks.len(), 2, "rank 0 started two others");
+        let url = server.url("/v1/completions");
+        let request = std::thread::spawn(move || {
+            let body = json!({ "model": "builtin", "prompt": "a", "max_tokens": 2000, "ignore_eos": true });
+            post(&url, &body)
+        });
+        std::thread::sleep(Duration::from_millis(150));
+        let killed = Instant::now();
+        // SAFETY: a process of this test.
+        unsafe { libc::kill(ranks[victim - 1], libc::SIGKILL) };
+        let (status, answer) = request.join().unwrap();
+        assert!(killed.elapsed() < Duration::from_secs(2), "the request ended after {:?}", killed.elapsed());
+        assert_eq!(status, 500, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("rank {victim} is lost")), "{message}");
+        let (status, log) = server.wait(Duration::from_secs(5));
+        assert!(!status.success(), "the server ends with an error");
+        assert!(log.contains(&format!("rank {victim} is lost")), "{log}");
+        assert!(!ranks.into_iter().any(exists), "a process is left");
+    }
+}
+
+#[test]
+fn an_idle_server_with_a_killed_rank_ends() {
+    let mut server = Server::start(&["--model", "builtin", "--ranks", "2"]);
+    // SAFETY: a process of this test.
+    unsafe { libc::kill(server.children()[0], libc::SIGKILL) };
+    let (status, log) = server.wait(Duration::from_secs(4));
+    assert!(!status.success() && log.contains("rank 1 is lost"), "{log}");
+}
+
+#[test]
+fn servers_that_end_leave_no_ranks() {
+    for (signal, is_clean) in [(libc::SIGTERM, true), (libc::SIGINT, true), (libc::SIGKILL, false)] {
+        let mut server = Server::start(&["--model", "builtin", "--ranks", "3"]);
+        let ranks = server.children();
+        server.signal(signal);
+        let (status, log) = server.wait(Duration::from_secs(5));
+        assert_eq!(status.success(), is_clean, "signal {signal}: {log}");
+        let deadline = Instant::now() + Duration::from_secs(3);
+        for rank in ranks {
+            while exists(rank) {
+                assert!(Instant::now() < deadline, "rank {rank} outlives its server after signal {signal}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_idle_engine_uses_no_processor() {
+    let server = Server::start(&["--model", "builtin", "--ranks", "2"]);
+    let processes: Vec<i32> = server.children().into_iter().chain([server.id()]).collect();
+    let ticks = |process: &i32| -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    let before: u64 = processes.iter().map(ticks).sum();
+    std::thread::sleep(Duration::from_secs(3));
+    let spent = processes.iter().map(ticks).sum::<u64>() - before;
+    // A tick is 10 ms: 3 % of one core for all ranks together.
+    assert!(spent <= 9, "{spent} ticks in 3 s");
+}
+
+#[test]
+fn a_rank_takes_its_share_of_the_weights_and_little_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let folder = folder.to_str().unwrap();
+    let made = thunder(&["model", "synth", "--arch", "llama-1b", "--bits", "4", folder]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    for ranks in [1usize, 2, 3] {
+        let count = ranks.to_string();
+        let plan = run_json(&["plan", "--model", folder, "--ranks", &count, "--json"]);
+        let options = ["--model", folder, "--ranks", &count, "--context", "512", "--max-batch", "1", "--threads", "1"];
+        let server = Server::start(&options);
+        let body = json!({ "model": "default", "prompt": "abc", "max_tokens": 4 });
+        assert_eq!(post(&server.url("/v1/completions"), &body).0, 200);
+        let processes: Vec<i32> = std::iter::once(server.id()).chain(server.children()).collect();
+        for (rank, process) in processes.iter().enumerate() {
+            let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+            let peak: u64 = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024;
+            let share = plan["ranks"][rank]["weight_bytes"].as_u64().unwrap();
+            println!("rank {rank} of {ranks}: peak {} MiB, weights {} MiB", peak >> 20, share >> 20);
+            // The tokenizer of 128 thousand entries is rank 0's, whatever the ranks; it is not a part of the weights.
+            let tokenizer = if rank == 0 { 100 << 20 } else { 0 };
+            assert!(peak as f64 <= 1.15 * share as f64 + f64::from(tokenizer), "rank {rank} of {ranks}");
+        }
+    }
+}
