@@ -4,7 +4,6 @@
 //! 64-bit system with C's usual alignment, macOS on Apple silicon among them.
 
 use std::mem::{align_of, offset_of, size_of};
-use std::process::Command;
 use thunder_verbs::sys::*;
 
 /// Whole structs have their size compared; of those declared in part, only what is declared.
@@ -103,6 +102,8 @@ fn layouts_are_those_of_rdma_core_44() {
 #[cfg(target_os = "linux")]
 #[test]
 fn layouts_and_numbers_are_those_of_the_systems_header() {
+    use std::process::Command;
+
     let header = std::path::Path::new("/usr/include/infiniband/verbs.h");
     if !header.exists() || Command::new("cc").arg("--version").output().is_err() {
         eprintln!("no {} or no cc: compared with the committed numbers only", header.display());
