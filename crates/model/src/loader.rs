@@ -114,10 +114,9 @@ impl<'a> Loader<'a> {
     fn tensor(&self, name: &str) -> Result<Tensor<'a>, ModelError> {
         self.weights.get(name).ok_or_else(|| {
             let end: String = name.rsplit('.').take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(".");
-            let hint = match self.weights.name_ending(&end) {
-                Some(other) => format!("; there is {other:?}"),
-                None => ": the folder is incomplete or of another architecture than its config says".to_owned(),
-            };
+            let other = self.weights.name_ending(&end).map(|other| format!("; there is {other:?}"));
+            let other = other.unwrap_or_default();
+            let hint = format!("{other}: the folder is incomplete or of another architecture than its config says");
             ModelError::NoTensor { name: name.to_owned(), hint }
         })
     }

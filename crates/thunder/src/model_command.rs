@@ -43,13 +43,13 @@ Examples:
   thunder model pull mlx-community/Qwen3-0.6B-4bit
   thunder model pull Qwen/Qwen3-0.6B --revision main
 
-The model goes into the Hugging Face cache, where MLX and transformers find it too, and what they pulled is found here. An
-interrupted pull goes on where it stopped. HF_TOKEN opens gated and private models; HF_ENDPOINT names another hub;
+The model goes into the Hugging Face cache, where MLX and transformers find it too, and what they pulled is found here. \
+An interrupted pull goes on where it stopped. HF_TOKEN opens gated and private models; HF_ENDPOINT names another hub; \
 HF_HUB_CACHE moves the cache.";
 
 const SYNTH_HELP: &str = "\
-The text that such a model makes is noise, but each token costs what the real model's does. See what a cluster makes of a
-model before downloading it:
+The text that such a model makes is noise, but each token costs what the real model's does. See what a cluster makes \
+of a model before downloading it:
   thunder model synth --arch llama-8b --bits 4 /tmp/llama-8b
   thunder plan --model /tmp/llama-8b --ranks 2
   thunder bench decode /tmp/llama-8b --ranks 2

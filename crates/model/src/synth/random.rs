@@ -9,10 +9,12 @@ pub(super) fn word(stream: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The `index`th of some normally distributed numbers, always the same: the sum of twelve uniform ones, less its mean.
+/// The `index`th of some normally distributed numbers, always the same: the sum of twelve uniform ones, less its mean. Each
+/// odd one mirrors the one before it, so that the mean of an even number of them is zero.
 pub(super) fn normal(index: u64) -> f32 {
-    let uniform = |i: u64| (word(NORMALS, 12 * index + i) >> 40) as f32 / (1u64 << 24) as f32;
-    (0..12).map(uniform).sum::<f32>() - 6.0
+    let uniform = |i: u64| (word(NORMALS, 12 * (index / 2) + i) >> 40) as f32 / (1u64 << 24) as f32;
+    let value = (0..12).map(uniform).sum::<f32>() - 6.0;
+    if index.is_multiple_of(2) { value } else { -value }
 }
 
 /// The stream of [`normal`].
