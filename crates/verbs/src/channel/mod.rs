@@ -211,7 +211,8 @@ impl Channel {
         self.transfer(&[], into, limit)
     }
 
-    /// Waits until all that was sent has left, as it must before the channel is dropped.
+    /// Waits until all that was sent has left, as it must before the channel is dropped. On a reliable connection that
+    /// means acknowledged, so a peer must not drop its end before this side is done.
     pub fn drain(&mut self, limit: Duration) -> Result<()> {
         let mut waiter = Waiter::new(limit);
         while !self.lanes.iter().all(Lane::is_drained) {

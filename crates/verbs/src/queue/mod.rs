@@ -230,9 +230,11 @@ impl QueuePair<ReadyToSend> {
 
 /// Routers that a packet may pass. Cables are direct; RoCE v2 networks have a few.
 const HOP_LIMIT: u8 = 64;
-/// 4.096 µs · 2^14 = 67 ms until a packet that was not acknowledged is repeated.
-const ACK_TIMEOUT_CODE: u8 = 14;
-/// The most that the field holds. A gone peer shows within about a second.
+/// 4.096 µs · 2^18 = 1.1 s until a packet that was not acknowledged is repeated. Devices ask at once for what they miss;
+/// this is for the rest, and long because a late answer must not count as none: with 67 ms, repeats to a busy Soft-RoCE
+/// peer ended connections with IBV_WC_REM_INV_REQ_ERR.
+const ACK_TIMEOUT_CODE: u8 = 18;
+/// The most that the field holds. A gone peer shows after some 8 s here, and at once to whoever watches it.
 const RETRIES: u8 = 7;
 /// 0.64 ms until a sender that met no receive tries again. With credits it never has to.
 const RNR_TIMER_CODE: u8 = 12;

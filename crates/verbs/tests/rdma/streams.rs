@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use thunder_verbs::{Abort, Channel, ChannelOptions, Mode, Profile};
 
@@ -90,8 +90,10 @@ fn everyone_to_everyone(mode: Mode, ranks: usize) {
         sockets[a].push((b, to_b));
         sockets[b].push((a, to_a));
     }
+    let done = Barrier::new(ranks);
     std::thread::scope(|scope| {
         for (rank, sockets) in sockets.into_iter().enumerate() {
+            let done = &done;
             scope.spawn(move || {
                 let mut channels: Vec<(usize, Channel)> = Vec::new();
                 for (peer, mut socket) in sockets {
@@ -105,6 +107,7 @@ fn everyone_to_everyone(mode: Mode, ranks: usize) {
                 for (_, channel) in &mut channels {
                     channel.drain(LIMIT).unwrap();
                 }
+                done.wait();
             });
         }
     });

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use thunder_verbs::{Abort, Channel, ChannelOptions, Context, DeviceList, Link, Mode, Profile};
 
@@ -70,12 +70,14 @@ pub fn channel_pair(options: ChannelOptions, count: usize, profile: Profile, abo
 
 /// Runs `body` for both ends of a channel, each on its thread.
 pub fn both(channels: [Channel; 2], body: impl Fn(usize, &mut Channel) + Sync) {
+    let done = Barrier::new(2);
     std::thread::scope(|scope| {
         for (rank, mut channel) in channels.into_iter().enumerate() {
-            let body = &body;
+            let (body, done) = (&body, &done);
             scope.spawn(move || {
                 body(rank, &mut channel);
                 channel.drain(LIMIT).expect("the last frames leave");
+                done.wait();
             });
         }
     });
