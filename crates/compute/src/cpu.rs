@@ -25,6 +25,7 @@ pub use isa::Isa;
 use kv::Kv;
 use matmul::{Input, Output};
 use matrix::{Matrix, SendPtr};
+use memory::Arena;
 use pool::Pool;
 pub use quantize::Activations;
 use quantize::QuantRows;
@@ -49,6 +50,7 @@ pub struct CpuBackend {
     isa: Isa,
     activations: Activations,
     group: Group,
+    arena: Arena,
     /// Quantized inputs of the product at hand, one for each group size among its parts.
     quantized: Vec<QuantRows>,
     rotations: Vec<rows::Rotation>,
@@ -91,6 +93,7 @@ impl CpuBackend {
             isa: config.isa,
             activations: config.activations,
             group,
+            arena: Arena::default(),
             quantized: Vec::new(),
             rotations: Vec::new(),
         }
@@ -120,7 +123,8 @@ impl CpuBackend {
             }
             let quantized = &mut self.quantized[used];
             quantized.shape(x.rows, part.cols, group, self.activations);
-            let (writer, isa, data, stride) = (quantized.writer(), self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
+            let (writer, isa, data, stride) =
+                (quantized.writer(), self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
             for_rows(&mut self.pool, x.rows, &|rows| {
                 // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
                 unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
@@ -152,7 +156,7 @@ impl Backend for CpuBackend {
             .iter()
             .filter(|source| source.rows > 0)
             .map(|source| {
-                Matrix::pack(source, &mut self.pool).map_err(|error| ComputeError::Memory {
+                Matrix::pack(source, &mut self.arena, &mut self.pool).map_err(|error| ComputeError::Memory {
                     bytes: source.bytes(),
                     what: "weights",
                     reason: error.to_string(),
@@ -243,7 +247,7 @@ impl Backend for CpuBackend {
                 };
                 // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
                 unsafe {
-                    isa::matmul(isa, part, mine, input, out.from_column(column));
+                    isa::matmul(isa, part, mine, input, out.starting_at(column));
                 }
                 first_panel += count;
                 column += part.rows;

@@ -20,7 +20,13 @@ pub fn available_bytes() -> Option<u64> {
         let mut len = size_of::<u64>();
         // SAFETY: the name is a C string, and `bytes` has the length that `len` says.
         let failed = unsafe {
-            libc::sysctlbyname(c"hw.memsize".as_ptr(), (&raw mut bytes).cast(), &mut len, std::ptr::null_mut(), 0)
+            libc::sysctlbyname(
+                c"hw.memsize".as_ptr(),
+                (&raw mut bytes).cast(),
+                &mut len,
+                std::ptr::null_mut(),
+                0,
+            )
         };
         (failed == 0).then_some(bytes)
     }

@@ -51,7 +51,15 @@ impl Message {
     }
 
     /// Adds tokens of a slot's sequence. The slot's table becomes its first `kept` blocks and `new` ones.
-    pub fn push(&mut self, slot: usize, start: usize, kept: usize, new: &[u32], tokens: &[u32], logits: bool) {
+    pub fn push(
+        &mut self,
+        slot: usize,
+        start: usize,
+        kept: usize,
+        new: &[u32],
+        tokens: &[u32],
+        logits: bool,
+    ) {
         let numbers = [slot, start, kept, new.len(), tokens.len(), usize::from(logits)];
         self.words.extend(numbers.map(|number| number as u32));
         self.words.extend_from_slice(new);

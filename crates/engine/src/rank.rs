@@ -27,7 +27,9 @@ pub enum EngineError {
     #[error(transparent)]
     Garbled(#[from] Garbled),
     /// The ranks were started with different models or plans.
-    #[error("rank {rank} has another model or plan than rank 0: start all ranks with the same model, --split and --parallel")]
+    #[error(
+        "rank {rank} has another model or plan than rank 0: start all ranks with the same model, --split and --parallel"
+    )]
     Mismatch {
         /// The rank that differs.
         rank: usize,
@@ -77,7 +79,8 @@ impl Rank {
             world.broadcast_idle(root, &mut ready)?;
         }
         let last = plan.ranks() - tensor_ranks;
-        let vocab = (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();
+        let vocab =
+            (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();
         Ok(Self {
             world,
             backend,
@@ -268,7 +271,12 @@ impl Results<'_> {
 }
 
 /// All ranks must have been given the same model and plan: anything else would compute nonsense.
-fn agree(world: &mut Group, folder: &ModelFolder, plan: &Plan, capacity: Capacity) -> Result<(), EngineError> {
+fn agree(
+    world: &mut Group,
+    folder: &ModelFolder,
+    plan: &Plan,
+    capacity: Capacity,
+) -> Result<(), EngineError> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     format!("{:?} {plan:?} {capacity:?} {}", folder.spec, folder.weights.bytes()).hash(&mut hasher);

@@ -236,7 +236,11 @@ impl Scheduler {
         let decodes = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 == s.tokens.len();
         let reads = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 < s.tokens.len();
         for slot in 0..self.sequences.len() {
-            if rows > 0 && plan.len() < share && self.sequences[slot].as_ref().is_some_and(decodes) && self.room(slot, 1) {
+            if rows > 0
+                && plan.len() < share
+                && self.sequences[slot].as_ref().is_some_and(decodes)
+                && self.room(slot, 1)
+            {
                 plan.push((slot, 1));
                 rows -= 1;
             }
@@ -316,9 +320,8 @@ impl Scheduler {
         let wants = |s: &Sequence, count: usize| s.computed + count == s.tokens.len();
         let plain = plan.iter().all(|&(slot, count)| {
             let sequence = self.sequences[slot].as_ref();
-            sequence.is_none_or(|s| {
-                !wants(s, count) || (s.sampler.is_argmax() && s.request.logprobs.is_none())
-            })
+            sequence
+                .is_none_or(|s| !wants(s, count) || (s.sampler.is_argmax() && s.request.logprobs.is_none()))
         });
         let kind = if plain { Kind::Argmax } else { Kind::Logits };
         let mut step = UnderWay { kind, slots: Vec::new(), rows: Vec::new() };
@@ -357,7 +360,8 @@ impl Scheduler {
                 // The unmodified distribution is reported, and choosing overwrites it.
                 let unmodified = sequence.request.logprobs.map(|count| (count, self.logits.clone()));
                 let id = sequence.sampler.choose(&mut self.logits, &mut self.scratch);
-                report = unmodified.map(|(count, logits)| log_probabilities(&logits, id, count, &mut self.scratch));
+                report = unmodified
+                    .map(|(count, logits)| log_probabilities(&logits, id, count, &mut self.scratch));
                 id
             };
             chosen.push((slot, id, report));

@@ -165,14 +165,18 @@ fn dense(config: Config, family: &Dense, path: &Path) -> Result<ModelSpec, Model
     }
     let scaling = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref());
     let theta = config.rope_theta.or(scaling.and_then(|s| s.rope_theta)).unwrap_or(10_000.0);
-    let partial = scaling.and_then(|s| s.partial_rotary_factor).or(config.partial_rotary_factor).unwrap_or(1.0);
+    let partial =
+        scaling.and_then(|s| s.partial_rotary_factor).or(config.partial_rotary_factor).unwrap_or(1.0);
     if !(theta.is_finite() && theta > 1.0) {
         return Err(malformed(format!("rope_theta is {theta}: it must be above 1")));
     }
     if !(partial > 0.0 && partial <= 1.0) {
-        return Err(malformed(format!("partial_rotary_factor is {partial}: it must be above 0, and 1 at the most")));
+        return Err(malformed(format!(
+            "partial_rotary_factor is {partial}: it must be above 0, and 1 at the most"
+        )));
     }
-    let rope = rope::rope(theta, (head_dim as f64 * partial) as usize, scaling, config.max_position_embeddings)?;
+    let rope =
+        rope::rope(theta, (head_dim as f64 * partial) as usize, scaling, config.max_position_embeddings)?;
     let temperature = scaling.and_then(|s| {
         let original = s.original_max_position_embeddings.unwrap_or(config.max_position_embeddings);
         s.llama_4_scaling_beta.map(|beta| (beta, original))
@@ -225,8 +229,14 @@ fn window(config: &Config, rule: Windows, layer: usize) -> Result<Option<usize>,
         return match types.get(layer).map(String::as_str) {
             Some("sliding_attention") => Ok(Some(window)),
             Some("full_attention") => Ok(None),
-            Some(other) => Err(format!("layer_types[{layer}] is {other:?}: full_attention and sliding_attention are known")),
-            None => Err(format!("layer_types has {} entries for {} layers", types.len(), config.num_hidden_layers)),
+            Some(other) => Err(format!(
+                "layer_types[{layer}] is {other:?}: full_attention and sliding_attention are known"
+            )),
+            None => Err(format!(
+                "layer_types has {} entries for {} layers",
+                types.len(),
+                config.num_hidden_layers
+            )),
         };
     }
     let first = match rule {

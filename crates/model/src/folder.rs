@@ -55,7 +55,10 @@ impl ModelFolder {
     /// When a file is missing or malformed, or the architecture is unknown.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         if !path.is_dir() {
-            return Err(ModelError::Missing { path: path.to_owned(), needs: "config.json, weights and a tokenizer" });
+            return Err(ModelError::Missing {
+                path: path.to_owned(),
+                needs: "config.json, weights and a tokenizer",
+            });
         }
         let (config, config_path) = read_config(path)?;
         let mut spec = arch::spec(&config, &config_path)?;

@@ -102,7 +102,11 @@ pub struct Window {
 
 impl<'a> Loader<'a> {
     /// A loader that tells `release` what it is done with.
-    pub fn new(weights: &'a Weights, quantization: &'a Quantization, release: Option<&'a dyn Release>) -> Self {
+    pub fn new(
+        weights: &'a Weights,
+        quantization: &'a Quantization,
+        release: Option<&'a dyn Release>,
+    ) -> Self {
         Self { weights, quantization, release }
     }
 
@@ -113,10 +117,12 @@ impl<'a> Loader<'a> {
 
     fn tensor(&self, name: &str) -> Result<Tensor<'a>, ModelError> {
         self.weights.get(name).ok_or_else(|| {
-            let end: String = name.rsplit('.').take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(".");
+            let end: String =
+                name.rsplit('.').take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(".");
             let other = self.weights.name_ending(&end).map(|other| format!("; there is {other:?}"));
             let other = other.unwrap_or_default();
-            let hint = format!("{other}: the folder is incomplete or of another architecture than its config says");
+            let hint =
+                format!("{other}: the folder is incomplete or of another architecture than its config says");
             ModelError::NoTensor { name: name.to_owned(), hint }
         })
     }
@@ -129,7 +135,9 @@ impl<'a> Loader<'a> {
         let weight = format!("{path}.weight");
         let tensor = self.tensor(&weight)?;
         let scales = format!("{path}.scales");
-        let Some(scales) = self.weights.get(&scales) else { return Ok(Encoding::Float(float(&weight, &tensor)?)) };
+        let Some(scales) = self.weights.get(&scales) else {
+            return Ok(Encoding::Float(float(&weight, &tensor)?));
+        };
         let settings = self.quantization.modules.get(path).or(self.quantization.default.as_ref());
         let settings = settings.ok_or_else(|| ModelError::Shape {
             name: weight.clone(),
@@ -144,7 +152,12 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// When a tensor is missing or not of the shape that the config implies.
-    pub fn matrix(&self, path: &str, shape: [usize; 2], window: &Window) -> Result<MatrixSource<'a>, ModelError> {
+    pub fn matrix(
+        &self,
+        path: &str,
+        shape: [usize; 2],
+        window: &Window,
+    ) -> Result<MatrixSource<'a>, ModelError> {
         let encoding = self.encoding(path)?;
         let [out, input] = shape;
         let (rows, cols) = (&window.rows, &window.cols);
@@ -230,7 +243,13 @@ impl<'a> Loader<'a> {
     }
 }
 
-fn strided<'a>(bytes: &'a [u8], stride: usize, rows: &Range<usize>, cols: &Range<usize>, bits: usize) -> Strided<'a> {
+fn strided<'a>(
+    bytes: &'a [u8],
+    stride: usize,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+    bits: usize,
+) -> Strided<'a> {
     // Windows begin at whole groups of at least 32 elements, so at whole bytes.
     let row_bytes = cols.len() * bits / 8;
     let start = if rows.is_empty() { 0 } else { rows.start * stride + cols.start * bits / 8 };

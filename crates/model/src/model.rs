@@ -72,7 +72,12 @@ impl<B: Backend> Model<B> {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn forward(&mut self, backend: &mut B, step: &Step, hidden: Option<&[f32]>) -> Result<(), ComputeError> {
+    pub fn forward(
+        &mut self,
+        backend: &mut B,
+        step: &Step,
+        hidden: Option<&[f32]>,
+    ) -> Result<(), ComputeError> {
         let Buffers { residual, normed, partial, last, logits, inner } = &mut self.buffers;
         backend.begin(step, &self.ropes);
         match (&self.embedding, hidden) {

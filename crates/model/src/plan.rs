@@ -41,7 +41,9 @@ impl Plan {
             return Err(ModelError::Plan("a plan needs at least one rank".into()));
         }
         if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
-            return Err(ModelError::Plan(format!("a split has the weight {bad}: weights must be positive numbers")));
+            return Err(ModelError::Plan(format!(
+                "a split has the weight {bad}: weights must be positive numbers"
+            )));
         }
         match mode {
             Parallelism::Tensor => Ok(Self { stages: vec![0..spec.layers.len()], weights: weights.to_vec() }),

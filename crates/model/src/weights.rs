@@ -11,6 +11,10 @@ use thunder_compute::source::Release;
 
 use crate::error::ModelError;
 
+/// A fault maps more than the page it is for: as much as the kernel has cached in one piece around it, up to 2 MiB. Ranks
+/// that read windows of many tensors would keep the edges of all.
+const MAPPED_AROUND_BYTES: usize = 2 << 20;
+
 /// All tensors of a model folder.
 #[derive(Debug)]
 pub struct Weights {
@@ -57,14 +61,18 @@ impl Weights {
         let index = folder.join("model.safetensors.index.json");
         let names = match std::fs::read(&index) {
             Ok(bytes) => {
-                let index: Index = serde_json::from_slice(&bytes)
-                    .map_err(|error| ModelError::Malformed { path: index.clone(), reason: error.to_string() })?;
+                let index: Index = serde_json::from_slice(&bytes).map_err(|error| ModelError::Malformed {
+                    path: index.clone(),
+                    reason: error.to_string(),
+                })?;
                 let mut names: Vec<String> = index.weight_map.into_values().collect();
                 names.sort();
                 names.dedup();
                 names
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => vec!["model.safetensors".to_owned()],
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                vec!["model.safetensors".to_owned()]
+            }
             Err(error) => return Err(ModelError::io(&index, "the list of weight files", error)),
         };
         for name in names {
@@ -146,9 +154,11 @@ impl Release for Weights {
         for Mapped { map } in &self.files {
             let base = map.as_ptr() as usize;
             if (base..base + map.len()).contains(&start) {
+                let from = (start - base).saturating_sub(MAPPED_AROUND_BYTES);
+                let to = (start - base + bytes.len() + MAPPED_AROUND_BYTES).min(map.len());
                 // SAFETY: the map is a clean, read-only view of a file: dropped pages are read again when touched.
                 let dropped =
-                    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start - base, bytes.len()) };
+                    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
                 // Advice that is refused only leaves the pages to the system's own judgement.
                 drop(dropped);
             }
@@ -162,7 +172,8 @@ impl Release for Weights {
 /// When the file is missing or no JSON object.
 pub fn read_config(folder: &Path) -> Result<(serde_json::Value, PathBuf), ModelError> {
     let path = folder.join("config.json");
-    let bytes = std::fs::read(&path).map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
+    let bytes = std::fs::read(&path)
+        .map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
     let value: serde_json::Value = serde_json::from_slice(&bytes)
         .map_err(|error| ModelError::Malformed { path: path.clone(), reason: error.to_string() })?;
     if !value.is_object() {

@@ -2,6 +2,8 @@
 //!
 //! The fixtures and how they were made: tests/golden/README.md.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
@@ -29,7 +31,8 @@ struct Golden {
 fn golden(case: &Path) -> Vec<Golden> {
     let bytes = std::fs::read(case.join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let words = |name: String| -> Vec<[u8; 4]> { file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec() };
+    let words =
+        |name: String| -> Vec<[u8; 4]> { file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec() };
     let ints = |name: String| -> Vec<u32> { words(name).into_iter().map(u32::from_le_bytes).collect() };
     (0..3)
         .map(|i| Golden {
@@ -42,7 +45,13 @@ fn golden(case: &Path) -> Vec<Golden> {
 }
 
 /// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk` tokens.
-fn logits(folder: &ModelFolder, plan: &Plan, group: Group, activations: Activations, chunk: usize) -> Vec<Vec<f32>> {
+fn logits(
+    folder: &ModelFolder,
+    plan: &Plan,
+    group: Group,
+    activations: Activations,
+    chunk: usize,
+) -> Vec<Vec<f32>> {
     let rank = group.rank();
     let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
     let mut backend = CpuBackend::new(&config, group);
@@ -51,7 +60,8 @@ fn logits(folder: &ModelFolder, plan: &Plan, group: Group, activations: Activati
     golden(&folder.path)
         .iter()
         .map(|golden| {
-            let blocks: Vec<u32> = (0..golden.tokens.len().div_ceil(KV_BLOCK_TOKENS) as u32).map(|i| 7 - i).collect();
+            let blocks: Vec<u32> =
+                (0..golden.tokens.len().div_ceil(KV_BLOCK_TOKENS) as u32).map(|i| 7 - i).collect();
             let mut all = Vec::new();
             for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
                 let mut step = Step::default();
@@ -66,7 +76,12 @@ fn logits(folder: &ModelFolder, plan: &Plan, group: Group, activations: Activati
 }
 
 /// All ranks' logits side by side, `[positions, vocabulary]`.
-fn sharded_logits(folder: &ModelFolder, plan: &Plan, activations: Activations, chunk: usize) -> Vec<Vec<f32>> {
+fn sharded_logits(
+    folder: &ModelFolder,
+    plan: &Plan,
+    activations: Activations,
+    chunk: usize,
+) -> Vec<Vec<f32>> {
     let parts = local::run(plan.ranks(), TransportChoice::Shm, |group| {
         logits(folder, plan, group, activations, chunk)
     })
@@ -139,7 +154,11 @@ fn token_by_token_gives_the_bits_of_the_whole_prompt() {
         let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         let whole = logits(&folder, &plan, Group::solo(), Activations::Int16, 70);
         for chunk in [1, 13] {
-            assert_eq!(whole, logits(&folder, &plan, Group::solo(), Activations::Int16, chunk), "{name} by {chunk}");
+            assert_eq!(
+                whole,
+                logits(&folder, &plan, Group::solo(), Activations::Int16, chunk),
+                "{name} by {chunk}"
+            );
         }
     }
 }

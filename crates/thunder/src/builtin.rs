@@ -38,7 +38,8 @@ pub fn folder() -> anyhow::Result<PathBuf> {
     let cache = dirs::cache_dir().unwrap_or_else(std::env::temp_dir).join("thunderhead");
     let folder = cache.join(format!("builtin-{id}"));
     if !folder.join("config.json").is_file() {
-        write(&cache, &folder).with_context(|| format!("cannot write the built-in model to {}", folder.display()))?;
+        write(&cache, &folder)
+            .with_context(|| format!("cannot write the built-in model to {}", folder.display()))?;
     }
     Ok(folder)
 }

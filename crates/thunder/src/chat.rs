@@ -44,7 +44,11 @@ impl ChatCommand {
         let mut editor = DefaultEditor::new().context("cannot read from the terminal")?;
         let mut system = self.sampling.system.clone();
         let mut messages = begin(system.as_deref());
-        eprintln!("{} on {} rank(s). /help lists commands, Ctrl-D ends.", engine.info().name, engine.info().ranks);
+        eprintln!(
+            "{} on {} rank(s). /help lists commands, Ctrl-D ends.",
+            engine.info().name,
+            engine.info().ranks
+        );
         loop {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
@@ -84,7 +88,8 @@ impl ChatCommand {
         interrupted: &AtomicBool,
     ) -> anyhow::Result<()> {
         messages.push(prompt::message("user", question));
-        let request = self.sampling.request(prompt::tokens(engine, messages)?, &engine.info().default_sampling);
+        let request =
+            self.sampling.request(prompt::tokens(engine, messages)?, &engine.info().default_sampling);
         interrupted.store(false, Ordering::Relaxed);
         let stream = match engine.submit(request) {
             Ok(stream) => stream,

@@ -59,7 +59,8 @@ impl DemoCommand {
         // Equal threads for each rank, so that what is compared is one machine with two.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
-        let single = EngineArgs { ranks: 1, threads: Some(threads), split: Vec::new(), ..self.engine.clone() };
+        let single =
+            EngineArgs { ranks: 1, threads: Some(threads), split: Vec::new(), ..self.engine.clone() };
         let mut outcomes = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
@@ -100,7 +101,8 @@ impl DemoCommand {
         let mut best: Option<Outcome> = None;
         for time in 0..TIMES {
             let counters = engine.counters();
-            let before = (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
+            let before =
+                (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
             let show = |text: &str| if self.json || time > 0 { Ok(()) } else { prompt::print_now(text) };
             let answer = prompt::read(engine.submit(request.clone())?, &never, show)?;
             let spent = counters.step_ns.load(Ordering::Relaxed) - before.0;
@@ -115,7 +117,10 @@ impl DemoCommand {
         let Some(best) = best else { unreachable!("asked more than once") };
         if !self.json {
             let ms = best.answer.usage.time_to_first_token.as_secs_f64() * 1e3;
-            println!("\n\n{:.0} tokens/s, first token after {ms:.1} ms, over {}", best.tokens_per_s, session.transport);
+            println!(
+                "\n\n{:.0} tokens/s, first token after {ms:.1} ms, over {}",
+                best.tokens_per_s, session.transport
+            );
             if ranks > 1 {
                 println!("all-reduces took {:.0} % of the time", best.reduce_share * 100.0);
             }
@@ -146,7 +151,9 @@ impl DemoCommand {
             println!("{}", json!({ "outcomes": rows, "speedup": speedup }));
             return;
         }
-        let bold = |text: String| if std::io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text };
+        let bold = |text: String| {
+            if std::io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text }
+        };
         let ranks = outcomes.last().map_or(2, |outcome| outcome.ranks);
         println!("{}", bold(format!("{ranks} ranks decode {speedup:.2} times as fast as one.")));
         println!(

@@ -37,7 +37,11 @@ impl DoctorCommand {
             (None, None) => println!("  library not found (tried {})", rdma.library.tried.join(", ")),
         }
         for device in &rdma.devices {
-            println!("  device  {}{}", device.name, device.problem.as_ref().map_or(String::new(), |p| format!(": {p}")));
+            println!(
+                "  device  {}{}",
+                device.name,
+                device.problem.as_ref().map_or(String::new(), |p| format!(": {p}"))
+            );
             for port in &device.ports {
                 let rate = port.rate_gbits.map_or("unknown rate".into(), |gbits| format!("{gbits} Gbit/s"));
                 let (mtu, gids) = (port.active_mtu_bytes, port.gids.len());

@@ -128,7 +128,8 @@ impl LaunchCommand {
         launch.grace = Duration::from_secs_f64(self.grace);
         match &self.hostfile {
             Some(path) => {
-                let hostfile = Hostfile::read(path).with_context(|| format!("host file {}", path.display()))?;
+                let hostfile =
+                    Hostfile::read(path).with_context(|| format!("host file {}", path.display()))?;
                 launch.apply(&hostfile, self.repeat)?;
                 if let Some(backend) = self.backend {
                     launch.backend = backend;
@@ -174,5 +175,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 fn seconds(text: &str) -> Result<f64, String> {
     // More than a day is a slip of the pen.
     let number: Option<f64> = text.parse().ok();
-    number.filter(|seconds| (0.0..=86_400.0).contains(seconds)).ok_or("write seconds from 0 to 86400".to_owned())
+    number
+        .filter(|seconds| (0.0..=86_400.0).contains(seconds))
+        .ok_or("write seconds from 0 to 86400".to_owned())
 }

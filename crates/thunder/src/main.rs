@@ -5,6 +5,7 @@ mod builtin;
 mod chat;
 mod demo;
 mod doctor;
+mod launch_command;
 mod model_command;
 mod plan;
 mod prompt;
@@ -45,6 +46,8 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Download, list and synthesize models
     Model(model_command::ModelCommand),
+    /// Start ranks of a program on this and other machines
+    Launch(launch_command::LaunchCommand),
     /// Say what this machine offers: RDMA devices, kernels, memory, and what is missing
     Doctor(doctor::DoctorCommand),
 }
@@ -59,6 +62,13 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        // A launcher ends as its first failing rank did.
+        Command::Launch(command) => {
+            return command.run().unwrap_or_else(|error| {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            });
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -76,8 +76,16 @@ pub fn print(folder: &ModelFolder, plan: &Plan, demands: &[Demand]) {
         plan.tensor_ranks(),
         plan.stages()
     );
-    let mut table =
-        table::new(&["rank", "layers", "query heads", "KV heads", "MLP channels", "vocabulary", "weights", "KV a token"]);
+    let mut table = table::new(&[
+        "rank",
+        "layers",
+        "query heads",
+        "KV heads",
+        "MLP channels",
+        "vocabulary",
+        "weights",
+        "KV a token",
+    ]);
     let range = |range: &std::ops::Range<usize>| match range.len() {
         0 => "-".to_owned(),
         len => format!("{}..{} ({len})", range.start, range.end),

@@ -45,7 +45,9 @@ impl RunCommand {
             }
             None => {
                 let mut text = String::new();
-                std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+                std::io::stdin()
+                    .read_to_string(&mut text)
+                    .context("cannot read the prompt from standard input")?;
                 text
             }
         };

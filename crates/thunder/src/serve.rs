@@ -29,7 +29,13 @@ pub struct ServeCommand {
     #[arg(long, default_value_t = 8000)]
     port: u16,
     /// A key that clients must send as `Authorization: Bearer KEY`; may be repeated
-    #[arg(long = "api-key", value_name = "KEY", env = "THUNDER_API_KEY", value_delimiter = ',', hide_env_values = true)]
+    #[arg(
+        long = "api-key",
+        value_name = "KEY",
+        env = "THUNDER_API_KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
     api_keys: Vec<String>,
     /// Seconds that answers in flight have once the server is told to end
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -42,7 +48,8 @@ impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let address = SocketAddr::new(self.host, self.port);
-        thunder_server::check_binding(address, &self.api_keys).context("use --api-key or --host 127.0.0.1")?;
+        thunder_server::check_binding(address, &self.api_keys)
+            .context("use --api-key or --host 127.0.0.1")?;
         let model = self.positional.or(self.model).unwrap_or_else(|| crate::builtin::NAME.to_owned());
         let Some(session) = session::open(&model, &self.engine)? else { return Ok(()) };
         let config = ServerConfig {
@@ -63,8 +70,8 @@ pub fn serve(session: Session, address: SocketAddr, config: ServerConfig) -> any
             .await
             .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
         let address = listener.local_addr()?;
+        let until = ended(engine.clone(), Signals::catch()?);
         eprintln!("serving {} on http://{address}/v1 ({} rank(s))", engine.info().name, engine.info().ranks);
-        let until = ended(engine.clone());
         thunder_server::serve(engine, listener, config, until).await?;
         anyhow::Ok(())
     });
@@ -73,27 +80,35 @@ pub fn serve(session: Session, address: SocketAddr, config: ServerConfig) -> any
     served.and(closed)
 }
 
+/// The signals by which a process is told to end. Caught from here on, not only once somebody waits for them.
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn catch() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
 /// Ready when the process is told to end, or the engine has stopped.
-async fn ended(engine: Engine) {
+async fn ended(engine: Engine, mut signals: Signals) {
     let stopped = async {
         while engine.stopped().is_none() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    #[cfg(unix)]
-    let terminated = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => {
-                signal.recv().await;
-            }
-            Err(_) => std::future::pending().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminated = std::future::pending::<()>();
     tokio::select! {
         () = stopped => {}
-        _ = tokio::signal::ctrl_c() => eprintln!("ending: answers in flight may end, no new ones are taken"),
-        () = terminated => {}
+        () = signals.next() => eprintln!("ending: answers in flight may end, no new ones are taken"),
     }
 }

@@ -208,8 +208,10 @@ impl Session {
 
 /// What ranks talk over, for people.
 fn transport(world: &Group) -> String {
-    let mut names: Vec<String> =
-        (0..world.size()).filter(|rank| *rank != world.rank()).map(|rank| world.transport(rank).to_string()).collect();
+    let mut names: Vec<String> = (0..world.size())
+        .filter(|rank| *rank != world.rank())
+        .map(|rank| world.transport(rank).to_string())
+        .collect();
     names.sort();
     names.dedup();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }

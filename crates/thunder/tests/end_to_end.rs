@@ -1,5 +1,7 @@
 //! The program as people use it: the built-in model over 1 to 5 ranks, shared memory and TCP, tensor and pipeline.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::process::{Command, Stdio};
@@ -36,10 +38,15 @@ fn golden_answers_of_the_built_in_model() {
     for ranks in ["1", "2", "3"] {
         let server = Server::start(&["--model", "builtin", "--ranks", ranks]);
         for case in &golden {
-            let body = json!({ "model": "builtin", "prompt": case["prompt"], "max_tokens": 96, "temperature": 0 });
+            let body =
+                json!({ "model": "builtin", "prompt": case["prompt"], "max_tokens": 96, "temperature": 0 });
             let (status, answer) = post(&server.url("/v1/completions"), &body);
             assert_eq!(status, 200, "{answer}");
-            assert_eq!(answer["choices"][0]["text"], case["text"], "MLX answers otherwise: {}", case["messages"]);
+            assert_eq!(
+                answer["choices"][0]["text"], case["text"],
+                "MLX answers otherwise: {}",
+                case["messages"]
+            );
             let tokens = case["completion"].as_array().unwrap().len();
             assert_eq!(answer["usage"]["completion_tokens"], tokens, "{}", case["messages"]);
         }
@@ -102,7 +109,8 @@ fn chat_remembers_and_ends() {
 fn ranks_join_by_their_environment() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |rank: usize| {
-        let mut command: Command = thunder(&["run", "builtin", "What is a rank?", "--json", "--transport", "tcp"]);
+        let mut command: Command =
+            thunder(&["run", "builtin", "What is a rank?", "--json", "--transport", "tcp"]);
         command
             .env("THUNDER_RANK", rank.to_string())
             .env("THUNDER_WORLD_SIZE", "3")
@@ -112,7 +120,8 @@ fn ranks_join_by_their_environment() {
             .stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    let ranks: Vec<_> = [2, 0, 1].map(rank).into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let ranks: Vec<_> =
+        [2, 0, 1].map(rank).into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     assert!(ranks.iter().all(|output| output.status.success()), "{ranks:?}");
     let answer: Value = serde_json::from_slice(&ranks[1].stdout).unwrap();
     assert_eq!(answer["ranks"], 3);

@@ -1,5 +1,6 @@
 //! What the program does to the machine: killed ranks, processes left, idle processor time, memory.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -95,7 +96,8 @@ fn a_rank_takes_its_share_of_the_weights_and_little_more() {
     for ranks in [1usize, 2, 3] {
         let count = ranks.to_string();
         let plan = run_json(&["plan", "--model", folder, "--ranks", &count, "--json"]);
-        let options = ["--model", folder, "--ranks", &count, "--context", "512", "--max-batch", "1", "--threads", "1"];
+        let options =
+            ["--model", folder, "--ranks", &count, "--context", "512", "--max-batch", "1", "--threads", "1"];
         let server = Server::start(&options);
         let body = json!({ "model": "default", "prompt": "abc", "max_tokens": 4 });
         assert_eq!(post(&server.url("/v1/completions"), &body).0, 200);

@@ -3,6 +3,8 @@
 //! Blocks are visited in the order of their positions and masked scores weigh nothing, so that a query's result does not
 //! depend on the other queries it is computed with.
 
+#![allow(clippy::needless_range_loop, reason = "indices name registers")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,9 +129,9 @@ fn prepare(
             rotation.apply(row, head);
         }
         if index < heads {
-            let factor = spec.temperature.map_or(1.0, |(beta, original)| {
-                1.0 + beta * ((position / original) as f32).ln_1p()
-            });
+            let factor = spec
+                .temperature
+                .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
             head.iter_mut().for_each(|x| *x *= spec.scale * factor);
         }
     }
@@ -166,7 +168,8 @@ unsafe fn queries<S: Simd, const M: usize>(heads: &Heads<'_>, first: usize) {
     let Heads { spec, kv, layer, kv_head, sequence, blocks, .. } = *heads;
     let (dim, group) = (spec.head_dim, &spec.queries_of[kv_head]);
     let place = |m: usize| {
-        let (row, head) = (heads.rows.start + (first + m) / group.len(), group.start + (first + m) % group.len());
+        let (row, head) =
+            (heads.rows.start + (first + m) / group.len(), group.start + (first + m) % group.len());
         let position = sequence.start + row - sequence.rows.start;
         (row, head, position)
     };

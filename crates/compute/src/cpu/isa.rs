@@ -7,10 +7,10 @@ use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
 use super::quantize::RowWriter;
 use super::rows;
-use super::stream::sum;
 #[cfg(target_arch = "x86_64")]
 use super::simd::avx512::Avx512;
 use super::simd::{Simd, portable::Portable};
+use super::stream::sum;
 
 /// An instruction set that this program has kernels for and this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

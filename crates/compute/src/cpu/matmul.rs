@@ -1,12 +1,16 @@
 //! Products of rows with packed matrices. For each output the additions happen in one order, whatever the number of
 //! rows and whichever block of rows a row falls in: a sequence's numbers do not depend on what else is in the batch.
 
+#![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd};
 use crate::source::{Encoding, Float};
+
+/// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
+const PREFETCH_BYTES: usize = 4096;
 
 /// Where a panel's results go: row-major, `stride` floats from row to row.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +28,7 @@ impl Output {
     ///
     /// # Safety
     /// The rows have that many columns.
-    pub(super) unsafe fn from_column(&self, column: usize) -> Self {
+    pub(super) unsafe fn starting_at(&self, column: usize) -> Self {
         Self { data: self.data.add(column), ..*self }
     }
 }
@@ -213,8 +217,7 @@ unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
         }
         4 => halves::<S>([line(0), line(1), line(2), line(3)]),
         5 => {
-            let (low, high) =
-                (halves::<S>([line(0), line(1), line(2), line(3)]), eighths::<S>(line(4)));
+            let (low, high) = (halves::<S>([line(0), line(1), line(2), line(3)]), eighths::<S>(line(4)));
             std::array::from_fn(|s| S::or_shl::<4>(low[s], high[s]))
         }
         6 => {
@@ -286,6 +289,11 @@ unsafe fn affine_rows<S: Simd, const BITS: u32, const M: usize>(
             let mut sums = [S::zero_i(); M];
             let mut col = x_group * x.group;
             for _ in 0..x.group / OCTET {
+                if M <= 2 {
+                    for line in 0..BITS as usize {
+                        S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
+                    }
+                }
                 let steps = octet::<S, BITS>(p);
                 for (s, step) in steps.into_iter().enumerate() {
                     for m in 0..M {

@@ -17,7 +17,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::memory::Region;
+use super::memory::{Arena, Region};
 use super::pool::Pool;
 use super::simd::LANES;
 use crate::source::{Encoding, Float, MatrixSource};
@@ -59,7 +59,7 @@ impl Matrix {
     ///
     /// # Errors
     /// When memory cannot be had.
-    pub fn pack(source: &MatrixSource<'_>, pool: &mut Pool) -> io::Result<Self> {
+    pub fn pack(source: &MatrixSource<'_>, arena: &mut Arena, pool: &mut Pool) -> io::Result<Self> {
         let mut matrix = Self {
             rows: source.rows,
             cols: source.cols,
@@ -67,7 +67,7 @@ impl Matrix {
             panels: Region::zeroed(0)?,
             bias: source.bias.clone().unwrap_or_default(),
         };
-        matrix.panels = Region::zeroed(matrix.panel_count() * matrix.panel_bytes())?;
+        matrix.panels = arena.take(matrix.panel_count() * matrix.panel_bytes())?;
         let panel_bytes = matrix.panel_bytes();
         let base = SendPtr(matrix.panels.as_mut_ptr());
         // In pieces, so that the file's pages can leave memory: the peak is the packed matrix and one piece.
@@ -77,7 +77,8 @@ impl Matrix {
             pool.split(last - first, &|range: Range<usize>| {
                 for panel in first + range.start..first + range.end {
                     // SAFETY: each panel is written by one thread, inside of the region that was allocated for all.
-                    let out = unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
+                    let out =
+                        unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
                     match source.encoding {
                         Encoding::Float(float) => pack_floats(source, float, panel, out),
                         Encoding::Affine { bits, group, scales } => {
@@ -153,7 +154,8 @@ fn element(octet: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
     let mut value = 0;
     for &(width, first) in planes(bits) {
         let per_line = (8 / width) as usize;
-        let packed = octet[(line + step / per_line) * STEP_BYTES + byte] >> (width * (step % per_line) as u32);
+        let packed =
+            octet[(line + step / per_line) * STEP_BYTES + byte] >> (width * (step % per_line) as u32);
         value |= (packed & ((1u16 << width) - 1) as u8) << first;
         line += STEPS / per_line;
     }
@@ -215,7 +217,9 @@ fn unpack(stream: &[u8], bits: u32) -> [u8; OCTET] {
         }
         // 8 elements are `bits` whole bytes, at most 6: they fit a u64.
         _ => {
-            for (eight, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(stream.chunks_exact(bits as usize)) {
+            for (eight, bytes) in
+                out.as_chunks_mut::<8>().0.iter_mut().zip(stream.chunks_exact(bits as usize))
+            {
                 let mut word = [0; 8];
                 word[..bytes.len()].copy_from_slice(bytes);
                 let word = u64::from_le_bytes(word);

@@ -4,7 +4,11 @@
 //! `#[target_feature]` function per instruction set, where the operations below inline to single instructions. The unit
 //! is 16 lanes of 32 bits: one AVX-512 register, two of AVX2, four of NEON.
 #![allow(unsafe_op_in_unsafe_fn, reason = "exp is under the trait's contract")]
-#![allow(missing_docs, clippy::missing_safety_doc, reason = "operations that say what they do, under the trait's contract")]
+#![allow(
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "operations that say what they do, under the trait's contract"
+)]
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
@@ -55,6 +59,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
 
     unsafe fn load_b(p: *const u8) -> Self::B;
+    /// Asks for the cache line at `p`, which may lie outside of any allocation.
+    unsafe fn prefetch(p: *const u8);
     /// Bits `SHIFT..SHIFT + BITS` of each byte, moved to the bottom.
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B;
     /// `a | (b << SHIFT)`, byte by byte; the shifted bits must fit.
@@ -67,14 +73,14 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn exp(a: Self::F) -> Self::F {
         // Cody-Waite reduction to |r| <= ln2/2, then the Taylor polynomial of degree 6 (error of its tail: 1.2e-7).
-            let clamped = Self::max(a, Self::splat(-87.3));
-            let n = Self::round(Self::mul(clamped, Self::splat(std::f32::consts::LOG2_E)));
-            let r = Self::fma(n, Self::splat(-0.693_359_4), clamped);
-            let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
-            let mut p = Self::splat(1.0 / 720.0);
-            for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-                p = Self::fma(p, r, Self::splat(c));
-            }
-            Self::scale2(p, n)
+        let clamped = Self::max(a, Self::splat(-87.3));
+        let n = Self::round(Self::mul(clamped, Self::splat(std::f32::consts::LOG2_E)));
+        let r = Self::fma(n, Self::splat(-0.693_359_4), clamped);
+        let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
+        let mut p = Self::splat(1.0 / 720.0);
+        for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = Self::fma(p, r, Self::splat(c));
+        }
+        Self::scale2(p, n)
     }
 }

@@ -70,7 +70,7 @@ impl Stored {
                     let q = numbers.next_u64() & ((1 << bits) - 1);
                     for bit in 0..bits as usize {
                         let at = i * bits as usize + bit;
-                        stored.weight[at / 8] |= ((q >> bit & 1) as u8) << (at % 8);
+                        stored.weight[at / 8] |= (((q >> bit) & 1) as u8) << (at % 8);
                     }
                     stored.values.push(q as f32 * s[i / group] + b[i / group]);
                 }
@@ -135,7 +135,9 @@ fn products_match_plain_arithmetic_in_every_encoding() {
         let mut expected = Vec::new();
         for x in x.chunks(cols) {
             for (w, bias) in stored.values.chunks(cols).zip(&bias) {
-                expected.push(w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>() as f32 + bias);
+                expected.push(
+                    w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>() as f32 + bias,
+                );
             }
         }
         for isa in Isa::available() {
@@ -242,7 +244,12 @@ fn exponential_is_accurate() {
 }
 
 /// Attention by its definition, for one sequence that begins at position 0: `[row][head][dim]`.
-fn plain_attention(spec: &AttentionSpec<std::sync::Arc<[f32]>>, rope: &Rope, qkv: &[f32], rows: usize) -> Vec<f32> {
+fn plain_attention(
+    spec: &AttentionSpec<std::sync::Arc<[f32]>>,
+    rope: &Rope,
+    qkv: &[f32],
+    rows: usize,
+) -> Vec<f32> {
     let (dim, heads, kv_heads, width) = (spec.head_dim, spec.heads(), spec.kv_heads(), spec.qkv_width());
     let head = |row: usize, index: usize| {
         let mut x = qkv[row * width + index * dim..][..dim].to_vec();
@@ -298,7 +305,11 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
             queries_of,
             scale: 0.2,
             window,
-            qk_norm: norm.then(|| QkNorm { query: numbers.vec(dim).into(), key: numbers.vec(dim).into(), eps: 1e-5 }),
+            qk_norm: norm.then(|| QkNorm {
+                query: numbers.vec(dim).into(),
+                key: numbers.vec(dim).into(),
+                eps: 1e-5,
+            }),
             rope: Some(0),
             temperature: None,
             out_column: 0,

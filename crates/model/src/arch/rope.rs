@@ -34,7 +34,7 @@ pub(super) fn rope(
     scaling: Option<&RopeParameters>,
     context: usize,
 ) -> Result<Rope, ModelError> {
-    if dims < 2 || dims % 2 != 0 {
+    if dims < 2 || !dims.is_multiple_of(2) {
         return Err(ModelError::Unsupported {
             field: "head_dim",
             value: dims.to_string(),

@@ -87,7 +87,8 @@ impl Names {
     fn find(folder: &ModelFolder, layer: usize) -> Self {
         // The text model of a wrapped one is called differently from file to file, so the file is asked.
         const TABLE: &str = "embed_tokens.weight";
-        let prefix = folder.weights.name_ending(TABLE).map_or("model.", |name| &name[..name.len() - TABLE.len()]);
+        let prefix =
+            folder.weights.name_ending(TABLE).map_or("model.", |name| &name[..name.len() - TABLE.len()]);
         Self { prefix: prefix.to_owned(), layer }
     }
 
@@ -174,9 +175,10 @@ impl<'a> Sources<'a> {
     }
 
     fn matrices(&self) -> impl Iterator<Item = &MatrixSource<'a>> {
-        let layers = self.layers.iter().flat_map(|layer| {
-            layer.qkv.iter().chain(&layer.gate_up).chain([&layer.out, &layer.down])
-        });
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| layer.qkv.iter().chain(&layer.gate_up).chain([&layer.out, &layer.down]));
         let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
         layers.chain(embedding).chain(head)
@@ -376,7 +378,12 @@ impl<B: Backend> Model<B> {
                 down: pack(backend, &[down])?,
             };
             let norms = norms.map(|norm| backend.vector(&norm));
-            layers.push(Layer { norms, eps: spec.norm_eps, mixer: Mixer::Attention(attention), feed_forward });
+            layers.push(Layer {
+                norms,
+                eps: spec.norm_eps,
+                mixer: Mixer::Attention(attention),
+                feed_forward,
+            });
         }
         let head = match sources.head {
             Some(head) => Some(Head {

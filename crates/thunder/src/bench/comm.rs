@@ -79,8 +79,17 @@ impl CommCommand {
 }
 
 fn print(rows: &[Row]) {
-    let mut table =
-        table::new(&["operation", "bytes", "algorithm", "over", "ranks", "median µs", "p99 µs", "bus GB/s", ""]);
+    let mut table = table::new(&[
+        "operation",
+        "bytes",
+        "algorithm",
+        "over",
+        "ranks",
+        "median µs",
+        "p99 µs",
+        "bus GB/s",
+        "",
+    ]);
     let best = rows.iter().map(|row| row.bus_gb_per_s).fold(0.0, f64::max).max(1e-9);
     for row in rows {
         table.add_row([

@@ -166,7 +166,9 @@ fn measure(
     for round in 0..=u32::from(common.repeat) {
         let request = |index: usize| Request {
             // Different prompts, so that nothing is gained from having seen one.
-            prompt: (0..prompt_tokens.max(1) as u32).map(|i| (i * 97 + 31 * round + index as u32 * 7) % vocab).collect(),
+            prompt: (0..prompt_tokens.max(1) as u32)
+                .map(|i| (i * 97 + 31 * round + index as u32 * 7) % vocab)
+                .collect(),
             sampling: Sampling::default(),
             max_tokens: Some(tokens.max(1)),
             stop: Vec::new(),
@@ -208,4 +210,3 @@ fn threads(args: &EngineArgs, session: &Session) -> usize {
     let ranks = session.plan.ranks();
     args.threads.unwrap_or_else(|| (cores / ranks).max(1)) * ranks
 }
-

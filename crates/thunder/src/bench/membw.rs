@@ -30,18 +30,27 @@ impl MembwCommand {
         let mut rows = Vec::new();
         let mut threads = 1;
         while threads <= self.threads.unwrap_or(cores).max(1) {
-            rows.push((threads, memory::read_bandwidth(threads, self.mib << 20, isa, Duration::from_secs(1))?));
+            rows.push((
+                threads,
+                memory::read_bandwidth(threads, self.mib << 20, isa, Duration::from_secs(1))?,
+            ));
             threads *= 2;
         }
         if self.json {
-            let rows: Vec<_> =
-                rows.iter().map(|(threads, rate)| json!({ "threads": threads, "bytes_per_s": rate })).collect();
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|(threads, rate)| json!({ "threads": threads, "bytes_per_s": rate }))
+                .collect();
             println!("{}", json!({ "kernel": isa.name(), "rows": rows }));
             return Ok(());
         }
         let mut table = table::new(&["threads", "GB/s", "of one thread"]);
         for (threads, rate) in &rows {
-            table.add_row([threads.to_string(), format!("{:.1}", rate / 1e9), format!("{:.2}x", rate / rows[0].1)]);
+            table.add_row([
+                threads.to_string(),
+                format!("{:.1}", rate / 1e9),
+                format!("{:.2}x", rate / rows[0].1),
+            ]);
         }
         println!("{table}");
         Ok(())

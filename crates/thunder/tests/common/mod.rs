@@ -1,5 +1,6 @@
 //! Starting the program and talking to it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +14,8 @@ use serde_json::Value;
 /// The program with these arguments, away from the settings of whoever runs the tests.
 pub fn thunder(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
-    for name in ["THUNDER_RANK", "THUNDER_WORLD_SIZE", "THUNDER_COORDINATOR", "THUNDER_TRANSPORT", "MLX_RANK"] {
+    for name in ["THUNDER_RANK", "THUNDER_WORLD_SIZE", "THUNDER_COORDINATOR", "THUNDER_TRANSPORT", "MLX_RANK"]
+    {
         command.env_remove(name);
     }
     command.args(args).stdin(Stdio::null());

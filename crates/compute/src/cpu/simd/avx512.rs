@@ -116,6 +116,10 @@ unsafe impl Simd for Avx512 {
         _mm512_loadu_si512(p.cast())
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast())
+    }
+    #[inline(always)]
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: __m512i) -> __m512i {
         let shifted = if SHIFT == 0 { a } else { _mm512_srli_epi16::<SHIFT>(a) };
         _mm512_and_si512(shifted, _mm512_set1_epi8(((1u32 << BITS) - 1) as i8))
