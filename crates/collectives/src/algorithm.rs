@@ -48,6 +48,8 @@ impl std::str::FromStr for Algorithm {
     }
 }
 
+/// A mesh all-reduce does this much at a time, so that what its first step leaves is still in the cache in the second.
+const MESH_BLOCK_BYTES: usize = 1 << 20;
 /// Parts start on cache lines of the data.
 const PART_ALIGN_BYTES: usize = 64;
 
@@ -69,29 +71,62 @@ pub(crate) async unsafe fn all_reduce(
     (dtype, op): (DType, Op),
     algorithm: Algorithm,
 ) -> Result<(), CommError> {
-    let length = count * dtype.size();
-    let mine = core.rank;
-    if algorithm == Algorithm::OneShot {
-        let header = core.header(Kind::AllReduce, dtype, op as u8, 0, length);
-        for peer in (0..core.size).filter(|peer| *peer != mine) {
-            core.queue_send(peer, header, data);
-            core.queue_receive(peer, header, std::ptr::null_mut());
+    match algorithm {
+        // SAFETY: as promised by the caller.
+        Algorithm::OneShot => unsafe { one_shot(core, data, count, dtype, op).await },
+        Algorithm::Mesh => {
+            let block = MESH_BLOCK_BYTES / dtype.size();
+            for start in (0..count).step_by(block) {
+                // SAFETY: the block lies within `count` elements.
+                unsafe {
+                    let data = data.add(start * dtype.size());
+                    mesh(core, data, block.min(count - start), dtype, op).await?;
+                }
+            }
+            Ok(())
         }
         // SAFETY: as promised by the caller.
-        return unsafe { core.exchange_reduce(data, data, length, (dtype, op), true).await };
+        Algorithm::Chain => unsafe { chain::all_reduce(core, data, count, dtype, op).await },
     }
-    if algorithm == Algorithm::Chain {
+}
+
+/// # Safety
+/// As for `all_reduce`.
+async unsafe fn one_shot(
+    core: &mut Core,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+    op: Op,
+) -> Result<(), CommError> {
+    let length = count * dtype.size();
+    let mine = core.rank;
+    let header = core.header(Kind::AllReduce, dtype, op as u8, 0, length);
+    for peer in (0..core.size).filter(|peer| *peer != mine) {
         // SAFETY: as promised by the caller.
-        return unsafe { chain::all_reduce(core, data, count, dtype, op).await };
+        unsafe { core.queue_send(peer, header, data) };
+        core.queue_receive(peer, header, std::ptr::null_mut());
     }
-    let size = dtype.size();
+    // SAFETY: as promised by the caller.
+    unsafe { core.exchange_reduce(data, data, length, (dtype, op), true).await }
+}
+
+/// # Safety
+/// As for `all_reduce`.
+async unsafe fn mesh(
+    core: &mut Core,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+    op: Op,
+) -> Result<(), CommError> {
+    let (mine, size) = (core.rank, dtype.size());
     let own = part(count, dtype, mine, core.size);
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         let theirs = part(count, dtype, peer, core.size);
         let out = core.header(Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
         // SAFETY: parts lie within `count` elements.
-        let from = unsafe { data.add(theirs.start * size) };
-        core.queue_send(peer, out, from);
+        unsafe { core.queue_send(peer, out, data.add(theirs.start * size)) };
         let inc = core.header(Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
         core.queue_receive(peer, inc, std::ptr::null_mut());
     }
@@ -137,7 +172,7 @@ pub(crate) async unsafe fn reduce_scatter(
         } else {
             let outgoing = core.header(Kind::ReduceScatter, dtype, op as u8, 0, count * size);
             // SAFETY: within the sum of `counts`.
-            core.queue_send(peer, outgoing, unsafe { send.add(at) });
+            unsafe { core.queue_send(peer, outgoing, send.add(at)) };
             core.queue_receive(peer, inc, std::ptr::null_mut());
         }
         at += count * size;
@@ -161,7 +196,8 @@ pub(crate) async unsafe fn exchange(
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         if let Some((data, length)) = outgoing(peer) {
             let header = core.header(kind, dtype, 0, 0, length);
-            core.queue_send(peer, header, data);
+            // SAFETY: as promised by the caller.
+            unsafe { core.queue_send(peer, header, data) };
         }
         if let Some((data, length)) = incoming(peer) {
             let header = core.header(kind, dtype, 0, 0, length);

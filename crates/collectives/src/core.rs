@@ -174,7 +174,11 @@ impl Core {
         Header { kind, dtype: dtype as u8, op, phase, sequence, length: length as u64 }
     }
 
-    pub fn queue_send(&mut self, peer: usize, header: Header, data: *const u8) {
+    /// Queues a message to a peer.
+    ///
+    /// # Safety
+    /// `data` must be valid for the header's length, and stay so until the message has been sent.
+    pub unsafe fn queue_send(&mut self, peer: usize, header: Header, data: *const u8) {
         let message = &mut self.outgoing[peer];
         debug_assert!(!message.active && peer != self.rank);
         message.active = true;
@@ -182,6 +186,12 @@ impl Core {
         message.header_sent = 0;
         message.data = data;
         message.length = header.length as usize;
+        if header.is_inline() {
+            let place = Header::inline_mut(&mut message.header);
+            // SAFETY: the caller vouches for `data`; an inline payload fits into its place.
+            unsafe { std::ptr::copy_nonoverlapping(data, place.as_mut_ptr(), message.length) };
+            message.length = 0;
+        }
         message.limit = message.length;
         message.sent = 0;
     }
@@ -199,7 +209,7 @@ impl Core {
         message.expected = expected;
         message.header_read = 0;
         message.data = data;
-        message.length = expected.length as usize;
+        message.length = if expected.is_inline() { 0 } else { expected.length as usize };
         message.read = 0;
     }
 
@@ -233,6 +243,12 @@ impl Core {
         (dtype, op): (DType, Op),
         hold_back: bool,
     ) -> Result<(), CommError> {
+        if self.incoming.iter().any(|message| message.active && message.expected.is_inline()) {
+            // SAFETY: as promised by the caller.
+            return unsafe {
+                self.exchange_reduce_inline(out, own, length / dtype.size(), (dtype, op)).await
+            };
+        }
         let mut done = 0;
         loop {
             let mut moved = self.step_sends()?;
@@ -287,6 +303,29 @@ impl Core {
             }
             self.turn(moved).await?;
         }
+    }
+
+    /// `exchange_reduce` of messages that are in their headers.
+    ///
+    /// # Safety
+    /// As for `exchange_reduce`.
+    async unsafe fn exchange_reduce_inline(
+        &mut self,
+        out: *mut u8,
+        own: *const u8,
+        count: usize,
+        (dtype, op): (DType, Op),
+    ) -> Result<(), CommError> {
+        // SAFETY: as promised by the caller.
+        unsafe { self.exchange().await? };
+        self.sources.clear();
+        for (peer, message) in self.incoming.iter().enumerate() {
+            let payload = Header::inline(&message.header).as_ptr();
+            self.sources.push(if peer == self.rank { own } else { payload });
+        }
+        // SAFETY: the payloads are whole, and the caller vouches for `out` and `own`.
+        unsafe { reduce(dtype, op, out, &self.sources, count) };
+        Ok(())
     }
 
     /// Whether all messages have come to their end.
@@ -412,12 +451,20 @@ impl Core {
             Err(Closed) => return Err(self.closed(peer)),
         };
         message.header_read += count;
-        if message.header_read == HEADER_BYTES && message.header != message.expected.encode() {
+        if message.header_read < HEADER_BYTES {
+            return Ok(count > 0);
+        }
+        if !message.expected.matches(&message.header) {
             let theirs = Header::describe(&message.header);
             let ours = Header::describe(&message.expected.encode());
             return Err(self.fail(CommError::Mismatch { rank: peer, theirs, ours }));
         }
-        Ok(count > 0)
+        if message.expected.is_inline() && !message.data.is_null() {
+            let payload = Header::inline(&message.header).as_ptr();
+            // SAFETY: the caller of the exchange vouches for as many bytes at `data`; the payload is within the header.
+            unsafe { std::ptr::copy_nonoverlapping(payload, message.data, message.expected.length as usize) };
+        }
+        Ok(true)
     }
 
     /// Looks for payload of a peer's message, at most `want` bytes, and says how many `view` shows.

@@ -10,17 +10,15 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::core::{Core, Patience};
+use crate::cost::{Cost, Model};
 use crate::header::Kind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, Address};
-use crate::{Algorithm, CommError, Config, InitError, Transport};
+use crate::{Algorithm, CommError, Config, InitError, Transport, TransportChoice};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
 const CROWDED_SPIN: Duration = Duration::from_micros(20);
 const SPIN: Duration = Duration::from_micros(200);
-
-/// Where one-shot and mesh take the same time on two ranks of one host; `Group::tune` measures it.
-const ONE_SHOT_BYTES: usize = 32 << 10;
 
 /// What a group has done so far, as this rank saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,8 +37,7 @@ pub struct Group {
     config: Config,
     stats: Stats,
     forced: Option<Algorithm>,
-    /// Up to this many bytes an all-reduce is one-shot.
-    one_shot_bytes: usize,
+    model: Model,
 }
 
 impl std::fmt::Debug for Group {
@@ -65,7 +62,7 @@ impl Group {
             config,
             stats: Stats::default(),
             forced: None,
-            one_shot_bytes: ONE_SHOT_BYTES,
+            model: Model::guess(1, true),
         }
     }
 
@@ -96,7 +93,11 @@ impl Group {
         let world = world::form(&config, rank, address, table)?;
         let patience = patience(&config, world.local_ranks);
         let core = Core::new(rank, world.links, Some(world.watch), patience);
-        Ok(Self { core, config, stats: Stats::default(), forced: None, one_shot_bytes: ONE_SHOT_BYTES })
+        // All ranks must come to the same guess, so it must not depend on this rank's links.
+        let local = world.local_ranks == table.len()
+            && matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm);
+        let model = Model::guess(table.len(), local);
+        Ok(Self { core, config, stats: Stats::default(), forced: None, model })
     }
 
     /// This rank, from 0.
@@ -122,8 +123,16 @@ impl Group {
 
     /// The algorithm that an all-reduce of this many bytes uses.
     pub fn algorithm(&self, bytes: usize) -> Algorithm {
-        let suited = if bytes <= self.one_shot_bytes { Algorithm::OneShot } else { Algorithm::Mesh };
-        self.forced.unwrap_or(suited)
+        self.forced.unwrap_or_else(|| self.model.choose(bytes))
+    }
+
+    /// What each algorithm is thought to cost; a guess before [`Group::tune`].
+    pub fn costs(&self) -> [Cost; Algorithm::ALL.len()] {
+        self.model.costs()
+    }
+
+    pub(crate) fn set_model(&mut self, model: Model) {
+        self.model = model;
     }
 
     /// What has been done since the start or the last reset.

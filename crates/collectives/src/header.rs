@@ -4,6 +4,11 @@ use crate::DType;
 
 /// One cache line, so that the payload behind it starts on one.
 pub(crate) const HEADER_BYTES: usize = 64;
+/// Where the payload of a short message begins, and what fits there.
+const INLINE_AT: usize = 24;
+const INLINE_BYTES: u64 = (HEADER_BYTES - INLINE_AT) as u64;
+/// Steps from here on send their payload while it is being made, so it cannot be in the header.
+pub(crate) const STREAMED_PHASES: u8 = 16;
 const MAGIC: u32 = 0x7468_6431;
 
 /// The operations, as they are named on the wire and in errors.
@@ -77,6 +82,26 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
         bytes
+    }
+
+    /// Whether the payload travels in the header: one cache line less, which is most of a short message's latency.
+    pub fn is_inline(&self) -> bool {
+        self.length <= INLINE_BYTES && self.phase < STREAMED_PHASES
+    }
+
+    /// The place of a short message's payload.
+    pub fn inline(bytes: &[u8; HEADER_BYTES]) -> &[u8] {
+        &bytes[INLINE_AT..]
+    }
+
+    /// The same, to be filled.
+    pub fn inline_mut(bytes: &mut [u8; HEADER_BYTES]) -> &mut [u8] {
+        &mut bytes[INLINE_AT..]
+    }
+
+    /// Whether received bytes are this header, whatever its payload.
+    pub fn matches(&self, bytes: &[u8; HEADER_BYTES]) -> bool {
+        bytes[..INLINE_AT] == self.encode()[..INLINE_AT]
     }
 
     /// A received header in words; it may be anything.

@@ -19,6 +19,7 @@ mod auth;
 pub mod bench;
 mod config;
 mod core;
+mod cost;
 mod element;
 mod error;
 mod group;
@@ -33,6 +34,7 @@ mod world;
 
 pub use algorithm::Algorithm;
 pub use config::{Config, TransportChoice};
+pub use cost::Cost;
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};
 pub use group::{Group, Pending, Stats};

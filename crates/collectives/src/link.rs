@@ -9,6 +9,7 @@ use std::os::fd::RawFd;
 use crate::Transport;
 
 pub(crate) mod rdma;
+mod flags;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 

@@ -164,7 +164,7 @@ fn every_type(size: usize, transport: TransportChoice, count: usize) {
 fn every_operation_type_and_transport() {
     for transport in TRANSPORTS {
         for size in 1..=5 {
-            for count in [0, 1, 7, 1031] {
+            for count in [0, 1031] {
                 every_type(size, transport, count);
             }
         }
@@ -190,7 +190,7 @@ proptest! {
     fn any_sequence_of_sizes(
         size in 1usize..=5,
         tcp in any::<bool>(),
-        counts in prop::collection::vec(0usize..40_000, 1..4),
+        counts in prop::collection::vec(prop_oneof![0usize..20, 0usize..30_000], 1..4),
     ) {
         let transport = TRANSPORTS[usize::from(tcp)];
         let results = local::run(size, transport, |mut group| {

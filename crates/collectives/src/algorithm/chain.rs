@@ -4,12 +4,12 @@
 //! them back down. `f16` and `bf16` go up as `f32`, so that they are rounded once, as in every other algorithm.
 
 use crate::core::Core;
-use crate::header::Kind;
+use crate::header::{Kind, STREAMED_PHASES};
 use crate::reduce::{accumulated_size, reduce, reduce_partial, widen};
 use crate::{CommError, DType, Op};
 
-const UP: u8 = 3;
-const DOWN: u8 = 4;
+const UP: u8 = STREAMED_PHASES;
+const DOWN: u8 = STREAMED_PHASES + 1;
 /// Bytes that are added before the next rank gets them: enough for the loops, little enough to stay in the cache.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -37,14 +37,16 @@ pub(super) async unsafe fn all_reduce(
         let sums = core.header(Kind::AllReduce, dtype, op as u8, UP, count * wide);
         core.queue_receive(lower, sums, std::ptr::null_mut());
         let results = core.header(Kind::AllReduce, dtype, op as u8, DOWN, count * size);
-        core.queue_send(lower, results, data);
+        // SAFETY: as promised by the caller.
+        unsafe { core.queue_send(lower, results, data) };
         core.limit_send(lower, 0);
     }
     if let Some(upper) = upper {
         let results = core.header(Kind::AllReduce, dtype, op as u8, DOWN, count * size);
         core.queue_receive(upper, results, data);
         let sums = core.header(Kind::AllReduce, dtype, op as u8, UP, count * wide);
-        core.queue_send(upper, sums, partial);
+        // SAFETY: as above; `partial` holds `count` accumulated elements.
+        unsafe { core.queue_send(upper, sums, partial) };
         if lower.is_some() {
             core.limit_send(upper, 0);
         } else if wide != size {

@@ -1,15 +1,14 @@
 //! Shared memory: one ring of bytes in each direction, a doorbell socket for a peer that has gone to sleep.
 //!
-//! The writer copies, then publishes `head` (release); the reader sees `head` (acquire), reads in place, then publishes
-//! `tail`. A rank about to sleep sets its flag and looks once more; its peer publishes and then looks at the flag. Both
-//! have a full fence between the two, so at least one of them sees the other: no wake-up is lost.
+//! The writer copies, then publishes `head`; the reader sees `head`, reads in place, then publishes `tail`. How the one that
+//! sleeps is woken up: `flags`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{Closed, Interest, Link};
+use super::{Closed, Interest, Link, flags};
 use crate::Transport;
 use crate::platform::Mapping;
 
@@ -113,24 +112,14 @@ impl ShmLink {
     }
 
     fn publish_head(&self) {
-        let out = self.out();
-        out.head.0.store(self.out_head, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if out.reader_sleeps.0.load(Ordering::Relaxed) != 0
-            && out.reader_sleeps.0.swap(0, Ordering::Relaxed) != 0
-        {
+        if flags::publish(&self.out().head.0, self.out_head, &self.out().reader_sleeps.0) {
             self.ring();
         }
     }
 
     fn publish_tail(&mut self) {
         self.inc_published = self.inc_tail;
-        let inc = self.inc();
-        inc.tail.0.store(self.inc_tail, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if inc.writer_sleeps.0.load(Ordering::Relaxed) != 0
-            && inc.writer_sleeps.0.swap(0, Ordering::Relaxed) != 0
-        {
+        if flags::publish(&self.inc().tail.0, self.inc_tail, &self.inc().writer_sleeps.0) {
             self.ring();
         }
     }
@@ -227,16 +216,16 @@ impl Link for ShmLink {
     }
 
     fn arm(&mut self, interest: Interest) -> bool {
+        let (mut nothing_to_read, mut no_room) = (true, true);
         if interest.receive {
-            self.inc().reader_sleeps.0.store(1, Ordering::Relaxed);
+            let head = flags::announce(&self.inc().reader_sleeps.0, &self.inc().head.0);
+            nothing_to_read = head <= self.inc_tail.max(self.inc_head);
         }
         if interest.send {
-            self.out().writer_sleeps.0.store(1, Ordering::Relaxed);
+            let tail = flags::announce(&self.out().writer_sleeps.0, &self.out().tail.0);
+            no_room = self.out_head - tail >= self.ring_bytes;
         }
-        fence(Ordering::SeqCst);
-        let nothing_to_read = self.inc().head.0.load(Ordering::Acquire) <= self.inc_tail.max(self.inc_head);
-        let no_room = self.out_head - self.out().tail.0.load(Ordering::Acquire) >= self.ring_bytes;
-        !self.peer_gone && (!interest.receive || nothing_to_read) && (!interest.send || no_room)
+        !self.peer_gone && nothing_to_read && no_room
     }
 
     fn disarm(&mut self) {
