@@ -1,7 +1,8 @@
 //! The two words of a hand-over: how far the other side has come, and whether this side sleeps.
 //!
 //! A rank about to sleep sets its flag and looks once more; its peer publishes and then looks at the flag. Both have a
-//! full fence between the two, so at least one of them sees the other: no wake-up is lost.
+//! full fence between the two, so at least one of them sees the other: no wake-up is lost. Loom checks this in the tests,
+//! which is why the functions are generic over where their atomics come from.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -59,4 +60,120 @@ pub(super) fn announce<S: Sleeps>(sleeps: &S, position: &impl Position) -> u64 {
     sleeps.set();
     S::full_fence();
     position.acquire()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    use loom::sync::{Condvar, Mutex};
+
+    use super::{Position, Sleeps, announce, publish};
+
+    impl Position for AtomicU64 {
+        fn release(&self, value: u64) {
+            self.store(value, Ordering::Release);
+        }
+        fn acquire(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+    }
+
+    impl Sleeps for AtomicU32 {
+        fn set(&self) {
+            self.store(1, Ordering::Relaxed);
+        }
+        fn is_set(&self) -> bool {
+            self.load(Ordering::Relaxed) != 0
+        }
+        fn take(&self) -> bool {
+            self.swap(0, Ordering::Relaxed) != 0
+        }
+        fn full_fence() {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Like the socket: what is rung while nobody waits is not forgotten.
+    #[derive(Default)]
+    struct Doorbell {
+        rung: Mutex<bool>,
+        changed: Condvar,
+    }
+
+    impl Doorbell {
+        fn notify(&self) {
+            *self.rung.lock().unwrap() = true;
+            self.changed.notify_one();
+        }
+        fn wait(&self) {
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.changed.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+
+    /// A ring of one place, and a doorbell.
+    struct Ring {
+        head: AtomicU64,
+        tail: AtomicU64,
+        reader_sleeps: AtomicU32,
+        writer_sleeps: AtomicU32,
+        to_reader: Doorbell,
+        to_writer: Doorbell,
+        place: UnsafeCell<u64>,
+    }
+
+    fn wait(sleeps: &AtomicU32, position: &AtomicU64, wanted: u64, doorbell: &Doorbell) {
+        while position.acquire() < wanted {
+            if announce(sleeps, position) < wanted {
+                doorbell.wait();
+            }
+            sleeps.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Loom tries every order of the two sides' steps and every value that a load may see: a lost wake-up would be a
+    /// deadlock, a place touched by both a race.
+    #[test]
+    fn no_wake_up_is_lost_and_no_place_is_touched_by_both() {
+        const MESSAGES: u64 = 2;
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let ring = Arc::new(Ring {
+                head: AtomicU64::new(0),
+                tail: AtomicU64::new(0),
+                reader_sleeps: AtomicU32::new(0),
+                writer_sleeps: AtomicU32::new(0),
+                to_reader: Doorbell::default(),
+                to_writer: Doorbell::default(),
+                place: UnsafeCell::new(0),
+            });
+            let writer = ring.clone();
+            let writer = loom::thread::spawn(move || {
+                for message in 0..MESSAGES {
+                    wait(&writer.writer_sleeps, &writer.tail, message, &writer.to_writer);
+                    // SAFETY: loom checks that nobody else touches the place meanwhile.
+                    writer.place.with_mut(|place| unsafe { *place = 10 + message });
+                    if publish(&writer.head, message + 1, &writer.reader_sleeps) {
+                        writer.to_reader.notify();
+                    }
+                }
+            });
+            for message in 0..MESSAGES {
+                wait(&ring.reader_sleeps, &ring.head, message + 1, &ring.to_reader);
+                // SAFETY: as above.
+                assert_eq!(ring.place.with(|place| unsafe { *place }), 10 + message);
+                if publish(&ring.tail, message + 1, &ring.writer_sleeps) {
+                    ring.to_writer.notify();
+                }
+            }
+            writer.join().unwrap();
+        });
+    }
 }
