@@ -56,7 +56,7 @@ pub enum Devices {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostfileError {
     /// It cannot be read.
-    #[error("cannot read host file {}: {why}", path.display())]
+    #[error("the host file cannot be read: {why}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -163,9 +163,7 @@ impl Hostfile {
             }
             let neighbours = [(index + count - 1) % count, (index + 1) % count];
             let needed = |other: &usize| *other != index && (!ring || neighbours.contains(other));
-            if let Some(other) =
-                (0..count).filter(needed).find(|other| host.rdma[*other] == Devices::None)
-            {
+            if let Some(other) = (0..count).filter(needed).find(|other| host.rdma[*other] == Devices::None) {
                 return fail(format!(
                     "no RDMA device towards hosts[{other}] ({}); name it in \"rdma\" entry {other}",
                     self.hosts[other].ssh
@@ -197,14 +195,22 @@ pub fn is_host_name(name: &str) -> bool {
 fn host((index, entry): (usize, &Value)) -> Result<Host, HostfileError> {
     let at = format!("hosts[{index}]");
     let Value::Object(object) = entry else {
-        return Err(wrong(&at, entry, "expected an object with \"ssh\", and where known \"ips\" and \"rdma\""));
+        return Err(wrong(
+            &at,
+            entry,
+            "expected an object with \"ssh\", and where known \"ips\" and \"rdma\"",
+        ));
     };
     let ssh = object
         .get("ssh")
         .ok_or_else(|| wrong(&at, entry, "\"ssh\" is missing, the name of the machine for ssh"))?;
     let name = string(&format!("{at}.ssh"), ssh)?;
     if !is_host_name(&name) {
-        return Err(wrong(&format!("{at}.ssh"), ssh, "expected a host name without spaces or a leading dash"));
+        return Err(wrong(
+            &format!("{at}.ssh"),
+            ssh,
+            "expected a host name without spaces or a leading dash",
+        ));
     }
     let ips = rows(object.get("ips"), &format!("{at}.ips"), |at, value| {
         let address = string(at, value)?;

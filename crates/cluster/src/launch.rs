@@ -137,7 +137,9 @@ impl std::str::FromStr for Backend {
 
     fn from_str(name: &str) -> Result<Self, LaunchError> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|(_, backend)| *backend).ok_or_else(|| LaunchError::UnknownBackend { name: name.to_owned() })
+        known
+            .map(|(_, backend)| *backend)
+            .ok_or_else(|| LaunchError::UnknownBackend { name: name.to_owned() })
     }
 }
 

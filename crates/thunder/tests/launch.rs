@@ -1,4 +1,5 @@
 //! `thunder launch` from the command line; what it does with ranks is tested in `thunder-cluster`.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Output, Stdio};
 

@@ -208,8 +208,10 @@ fn json(value: &impl serde::Serialize) -> String {
 /// 256 random bits in hexadecimal.
 pub(super) fn random_hex() -> Result<String, LaunchError> {
     let mut bytes = [0u8; 32];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| LaunchError::System { what: "get random bytes", why: std::io::Error::other(error) })?;
+    getrandom::fill(&mut bytes).map_err(|error| LaunchError::System {
+        what: "get random bytes",
+        why: std::io::Error::other(error),
+    })?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -233,6 +235,9 @@ pub(super) fn masked(variables: &[(String, String)]) -> Vec<(String, String)> {
 }
 
 /// [`masked`] for serde.
-pub(super) fn hidden<S: Serializer>(variables: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn hidden<S: Serializer>(
+    variables: &[(String, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_map(masked(variables))
 }

@@ -11,13 +11,17 @@ pub enum LaunchError {
     #[error("no command was given: write it after `--`, for example `thunder launch -n 2 -- ./program`")]
     NoCommand,
     /// An entry of `--hosts` is malformed.
-    #[error("\"{entry}\" in the list of hosts is not a host: write names separated by commas, each with :N for N ranks")]
+    #[error(
+        "\"{entry}\" in the list of hosts is not a host: write names separated by commas, each with :N for N ranks"
+    )]
     Host {
         /// The entry.
         entry: String,
     },
     /// A backend that does not exist.
-    #[error("there is no backend \"{name}\": use auto, ring, jaccl, jaccl-ring, nccl, shm or tcp (MPI: call mpirun)")]
+    #[error(
+        "there is no backend \"{name}\": use auto, ring, jaccl, jaccl-ring, nccl, shm or tcp (MPI: call mpirun)"
+    )]
     UnknownBackend {
         /// Its name.
         name: String,
@@ -42,7 +46,9 @@ pub enum LaunchError {
         host: String,
     },
     /// A host has no address that the other ranks could use.
-    #[error("no address is known for {host}, which {why}: name it in a host file's \"ips\", or by a name that resolves")]
+    #[error(
+        "no address is known for {host}, which {why}: name it in a host file's \"ips\", or by a name that resolves"
+    )]
     NoAddress {
         /// The host.
         host: String,

@@ -85,7 +85,8 @@ impl Launch {
 fn active_python() -> String {
     let environment = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().find_map(std::env::var_os);
     let program = environment.map(|folder| PathBuf::from(folder).join("bin/python"));
-    let program = program.filter(|path| path.exists()).and_then(|path| path.into_os_string().into_string().ok());
+    let program =
+        program.filter(|path| path.exists()).and_then(|path| path.into_os_string().into_string().ok());
     program.unwrap_or_else(|| "python3".to_owned())
 }
 
@@ -93,7 +94,8 @@ fn active_python() -> String {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for rank in &self.ranks {
-            writeln!(f, "# rank {} on {}", rank.rank, rank.host)?;
+            let how = if rank.local { "" } else { "; the script goes over standard input, as one line" };
+            writeln!(f, "# rank {} on {}{how}", rank.rank, rank.host)?;
             let mut shown = rank.clone();
             shown.environment = environment::masked(&rank.environment);
             if !rank.local {

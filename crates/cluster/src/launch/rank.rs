@@ -312,7 +312,9 @@ impl Rank {
     }
 
     fn stop_feeding(&mut self) {
-        if let Feed::Remote { connection: Some((mut child, _)), .. } = std::mem::replace(&mut self.feed, Feed::None) {
+        if let Feed::Remote { connection: Some((mut child, _)), .. } =
+            std::mem::replace(&mut self.feed, Feed::None)
+        {
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();
         }

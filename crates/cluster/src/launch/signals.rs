@@ -71,7 +71,8 @@ fn is_ignored(signal: c_int) -> bool {
     // SAFETY: a null second argument makes sigaction a query, and an all-zero sigaction is a valid place for the answer.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 

@@ -58,8 +58,16 @@ impl Plan {
         let input = if self.launch.input == Input::None { None } else { Some(read_input()?) };
         let prefixes = outputs.each_ref().map(|output| prefixes(&self.launch, ranks.len(), output));
         let launch = self.launch;
-        let mut supervisor =
-            Supervisor { launch, started, ranks, outputs, prefixes, input, first_failure: None, interrupted_by: None };
+        let mut supervisor = Supervisor {
+            launch,
+            started,
+            ranks,
+            outputs,
+            prefixes,
+            input,
+            first_failure: None,
+            interrupted_by: None,
+        };
         supervisor.stand_by(signals, &mut guard);
         Ok(supervisor.outcome())
     }
@@ -133,7 +141,10 @@ impl Supervisor {
 
     fn end_all(&mut self, now: Instant) {
         let grace = self.launch.grace;
-        self.ranks.iter_mut().filter(|rank| rank.status.is_none()).for_each(|rank| rank.terminate(now, grace));
+        self.ranks
+            .iter_mut()
+            .filter(|rank| rank.status.is_none())
+            .for_each(|rank| rank.terminate(now, grace));
     }
 
     fn reap(&mut self, now: Instant) {
@@ -193,8 +204,7 @@ impl Supervisor {
         let prefix = &self.prefixes[stream][index];
         let from = &mut self.ranks[index].streams[stream];
         from.lines.push(data, prefix, self.outputs[stream].buffer());
-        from.show_at =
-            (prefix.is_empty() && from.lines.is_pending()).then(|| Instant::now() + PROMPT_PAUSE);
+        from.show_at = (prefix.is_empty() && from.lines.is_pending()).then(|| Instant::now() + PROMPT_PAUSE);
     }
 
     fn close(&mut self, index: usize, stream: usize) {
@@ -282,7 +292,11 @@ impl Supervisor {
                     (_, Ending::Kill | Ending::GivenUp) => End::Killed,
                 },
                 status: rank.code(),
-                seconds: rank.ended_at.unwrap_or_else(Instant::now).duration_since(self.started).as_secs_f64(),
+                seconds: rank
+                    .ended_at
+                    .unwrap_or_else(Instant::now)
+                    .duration_since(self.started)
+                    .as_secs_f64(),
             })
             .collect();
         let output_closed = self.outputs.iter().any(Output::is_closed);

@@ -34,7 +34,11 @@ pub fn success() {
 pub fn signal() {
     let run = run(&shell(2, "[ $THUNDER_RANK = 0 ] && kill -9 $$; exec sleep 60"), b"");
     assert_eq!(run.status, Some(137));
-    assert!(run.stderr.contains("rank 0 on localhost exited with status 137 (signal 9, KILL)"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("rank 0 on localhost exited with status 137 (signal 9, KILL)"),
+        "{}",
+        run.stderr
+    );
 }
 
 pub fn grandchildren() {

@@ -58,10 +58,11 @@ pub fn output_closed() {
 }
 
 pub fn input() {
-    let data: Vec<u8> = (0..2_000_000u32).map(|number| (number * number >> 7) as u8).collect();
+    let data: Vec<u8> = (0..2_000_000u32).map(|number| (number.wrapping_mul(number) >> 7) as u8).collect();
     let sum = data.iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
     let all = format!("2000000 {sum}");
-    let expected = [(Input::First, [all.as_str(), "0 0"]), (Input::All, [&all, &all]), (Input::None, ["0 0"; 2])];
+    let expected =
+        [(Input::First, [all.as_str(), "0 0"]), (Input::All, [&all, &all]), (Input::None, ["0 0"; 2])];
     for (input, [first, second]) in expected {
         let mut launch = local(2, program("echo", &[]));
         launch.input = input;
@@ -95,10 +96,12 @@ pub fn idle() {
         threads.map(|thread| nanoseconds(thread.unwrap())).sum()
     };
     let before = used(child.id());
+    assert!(before > 0, "the kernel does not count");
     std::thread::sleep(Duration::from_secs(2));
     let spent = Duration::from_nanos(used(child.id()) - before);
     child.stdin = None;
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .unwrap();
     finish(child);
     println!("an idle launcher of 4 ranks used {spent:?} in 2 s");
     assert!(spent < Duration::from_millis(20), "{spent:?}");

@@ -1,4 +1,5 @@
 //! The launcher as a process: this binary is the tests, and, called with other arguments, the launcher and its ranks.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod ends;
 mod flow;
