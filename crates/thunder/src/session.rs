@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -20,6 +21,10 @@ use crate::builtin;
 
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
+
+/// A rank that has lost a peer stays this long, with its links open: were it to leave at once, others might take it for the
+/// one that was lost first.
+const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 
 /// How a model is spread and computed.
 #[derive(Args, Debug, Clone)]
@@ -170,8 +175,11 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let mut rank = Rank::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     if !is_head {
-        rank.follow()?;
-        return Ok(None);
+        let followed = rank.follow();
+        if followed.is_err() {
+            std::thread::sleep(LAST_TO_LEAVE);
+        }
+        return Ok(followed.map(|()| None)?);
     }
     let info = ModelInfo {
         name,
