@@ -6,7 +6,7 @@ mod membw;
 
 use clap::{Args, Subcommand};
 
-/// Measures what this machine, or a cluster, gives.
+/// Measure: decode, prefill, memory bandwidth, collectives
 ///
 /// Compare figures of one run: machines are noisy, and ratios side by side mean more than absolute times.
 #[derive(Args)]
@@ -17,13 +17,9 @@ pub struct BenchCommand {
 
 #[derive(Subcommand)]
 enum What {
-    /// Tokens per second of answers, and the share of memory bandwidth that this is
     Decode(generate::DecodeCommand),
-    /// Tokens per second of reading a prompt
     Prefill(generate::PrefillCommand),
-    /// Bytes per second that threads read from memory
     Membw(membw::MembwCommand),
-    /// Latency and bandwidth of collectives among ranks
     Comm(comm::CommCommand),
 }
 

@@ -13,7 +13,9 @@ use thunder_engine::Engine;
 use crate::prompt::{self, SamplingArgs};
 use crate::session::{self, EngineArgs};
 
-/// Talks with a model. Ctrl-C stops an answer, Ctrl-D ends the conversation.
+/// Talk with a model
+///
+/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists what else there is.
 #[derive(Args)]
 pub struct ChatCommand {
     /// `builtin`, a folder, or a model in the Hugging Face cache

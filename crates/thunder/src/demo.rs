@@ -12,7 +12,9 @@ use crate::prompt::{self, Answer};
 use crate::session::{self, EngineArgs, Session};
 use crate::{builtin, plan, serve};
 
-/// Answers a question with the built-in model on one rank and on two, and shows what sharding gave.
+/// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
+///
+/// Each rank has one thread, so that one machine is compared with two; --ranks and --threads change that.
 #[derive(Args)]
 pub struct DemoCommand {
     /// Ask something else

@@ -6,7 +6,7 @@ use thunder_compute::Isa;
 use thunder_model::error::human_bytes;
 use thunder_verbs::doctor;
 
-/// Says what this machine offers to a cluster, and what is missing.
+/// Say what this machine offers: RDMA devices, kernels, memory, and what is missing
 #[derive(Args)]
 pub struct DoctorCommand {
     /// Print JSON

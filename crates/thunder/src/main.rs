@@ -32,23 +32,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
     Demo(demo::DemoCommand),
-    /// Answer one prompt
     Run(run::RunCommand),
-    /// Talk with a model
     Chat(chat::ChatCommand),
-    /// Serve a model behind the OpenAI API
     Serve(serve::ServeCommand),
-    /// Show how a model would be split over ranks
     Plan(plan::PlanCommand),
-    /// Measure: decode, prefill, memory bandwidth, collectives
     Bench(bench::BenchCommand),
-    /// Download, list and synthesize models
     Model(model_command::ModelCommand),
-    /// Start ranks of a program on this and other machines
     Launch(launch_command::LaunchCommand),
-    /// Say what this machine offers: RDMA devices, kernels, memory, and what is missing
     Doctor(doctor::DoctorCommand),
 }
 

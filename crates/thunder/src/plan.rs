@@ -8,7 +8,9 @@ use thunder_model::{Demand, ModelFolder, Plan};
 use crate::session::{self, EngineArgs};
 use crate::table;
 
-/// Shows which heads, channels, layers and bytes each rank would hold. Reads headers only: try it before you buy.
+/// Show how a model would be split over ranks
+///
+/// Which heads, channels, layers and bytes each rank would hold, and what a token of context costs. Reads headers only.
 #[derive(Args)]
 pub struct PlanCommand {
     /// `builtin`, a folder, or a model in the Hugging Face cache

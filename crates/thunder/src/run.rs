@@ -11,7 +11,10 @@ use thunder_engine::FinishReason;
 use crate::prompt::{self, SamplingArgs};
 use crate::session::{self, EngineArgs};
 
-/// Answers one prompt and ends. With a pipe on standard input and no PROMPT, the prompt is read from there.
+/// Answer one prompt
+///
+/// With a pipe on standard input and no PROMPT, the prompt is read from there:
+/// `git diff | thunder run MODEL --system "Review this change."`
 #[derive(Args)]
 pub struct RunCommand {
     /// `builtin`, a folder, or a model in the Hugging Face cache

@@ -11,8 +11,9 @@ use tokio::net::TcpListener;
 
 use crate::session::{self, EngineArgs, Session};
 
-/// Serves a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
+/// Serve a model behind the OpenAI API
 ///
+/// Answers /v1/chat/completions, /v1/completions, /v1/models and /health. Point any OpenAI client at http://HOST:PORT/v1.
 /// Listens on this machine only, unless --host says otherwise; then --api-key is needed. Ctrl-C lets answers in flight end.
 #[derive(Args)]
 pub struct ServeCommand {

@@ -10,8 +10,10 @@ use thunder_collectives::{Algorithm, Config, Group};
 
 use crate::table;
 
-/// Latency (median, p99) and bus bandwidth of collectives, per size, operation and algorithm. Start it on several machines
-/// with `thunder launch`, or with --ranks on this one.
+/// Latency and bandwidth of collectives among ranks
+///
+/// Median, p99 and bus bandwidth per size, operation and algorithm. Start it on several machines with
+/// `thunder launch`, or with --ranks on this one.
 #[derive(Args)]
 pub struct CommCommand {
     /// Ranks to start on this machine

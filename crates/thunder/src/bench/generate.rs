@@ -32,7 +32,7 @@ struct Common {
     engine: EngineArgs,
 }
 
-/// Generates tokens after a short prompt.
+/// Tokens per second of answers, and the share of memory bandwidth that this is
 #[derive(Args)]
 pub struct DecodeCommand {
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub struct DecodeCommand {
     batch: usize,
 }
 
-/// Reads a prompt and generates one token.
+/// Tokens per second of reading a prompt
 #[derive(Args)]
 pub struct PrefillCommand {
     #[command(flatten)]

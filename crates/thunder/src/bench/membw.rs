@@ -8,7 +8,7 @@ use thunder_compute::{Isa, memory};
 
 use crate::table;
 
-/// Reads memory with 1, 2, … threads and prints what they get together.
+/// Bytes per second that 1, 2, … threads read from memory together
 #[derive(Args)]
 pub struct MembwCommand {
     /// MiB to read in each pass; several times the last-level cache

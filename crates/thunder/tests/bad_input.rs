@@ -1,0 +1,94 @@
+//! Wrong flags, models and environments: each gives an error that names the value, and what to do. Bad model folders are in
+//! `crates/model/tests/bad_folders.rs`, bad request bodies in `crates/server/tests`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::thunder;
+
+/// Runs, must fail, and must say all of `expected`.
+fn refused(args: &[&str], environment: &[(&str, &str)], expected: &[&str]) {
+    let output = thunder(args).envs(environment.iter().copied()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{args:?} {environment:?} was taken");
+    assert!(!error.contains("panicked"), "{args:?}: {error}");
+    for part in expected {
+        assert!(error.contains(part), "{args:?} {environment:?}: {part:?} is not in: {error}");
+    }
+}
+
+#[test]
+fn flags() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["run"], &["<MODEL>", "Usage"]),
+        (&["frobnicate"], &["frobnicate", "Usage"]),
+        (&["run", "builtin", "hi", "--ranks", "0"], &["--ranks", "0", "1..=256"]),
+        (&["run", "builtin", "hi", "--ranks", "two"], &["--ranks", "two"]),
+        (&["run", "builtin", "hi", "--ranks", "3", "--split", "1,2"], &["2 weights for 3 ranks"]),
+        (&["run", "builtin", "hi", "--ranks", "2", "--split", "1,0"], &["weight 0", "positive"]),
+        (&["run", "builtin", "hi", "--ranks", "2", "--split", "1,x"], &["--split", "x"]),
+        (&["run", "builtin", "hi", "--parallel", "diagonal"], &["diagonal", "tensor, pipeline"]),
+        (&["plan", "--ranks", "7", "--parallel", "pipeline"], &["7 pipeline ranks for 6 layers"]),
+        (&["run", "builtin", "hi", "--threads", "0"], &["--threads is 0"]),
+        (&["run", "builtin", "hi", "--context", "5"], &["--context is 5", "at least 32"]),
+        (&["run", "builtin", "hi", "--transport", "pigeon"], &["pigeon", "shm"]),
+        (&["run", "builtin", "hi", "--temperature", "9"], &["temperature is 9", "between 0 and 2"]),
+        (&["run", "builtin", "hi", "--top-p", "0"], &["top_p is 0"]),
+        (&["run", "builtin", "hi", "--max-tokens", "0"], &["max_tokens is 0"]),
+        (&["run", "builtin", "hi", "--stop", ""], &["stop is \"\""]),
+        (&["serve", "--host", "0.0.0.0", "--port", "0"], &["0.0.0.0", "API key", "127.0.0.1"]),
+        (&["serve", "--port", "99999"], &["99999"]),
+        (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
+        (&["model", "synth", "--arch", "llama-9b", "/tmp/never"], &["llama-9b", "llama-8b"]),
+    ];
+    for (args, expected) in cases {
+        refused(args, &[], expected);
+    }
+}
+
+#[test]
+fn models() {
+    refused(&["run", "nobody/nothing-4bit", "hi"], &[], &["nobody/nothing-4bit", "thunder model pull"]);
+    refused(&["plan", "--model", "/no/such/folder"], &[], &["/no/such/folder"]);
+    refused(&["serve", "--model", "/etc"], &[], &["/etc"]);
+}
+
+#[test]
+fn a_taken_port() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    refused(&["serve", "--port", &port], &[], &[&port, "--port"]);
+}
+
+#[test]
+fn environments() {
+    let run = ["run", "builtin", "hi"];
+    refused(&run, &[("THUNDER_KERNEL", "abacus")], &["THUNDER_KERNEL=abacus", "portable"]);
+    refused(&run, &[("THUNDER_RANK", "0")], &["THUNDER_RANK", "THUNDER_WORLD_SIZE"]);
+    let fifth = [("THUNDER_RANK", "5"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];
+    refused(&run, &fifth, &["THUNDER_RANK", "5"]);
+}
+
+#[test]
+fn a_context_that_memory_cannot_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let name = folder.to_str().unwrap();
+    assert!(
+        thunder(&["model", "synth", "--arch", "qwen3-tiny", "--bits", "4", name])
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    let path = folder.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["max_position_embeddings"] = 2_000_000_000u32.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    refused(
+        &["run", name, "hi", "--context", "2000000000"],
+        &[],
+        &["does not fit", "together", "available", "--context"],
+    );
+}
