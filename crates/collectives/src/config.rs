@@ -164,7 +164,8 @@ impl Config {
             return Err(setting("ring bytes", &self.ring_bytes.to_string(), remedy));
         }
         if self.transport == TransportChoice::Rdma && self.rdma.is_none() {
-            let remedy = "set THUNDER_RDMA_DEVICES to a device file, a row per rank with its device towards each rank";
+            let remedy =
+                "set THUNDER_RDMA_DEVICES to a device file, a row per rank with its device towards each rank";
             return Err(setting("transport", "rdma", remedy));
         }
         if self.size > 1 && self.secret.is_empty() && self.listener.is_none() {

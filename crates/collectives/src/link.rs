@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 
 use crate::Transport;
 
-pub(crate) mod rdma;
 mod flags;
+pub(crate) mod rdma;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 

@@ -91,9 +91,8 @@ pub(crate) fn form(
         let rdma = config.rdma.as_ref().filter(|_| wanted)?;
         Some((rdma, rdma.devices.get(&peer)?.as_slice()))
     };
-    let local = |peer: usize| {
-        config.transport != TransportChoice::Tcp && same_host(peer) && cables(peer).is_none()
-    };
+    let local =
+        |peer: usize| config.transport != TransportChoice::Tcp && same_host(peer) && cables(peer).is_none();
     if config.transport == TransportChoice::Shm
         && let Some(peer) = (0..table.len()).find(|peer| !local(*peer))
     {

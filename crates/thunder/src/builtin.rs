@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use etcetera::BaseStrategy;
 use sha2::{Digest, Sha256};
 
 /// The name that stands for it wherever a model is asked for.
@@ -35,7 +36,9 @@ pub fn folder() -> anyhow::Result<PathBuf> {
         hasher.update(bytes);
     }
     let id: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let cache = dirs::cache_dir().unwrap_or_else(std::env::temp_dir).join("thunderhead");
+    let cache =
+        etcetera::choose_base_strategy().map_or_else(|_| std::env::temp_dir(), |base| base.cache_dir());
+    let cache = cache.join("thunderhead");
     let folder = cache.join(format!("builtin-{id}"));
     if !folder.join("config.json").is_file() {
         write(&cache, &folder)

@@ -64,11 +64,10 @@ pub(super) fn announce<S: Sleeps>(sleeps: &S, position: &impl Position) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use loom::cell::UnsafeCell;
     use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-    use loom::sync::{Condvar, Mutex};
+    use loom::sync::{Arc, Condvar, Mutex};
 
     use super::{Position, Sleeps, announce, publish};
 
