@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
@@ -151,8 +153,34 @@ impl Stream {
         self.events.blocking_recv()
     }
 
+    /// As [`Stream::next_blocking`], but `None` when nothing came within `limit`.
+    pub fn next_within(&mut self, limit: Duration) -> Option<Option<Event>> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Poll::Ready(event) = self.events.poll_recv(&mut context) {
+                return Some(event);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
     /// For use in `poll` functions.
-    pub fn poll_next(&mut self, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Event>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_recv(context)
+    }
+}
+
+/// Wakes a parked thread.
+pub(crate) struct Unpark(pub std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }

@@ -169,7 +169,8 @@ impl Rank {
     pub fn pass_on(&mut self) -> Result<(), EngineError> {
         let next = self.world.rank() + self.tensor_ranks;
         if next < self.world.size() {
-            self.world.send(next, self.model.hidden(&self.backend))?;
+            // It may be busy with a long prompt.
+            self.world.send_idle(next, self.model.hidden(&self.backend))?;
         }
         Ok(())
     }
@@ -203,7 +204,7 @@ impl Rank {
         let recv = root.then_some(self.gathered.as_mut_slice());
         self.backend.group().gather(0, &send, recv, &self.counts)?;
         if root && rank > 0 {
-            self.world.send(0, &self.gathered)?;
+            self.world.send_idle(0, &self.gathered)?;
         }
         Ok(())
     }

@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, Outcome};
 use crate::blocks::Blocks;
-use crate::handle::{Inbox, ModelInfo, Submission};
+use crate::handle::{Inbox, ModelInfo, Submission, Unpark};
 use crate::protocol::Kind;
 use crate::rank::{EngineError, Rank};
 use crate::request::{Event, FinishReason, Request, TokenLogprob, Usage};
@@ -435,14 +435,5 @@ impl Scheduler {
             self.sequences[slot] = None;
             self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-}
-
-/// Wakes a parked thread.
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }

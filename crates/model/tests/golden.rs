@@ -176,3 +176,34 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
         }
     }
 }
+
+/// Wrapped checkpoints call the text model differently, and some leave out whether the head is the embedding.
+#[test]
+fn a_wrapped_checkpoint_finds_its_head() {
+    let case = cases().into_iter().find(|case| case.ends_with("llama-f32")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(case.join("golden.safetensors"), dir.path().join("golden.safetensors")).unwrap();
+    let config = std::fs::read_to_string(case.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert!(file.names().contains(&"lm_head.weight"), "the case is untied");
+    let whole = ModelFolder::open(&case).unwrap();
+    let plan = Plan::new(&whole.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let expected = logits(&whole, &plan, Group::solo(), Activations::Int16, 70);
+    for (inner, head) in
+        [("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")]
+    {
+        let rename = |name: &str| match name.strip_prefix("model.") {
+            Some(rest) => format!("{inner}{rest}"),
+            None => name.replace("lm_head", head),
+        };
+        let renamed: Vec<_> = file.tensors().into_iter().map(|(name, view)| (rename(&name), view)).collect();
+        safetensors::serialize_to_file(renamed, None, &dir.path().join("model.safetensors")).unwrap();
+        let folder = ModelFolder::open(dir.path()).unwrap();
+        let ours = logits(&folder, &plan, Group::solo(), Activations::Int16, 70);
+        assert!(ours == expected, "{inner} and {head}");
+    }
+}

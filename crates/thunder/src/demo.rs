@@ -4,8 +4,10 @@ use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::bail;
 use clap::Args;
 use serde_json::json;
+use thunder_cluster::local::LOCAL_RANKS;
 use thunder_server::ServerConfig;
 
 use crate::prompt::{self, Answer};
@@ -54,7 +56,11 @@ impl DemoCommand {
     pub fn run(self) -> anyhow::Result<()> {
         // A rank that this demo started belongs to its sharded half.
         let is_follower = std::env::var_os("THUNDER_RANK").is_some();
-        let sharded = EngineArgs { ranks: self.engine.ranks.max(2), ..self.engine.clone() };
+        if is_follower && std::env::var_os(LOCAL_RANKS).is_none() {
+            bail!("the demo starts its own ranks: run it without thunder launch and without THUNDER_RANK");
+        }
+        let ranks = self.engine.world_size().max(2) as u16;
+        let sharded = EngineArgs { ranks, ..self.engine.clone() };
         if is_follower {
             return session::open(builtin::NAME, &sharded).map(drop);
         }
@@ -119,14 +125,10 @@ impl DemoCommand {
         let Some(best) = best else { unreachable!("asked more than once") };
         if !self.json {
             let ms = best.answer.usage.time_to_first_token.as_secs_f64() * 1e3;
-            println!(
-                "\n\n{:.0} tokens/s, first token after {ms:.1} ms, over {}",
-                best.tokens_per_s, session.transport
-            );
-            if ranks > 1 {
-                println!("all-reduces took {:.0} % of the time", best.reduce_share * 100.0);
-            }
-            println!();
+            let over =
+                if ranks > 1 { format!("over {}", session.transport) } else { "on its own".to_owned() };
+            println!("\n\n{:.0} tokens/s, first token after {ms:.1} ms, {over}", best.tokens_per_s);
+            println!("all-reduces took {:.0} % of the time\n", best.reduce_share * 100.0);
         }
         Ok(best)
     }

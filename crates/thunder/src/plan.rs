@@ -27,7 +27,7 @@ impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(&self.model)?;
-        let plan = session::plan(&folder, &self.engine, self.engine.ranks.into())?;
+        let plan = session::plan(&folder, &self.engine, self.engine.world_size())?;
         let demands = thunder_model::model::demand(&folder, &plan)?;
         if self.json {
             println!("{}", to_json(&folder, &plan, &demands));

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -26,6 +27,15 @@ pub struct SamplingArgs {
     /// Above 1, turns away from tokens that were used
     #[arg(long)]
     repetition_penalty: Option<f32>,
+    /// Above 0, turns away from tokens that the answer has (-2 to 2)
+    #[arg(long, allow_hyphen_values = true)]
+    presence_penalty: Option<f32>,
+    /// The same, more so for each time (-2 to 2)
+    #[arg(long, allow_hyphen_values = true)]
+    frequency_penalty: Option<f32>,
+    /// Add to the logit of a token id, e.g. 42=-100 bans token 42; may be repeated
+    #[arg(long, value_name = "ID=BIAS", value_parser = logit_bias)]
+    logit_bias: Vec<(u32, f32)>,
     /// The same seed gives the same answer
     #[arg(long)]
     seed: Option<u64>,
@@ -40,6 +50,11 @@ pub struct SamplingArgs {
     pub system: Option<String>,
 }
 
+fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text.split_once('=').and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
+    parsed.ok_or_else(|| "must be a token id and a number, like 42=-100".to_owned())
+}
+
 impl SamplingArgs {
     /// A request for an answer to a prompt.
     pub fn request(&self, prompt: Vec<u32>, default: &Sampling) -> Request {
@@ -49,8 +64,10 @@ impl SamplingArgs {
             top_k: self.top_k.unwrap_or(default.top_k),
             min_p: self.min_p.unwrap_or(default.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            logit_bias: self.logit_bias.clone(),
             seed: self.seed,
-            ..default.clone()
         };
         Request {
             prompt,
@@ -104,7 +121,8 @@ pub fn read(
 ) -> anyhow::Result<Answer> {
     let mut text = String::new();
     while !interrupted.load(Ordering::Relaxed) {
-        match stream.next_blocking() {
+        let Some(event) = stream.next_within(LOOK_AT_FLAG) else { continue };
+        match event {
             Some(Event::Delta { text: more, .. }) => {
                 show(&more).context("cannot write the answer")?;
                 text.push_str(&more);
@@ -116,6 +134,9 @@ pub fn read(
     }
     Ok(Answer { text, reason: None, usage: Usage::default() })
 }
+
+/// How soon an interruption is noticed while the model says nothing.
+const LOOK_AT_FLAG: Duration = Duration::from_millis(50);
 
 /// Writes to the terminal at once.
 pub fn print_now(text: &str) -> std::io::Result<()> {

@@ -54,6 +54,9 @@ impl RunCommand {
                 text
             }
         };
+        if is_head && question.trim().is_empty() {
+            bail!("the prompt is empty: try thunder run {} \"What is a rank?\"", self.model);
+        }
         let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
         let answer = self.answer(&session, &question);
         let closed = session.close();

@@ -19,6 +19,12 @@ use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Parallelism, Plan
 
 use crate::builtin;
 
+/// Rows of a step: prompt tokens that are read together.
+pub const STEP_ROWS: usize = 256;
+/// A rank that is alive may compute this long between two collectives: a large model's layer over a full step on slow cores.
+/// A rank that died is noticed at once, whatever this is; THUNDER_STALL_LIMIT_MS overrides it.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
+
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
 
@@ -98,6 +104,13 @@ impl TransportName {
     }
 }
 
+impl EngineArgs {
+    /// Ranks that are asked for: --ranks, or as many as --split has shares.
+    pub fn world_size(&self) -> usize {
+        if self.ranks == 1 { self.split.len().max(1) } else { self.ranks.into() }
+    }
+}
+
 /// A model's folder and the name to serve it under.
 pub fn find_model(name: &str) -> anyhow::Result<(PathBuf, String)> {
     if name == builtin::NAME {
@@ -150,18 +163,23 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let folder = ModelFolder::open(&path)?;
     let (config, ranks) = match Config::from_env()? {
         Some(config) => (Some(config), None),
-        None if args.ranks == 1 => (None, None),
+        None if args.world_size() == 1 => (None, None),
         None => {
             // Errors that every rank would find are found before there are ranks.
-            demand(&folder, &plan(&folder, args, args.ranks.into())?)?;
-            let (config, ranks) = LocalRanks::start(args.ranks.into(), args.transport.name())?;
+            demand(&folder, &plan(&folder, args, args.world_size())?)?;
+            let (config, ranks) = LocalRanks::start(args.world_size(), args.transport.name())?;
             (Some(config), Some(ranks))
         }
     };
     let local_ranks = std::env::var(LOCAL_RANKS).ok().and_then(|n| n.parse().ok());
-    let local_ranks = if ranks.is_some() { args.ranks.into() } else { local_ranks.unwrap_or(1) };
+    let local_ranks = if ranks.is_some() { args.world_size() } else { local_ranks.unwrap_or(1) };
     let mut world = match config {
-        Some(config) => Group::init(config)?,
+        Some(mut config) => {
+            if std::env::var_os("THUNDER_STALL_LIMIT_MS").is_none() {
+                config.stall_limit = STALL_LIMIT;
+            }
+            Group::init(config)?
+        }
         None => Group::solo(),
     };
     let plan = plan(&folder, args, world.size())?;
@@ -257,6 +275,9 @@ fn limits(
     if args.context.is_some_and(|context| context < KV_BLOCK_TOKENS) {
         bail!("--context is {}, but must be at least {KV_BLOCK_TOKENS}", args.context.unwrap_or(0));
     }
+    if let Some(asked) = args.context.filter(|asked| *asked > folder.spec.context) {
+        bail!("--context is {asked}, but the model was made for {}", folder.spec.context);
+    }
     let sequences = usize::from(args.max_batch);
     let context = context(folder, args);
     let own = &demands[world.rank()];
@@ -282,7 +303,7 @@ fn limits(
     // All ranks have the same blocks: as many as the one with the least room has.
     let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
     world.all_reduce(&mut blocks, Op::Min)?;
-    Ok(Limits { sequences, rows: 256, kv_blocks: blocks[0] as usize })
+    Ok(Limits { sequences, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
 }
 
 /// generation_config.json's sampling: greedy, unless it asks for sampling.

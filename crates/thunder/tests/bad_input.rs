@@ -32,6 +32,10 @@ fn flags() {
         (&["plan", "--ranks", "7", "--parallel", "pipeline"], &["7 pipeline ranks for 6 layers"]),
         (&["run", "builtin", "hi", "--threads", "0"], &["--threads is 0"]),
         (&["run", "builtin", "hi", "--context", "5"], &["--context is 5", "at least 32"]),
+        (&["run", "builtin", "hi", "--context", "99999999"], &["--context is 99999999", "2048"]),
+        (&["run", "builtin", ""], &["prompt is empty"]),
+        (&["run", "builtin", "hi", "--logit-bias", "x"], &["42=-100"]),
+        (&["bench", "decode", "--batch", "0"], &["--batch"]),
         (&["run", "builtin", "hi", "--transport", "pigeon"], &["pigeon", "shm"]),
         (&["run", "builtin", "hi", "--temperature", "9"], &["temperature is 9", "between 0 and 2"]),
         (&["run", "builtin", "hi", "--top-p", "0"], &["top_p is 0"]),
@@ -67,7 +71,7 @@ fn environments() {
     refused(&run, &[("THUNDER_KERNEL", "abacus")], &["THUNDER_KERNEL=abacus", "portable"]);
     refused(&run, &[("THUNDER_RANK", "0")], &["THUNDER_RANK", "THUNDER_WORLD_SIZE"]);
     let fifth = [("THUNDER_RANK", "5"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];
-    refused(&run, &fifth, &["THUNDER_RANK", "5"]);
+    refused(&run, &fifth, &["5", "ranks of a group of 2"]);
 }
 
 #[test]

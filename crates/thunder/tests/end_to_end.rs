@@ -74,6 +74,21 @@ fn a_seeded_request_gives_the_same_text_whatever_else_runs() {
     }
 }
 
+/// A stage that computes for longer than the stall limit is not a stalled rank.
+#[test]
+fn a_long_prompt_goes_through_a_pipeline() {
+    let prompt = "word ".repeat(700);
+    let arguments = ["run", "builtin", &prompt, "--raw", "--max-tokens", "3", "--json", "--threads", "1"];
+    let alone = run_json(&arguments);
+    let options = ["--ranks", "2", "--parallel", "pipeline", "--split", "1,5"];
+    let mut sharded = thunder(&[&arguments[..], &options[..]].concat());
+    let output = sharded.env("THUNDER_STALL_LIMIT_MS", "30").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let sharded: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(alone["prompt_tokens"].as_u64().unwrap() > 512, "several steps");
+    assert_eq!(alone["text"], sharded["text"]);
+}
+
 #[test]
 fn the_demo_shows_both() {
     let demo = run_json(&["demo", "--json"]);

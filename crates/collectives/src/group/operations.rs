@@ -256,10 +256,22 @@ impl Group {
     /// # Errors
     /// Also when `to` is this rank.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
+        self.send_with(to, data, false)
+    }
+
+    /// [`Group::send`] to a rank that may be busy for long: no stall limit, only the ranks' liveness.
+    ///
+    /// # Errors
+    /// As [`Group::send`].
+    pub fn send_idle<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
+        self.send_with(to, data, true)
+    }
+
+    fn send_with<T: Element>(&mut self, to: usize, data: &[T], idle: bool) -> Result<(), CommError> {
         self.check_peer("send", to)?;
         let from = bytes_of(data);
         let outgoing = |peer| (peer == to).then_some((from.as_ptr(), from.len()));
-        self.exchange::<T>(Kind::SendReceive, from.len(), false, outgoing, |_| None)
+        self.exchange::<T>(Kind::SendReceive, from.len(), idle, outgoing, |_| None)
     }
 
     /// Receives from one rank.

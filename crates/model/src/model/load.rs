@@ -10,6 +10,7 @@ use crate::folder::ModelFolder;
 use crate::loader::{Loader, Window};
 use crate::plan::{Plan, Shard};
 use crate::spec::{AttentionShape, FeedForwardSpec, GatedShape, LayerSpec, MixerSpec, ModelSpec};
+use crate::weights::Weights;
 
 /// Told how many bytes of weights are loaded, of how many.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -73,7 +74,7 @@ pub fn lookup_bytes(folder: &ModelFolder) -> u64 {
 }
 
 fn tied(folder: &ModelFolder, names: &Names) -> bool {
-    folder.spec.tied.unwrap_or(!folder.weights.has(&format!("{}.weight", names.head())))
+    folder.spec.tied.unwrap_or(!folder.weights.has(&format!("{}.weight", names.head(&folder.weights))))
 }
 
 /// Names of a layer's tensors, or of those outside of layers.
@@ -96,9 +97,10 @@ impl Names {
         format!("{}{name}", self.prefix)
     }
 
-    /// The output projection stands beside the model, not in it.
-    fn head(&self) -> String {
-        format!("{}lm_head", self.prefix.strip_suffix("model.").unwrap_or(""))
+    /// The output projection, wherever the file has it; as a rule beside the model, not in it.
+    fn head(&self, weights: &Weights) -> String {
+        let found = weights.name_ending("lm_head.weight").and_then(|name| name.strip_suffix(".weight"));
+        found.unwrap_or("lm_head").to_owned()
     }
 
     fn inside(&self, name: &str) -> String {
@@ -158,7 +160,7 @@ impl<'a> Sources<'a> {
                 matrix: match (tied, embedding.is_some()) {
                     (true, true) => None,
                     (true, false) => Some(table(&names.outside("embed_tokens"))?),
-                    (false, _) => Some(table(&names.head())?),
+                    (false, _) => Some(table(&names.head(&folder.weights))?),
                 },
                 rows: rows.clone(),
             }),

@@ -38,14 +38,14 @@ pub struct DecodeCommand {
     #[command(flatten)]
     common: Common,
     /// Tokens of the prompt
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = at_least::<1>)]
     prompt: usize,
     /// Tokens to generate
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = at_least::<2>)]
     tokens: usize,
     /// Sequences that are generated at once
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: u16,
 }
 
 /// Tokens per second of reading a prompt
@@ -54,7 +54,7 @@ pub struct PrefillCommand {
     #[command(flatten)]
     common: Common,
     /// Tokens of the prompt
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = at_least::<1>)]
     prompt: usize,
 }
 
@@ -66,16 +66,26 @@ struct Measured {
     reduce_share: f64,
 }
 
+fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number >= LEAST => Ok(number),
+        _ => Err(format!("must be a number from {LEAST} on")),
+    }
+}
+
 impl DecodeCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        // All sequences run at once, or the rate would count those that wait as well.
+        self.common.engine.max_batch = self.common.engine.max_batch.max(self.batch);
+        let batch = usize::from(self.batch);
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
-        let measured = measure(&session, &self.common, self.prompt, self.tokens, self.batch, |usages, _| {
+        let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, |usages, _| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
         });
-        let (weights, kv) = bytes_per_token(&session, self.prompt + self.tokens / 2, self.batch);
+        let (weights, kv) = bytes_per_token(&session, self.prompt + self.tokens / 2, batch);
         let threads = threads(&self.common.engine, &session);
         let plan = (session.plan.ranks(), session.transport.clone());
         session.close()?;
@@ -86,7 +96,7 @@ impl DecodeCommand {
             Isa::detect().map_err(anyhow::Error::msg)?,
             Duration::from_secs(1),
         )?;
-        let bytes_per_s = (weights + kv) as f64 * measured.tokens_per_s / self.batch as f64;
+        let bytes_per_s = (weights + kv) as f64 * measured.tokens_per_s / batch as f64;
         if self.common.json {
             let object = json!({
                 "ranks": plan.0, "transport": plan.1, "threads": threads, "batch": self.batch,
@@ -124,14 +134,21 @@ impl PrefillCommand {
         let measured = measure(&session, &self.common, self.prompt, 1, 1, |usages, _| {
             prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
+        let (weights, _) = bytes_per_token(&session, 0, 1);
         let threads = threads(&self.common.engine, &session);
         let plan = (session.plan.ranks(), session.transport.clone());
         session.close()?;
         let measured = measured?;
+        // Weights are read once for each step's rows.
+        let bytes_a_token = weights * self.prompt.div_ceil(session::STEP_ROWS) as u64 / self.prompt as u64;
+        let isa = Isa::detect().map_err(anyhow::Error::msg)?;
+        let bandwidth = memory::read_bandwidth(threads, BANDWIDTH_BYTES, isa, Duration::from_secs(1))?;
+        let share = bytes_a_token as f64 * measured.tokens_per_s / bandwidth;
         if self.common.json {
             let object = json!({
                 "ranks": plan.0, "transport": plan.1, "threads": threads, "prompt_tokens": self.prompt,
                 "tokens_per_s": measured.tokens_per_s,
+                "bytes_per_token": bytes_a_token, "memory_bytes_per_s": bandwidth, "memory_share": share,
                 "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
                 "reduce_share": measured.reduce_share,
             });
@@ -142,6 +159,8 @@ impl PrefillCommand {
         table.add_row(["ranks".to_owned(), format!("{} over {}", plan.0, plan.1)]);
         table.add_row(["threads in all".to_owned(), threads.to_string()]);
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
+        table.add_row(["bytes a token".to_owned(), human_bytes(bytes_a_token)]);
+        table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * share)]);
         table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
         let first = measured.time_to_first_token.as_secs_f64() * 1e3;
         table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
