@@ -44,7 +44,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_)) {
+        // `thunder plan | head` ends quietly. Commands with ranks need the errors of their sockets.
+        sigpipe::reset();
+    }
+    let outcome = match command {
         Command::Demo(command) => command.run(),
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),

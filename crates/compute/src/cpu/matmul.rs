@@ -289,7 +289,8 @@ unsafe fn affine_rows<S: Simd, const BITS: u32, const M: usize>(
             let mut sums = [S::zero_i(); M];
             let mut col = x_group * x.group;
             for _ in 0..x.group / OCTET {
-                if M <= 2 {
+                // Later blocks of rows find the panel in the cache.
+                if row == 0 {
                     for line in 0..BITS as usize {
                         S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
                     }
