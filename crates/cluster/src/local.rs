@@ -75,11 +75,6 @@ impl LocalRanks {
         Ok((config, ranks))
     }
 
-    /// Process ids of the ranks, by rank.
-    pub fn processes(&self) -> Vec<(usize, u32)> {
-        self.children.iter().map(|(rank, child)| (*rank, child.id())).collect()
-    }
-
     /// Waits for the ranks to end by themselves, and kills those that do not within a grace time.
     pub fn finish(&mut self) {
         let deadline = Instant::now() + GRACE;

@@ -56,6 +56,29 @@ pub struct Counters {
     pub reduce_bytes: AtomicU64,
 }
 
+/// What the steps took up to some moment.
+#[derive(Debug, Clone, Copy)]
+pub struct StepTimes {
+    step_ns: u64,
+    reduce_ns: u64,
+}
+
+impl Counters {
+    /// The times up to now.
+    pub fn times(&self) -> StepTimes {
+        StepTimes {
+            step_ns: self.step_ns.load(Ordering::Relaxed),
+            reduce_ns: self.reduce_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The reductions' share of rank 0's time since an earlier moment, 0 to 1.
+    pub fn reduce_share_since(&self, before: StepTimes) -> f64 {
+        let now = self.times();
+        (now.reduce_ns - before.reduce_ns) as f64 / (now.step_ns - before.step_ns).max(1) as f64
+    }
+}
+
 /// A cheap, cloneable handle to a running engine.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -148,12 +171,7 @@ impl Stream {
         self.events.recv().await
     }
 
-    /// As [`Stream::next`], for threads outside of an async runtime.
-    pub fn next_blocking(&mut self) -> Option<Event> {
-        self.events.blocking_recv()
-    }
-
-    /// As [`Stream::next_blocking`], but `None` when nothing came within `limit`.
+    /// As [`Stream::next`], for threads outside of an async runtime; `None` when nothing came within `limit`.
     pub fn next_within(&mut self, limit: Duration) -> Option<Option<Event>> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);

@@ -50,6 +50,7 @@ pub struct Rank {
     stages: usize,
     hidden: usize,
     hidden_rows: Vec<f32>,
+    outgoing: Vec<f32>,
     gathered: Vec<f32>,
     counts: Vec<usize>,
 }
@@ -93,6 +94,7 @@ impl Rank {
             stages: plan.stages(),
             hidden: folder.spec.hidden,
             hidden_rows: Vec::new(),
+            outgoing: Vec::new(),
             gathered: Vec::new(),
             counts: Vec::new(),
         })
@@ -188,21 +190,19 @@ impl Rank {
         self.layout(kind, rows);
         let own = self.model.vocab_rows();
         let logits = self.model.logits(&self.backend);
-        let mut winners = Vec::new();
-        let send: &[f32] = if kind == Kind::Argmax {
+        // The group belongs to the backend, and so do the logits: they leave from a buffer of our own, kept from step to step.
+        self.outgoing.clear();
+        if kind == Kind::Argmax {
             for row in 0..rows {
                 let (id, value) = argmax(&logits[row * own.len()..][..own.len()]);
-                winners.extend([f32::from_bits(own.start as u32 + id), value]);
+                self.outgoing.extend([f32::from_bits(own.start as u32 + id), value]);
             }
-            &winners
         } else {
-            logits
-        };
-        // The group is the backend's, and so are the logits; a copy of a few hundred kilobytes a step is not worth more.
-        let send = send.to_vec();
+            self.outgoing.extend_from_slice(logits);
+        }
         let root = rank.is_multiple_of(self.tensor_ranks);
         let recv = root.then_some(self.gathered.as_mut_slice());
-        self.backend.group().gather(0, &send, recv, &self.counts)?;
+        self.backend.group().gather(0, &self.outgoing, recv, &self.counts)?;
         if root && rank > 0 {
             self.world.send_idle(0, &self.gathered)?;
         }

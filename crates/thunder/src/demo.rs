@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use clap::Args;
@@ -108,16 +108,12 @@ impl DemoCommand {
         };
         let mut best: Option<Outcome> = None;
         for time in 0..TIMES {
-            let counters = engine.counters();
-            let before =
-                (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
+            let before = engine.counters().times();
             let show = |text: &str| if self.json || time > 0 { Ok(()) } else { prompt::print_now(text) };
             let answer = prompt::read(engine.submit(request.clone())?, &never, show)?;
-            let spent = counters.step_ns.load(Ordering::Relaxed) - before.0;
-            let reduced = counters.reduce_ns.load(Ordering::Relaxed) - before.1;
             let tokens_per_s = prompt::decode_rate(&answer.usage);
             if time > 0 && best.as_ref().is_none_or(|best| tokens_per_s > best.tokens_per_s) {
-                let reduce_share = reduced as f64 / spent.max(1) as f64;
+                let reduce_share = engine.counters().reduce_share_since(before);
                 let question = question.to_owned();
                 best = Some(Outcome { ranks, question, answer, tokens_per_s, reduce_share });
             }

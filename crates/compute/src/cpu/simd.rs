@@ -56,7 +56,6 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
 
     unsafe fn zero_i() -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
-    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
 
     unsafe fn load_b(p: *const u8) -> Self::B;
     /// Asks for the cache line at `p`, which may lie outside of any allocation.

@@ -1,7 +1,7 @@
 //! `thunder bench decode` and `thunder bench prefill`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
@@ -80,7 +80,7 @@ impl DecodeCommand {
         self.common.engine.max_batch = self.common.engine.max_batch.max(self.batch);
         let batch = usize::from(self.batch);
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
-        let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, |usages, _| {
+        let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
@@ -131,7 +131,7 @@ impl PrefillCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
         let prompt = self.prompt as f64;
-        let measured = measure(&session, &self.common, self.prompt, 1, 1, |usages, _| {
+        let measured = measure(&session, &self.common, self.prompt, 1, 1, |usages| {
             prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
         let (weights, _) = bytes_per_token(&session, 0, 1);
@@ -177,7 +177,7 @@ fn measure(
     prompt_tokens: usize,
     tokens: usize,
     batch: usize,
-    rate: impl Fn(&[Usage], Duration) -> f64,
+    rate: impl Fn(&[Usage]) -> f64,
 ) -> anyhow::Result<Measured> {
     let engine = &session.engine;
     let vocab = engine.info().vocab_size as u32;
@@ -194,22 +194,18 @@ fn measure(
             ignore_eos: true,
             logprobs: None,
         };
-        let counters = engine.counters();
-        let before = (counters.step_ns.load(Ordering::Relaxed), counters.reduce_ns.load(Ordering::Relaxed));
-        let began = Instant::now();
+        let before = engine.counters().times();
         let streams = (0..batch.max(1)).map(|i| engine.submit(request(i))).collect::<Result<Vec<_>, _>>()?;
         let never = AtomicBool::new(false);
         let usages = streams
             .into_iter()
             .map(|stream| Ok(prompt::read(stream, &never, |_| Ok(()))?.usage))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let spent = (counters.step_ns.load(Ordering::Relaxed) - before.0).max(1);
-        let reduced = counters.reduce_ns.load(Ordering::Relaxed) - before.1;
         if round > 0 {
             runs.push(Measured {
                 time_to_first_token: usages[0].time_to_first_token,
-                tokens_per_s: rate(&usages, began.elapsed()),
-                reduce_share: reduced as f64 / spent as f64,
+                tokens_per_s: rate(&usages),
+                reduce_share: engine.counters().reduce_share_since(before),
             });
         }
     }

@@ -108,10 +108,6 @@ unsafe impl Simd for Avx512 {
         _mm512_cvtepi32_ps(a)
     }
     #[inline(always)]
-    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
-        _mm512_add_epi32(a, b)
-    }
-    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m512i {
         _mm512_loadu_si512(p.cast())
     }

@@ -104,10 +104,6 @@ unsafe impl Simd for Portable {
         a.map(|x| x as f32)
     }
     #[inline(always)]
-    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
-        std::array::from_fn(|i| a[i] + b[i])
-    }
-    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> Self::B {
         p.cast::<Self::B>().read_unaligned()
     }
