@@ -1,7 +1,7 @@
 # Sourced by `run`: QEMU and friends from Debian, and in $cache a kernel with an initramfs of its modules and init.sh.
 
 # Every module that the guest loads; their dependencies are added.
-modules=(virtio_pci virtio_console 9p 9pnet_virtio overlay veth sch_netem crc32_generic rdma_rxe ib_uverbs)
+modules=(virtio_pci virtio_console 9p 9pnet_virtio overlay veth bridge sch_netem crc32_generic rdma_rxe ib_uverbs)
 packages=(qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core ibverbs-providers ibverbs-utils procps util-linux)
 
 prepare() {

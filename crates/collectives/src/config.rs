@@ -43,8 +43,8 @@ pub struct Config {
     /// How long a rank that is alive may send nothing within an operation. Long enough for the slowest rank's compute
     /// between two operations; short enough that a stopped process is noticed.
     pub stall_limit: Duration,
-    /// After how long a host that no longer answers counts as lost. Shorter notices a cut cable earlier, longer
-    /// survives a longer disturbance.
+    /// After how long a host that no longer answers counts as lost, 500 ms or more. Shorter notices a cut cable earlier,
+    /// longer survives a longer disturbance.
     pub loss_limit: Duration,
     /// How long ranks may take to come.
     pub rendezvous_limit: Duration,
@@ -72,7 +72,7 @@ impl Config {
             transport: TransportChoice::Auto,
             rdma: None,
             stall_limit: Duration::from_secs(10),
-            loss_limit: Duration::from_millis(1200),
+            loss_limit: Duration::from_millis(1500),
             rendezvous_limit: Duration::from_secs(60),
             spin: None,
             idle_spin: Duration::from_micros(100),
@@ -163,6 +163,10 @@ impl Config {
             let remedy = "use a power of two from 4096 to 2^30";
             return Err(setting("ring bytes", &self.ring_bytes.to_string(), remedy));
         }
+        if self.loss_limit < LEAST_LOSS_LIMIT {
+            let remedy = "use 500 ms or more: TCP takes 200 ms to repeat a packet that was lost";
+            return Err(setting("loss limit", &format!("{:?}", self.loss_limit), remedy));
+        }
         if self.transport == TransportChoice::Rdma && self.rdma.is_none() {
             let remedy =
                 "set THUNDER_RDMA_DEVICES to a device file, a row per rank with its device towards each rank";
@@ -181,6 +185,7 @@ impl Config {
     }
 }
 
+const LEAST_LOSS_LIMIT: Duration = Duration::from_millis(500);
 const LAUNCH: &str = "set it, or start the ranks with `thunder launch`";
 
 fn setting(name: &str, value: &str, remedy: &str) -> InitError {
@@ -295,6 +300,13 @@ mod tests {
         let base =
             [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "10.0.0.1:1")];
         assert!(message(&base).contains("THUNDER_SECRET"));
+        let base = [
+            ("THUNDER_RANK", "0"),
+            ("THUNDER_WORLD_SIZE", "2"),
+            ("THUNDER_COORDINATOR", "[::1]:1"),
+            ("THUNDER_LOSS_LIMIT_MS", "0"),
+        ];
+        assert!(message(&base).contains("500 ms"));
     }
 
     #[test]

@@ -224,7 +224,7 @@ fn patience(config: &Config, local_ranks: usize) -> Patience {
 }
 
 /// Polls an operation that waits inside and so never suspends.
-fn block_on<R>(operation: impl Future<Output = R>) -> R {
+pub(crate) fn block_on<R>(operation: impl Future<Output = R>) -> R {
     let mut operation = pin!(operation);
     let mut context = Context::from_waker(Waker::noop());
     loop {

@@ -22,6 +22,8 @@ mod core;
 mod cost;
 mod element;
 mod error;
+#[cfg(test)]
+mod foreign_bytes;
 mod group;
 mod header;
 mod link;

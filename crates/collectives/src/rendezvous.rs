@@ -32,14 +32,14 @@ pub(crate) struct Endpoint {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    rank: usize,
-    size: usize,
-    endpoint: Endpoint,
+pub(crate) struct Hello {
+    pub rank: usize,
+    pub size: usize,
+    pub endpoint: Endpoint,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+pub(crate) enum Answer {
     Table(Vec<Endpoint>),
     Refused(String),
     Missing(Vec<usize>),
@@ -61,6 +61,44 @@ impl Stream for std::os::unix::net::UnixStream {
     fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
         self.set_read_timeout(limit)?;
         self.set_write_timeout(limit)
+    }
+}
+
+/// A stream on which all reads and writes together end within a limit: one on each alone would let a stranger who sends a
+/// byte now and then stay for hours.
+pub(crate) struct Until<'a, S> {
+    stream: &'a mut S,
+    deadline: Instant,
+}
+
+impl<'a, S: Stream> Until<'a, S> {
+    pub fn new(stream: &'a mut S, limit: Duration) -> Self {
+        Self { stream, deadline: Instant::now() + limit }
+    }
+
+    fn limited(&mut self) -> io::Result<&mut S> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.limit(Some(left))?;
+        Ok(self.stream)
+    }
+}
+
+impl<S: Stream> Read for Until<'_, S> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.limited()?.read(into)
+    }
+}
+
+impl<S: Stream> Write for Until<'_, S> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.limited()?.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
     }
 }
 
@@ -94,8 +132,9 @@ impl Door {
                 let (done, guests, secret) = (busy.clone(), guests.clone(), secret.clone());
                 let handshake =
                     std::thread::Builder::new().name("thunder-guest".to_owned()).spawn(move || {
-                        if stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
-                            && let Ok(hello) = auth::welcome(&mut stream, &secret)
+                        let mut limited = Until::new(&mut stream, HANDSHAKE_LIMIT);
+                        if let Ok(hello) = auth::welcome(&mut limited, &secret)
+                            && stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
                         {
                             // Nobody waits for guests any more: the stream closes.
                             let _ = guests.send((stream, hello));
@@ -252,7 +291,7 @@ fn report(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitErro
     };
     // The coordinator answers when all have come, or when it gives up: a little after this rank's own limit at worst.
     let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(2);
-    let message = stream.limit(Some(left)).and_then(|()| auth::read_message(&mut stream));
+    let message = auth::read_message(&mut Until::new(&mut stream, left));
     let message = message.map_err(|error| InitError::NoCoordinator {
         address: config.coordinator.clone(),
         after: start.elapsed(),
@@ -270,8 +309,7 @@ fn report(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitErro
 fn join(config: &Config, hello: &[u8], left: Duration) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = config.coordinator.to_socket_addrs()?.collect();
     let mut stream = connect(&addresses, left.min(HANDSHAKE_LIMIT))?;
-    stream.limit(Some(left.min(HANDSHAKE_LIMIT)))?;
-    auth::greet(&mut stream, &config.secret, hello)?;
+    auth::greet(&mut Until::new(&mut stream, left.min(HANDSHAKE_LIMIT)), &config.secret, hello)?;
     Ok(stream)
 }
 

@@ -15,6 +15,10 @@ use std::time::Duration;
 
 use crate::platform;
 
+/// Heartbeats within the limit after which a rank is lost.
+const HEARTBEATS: u32 = 6;
+/// How long the kernel waits for an acknowledgement before it sends again, which is when its own clock starts.
+const FIRST_REPEAT: Duration = Duration::from_millis(200);
 const FRAME_BYTES: usize = 8;
 const BYE: u8 = 1;
 const HEARTBEAT: u8 = 2;
@@ -91,17 +95,20 @@ impl Watch {
             departed: anchors.iter().map(|_| AtomicBool::new(false)).collect(),
             answered: anchors.iter().map(|anchor| AtomicBool::new(anchor.is_none())).collect(),
         });
+        // A cable is cut right after a heartbeat at worst: the next one is the first that is not acknowledged.
+        let heartbeat = loss_limit / HEARTBEATS;
+        let unacknowledged = loss_limit.saturating_sub(heartbeat + FIRST_REPEAT);
         let mut peers = Vec::new();
         for (peer, stream) in anchors.into_iter().enumerate() {
             let Some(stream) = stream else { continue };
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
             if remote[peer] {
-                platform::limit_unacknowledged(&stream, loss_limit)?;
+                platform::limit_unacknowledged(&stream, unacknowledged)?;
             }
             peers.push(Peer { rank: peer, stream, remote: remote[peer], frame: [0; 8], filled: 0 });
         }
-        let heartbeat = peers.iter().any(|peer| peer.remote).then_some(loss_limit / 5);
+        let heartbeat = peers.iter().any(|peer| peer.remote).then_some(heartbeat);
         let watcher = Watcher { rank, peers, pipe: theirs, shared: shared.clone() };
         let thread = std::thread::Builder::new()
             .name("thunder-watch".to_owned())
@@ -216,7 +223,11 @@ impl Watcher {
                     index += 1;
                     continue;
                 }
-                self.peers.swap_remove(index);
+                let gone = self.peers.swap_remove(index).rank;
+                if self.shared.verdict.get() == Some(&Verdict::Lost(gone)) {
+                    // Before the goodbye: who has not noticed yet would take this rank's end for the cause.
+                    self.tell_all(&frame(ABORT, self.rank, gone, Why::Lost as u8));
+                }
                 // Whoever sleeps in an operation looks at the news.
                 let _ = self.pipe.write(&[1]);
             }
@@ -269,6 +280,8 @@ impl Peer {
             }
             self.filled = 0;
             let [kind, why, by0, by1, rank0, rank1, ..] = self.frame;
+            let by = usize::from(u16::from_le_bytes([by0, by1]));
+            let rank = usize::from(u16::from_le_bytes([rank0, rank1]));
             match kind {
                 BYE => {
                     shared.departed[self.rank].store(true, Ordering::Release);
@@ -279,13 +292,16 @@ impl Peer {
                     let _ = self.stream.write(&frame(PONG, 0, 0, 0));
                 }
                 PONG => shared.answered[self.rank].store(true, Ordering::Relaxed),
-                ABORT => {
-                    let by = usize::from(u16::from_le_bytes([by0, by1]));
-                    let rank = usize::from(u16::from_le_bytes([rank0, rank1]));
+                HEARTBEAT => {}
+                ABORT if rank < shared.departed.len() && by == self.rank => {
                     shared.fail(Verdict::Aborted { by, rank, why: Why::from_wire(why) });
                     return false;
                 }
-                _ => {}
+                // It is no rank of this version; what it means nobody can tell.
+                _ => {
+                    shared.fail(Verdict::Lost(self.rank));
+                    return false;
+                }
             }
         }
     }

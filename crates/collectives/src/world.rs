@@ -13,7 +13,7 @@ use crate::link::rdma::{RdmaConfig, RdmaLink};
 use crate::link::shm::{ShmLink, segment_bytes};
 use crate::link::tcp::TcpLink;
 use crate::platform::{self, Mapping};
-use crate::rendezvous::{Door, Endpoint, Stream, connect};
+use crate::rendezvous::{Door, Endpoint, Stream, Until, connect};
 use crate::watch::Watch;
 use crate::{Config, InitError, TransportChoice, auth};
 
@@ -210,8 +210,7 @@ fn dial(config: &Config, endpoint: &Endpoint, call: &Call) -> Result<TcpStream, 
     for address in &addresses {
         // An address may belong to somebody else here; only the right rank passes the handshake.
         let attempt = connect(std::slice::from_ref(address), CONNECT_LIMIT).and_then(|mut stream| {
-            stream.limit(Some(CONNECT_LIMIT))?;
-            auth::greet(&mut stream, &config.secret, &hello)?;
+            auth::greet(&mut Until::new(&mut stream, CONNECT_LIMIT), &config.secret, &hello)?;
             stream.limit(None)?;
             Ok(stream)
         });
@@ -234,8 +233,7 @@ fn call_local(config: &Config, endpoint: &Endpoint, call: &Call) -> Result<Box<d
     let hello = hello(call)?;
     let attempt = || {
         let mut stream = platform::connect_local(&endpoint.local)?;
-        stream.limit(Some(CONNECT_LIMIT))?;
-        auth::greet(&mut stream, &config.secret, &hello)?;
+        auth::greet(&mut Until::new(&mut stream, CONNECT_LIMIT), &config.secret, &hello)?;
         stream.limit(Some(config.rendezvous_limit))?;
         let object = platform::receive_descriptor(&stream)?;
         stream.limit(None)?;

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
+#[path = "common/operations.rs"]
+mod operations;
+
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,9 +30,9 @@ fn main() {
         trials.push(Trial::test(name, run).with_ignored_flag(true));
     };
     for mode in MODES {
-        for (ranks, cables) in [(2, 1), (2, 2), (3, 1), (4, 1)] {
-            let name = format!("operations_{mode:?}_{ranks}_ranks_{cables}_cables");
-            add(name, Box::new(move || operations(mode, ranks, cables)));
+        for (ranks, cables) in [(2, 1), (2, 2), (3, 1), (4, 2)] {
+            let name = format!("every_operation_{mode:?}_{ranks}_ranks_{cables}_cables");
+            add(name, Box::new(move || every_operation(mode, ranks, cables)));
         }
         add(format!("killed_rank_{mode:?}"), Box::new(move || killed_rank(mode)));
     }
@@ -61,51 +64,23 @@ fn groups(mode: RdmaMode, ranks: usize, cables: usize) -> Vec<Group> {
     .unwrap()
 }
 
-fn operations(mode: RdmaMode, ranks: usize, cables: usize) {
+fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
     local::run_on(groups(mode, ranks, cables), |mut group| {
         let rank = group.rank();
         for peer in (0..ranks).filter(|peer| *peer != rank) {
             assert_eq!(group.transport(peer), Transport::Rdma);
         }
-        // Around every border of frames; all elements differ, and sums of small integers are exact.
-        for length in [1usize, 3, 997, 1014, 1015, 16_385, 262_147] {
-            let value = |rank: usize, i: usize| ((i * 7 + rank * 13) % 1000) as f32;
-            let mut data: Vec<f32> = (0..length).map(|i| value(rank, i)).collect();
-            group.all_reduce(&mut data, Op::Sum).unwrap();
-            for (i, got) in data.iter().enumerate() {
-                let expected: f32 = (0..ranks).map(|rank| value(rank, i)).sum();
-                assert_eq!(*got, expected, "{mode:?}: sum of {length} at {i} on rank {rank}");
-            }
+        // Around the borders of short frames, then over several long ones, then 16 MiB and an element.
+        for length in [1, 3, 1013, 1014, 1015, 16_385, 65_543] {
+            operations::check_all(&mut group, length);
         }
-        let mut doubles = vec![rank as f64 + 0.5; 5001];
-        group.all_reduce(&mut doubles, Op::Max).unwrap();
-        assert_eq!(doubles, vec![ranks as f64 - 0.5; 5001]);
-
-        let mut text = if rank == 0 { vec![0x5a_u8; 70_001] } else { vec![0; 70_001] };
-        group.broadcast(0, &mut text).unwrap();
-        assert!(text.iter().all(|byte| *byte == 0x5a));
-
-        // Uneven all-gather and all-to-all.
-        let counts: Vec<usize> = (0..ranks).map(|rank| rank * 3000 + 1).collect();
-        let mut gathered = vec![0u32; counts.iter().sum()];
-        group.all_gather(&vec![rank as u32; counts[rank]], &mut gathered, &counts).unwrap();
-        let expected: Vec<u32> =
-            counts.iter().enumerate().flat_map(|(rank, count)| vec![rank as u32; *count]).collect();
-        assert_eq!(gathered, expected);
-        let even = vec![2000; ranks];
-        let mut swapped = vec![0u16; 2000 * ranks];
-        group.all_to_all(&vec![rank as u16; 2000 * ranks], &even, &mut swapped, &even).unwrap();
-        let expected: Vec<u16> = (0..ranks).flat_map(|rank| vec![rank as u16; 2000]).collect();
-        assert_eq!(swapped, expected);
-        group.barrier().unwrap();
+        operations::check_all_reduce(&mut group, (4 << 20) + 1);
 
         // In the other order, so that every rank but perhaps one has another number.
         let mut reversed = group.split(0, (ranks - rank) as u32).unwrap();
         assert_eq!(reversed.rank(), ranks - 1 - rank);
-        let mut ones = [1i32; 9];
-        reversed.all_reduce(&mut ones, Op::Sum).unwrap();
-        assert_eq!(ones, [ranks as i32; 9]);
         assert_eq!(reversed.transport((reversed.rank() + 1) % ranks), Transport::Rdma);
+        operations::check_all(&mut reversed, 9);
     });
 }
 

@@ -1,0 +1,101 @@
+//! Every operation of a group once, checked against what it must give: for links that are slow, lossy or of another kind.
+
+use thunder_collectives::{Algorithm, Group, Op};
+
+/// Values repeat with this period, so that long buffers are compared at the speed of memory.
+const PERIOD: usize = 1000;
+
+/// The values of a rank: small integers, of which sums are exact in f32.
+fn value(rank: usize, index: usize) -> f32 {
+    ((index * 7 + rank * 13) % PERIOD) as f32
+}
+
+/// One period of what `combine` makes of every rank's values.
+fn expected(ranks: usize, combine: impl Fn(f32, f32) -> f32) -> Vec<f32> {
+    let combined = |index| (0..ranks).map(|rank| value(rank, index)).reduce(&combine);
+    (0..PERIOD).map(|index| combined(index).expect("a group has a rank")).collect()
+}
+
+fn assert_periodic(data: &[f32], period: &[f32], what: &str) {
+    for (at, chunk) in data.chunks(PERIOD).enumerate() {
+        assert!(
+            chunk == &period[..chunk.len()],
+            "{what}: {} elements, wrong from {}",
+            data.len(),
+            at * PERIOD
+        );
+    }
+}
+
+/// An all-reduce of `length` elements by the algorithm that the group chooses.
+pub fn check_all_reduce(group: &mut Group, length: usize) {
+    let mut data: Vec<f32> = (0..length).map(|index| value(group.rank(), index)).collect();
+    group.all_reduce(&mut data, Op::Sum).expect("all_reduce");
+    assert_periodic(&data, &expected(group.size(), |a, b| a + b), "all_reduce");
+}
+
+/// Every operation on about `length` elements; uneven parts where they may be.
+pub fn check_all(group: &mut Group, length: usize) {
+    let (rank, ranks) = (group.rank(), group.size());
+    let own: Vec<f32> = (0..length).map(|index| value(rank, index)).collect();
+
+    for algorithm in Algorithm::ALL {
+        group.force_algorithm(Some(algorithm));
+        check_all_reduce(group, length);
+    }
+    group.force_algorithm(None);
+    let mut data = own.clone();
+    group.all_reduce(&mut data, Op::Max).expect("all_reduce");
+    assert_periodic(&data, &expected(ranks, f32::max), "all_reduce of maxima");
+    data.copy_from_slice(&own);
+    group.start_all_reduce(&mut data, Op::Min).expect("start_all_reduce").wait().expect("all_reduce");
+    assert_periodic(&data, &expected(ranks, f32::min), "all_reduce, not blocking");
+    let mut integers = vec![rank as i64 + 2; length];
+    group.all_reduce(&mut integers, Op::Prod).expect("all_reduce");
+    assert_eq!(integers, vec![(2..ranks as i64 + 2).product::<i64>(); length]);
+
+    // Rank r holds r parts more than the first: `length` and a bit over in all.
+    let counts: Vec<usize> = (0..ranks).map(|rank| (length / ranks / 2 + 1) * (rank + 1)).collect();
+    let total: usize = counts.iter().sum();
+    let whole: Vec<u32> =
+        counts.iter().enumerate().flat_map(|(rank, count)| vec![rank as u32 + 1; *count]).collect();
+    let part = vec![rank as u32 + 1; counts[rank]];
+    let mut gathered = vec![0; total];
+    group.all_gather(&part, &mut gathered, &counts).expect("all_gather");
+    assert!(gathered == whole, "all_gather of {counts:?}");
+
+    let mut reduced = vec![0; counts[rank]];
+    group.reduce_scatter(&whole, &mut reduced, &counts, Op::Sum).expect("reduce_scatter");
+    assert_eq!(reduced, vec![(rank + 1) as u32 * ranks as u32; counts[rank]]);
+
+    let root = 1 % ranks;
+    let mut text = if rank == root { whole.clone() } else { vec![0; total] };
+    group.broadcast(root, &mut text).expect("broadcast");
+    assert!(text == whole, "broadcast of {total}");
+
+    let mut collected = vec![0; if rank == root { total } else { 0 }];
+    group.gather(root, &part, (rank == root).then_some(&mut collected[..]), &counts).expect("gather");
+    assert!(rank != root || collected == whole, "gather of {counts:?}");
+    let mut own_part = vec![0; counts[rank]];
+    group.scatter(root, (rank == root).then_some(&whole[..]), &mut own_part, &counts).expect("scatter");
+    assert!(own_part == part, "scatter of {counts:?}");
+
+    // Rank r sends counts[r] bytes to each, so that every pair's two messages differ in length.
+    let outgoing = vec![rank as u8 + 1; counts[rank] * ranks];
+    let mut incoming = vec![0; total];
+    group.all_to_all(&outgoing, &vec![counts[rank]; ranks], &mut incoming, &counts).expect("all_to_all");
+    assert!(incoming.iter().zip(&whole).all(|(got, from)| u32::from(*got) == *from), "all_to_all");
+
+    // Once around.
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let mut ball = vec![0.0f32; length];
+    if rank == 0 {
+        group.send(next, &own).expect("send");
+        group.recv(before, &mut ball).expect("recv");
+        assert!(ball == own, "the ball came back changed");
+    } else {
+        group.recv(before, &mut ball).expect("recv");
+        group.send(next, &ball).expect("send");
+    }
+    group.barrier().expect("barrier");
+}

@@ -1,0 +1,137 @@
+//! Chosen failures, the same in every run.
+
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{CommError, TransportChoice, local};
+
+use crate::Test;
+use crate::ranks::{Ranks, Setting};
+
+/// From the death of a rank to the error on every survivor.
+pub const LIMIT: Duration = Duration::from_secs(2);
+
+pub fn tests() -> Vec<Test> {
+    vec![
+        ("a_killed_rank_is_noticed_by_all_in_every_kind_of_operation", killed, false),
+        ("a_rank_that_exits_in_good_order_is_lost_to_those_who_wait_for_it", exits, false),
+        ("a_stopped_rank_is_named_after_the_stall_limit", stopped, false),
+        ("a_rank_that_is_stopped_for_less_than_the_limit_goes_on", resumed, false),
+        ("survivors_of_a_kill_go_on_without_the_rank_and_then_with_it", rebuilt, false),
+        ("an_idle_wait_costs_no_processor_time", idle, false),
+    ]
+}
+
+fn setting<'a>(work: &'a str, transport: &'a str, stall_limit: Duration) -> Setting<'a> {
+    Setting { size: 3, work, transport, stall_limit, hosts: None }
+}
+
+/// In "idle" and "send" some survivors do not talk to the victim. The random series has the other operations.
+fn killed() {
+    for transport in ["shm", "tcp"] {
+        for work in ["small", "large", "barrier", "all_to_all", "idle", "send"] {
+            for (victim, moment_us) in [(0, 100), (2, 21_000)] {
+                let mut ranks = Ranks::start_ready(setting(work, transport, Duration::from_secs(20)));
+                std::thread::sleep(Duration::from_micros(moment_us));
+                let killed = Instant::now();
+                ranks.signal(victim, libc::SIGKILL);
+                for rank in (0..3).filter(|rank| *rank != victim) {
+                    let (came, _) = ranks.wait_for(rank, &format!("lost {victim}"));
+                    let after = came - killed;
+                    assert!(after < LIMIT, "{work} over {transport}: rank {rank} took {after:?}");
+                }
+            }
+        }
+    }
+}
+
+fn exits() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let results = local::run(3, transport, |mut group| {
+            group.barrier()?;
+            if group.rank() == 1 {
+                return Ok(());
+            }
+            group.barrier()
+        });
+        let results = results.unwrap();
+        assert_eq!(results[1], Ok(()));
+        for rank in [0, 2] {
+            assert!(matches!(results[rank], Err(CommError::PeerLost { rank: 1, .. })), "{:?}", results[rank]);
+        }
+    }
+}
+
+fn stopped() {
+    let stall = Duration::from_millis(500);
+    for transport in ["shm", "tcp"] {
+        for work in ["small", "large"] {
+            let mut ranks = Ranks::start_ready(setting(work, transport, stall));
+            std::thread::sleep(Duration::from_millis(21));
+            let stopped = Instant::now();
+            ranks.signal(1, libc::SIGSTOP);
+            for rank in [0, 2] {
+                let after = ranks.wait_for(rank, "stalled 1").0 - stopped;
+                assert!(after >= stall && after < stall + LIMIT, "{work} over {transport}: {after:?}");
+            }
+        }
+    }
+}
+
+fn resumed() {
+    for transport in ["shm", "tcp"] {
+        let mut ranks = Ranks::start_ready(setting("steady", transport, Duration::from_secs(20)));
+        std::thread::sleep(Duration::from_millis(100));
+        ranks.signal(1, libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(600));
+        ranks.signal(1, libc::SIGCONT);
+        for rank in 0..3 {
+            ranks.wait_for(rank, "done");
+            ranks.wait_for_end(rank);
+        }
+    }
+}
+
+fn rebuilt() {
+    for transport in ["shm", "tcp"] {
+        for victim in [1, 2] {
+            let setting = setting("rebuild", transport, Duration::from_secs(20));
+            let mut ranks = Ranks::start(setting);
+            let (_, line) = ranks.wait_for(0, "ready");
+            let port = line["ready ".len()..].parse().unwrap();
+            ranks.wait_for(1, "ready");
+            ranks.wait_for(2, "ready");
+            ranks.signal(victim, libc::SIGKILL);
+            let survivors: Vec<usize> = (0..3).filter(|rank| *rank != victim).collect();
+            for rank in &survivors {
+                ranks.wait_for(*rank, &format!("without {victim}: 2"));
+            }
+            ranks.replace(Setting { work: "rejoin", ..setting }, victim, port);
+            for rank in 0..3 {
+                ranks.wait_for(rank, "whole 3");
+                ranks.wait_for_end(rank);
+            }
+        }
+    }
+}
+
+fn idle() {
+    for transport in ["shm", "tcp"] {
+        let limit = Duration::from_millis(200);
+        let ranks = Ranks::start_ready(Setting { size: 2, ..setting("idle", transport, limit) });
+        std::thread::sleep(Duration::from_millis(100));
+        let before: Vec<u64> = (0..2).map(|rank| ticks(ranks.process(rank))).collect();
+        // Longer than the stall limit, which does not apply here.
+        std::thread::sleep(Duration::from_secs(1));
+        for (rank, before) in before.into_iter().enumerate() {
+            let used = ticks(ranks.process(rank)) - before;
+            assert!(used <= 2, "{used} ticks of 10 ms over {transport}");
+        }
+    }
+}
+
+/// Processor time of a process, in clock ticks (user and system: fields 14 and 15 of /proc/PID/stat).
+fn ticks(process: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}

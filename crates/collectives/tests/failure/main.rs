@@ -1,0 +1,36 @@
+//! Ranks as processes, of which one is killed, stopped or cut off in the middle of an operation.
+//!
+//! The random series is short by default: `THUNDER_FAILURE_RUNS=50 THUNDER_FAILURE_SEED=7 cargo nextest run --release
+//! -p thunder-collectives --test failure --no-capture series` is a long one. What needs network namespaces (root) is
+//! ignored where they cannot be made; `./test` says so. What needs `sch_netem` too runs in the machine of tools/rdma-vm.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
+
+mod cases;
+mod hosts;
+#[path = "../common/operations.rs"]
+mod operations;
+mod ranks;
+mod series;
+mod slow_network;
+mod work;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A test, its name, and whether it is ignored.
+type Test = (&'static str, fn(), bool);
+
+fn main() {
+    if let Ok(name) = std::env::var(ranks::WORK) {
+        return work::run(&name);
+    }
+    let tests = [cases::tests(), series::tests(), slow_network::tests()].concat();
+    let trials = tests.into_iter().map(|(name, test, ignored)| {
+        let run = move || {
+            test();
+            Ok::<(), Failed>(())
+        };
+        Trial::test(name, run).with_ignored_flag(ignored)
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}

@@ -1,0 +1,132 @@
+//! Blows at random moments of random operations, seeded. Each survivor must name the rank that was hit, in time, give back
+//! all that the group used, and end by itself; so must the one that was hit, if it lives.
+
+use std::time::{Duration, Instant};
+
+use crate::hosts::{self, Hosts};
+use crate::ranks::{Ranks, Setting};
+use crate::{Test, cases};
+
+const SIZE: usize = 3;
+/// The stall limit of ranks that may be stopped.
+const STALL: Duration = Duration::from_millis(500);
+/// A blow falls within this time after all ranks have begun.
+const MOMENT_US: u64 = 60_000;
+
+const WORKS: [&str; 14] = [
+    "small",
+    "large",
+    "chain",
+    "background",
+    "barrier",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "ring",
+    "idle",
+    "send",
+];
+/// The last two wait for as long as the peers live, stopped or not.
+const BOUNDED_WORKS: usize = 12;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Blow {
+    Kill,
+    Stop,
+    CutLink,
+}
+
+pub fn tests() -> Vec<Test> {
+    vec![
+        ("series_kill_shm", || series(Blow::Kill, "shm"), false),
+        ("series_kill_tcp", || series(Blow::Kill, "tcp"), false),
+        ("series_stop_shm", || series(Blow::Stop, "shm"), false),
+        ("series_stop_tcp", || series(Blow::Stop, "tcp"), false),
+        ("series_cut_link", || series(Blow::CutLink, "tcp"), !hosts::are_possible()),
+    ]
+}
+
+fn series(blow: Blow, transport: &str) {
+    let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
+    let (runs, seed) = (number("THUNDER_FAILURE_RUNS", 3), number("THUNDER_FAILURE_SEED", 1));
+    let hosts = (blow == Blow::CutLink).then(|| Hosts::new(SIZE));
+    let mut random = Random(seed);
+    let mut took = Vec::new();
+    for run in 0..runs {
+        let works = if blow == Blow::Stop { &WORKS[..BOUNDED_WORKS] } else { &WORKS };
+        let work = works[random.below(works.len() as u64) as usize];
+        let victim = random.below(SIZE as u64) as usize;
+        let moment = Duration::from_micros(random.below(MOMENT_US));
+        println!(
+            "run {run} of seed {seed}: {blow:?} of rank {victim} after {moment:?} of {work}, {transport}"
+        );
+        took.push(strike(blow, transport, hosts.as_ref(), work, victim, moment));
+    }
+    took.sort();
+    let (median, slowest) = (took[took.len() / 2], took[took.len() - 1]);
+    println!(
+        "{blow:?}, {transport}: {runs} of {runs} runs right, noticed after {median:?} (median), {slowest:?} (slowest)"
+    );
+}
+
+/// One run; how long the slowest survivor took to notice.
+fn strike(
+    blow: Blow,
+    transport: &str,
+    hosts: Option<&Hosts>,
+    work: &str,
+    victim: usize,
+    moment: Duration,
+) -> Duration {
+    let stall_limit = if blow == Blow::Stop { STALL } else { Duration::from_secs(20) };
+    let mut ranks = Ranks::start_ready(Setting { size: SIZE, work, transport, stall_limit, hosts });
+    std::thread::sleep(moment);
+    let struck = Instant::now();
+    match (blow, hosts) {
+        (Blow::Kill, _) => ranks.signal(victim, libc::SIGKILL),
+        (Blow::Stop, _) => ranks.signal(victim, libc::SIGSTOP),
+        (Blow::CutLink, hosts) => hosts.expect("made for this blow").cut(victim),
+    }
+    let (word, limit) = match blow {
+        Blow::Stop => ("stalled", STALL + cases::LIMIT),
+        Blow::Kill | Blow::CutLink => ("lost", cases::LIMIT),
+    };
+    let mut slowest = Duration::ZERO;
+    for rank in (0..SIZE).filter(|rank| *rank != victim) {
+        let (came, _) = ranks.wait_for(rank, &format!("{word} {victim}"));
+        slowest = slowest.max(came - struck);
+        assert!(slowest < limit, "rank {rank} took {:?}", came - struck);
+    }
+    if blow == Blow::Stop {
+        ranks.signal(victim, libc::SIGCONT);
+    }
+    if blow != Blow::Kill {
+        // Whomever it blames: from where it is, the others are gone.
+        ranks.next_line(victim);
+    }
+    for rank in (0..SIZE).filter(|rank| blow != Blow::Kill || *rank != victim) {
+        let (_, line) = ranks.next_line(rank);
+        assert_eq!(line, "clean", "rank {rank}");
+        ranks.wait_for_end(rank);
+    }
+    if let Some(hosts) = hosts {
+        hosts.mend(victim);
+    }
+    slowest
+}
+
+/// SplitMix64: numbers that look random, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}

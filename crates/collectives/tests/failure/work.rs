@@ -1,0 +1,194 @@
+//! What a rank's process does.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{Algorithm, CommError, Config, Group, Op};
+
+use crate::operations;
+
+/// How long threads that have nothing left to do may take to end.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(2);
+/// How long `steady` goes on.
+const STEADY: Duration = Duration::from_millis(1200);
+
+/// Joins the group of the environment and does `work` in it.
+pub fn run(work: &str) {
+    let config = with_listener(Config::from_env().unwrap().unwrap());
+    let before = Resources::now();
+    let mut group = Group::init(config.clone()).unwrap();
+    match work {
+        "check" => {
+            for length in [1, 3, 1000, 16_385, 262_147] {
+                operations::check_all(&mut group, length);
+            }
+            println!("right");
+        }
+        "steady" => steady(group),
+        "rebuild" => rebuild(group, &config),
+        "rejoin" => println!("whole {}", sum(&mut group)),
+        work => {
+            group.barrier().unwrap();
+            println!("ready");
+            let error = loop {
+                if let Err(error) = step(&mut group, work) {
+                    break error;
+                }
+            };
+            println!("{}", describe(&error));
+            drop(group);
+            println!("{}", before.left());
+        }
+    }
+}
+
+/// Rank 0 chooses its port itself and tells it, so that nobody else can have taken it.
+fn with_listener(mut config: Config) -> Config {
+    if config.rank == 0 {
+        let listener = TcpListener::bind(&config.coordinator).unwrap();
+        println!("port {}", listener.local_addr().unwrap().port());
+        config.listener = Some(Arc::new(listener));
+    }
+    config
+}
+
+fn describe(error: &CommError) -> String {
+    match error {
+        CommError::PeerLost { rank, .. } => format!("lost {rank}"),
+        CommError::Stalled { rank, .. } => format!("stalled {rank}"),
+        error => format!("error {error}"),
+    }
+}
+
+/// One operation, over and over the same.
+fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    let counts = vec![20_000; size];
+    let (part, mut whole) = (vec![1u16; 20_000], vec![1u16; 20_000 * size]);
+    match work {
+        "small" => group.all_reduce(&mut [1f32; 2048], Op::Sum),
+        "large" => group.all_reduce(&mut vec![1f32; 1 << 20], Op::Sum),
+        "chain" => {
+            group.force_algorithm(Some(Algorithm::Chain));
+            group.all_reduce(&mut vec![1f32; 1 << 20], Op::Sum)
+        }
+        "background" => group.start_all_reduce(&mut vec![1f32; 100_000], Op::Sum)?.wait(),
+        "barrier" => group.barrier(),
+        "broadcast" => group.broadcast(1, &mut whole),
+        "all_gather" => group.all_gather(&part, &mut whole, &counts),
+        "reduce_scatter" => group.reduce_scatter(&whole, &mut [0u16; 20_000], &counts, Op::Sum),
+        "gather" => group.gather(2, &part, (rank == 2).then_some(&mut whole[..]), &counts),
+        "scatter" => group.scatter(0, (rank == 0).then_some(&whole[..]), &mut [0u16; 20_000], &counts),
+        "all_to_all" => {
+            let data = whole.clone();
+            group.all_to_all(&data, &counts, &mut whole, &counts)
+        }
+        "ring" => {
+            let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+            if rank == 0 {
+                group.send(next, &part)?;
+                group.recv(before, &mut whole[..20_000])
+            } else {
+                group.recv(before, &mut whole[..20_000])?;
+                group.send(next, &part)
+            }
+        }
+        // Everyone waits for rank 0, which waits for the last one: nobody talks to the ranks between.
+        "idle" if rank == 0 => group.recv_idle(size - 1, &mut [0u8; 8]),
+        "idle" => group.broadcast_idle(0, &mut [0u8; 8]),
+        // Rank 0 sends more than fits to a rank that waits for another one.
+        "send" if rank == 0 => group.send(1, &vec![0u8; 64 << 20]),
+        "send" => group.recv_idle(size - rank, &mut [0u8; 1]),
+        work => panic!("unknown work {work}"),
+    }
+}
+
+/// Goes on for a while, whatever becomes of the ranks' pace.
+fn steady(mut group: Group) {
+    group.barrier().unwrap();
+    println!("ready");
+    let started = Instant::now();
+    loop {
+        operations::check_all_reduce(&mut group, 2048);
+        let mut over = [u8::from(started.elapsed() > STEADY)];
+        group.all_reduce(&mut over, Op::Max).unwrap();
+        if over == [1] {
+            break;
+        }
+    }
+    println!("done");
+}
+
+/// Once a rank is lost, forms a group without it, and then one with it again.
+fn rebuild(mut group: Group, config: &Config) {
+    let (rank, size) = (group.rank(), group.size());
+    let listeners = (rank == 0).then(|| [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap()));
+    let mut ports = [0u16; 2];
+    if let Some(listeners) = &listeners {
+        ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    }
+    group.broadcast(0, &mut ports).unwrap();
+    println!("ready {}", ports[1]);
+    let lost = loop {
+        match group.barrier() {
+            Ok(()) => {}
+            Err(CommError::PeerLost { rank, .. }) => break rank,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    drop(group);
+    let mut listeners = listeners.into_iter().flatten();
+    let mut form = |rank: usize, size: usize, port: u16| {
+        let mut next = config.clone();
+        (next.rank, next.size) = (rank, size);
+        next.coordinator = SocketAddr::from(([127, 0, 0, 1], port)).to_string();
+        next.listener = listeners.next().map(Arc::new);
+        Group::init(next).unwrap()
+    };
+    let mut without = form(rank - usize::from(rank > lost), size - 1, ports[0]);
+    println!("without {lost}: {}", sum(&mut without));
+    println!("whole {}", sum(&mut form(rank, size, ports[1])));
+}
+
+fn sum(group: &mut Group) -> f32 {
+    let mut data = vec![1f32; 70_000];
+    group.all_reduce(&mut data, Op::Sum).unwrap();
+    assert_eq!(data, vec![data[0]; data.len()]);
+    data[0]
+}
+
+/// What a group uses and must give back.
+#[derive(Debug, PartialEq)]
+struct Resources {
+    descriptors: usize,
+    threads: usize,
+    shared_mappings: usize,
+}
+
+impl Resources {
+    fn now() -> Self {
+        let entries = |path| std::fs::read_dir(path).unwrap().count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            shared_mappings: maps.lines().filter(|line| line.contains("thunder-link")).count(),
+        }
+    }
+
+    /// "clean" once all is as before, or what is not.
+    fn left(&self) -> String {
+        let deadline = Instant::now() + CLEAN_UP_LIMIT;
+        loop {
+            let now = Self::now();
+            if now == *self {
+                return "clean".to_owned();
+            }
+            if Instant::now() > deadline {
+                return format!("clean it is not: {now:?}, before {self:?}");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
