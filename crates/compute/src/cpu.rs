@@ -6,6 +6,7 @@ mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+pub mod peak;
 pub mod pool;
 mod quantize;
 mod rows;

@@ -2,11 +2,12 @@
 
 mod comm;
 mod generate;
+mod kernels;
 mod membw;
 
 use clap::{Args, Subcommand};
 
-/// Measure: decode, prefill, memory bandwidth, collectives
+/// Measure: decode, prefill, kernels, memory bandwidth, collectives
 ///
 /// Compare figures of one run: machines are noisy, and ratios side by side mean more than absolute times.
 #[derive(Args)]
@@ -19,6 +20,7 @@ pub struct BenchCommand {
 enum What {
     Decode(generate::DecodeCommand),
     Prefill(generate::PrefillCommand),
+    Kernels(kernels::KernelsCommand),
     Membw(membw::MembwCommand),
     Comm(comm::CommCommand),
 }
@@ -29,6 +31,7 @@ impl BenchCommand {
         match self.what {
             What::Decode(command) => command.run(),
             What::Prefill(command) => command.run(),
+            What::Kernels(command) => command.run(),
             What::Membw(command) => command.run(),
             What::Comm(command) => command.run(),
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use thunder_cluster::local::{LOCAL_RANKS, LocalRanks};
 use thunder_collectives::{Config, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -72,12 +73,22 @@ pub enum Parallel {
 }
 
 /// `--activations`.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub enum ActivationBits {
     /// One byte.
     Int8,
     /// Two bytes.
     Int16,
+}
+
+impl From<ActivationBits> for Activations {
+    fn from(bits: ActivationBits) -> Self {
+        match bits {
+            ActivationBits::Int8 => Self::Int8,
+            ActivationBits::Int16 => Self::Int16,
+        }
+    }
 }
 
 /// `--transport`.
@@ -253,10 +264,7 @@ fn cpu_config(args: &EngineArgs, local_ranks: usize) -> anyhow::Result<CpuConfig
         threads,
         first_core: None,
         isa: Isa::detect().map_err(anyhow::Error::msg)?,
-        activations: match args.activations {
-            ActivationBits::Int8 => Activations::Int8,
-            ActivationBits::Int16 => Activations::Int16,
-        },
+        activations: args.activations.into(),
     })
 }
 

@@ -44,6 +44,9 @@ fn flags() {
         (&["serve", "--host", "0.0.0.0", "--port", "0"], &["0.0.0.0", "API key", "127.0.0.1"]),
         (&["serve", "--port", "99999"], &["99999"]),
         (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
+        (&["bench", "kernels", "--op", "7/64"], &["7/64", "BITS/GROUP"]),
+        (&["bench", "kernels", "--kernel", "sse"], &["--kernel sse", "portable"]),
+        (&["bench", "kernels", "--rows", "0"], &["--rows"]),
         (&["model", "synth", "--arch", "llama-9b", "/tmp/never"], &["llama-9b", "llama-8b"]),
     ];
     for (args, expected) in cases {

@@ -104,6 +104,25 @@ fn the_demo_shows_both() {
 }
 
 #[test]
+fn kernels_are_measured() {
+    let measured =
+        run_json(&["bench", "kernels", "--op", "2/128,attention", "--rows", "1,20", "--time", "1", "--json"]);
+    let rows = measured["rows"].as_array().unwrap();
+    let best = rows.last().unwrap()["kernel"].as_str().unwrap();
+    for (operation, step) in [("2/128", 1), ("2/128", 20), ("attention", 1), ("attention", 20)] {
+        let row = rows
+            .iter()
+            .find(|row| row["kernel"] == best && row["operation"] == operation && row["rows"] == step)
+            .unwrap_or_else(|| panic!("no {operation} with {step} rows in {measured}"));
+        for share in ["memory_share", "peak_share"] {
+            let share = row[share].as_f64().unwrap();
+            assert!(share > 0.0 && share < 2.0, "{row}");
+        }
+    }
+    assert!(measured["hand_over_us"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
 fn chat_remembers_and_ends() {
     use std::io::Write;
     let mut child = thunder(&["chat", "builtin"])

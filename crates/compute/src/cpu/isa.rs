@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::attention::{Heads, attend};
 use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
+use super::peak::{Arithmetic, Operands, pass};
 use super::quantize::RowWriter;
 use super::rows;
 #[cfg(target_arch = "x86_64")]
@@ -111,6 +112,11 @@ entry! {
 entry! {
     /// Reads bytes.
     fn sum_bytes(bytes: &[u8], out: &mut f32) = sum
+}
+
+entry! {
+    /// Multiplies and adds.
+    fn arithmetic(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass
 }
 
 #[inline(always)]

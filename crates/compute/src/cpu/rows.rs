@@ -41,20 +41,30 @@ pub(super) unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) 
     let (gate, up) = (&gate[..out.len()], &up[..out.len()]);
     // SAFETY: all offsets are below `whole`, which is within each slice.
     unsafe {
-        let silu_times = |gate: S::F, up: S::F| {
-            let denominator = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), gate)));
-            S::mul(S::div(gate, denominator), up)
-        };
         for i in (0..whole).step_by(LANES) {
-            let v = silu_times(S::load(gate.as_ptr().add(i)), S::load(up.as_ptr().add(i)));
+            let v = silu_times::<S>(S::load(gate.as_ptr().add(i)), S::load(up.as_ptr().add(i)));
             S::store(out.as_mut_ptr().add(i), v);
         }
         // The tail goes through the same arithmetic, so that a channel's value does not depend on where a shard begins.
         for i in whole..out.len() {
             let mut lane = [0.0; LANES];
-            S::store(lane.as_mut_ptr(), silu_times(S::splat(gate[i]), S::splat(up[i])));
+            S::store(lane.as_mut_ptr(), silu_times::<S>(S::splat(gate[i]), S::splat(up[i])));
             out[i] = lane[0];
         }
+    }
+}
+
+/// Not a closure: those do not have the instruction set of the function around them, so that each operation in them
+/// would be a call.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn silu_times<S: Simd>(gate: S::F, up: S::F) -> S::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let denominator = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), gate)));
+        S::mul(S::div(gate, denominator), up)
     }
 }
 

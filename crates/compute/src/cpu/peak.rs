@@ -1,0 +1,115 @@
+//! Loops of the kernels' own arithmetic and of nothing else: what a product can come near to.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use super::isa::{self, Isa};
+use super::pool::Pool;
+use super::simd::{LANES, Simd};
+
+/// What a kernel multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Bytes, summed in integers: products with quantized weights.
+    Bytes,
+    /// Floats: products with plain weights, attention.
+    Floats,
+}
+
+/// Vectors that a pass reads, all within the first-level cache.
+const VECTORS: usize = 256;
+
+/// Numbers that the loops read.
+pub(super) struct Operands {
+    bytes: [u8; VECTORS * 4],
+    floats: [f32; VECTORS],
+    start: [f32; LANES],
+}
+
+/// Multiplications and additions a second, each counted as one, of `threads` threads together: the best of many passes.
+pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: Duration) -> f64 {
+    const PASSES: usize = 64;
+    let operands = black_box(Operands {
+        bytes: std::array::from_fn(|i| i as u8),
+        floats: [1e-3; VECTORS],
+        start: [1.0; LANES],
+    });
+    let macs = match arithmetic {
+        Arithmetic::Bytes => 4 * LANES,
+        Arithmetic::Floats => LANES,
+    };
+    let mut pool = Pool::new(threads, None);
+    let (mut best, began) = (0.0f64, Instant::now());
+    while began.elapsed() < time || best == 0.0 {
+        // A loop with few accumulators waits for their latency, one with many spills: which is best depends on the set.
+        for chains in [4, 8, 12] {
+            let round = Instant::now();
+            pool.run(&|_| {
+                let mut sum = 0.0;
+                for _ in 0..PASSES {
+                    // SAFETY: the set was detected.
+                    unsafe { isa::arithmetic(isa, &operands, arithmetic, chains, &mut sum) };
+                }
+                black_box(sum);
+            });
+            let operations = 2 * macs * VECTORS * chains * PASSES * threads;
+            best = best.max(operations as f64 / round.elapsed().as_secs_f64());
+        }
+    }
+    best
+}
+
+/// One pass over the operands with `chains` accumulators.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+pub(super) unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        *out += match (arithmetic, chains) {
+            (Arithmetic::Bytes, 4) => bytes::<S, 4>(from),
+            (Arithmetic::Bytes, 8) => bytes::<S, 8>(from),
+            (Arithmetic::Bytes, _) => bytes::<S, 12>(from),
+            (Arithmetic::Floats, 4) => floats::<S, 4>(from),
+            (Arithmetic::Floats, 8) => floats::<S, 8>(from),
+            (Arithmetic::Floats, _) => floats::<S, 12>(from),
+        };
+    }
+}
+
+/// # Safety
+/// As [`pass`].
+#[inline(always)]
+unsafe fn bytes<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
+    // SAFETY: four bytes are read of each of the `VECTORS` fours; weights begin at least a vector before the end.
+    unsafe {
+        // Different weights for each accumulator, or the compiler would notice that their sums are the same.
+        let weights: [S::B; CHAINS] = std::array::from_fn(|c| S::load_b(from.bytes.as_ptr().add(16 * c)));
+        let mut acc = [S::zero_i(); CHAINS];
+        for i in 0..VECTORS {
+            for c in 0..CHAINS {
+                acc[c] = S::dot4(acc[c], weights[c], from.bytes.as_ptr().add(4 * i).cast());
+            }
+        }
+        acc.into_iter().map(|acc| S::reduce_add(S::to_f(acc))).sum()
+    }
+}
+
+/// # Safety
+/// As [`pass`].
+#[inline(always)]
+unsafe fn floats<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
+    // SAFETY: `start` is a vector, and `i` is below `VECTORS`.
+    unsafe {
+        let start = S::load(from.start.as_ptr());
+        let mut acc: [S::F; CHAINS] = std::array::from_fn(|c| S::mul(start, S::splat(c as f32)));
+        for i in 0..VECTORS {
+            let x = S::splat(from.floats[i]);
+            for acc in &mut acc {
+                *acc = S::fma(*acc, x, start);
+            }
+        }
+        acc.into_iter().map(|acc| S::reduce_add(acc)).sum()
+    }
+}

@@ -1,0 +1,179 @@
+//! `thunder bench kernels`.
+
+mod operations;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use thunder_collectives::Group;
+use thunder_compute::cpu::peak::{self, Arithmetic};
+use thunder_compute::cpu::pool::Pool;
+use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
+
+use crate::session::ActivationBits;
+use crate::table;
+use operations::{Operation, Subject};
+
+/// Bytes that are read to know the memory's bandwidth; more than caches hold.
+const BANDWIDTH_BYTES: usize = 1 << 30;
+
+/// Each kernel's share of the memory's bandwidth and of the arithmetic's peak
+///
+/// For every instruction set that this CPU has: products in every weight format, with few rows, which read memory, and with
+/// many, which compute; attention and the operations between. The peak is that of a loop of the same instruction. Weights,
+/// keys and values are cycled through, so that they come from memory as they do in a model.
+#[derive(Args)]
+pub struct KernelsCommand {
+    /// Instruction sets, as THUNDER_KERNEL names them [default: all that this CPU has]
+    #[arg(long = "kernel", value_name = "NAME", value_delimiter = ',')]
+    kernels: Vec<String>,
+    /// Operations: weights as BITS/GROUP, bf16, f16 or f32; attention, norm, swiglu [default: all]
+    #[arg(long = "op", value_name = "OP", value_delimiter = ',')]
+    operations: Vec<Operation>,
+    /// Rows of a step
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,512",
+          value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
+    rows: Vec<u16>,
+    /// Precision of activations in products with quantized weights
+    #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
+    activations: ActivationBits,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+    /// Milliseconds for each figure
+    #[arg(long, default_value_t = 100)]
+    time: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One figure.
+#[derive(Serialize)]
+struct Row {
+    kernel: &'static str,
+    operation: String,
+    rows: usize,
+    us: f64,
+    bytes_per_s: f64,
+    memory_share: f64,
+    operations_per_s: f64,
+    peak_share: f64,
+}
+
+impl KernelsCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let threads = usize::from(self.threads);
+        let time = Duration::from_millis(self.time);
+        let kernels = kernels(&self.kernels)?;
+        let operations = if self.operations.is_empty() { Operation::all() } else { self.operations };
+        let isa = Isa::detect().map_err(anyhow::Error::msg)?;
+        let bandwidth = memory::read_bandwidth(threads, BANDWIDTH_BYTES, isa, Duration::from_secs(1))?;
+        let mut rows = Vec::new();
+        for isa in kernels {
+            let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));
+            let (bytes_peak, floats_peak) = (peak(Arithmetic::Bytes), peak(Arithmetic::Floats));
+            let activations = self.activations.into();
+            let mut backend =
+                CpuBackend::new(&CpuConfig { threads, first_core: None, isa, activations }, Group::solo());
+            for &operation in &operations {
+                let mut subject = Subject::new(operation, &mut backend)?;
+                for &step in &self.rows {
+                    let step = usize::from(step);
+                    let work = subject.begin(&mut backend, step);
+                    let us = median_us(time, || subject.run(&mut backend));
+                    let peak = match work.arithmetic {
+                        Arithmetic::Bytes => bytes_peak,
+                        Arithmetic::Floats => floats_peak,
+                    };
+                    let bytes_per_s = work.bytes as f64 / us * 1e6;
+                    let operations_per_s = work.operations as f64 / us * 1e6;
+                    rows.push(Row {
+                        kernel: isa.name(),
+                        operation: operation.to_string(),
+                        rows: step,
+                        us,
+                        bytes_per_s,
+                        memory_share: bytes_per_s / bandwidth,
+                        operations_per_s,
+                        peak_share: operations_per_s / peak,
+                    });
+                }
+            }
+        }
+        let hand_over_us = hand_over_us(threads.max(2));
+        if self.json {
+            let object = json!({
+                "threads": threads, "activations": self.activations, "memory_bytes_per_s": bandwidth,
+                "hand_over_threads": threads.max(2), "hand_over_us": hand_over_us, "rows": rows,
+            });
+            println!("{object}");
+        } else {
+            print(&rows);
+            println!("threads: {threads}, which read {:.1} GB/s from memory", bandwidth / 1e9);
+            println!("an empty job for {} threads: {hand_over_us:.2} µs", threads.max(2));
+        }
+        Ok(())
+    }
+}
+
+/// Those that are named, or all.
+fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
+    let available = Isa::available();
+    if names.is_empty() {
+        return Ok(available);
+    }
+    let find = |name: &String| {
+        available.iter().copied().find(|isa| isa.name() == name).with_context(|| {
+            let all: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+            format!("--kernel {name}: this CPU runs {}", all.join(", "))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// The median over many runs; the first, which touches memory that may never have been touched, counts only for operations
+/// that take longer than the time for the figure.
+fn median_us(time: Duration, mut run: impl FnMut()) -> f64 {
+    let mut timed = || {
+        let start = Instant::now();
+        run();
+        start.elapsed()
+    };
+    let (began, first) = (Instant::now(), timed());
+    let mut all = Vec::new();
+    while began.elapsed() < time {
+        all.push(timed());
+    }
+    all.sort_unstable();
+    all.get(all.len() / 2).unwrap_or(&first).as_secs_f64() * 1e6
+}
+
+/// What it takes to run a job that does nothing on all threads of a pool.
+fn hand_over_us(threads: usize) -> f64 {
+    const JOBS: u32 = 1000;
+    let mut pool = Pool::new(threads, Some(0));
+    median_us(Duration::from_millis(100), || (0..JOBS).for_each(|_| pool.run(&|_| ()))) / f64::from(JOBS)
+}
+
+fn print(rows: &[Row]) {
+    let headings = ["kernel", "operation", "rows", "µs", "GB/s", "of memory", "Gop/s", "of peak"];
+    let mut table = table::new(&headings);
+    for row in rows {
+        table.add_row([
+            row.kernel.to_owned(),
+            row.operation.clone(),
+            row.rows.to_string(),
+            format!("{:.1}", row.us),
+            format!("{:.2}", row.bytes_per_s / 1e9),
+            format!("{:.0} %", 100.0 * row.memory_share),
+            format!("{:.1}", row.operations_per_s / 1e9),
+            format!("{:.0} %", 100.0 * row.peak_share),
+        ]);
+    }
+    println!("{table}");
+}

@@ -1,0 +1,329 @@
+//! What is measured: operations of a backend with operands that lie in memory, not in a cache.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use thunder_compute::cpu::peak::Arithmetic;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{
+    AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, KvLayer, KvShape, MatrixSource, Rope,
+    Step, Strided,
+};
+
+/// The most rows of a step.
+pub const MAX_ROWS: usize = 2048;
+
+/// Weights that are cycled through: several times the last-level caches of desktops, more than twice those of servers.
+const WEIGHT_BYTES: usize = 256 << 20;
+/// A matrix of a 1B model: the product reads as many bytes as there.
+const OUTPUTS: usize = 8192;
+const INPUTS: usize = 2048;
+
+/// Heads of an 8B model.
+const HEAD_DIM: usize = 128;
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+/// Positions of a sequence; steps end at the last.
+const CONTEXT: usize = 2048;
+/// Steps of up to so many rows decode a sequence with each, larger ones read a prompt.
+const SEQUENCES: usize = 16;
+/// 256 MiB of keys and values with the sequences above, in f16.
+const LAYERS: usize = 2;
+
+/// An operation, as the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// A product with weights.
+    Linear(Encoding),
+    Attention,
+    Norm,
+    Swiglu,
+}
+
+impl Operation {
+    /// All, those that matter most first.
+    pub fn all() -> Vec<Self> {
+        let affine = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
+        let mut all = Vec::new();
+        for bits in [4, 8, 2, 3, 5, 6] {
+            all.extend([64, 32, 128].map(|group| Self::Linear(affine(bits, group))));
+        }
+        all.extend([Float::BF16, Float::F16].map(|float| Self::Linear(Encoding::Float(float))));
+        all.extend([Self::Attention, Self::Norm, Self::Swiglu]);
+        all
+    }
+}
+
+impl FromStr for Operation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let float = |float| Ok(Self::Linear(Encoding::Float(float)));
+        match text {
+            "attention" => Ok(Self::Attention),
+            "norm" => Ok(Self::Norm),
+            "swiglu" => Ok(Self::Swiglu),
+            "bf16" => float(Float::BF16),
+            "f16" => float(Float::F16),
+            "f32" => float(Float::F32),
+            _ => Self::all().into_iter().find(|operation| operation.to_string() == text).ok_or_else(|| {
+                "must be BITS/GROUP with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128; bf16, f16, f32, attention, \
+                 norm or swiglu"
+                    .to_owned()
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Linear(Encoding::Affine { bits, group, .. }) => write!(f, "{bits}/{group}"),
+            Self::Linear(Encoding::Float(Float::BF16)) => f.write_str("bf16"),
+            Self::Linear(Encoding::Float(Float::F16)) => f.write_str("f16"),
+            Self::Linear(Encoding::Float(Float::F32)) => f.write_str("f32"),
+            Self::Attention => f.write_str("attention"),
+            Self::Norm => f.write_str("norm"),
+            Self::Swiglu => f.write_str("swiglu"),
+        }
+    }
+}
+
+/// What one run does.
+pub struct Work {
+    /// Weights, keys and values that are read; for the operations between, all that is read and written.
+    pub bytes: usize,
+    /// Multiplications and additions of products, each counted as one: an activation counts once, of however many bytes it is.
+    pub operations: usize,
+    /// Whose peak they are held against.
+    pub arithmetic: Arithmetic,
+}
+
+type Matrix = <CpuBackend as Backend>::Matrix;
+type Buffer = <CpuBackend as Backend>::Buffer;
+type Kv = <CpuBackend as Backend>::Kv;
+type Attention = AttentionSpec<<CpuBackend as Backend>::Vector>;
+
+/// An operation with its operands.
+pub enum Subject {
+    /// One of the matrices after the other.
+    Linear {
+        encoding: Encoding,
+        matrices: Vec<Matrix>,
+        next: usize,
+        x: Buffer,
+        out: Buffer,
+    },
+    Attention(Box<Sequences>),
+    Norm {
+        weight: <CpuBackend as Backend>::Vector,
+        x: Buffer,
+        out: Buffer,
+    },
+    Swiglu {
+        x: Buffer,
+        out: Buffer,
+    },
+}
+
+/// A step of one of the sequences after the other, or of all of them.
+pub struct Sequences {
+    spec: Attention,
+    rope: Rope,
+    kv: Kv,
+    step: Step,
+    rows: usize,
+    next: usize,
+    qkv: Buffer,
+    out: Buffer,
+}
+
+impl Subject {
+    /// Makes the operands.
+    pub fn new(operation: Operation, backend: &mut CpuBackend) -> Result<Self, ComputeError> {
+        Ok(match operation {
+            Operation::Linear(encoding) => Self::Linear {
+                encoding,
+                matrices: matrices(encoding, backend)?,
+                next: 0,
+                x: backend.buffer(MAX_ROWS, INPUTS)?,
+                out: backend.buffer(MAX_ROWS, OUTPUTS)?,
+            },
+            Operation::Attention => {
+                let spec = spec((0..KV_HEADS).map(|head| {
+                    let group = HEADS / KV_HEADS;
+                    head * group..(head + 1) * group
+                }));
+                Self::Attention(Box::new(Sequences {
+                    kv: filled_cache(backend)?,
+                    rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0 },
+                    step: Step::default(),
+                    rows: 0,
+                    next: 0,
+                    qkv: backend.buffer(MAX_ROWS, spec.qkv_width())?,
+                    out: backend.buffer(MAX_ROWS, HEADS * HEAD_DIM)?,
+                    spec,
+                }))
+            }
+            Operation::Norm => Self::Norm {
+                weight: backend.vector(&[1.0; INPUTS]),
+                x: backend.buffer(MAX_ROWS, INPUTS)?,
+                out: backend.buffer(MAX_ROWS, INPUTS)?,
+            },
+            Operation::Swiglu => Self::Swiglu {
+                x: backend.buffer(MAX_ROWS, 2 * OUTPUTS)?,
+                out: backend.buffer(MAX_ROWS, OUTPUTS)?,
+            },
+        })
+    }
+
+    /// Sets the rows of a step, and tells what a run is from now on.
+    pub fn begin(&mut self, backend: &mut CpuBackend, rows: usize) -> Work {
+        let (bytes, operations, arithmetic) = match self {
+            Self::Linear { encoding, x, .. } => {
+                backend.write(&numbers(rows * INPUTS), x);
+                let arithmetic = match encoding {
+                    Encoding::Float(_) => Arithmetic::Floats,
+                    Encoding::Affine { .. } => Arithmetic::Bytes,
+                };
+                (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
+            }
+            Self::Attention(sequences) => {
+                sequences.rows = rows;
+                backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv);
+                // Of each key and value two bytes a number; for each visible one a product for its score, one for the sum.
+                let (tokens, visible) = match rows {
+                    ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
+                    _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
+                };
+                (2 * 2 * tokens * KV_HEADS * HEAD_DIM, 2 * 2 * visible * HEADS * HEAD_DIM, Arithmetic::Floats)
+            }
+            Self::Norm { x, .. } => {
+                backend.write(&numbers(rows * INPUTS), x);
+                (2 * 4 * rows * INPUTS, 2 * 2 * rows * INPUTS, Arithmetic::Floats)
+            }
+            // The exponent takes more operations than the products that are counted.
+            Self::Swiglu { x, .. } => {
+                backend.write(&numbers(rows * 2 * OUTPUTS), x);
+                (3 * 4 * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
+            }
+        };
+        Work { bytes, operations, arithmetic }
+    }
+
+    /// Computes a step.
+    pub fn run(&mut self, backend: &mut CpuBackend) {
+        match self {
+            Self::Linear { matrices, next, x, out, .. } => {
+                backend.linear(x, &matrices[*next], out);
+                *next = (*next + 1) % matrices.len();
+            }
+            Self::Attention(sequences) => sequences.run(backend),
+            Self::Norm { weight, x, out } => backend.rms_norm(x, weight, 1e-5, out),
+            Self::Swiglu { x, out } => backend.swiglu(x, out),
+        }
+    }
+}
+
+impl Sequences {
+    fn run(&mut self, backend: &mut CpuBackend) {
+        self.step.clear();
+        let sequences = if self.rows <= SEQUENCES { self.rows } else { 1 };
+        let of_each = self.rows / sequences;
+        for _ in 0..sequences {
+            push(&mut self.step, self.next % SEQUENCES, CONTEXT - of_each, of_each);
+            self.next = (self.next + 1) % (SEQUENCES * LAYERS);
+        }
+        backend.begin(&self.step, std::slice::from_ref(&self.rope));
+        let layer = self.next / SEQUENCES;
+        backend.attention(&self.spec, &self.step, &mut self.qkv, &mut self.kv, layer, &mut self.out);
+    }
+}
+
+/// Repeatable numbers in −1..1.
+fn numbers(count: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Matrices of [`WEIGHT_BYTES`] together, all with the same weights.
+fn matrices(encoding: Encoding, backend: &mut CpuBackend) -> Result<Vec<Matrix>, ComputeError> {
+    let values = numbers(OUTPUTS * INPUTS);
+    let (weight, numbers_of_groups) = match encoding {
+        Encoding::Float(Float::F32) => (values.iter().flat_map(|x| x.to_le_bytes()).collect(), Vec::new()),
+        Encoding::Float(Float::F16) => {
+            (values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(), Vec::new())
+        }
+        Encoding::Float(Float::BF16) => {
+            (values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(), Vec::new())
+        }
+        Encoding::Affine { bits, group, .. } => (
+            values[..OUTPUTS * INPUTS * bits as usize / 8].iter().map(|x| (x * 128.0) as i8 as u8).collect(),
+            f16::from_f32(0.01).to_le_bytes().repeat(OUTPUTS * INPUTS / group),
+        ),
+    };
+    let view = |bytes| -> Strided<'_> {
+        let bytes: &[u8] = bytes;
+        Strided { bytes, stride: bytes.len() / OUTPUTS, row_bytes: bytes.len() / OUTPUTS }
+    };
+    let weight: Vec<u8> = weight;
+    let source = MatrixSource {
+        rows: OUTPUTS,
+        cols: INPUTS,
+        encoding,
+        weight: view(&weight),
+        scales: matches!(encoding, Encoding::Affine { .. })
+            .then(|| (view(&numbers_of_groups), view(&numbers_of_groups))),
+        bias: None,
+        release: None,
+    };
+    (0..WEIGHT_BYTES.div_ceil(source.bytes()))
+        .map(|_| backend.matrix(std::slice::from_ref(&source)))
+        .collect()
+}
+
+fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
+    AttentionSpec {
+        head_dim: HEAD_DIM,
+        queries_of: queries_of.collect(),
+        scale: 1.0,
+        window: None,
+        qk_norm: None,
+        rope: Some(0),
+        temperature: None,
+        out_column: 0,
+    }
+}
+
+/// Keys and values of all sequences and layers, written by attention without a query.
+fn filled_cache(backend: &mut CpuBackend) -> Result<Kv, ComputeError> {
+    let layer = KvLayer { heads: KV_HEADS, head_dim: HEAD_DIM };
+    let blocks = SEQUENCES * CONTEXT / KV_BLOCK_TOKENS;
+    let mut kv = backend.kv_cache(KvShape { layers: vec![layer; LAYERS], blocks })?;
+    let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
+    let mut qkv = backend.buffer(CONTEXT, spec.qkv_width())?;
+    let mut out = backend.buffer(CONTEXT, 1)?;
+    backend.write(&numbers(CONTEXT * spec.qkv_width()), &mut qkv);
+    let mut step = Step::default();
+    for sequence in 0..SEQUENCES {
+        step.clear();
+        push(&mut step, sequence, 0, CONTEXT);
+        backend.begin(&step, &[]);
+        for layer in 0..LAYERS {
+            backend.attention(&spec, &step, &mut qkv, &mut kv, layer, &mut out);
+        }
+    }
+    Ok(kv)
+}
+
+/// Adds rows of a sequence to a step.
+fn push(step: &mut Step, sequence: usize, start: usize, rows: usize) {
+    const BLOCKS: usize = CONTEXT / KV_BLOCK_TOKENS;
+    let blocks: [u32; BLOCKS] = std::array::from_fn(|block| (sequence * BLOCKS + block) as u32);
+    step.push(&[0; CONTEXT][..rows], start, &blocks, false);
+}
