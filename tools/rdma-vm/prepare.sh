@@ -7,6 +7,7 @@ packages=(qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core ibverbs-pr
 prepare() {
   local stamp; stamp=$(cat "$here/prepare.sh" "$here/init.sh" | cksum)
   [[ -s $cache/vmlinuz && $(cat "$cache/stamp" 2>/dev/null) = "$stamp" ]] && have_programs && return
+  command -v apt-get >/dev/null || fail "it takes packages of Debian's: run it on a Debian or Ubuntu machine"
   ((EUID == 0)) || fail "'$0 --prepare' must be run as root once, to install ${packages[*]}"
   mkdir -p "$cache"
   # Two callers at once: the second waits, then finds the work done.
