@@ -96,9 +96,40 @@ impl<V> AttentionSpec<V> {
     }
 }
 
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvFormat {
+    /// Half-precision floats.
+    #[default]
+    F16,
+    /// Bytes, with a scale in f32 for each head's key and value of a token: little more than half of the memory, which long
+    /// contexts are read from at each token.
+    Int8,
+}
+
+impl KvFormat {
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes beside the numbers for each head's key of a token, and as many for its value.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::F16 => 0,
+            Self::Int8 => size_of::<f32>(),
+        }
+    }
+}
+
 /// The size of a KV cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvShape {
+    /// How numbers are kept.
+    pub format: KvFormat,
     /// The layers on this rank.
     pub layers: Vec<KvLayer>,
     /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens.
@@ -115,9 +146,10 @@ pub struct KvLayer {
 }
 
 impl KvShape {
-    /// Bytes that one token takes in all layers, keys and values, at two bytes a number.
+    /// Bytes that one token takes in all layers, keys and values.
     pub fn bytes_per_token(&self) -> usize {
-        self.layers.iter().map(|layer| layer.heads * layer.head_dim * 2 * 2).sum()
+        let of_head = |dim: usize| 2 * (dim * self.format.bytes() + self.format.scale_bytes());
+        self.layers.iter().map(|layer| layer.heads * of_head(layer.head_dim)).sum()
     }
 }
 

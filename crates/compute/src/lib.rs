@@ -9,7 +9,7 @@ pub mod memory;
 pub mod source;
 pub mod step;
 
-pub use backend::{AttentionSpec, Backend, ComputeError, KvLayer, KvShape, QkNorm, Rope};
+pub use backend::{AttentionSpec, Backend, ComputeError, KvFormat, KvLayer, KvShape, QkNorm, Rope};
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa};
 pub use source::{Encoding, Float, MatrixSource, Release, Strided};
 pub use step::{Step, StepSequence};

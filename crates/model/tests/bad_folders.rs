@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
+use thunder_compute::KvFormat;
 use thunder_model::model::demand;
 use thunder_model::synth::{self, Shape};
 use thunder_model::{ModelFolder, Parallelism, Plan};
@@ -38,7 +39,7 @@ fn copy() -> TempDir {
 /// All that is read of a folder before its weights are packed.
 fn read(folder: &Path) -> Result<(), Box<dyn Error>> {
     let folder = ModelFolder::open(folder)?;
-    demand(&folder, &Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?)?;
+    demand(&folder, &Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?, KvFormat::F16)?;
     folder.tokenizer()?;
     folder.chat_template()?;
     Ok(())

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, Step};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
 
 fn cases() -> Vec<PathBuf> {
@@ -55,7 +55,7 @@ fn logits(
     let rank = group.rank();
     let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
     let mut backend = CpuBackend::new(&config, group);
-    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8 };
+    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, kv_format: KvFormat::F16 };
     let mut model = Model::load(folder, plan, rank, capacity, &mut backend, &mut |_, _| {}).unwrap();
     golden(&folder.path)
         .iter()

@@ -28,7 +28,7 @@ impl PlanCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(&self.model)?;
         let plan = session::plan(&folder, &self.engine, self.engine.world_size())?;
-        let demands = thunder_model::model::demand(&folder, &plan)?;
+        let demands = thunder_model::model::demand(&folder, &plan, self.engine.kv.into())?;
         if self.json {
             println!("{}", to_json(&folder, &plan, &demands));
         } else {

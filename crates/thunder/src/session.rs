@@ -13,7 +13,7 @@ use serde::Serialize;
 use thunder_cluster::local::{LOCAL_RANKS, LocalRanks};
 use thunder_collectives::{Config, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, CpuConfig, Isa};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
 use thunder_engine::{Engine, EngineError, Limits, ModelInfo, Rank, Sampling, Scheduler};
 use thunder_model::model::demand;
 use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Parallelism, Plan};
@@ -58,6 +58,9 @@ pub struct EngineArgs {
     /// Precision of activations in products with quantized weights: int16 costs no quality, int8 is faster on long prompts
     #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
     pub activations: ActivationBits,
+    /// How keys and values are kept: int8 takes little more than half of f16's memory, and of its time at long contexts
+    #[arg(long, value_enum, default_value_t = KvBits::F16)]
+    pub kv: KvBits,
     /// What ranks talk over
     #[arg(long, value_enum, default_value_t = TransportName::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportName,
@@ -87,6 +90,24 @@ impl From<ActivationBits> for Activations {
         match bits {
             ActivationBits::Int8 => Self::Int8,
             ActivationBits::Int16 => Self::Int16,
+        }
+    }
+}
+
+/// `--kv`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvBits {
+    /// Half-precision floats.
+    F16,
+    /// One byte, with a scale for each head and token.
+    Int8,
+}
+
+impl From<KvBits> for KvFormat {
+    fn from(bits: KvBits) -> Self {
+        match bits {
+            KvBits::F16 => Self::F16,
+            KvBits::Int8 => Self::Int8,
         }
     }
 }
@@ -177,7 +198,7 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         None if args.world_size() == 1 => (None, None),
         None => {
             // Errors that every rank would find are found before there are ranks.
-            demand(&folder, &plan(&folder, args, args.world_size())?)?;
+            demand(&folder, &plan(&folder, args, args.world_size())?, args.kv.into())?;
             let (config, ranks) = LocalRanks::start(args.world_size(), args.transport.name())?;
             (Some(config), Some(ranks))
         }
@@ -194,10 +215,15 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         None => Group::solo(),
     };
     let plan = plan(&folder, args, world.size())?;
-    let demands = demand(&folder, &plan)?;
+    let demands = demand(&folder, &plan, args.kv.into())?;
     let limits = limits(&folder, args, &demands, &mut world, local_ranks)?;
     let cpu = cpu_config(args, local_ranks)?;
-    let capacity = Capacity { rows: limits.rows, logit_rows: limits.sequences, kv_blocks: limits.kv_blocks };
+    let capacity = Capacity {
+        rows: limits.rows,
+        logit_rows: limits.sequences,
+        kv_blocks: limits.kv_blocks,
+        kv_format: args.kv.into(),
+    };
     let transport = transport(&world);
     let is_head = world.rank() == 0;
     let bar = if is_head { progress_bar(demands[0].weight_bytes) } else { ProgressBar::hidden() };

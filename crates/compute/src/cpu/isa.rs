@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::attention::{Heads, attend};
+use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
 use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
 use super::peak::{Arithmetic, Operands, pass};
@@ -110,10 +110,14 @@ entry! {
 }
 
 entry! {
+    /// Queries made ready, keys and values written to the cache.
+    fn arrive(from: &Arrivals<'_>, rows: Range<usize>) = arrive_rows
+}
+
+entry! {
     /// Reads bytes.
     fn sum_bytes(bytes: &[u8], out: &mut f32) = sum
 }
-
 entry! {
     /// Multiplies and adds.
     fn arithmetic(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass

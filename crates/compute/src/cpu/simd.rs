@@ -36,6 +36,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::F;
     unsafe fn store_f16(p: *mut u16, v: Self::F);
     unsafe fn load_bf16(p: *const u16) -> Self::F;
+    unsafe fn load_i8(p: *const i8) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, KvLayer, KvShape, MatrixSource, QkNorm, Release};
+use thunder_compute::{AttentionSpec, Backend, KvFormat, KvLayer, KvShape, MatrixSource, QkNorm, Release};
 
 use super::{Attention, Buffers, FeedForward, Head, Layer, Mixer, Model, Vocabulary};
 use crate::error::ModelError;
@@ -34,11 +34,11 @@ pub struct Demand {
     pub kv_bytes_per_token: u64,
 }
 
-/// What each rank of a plan takes. Reads headers only.
+/// What each rank of a plan takes with keys and values in this format. Reads headers only.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape than the config implies.
-pub fn demand(folder: &ModelFolder, plan: &Plan) -> Result<Vec<Demand>, ModelError> {
+pub fn demand(folder: &ModelFolder, plan: &Plan, kv: KvFormat) -> Result<Vec<Demand>, ModelError> {
     (0..plan.ranks())
         .map(|rank| {
             let shard = plan.shard(rank);
@@ -56,7 +56,7 @@ pub fn demand(folder: &ModelFolder, plan: &Plan) -> Result<Vec<Demand>, ModelErr
                 channels: shard.channels(gated.channels, channel_unit(&loader, &names)?),
                 vocab: shard.vocab(folder.spec.vocab),
                 weight_bytes: sources.bytes(),
-                kv_bytes_per_token: sources.kv_shape(0).bytes_per_token() as u64,
+                kv_bytes_per_token: sources.kv_shape(kv, 0).bytes_per_token() as u64,
             })
         })
         .collect()
@@ -190,13 +190,13 @@ impl<'a> Sources<'a> {
         self.matrices().map(|matrix| matrix.bytes() as u64).sum()
     }
 
-    fn kv_shape(&self, blocks: usize) -> KvShape {
+    fn kv_shape(&self, format: KvFormat, blocks: usize) -> KvShape {
         let layers = self
             .layers
             .iter()
             .map(|layer| KvLayer { heads: layer.attention.kv_heads(), head_dim: layer.attention.head_dim })
             .collect();
-        KvShape { layers, blocks }
+        KvShape { format, layers, blocks }
     }
 }
 
@@ -332,6 +332,8 @@ pub struct Capacity {
     pub logit_rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
+    /// How keys and values are kept.
+    pub kv_format: KvFormat,
 }
 
 impl<B: Backend> Model<B> {
@@ -350,7 +352,7 @@ impl<B: Backend> Model<B> {
         let shard = plan.shard(rank);
         let spec = &folder.spec;
         let sources = Sources::describe(folder, shard, Some(&folder.weights))?;
-        let kv = backend.kv_cache(sources.kv_shape(capacity.kv_blocks))?;
+        let kv = backend.kv_cache(sources.kv_shape(capacity.kv_format, capacity.kv_blocks))?;
         let (total, mut done) = (sources.bytes(), 0);
         let mut pack = |backend: &mut B, parts: &[MatrixSource<'_>]| -> Result<B::Matrix, ModelError> {
             let matrix = backend.matrix(parts)?;

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use tempfile::TempDir;
+use thunder_compute::KvFormat;
 
 use super::*;
 use crate::model::demand;
@@ -41,7 +42,8 @@ fn check(shape: &Shape, quantization: Quantization, shard_bytes: u64, files: usi
         None => 2 * elements,
     };
     let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0]).expect("a plan");
-    let demands = demand(&folder, &plan).expect("every tensor is there and of the right shape");
+    let demands =
+        demand(&folder, &plan, KvFormat::F16).expect("every tensor is there and of the right shape");
     assert_eq!(demands.iter().map(|rank| rank.weight_bytes).sum::<u64>(), bytes as u64);
 }
 

@@ -52,6 +52,10 @@ unsafe impl Simd for Avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         _mm512_add_ps(a, b)
     }

@@ -47,6 +47,10 @@ unsafe impl Simd for Portable {
         bits.map(|b| bf16::from_bits(b).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::F {
+        p.cast::<[i8; LANES]>().read_unaligned().map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a + b)
     }

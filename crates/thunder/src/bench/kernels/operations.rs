@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::peak::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, KvLayer, KvShape, MatrixSource, Rope,
-    Step, Strided,
+    AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, KvFormat, KvLayer, KvShape,
+    MatrixSource, Rope, Step, Strided,
 };
 
 /// The most rows of a step.
@@ -28,15 +28,16 @@ const KV_HEADS: usize = 8;
 const CONTEXT: usize = 2048;
 /// Steps of up to so many rows decode a sequence with each, larger ones read a prompt.
 const SEQUENCES: usize = 16;
-/// 256 MiB of keys and values with the sequences above, in f16.
-const LAYERS: usize = 2;
+/// 512 MiB of keys and values with the sequences above in f16, little more than half of it in bytes.
+const LAYERS: usize = 4;
 
 /// An operation, as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A product with weights.
     Linear(Encoding),
-    Attention,
+    /// Queries over keys and values of this format.
+    Attention(KvFormat),
     Norm,
     Swiglu,
 }
@@ -50,7 +51,8 @@ impl Operation {
             all.extend([64, 32, 128].map(|group| Self::Linear(affine(bits, group))));
         }
         all.extend([Float::BF16, Float::F16].map(|float| Self::Linear(Encoding::Float(float))));
-        all.extend([Self::Attention, Self::Norm, Self::Swiglu]);
+        all.extend([KvFormat::F16, KvFormat::Int8].map(Self::Attention));
+        all.extend([Self::Norm, Self::Swiglu]);
         all
     }
 }
@@ -61,7 +63,8 @@ impl FromStr for Operation {
     fn from_str(text: &str) -> Result<Self, String> {
         let float = |float| Ok(Self::Linear(Encoding::Float(float)));
         match text {
-            "attention" => Ok(Self::Attention),
+            "attention" => Ok(Self::Attention(KvFormat::F16)),
+            "attention-int8" => Ok(Self::Attention(KvFormat::Int8)),
             "norm" => Ok(Self::Norm),
             "swiglu" => Ok(Self::Swiglu),
             "bf16" => float(Float::BF16),
@@ -69,7 +72,7 @@ impl FromStr for Operation {
             "f32" => float(Float::F32),
             _ => Self::all().into_iter().find(|operation| operation.to_string() == text).ok_or_else(|| {
                 "must be BITS/GROUP with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128; bf16, f16, f32, attention, \
-                 norm or swiglu"
+                 attention-int8, norm or swiglu"
                     .to_owned()
             }),
         }
@@ -83,7 +86,8 @@ impl fmt::Display for Operation {
             Self::Linear(Encoding::Float(Float::BF16)) => f.write_str("bf16"),
             Self::Linear(Encoding::Float(Float::F16)) => f.write_str("f16"),
             Self::Linear(Encoding::Float(Float::F32)) => f.write_str("f32"),
-            Self::Attention => f.write_str("attention"),
+            Self::Attention(KvFormat::F16) => f.write_str("attention"),
+            Self::Attention(KvFormat::Int8) => f.write_str("attention-int8"),
             Self::Norm => f.write_str("norm"),
             Self::Swiglu => f.write_str("swiglu"),
         }
@@ -132,6 +136,7 @@ pub struct Sequences {
     spec: Attention,
     rope: Rope,
     kv: Kv,
+    bytes_per_token: usize,
     step: Step,
     rows: usize,
     next: usize,
@@ -150,13 +155,14 @@ impl Subject {
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, OUTPUTS)?,
             },
-            Operation::Attention => {
+            Operation::Attention(format) => {
                 let spec = spec((0..KV_HEADS).map(|head| {
                     let group = HEADS / KV_HEADS;
                     head * group..(head + 1) * group
                 }));
                 Self::Attention(Box::new(Sequences {
-                    kv: filled_cache(backend)?,
+                    kv: filled_cache(format, backend)?,
+                    bytes_per_token: shape(format).bytes_per_token() / LAYERS,
                     rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0 },
                     step: Step::default(),
                     rows: 0,
@@ -192,12 +198,12 @@ impl Subject {
             Self::Attention(sequences) => {
                 sequences.rows = rows;
                 backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv);
-                // Of each key and value two bytes a number; for each visible one a product for its score, one for the sum.
+                // For each visible token a product for its score, and one for the weighted sum.
                 let (tokens, visible) = match rows {
                     ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
                     _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
                 };
-                (2 * 2 * tokens * KV_HEADS * HEAD_DIM, 2 * 2 * visible * HEADS * HEAD_DIM, Arithmetic::Floats)
+                (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, Arithmetic::Floats)
             }
             Self::Norm { x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
@@ -300,11 +306,14 @@ fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
     }
 }
 
-/// Keys and values of all sequences and layers, written by attention without a query.
-fn filled_cache(backend: &mut CpuBackend) -> Result<Kv, ComputeError> {
+fn shape(format: KvFormat) -> KvShape {
     let layer = KvLayer { heads: KV_HEADS, head_dim: HEAD_DIM };
-    let blocks = SEQUENCES * CONTEXT / KV_BLOCK_TOKENS;
-    let mut kv = backend.kv_cache(KvShape { layers: vec![layer; LAYERS], blocks })?;
+    KvShape { format, layers: vec![layer; LAYERS], blocks: SEQUENCES * CONTEXT / KV_BLOCK_TOKENS }
+}
+
+/// Keys and values of all sequences and layers, written by attention without a query.
+fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Kv, ComputeError> {
+    let mut kv = backend.kv_cache(shape(format))?;
     let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
     let mut qkv = backend.buffer(CONTEXT, spec.qkv_width())?;
     let mut out = backend.buffer(CONTEXT, 1)?;

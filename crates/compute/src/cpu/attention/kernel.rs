@@ -1,0 +1,288 @@
+//! The online softmax: blocks of keys and values outside, groups of queries inside, so that a block is read from memory
+//! once for all queries of a piece. For each query the additions happen in one order, whatever the queries around it.
+
+#![allow(clippy::needless_range_loop, reason = "indices name registers")]
+#![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
+
+use std::mem::MaybeUninit;
+
+use super::Heads;
+use crate::backend::KvFormat;
+use crate::cpu::kv::{KvBlock, MAX_HEAD_DIM};
+use crate::cpu::simd::{LANES, Simd};
+use crate::step::KV_BLOCK_TOKENS;
+
+/// Queries whose state is kept at a time: those that a block of keys serves while it is in the first-level cache.
+pub(super) const QUERIES: usize = 64;
+/// Lower than any score, and finite, so that differences of it are no NaN.
+const NO_SCORE: f32 = -1e30;
+const TILES: usize = KV_BLOCK_TOKENS / LANES;
+
+/// How numbers of the cache are stored.
+trait Element {
+    const BYTES: usize;
+    /// Whether a token's numbers have a scale.
+    const SCALED: bool;
+    /// 16 numbers.
+    ///
+    /// # Safety
+    /// The CPU has `S`, and `p` is valid for them.
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+}
+
+struct Half;
+impl Element for Half {
+    const BYTES: usize = 2;
+    const SCALED: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        S::load_f16(p.cast())
+    }
+}
+
+struct Byte;
+impl Element for Byte {
+    const BYTES: usize = 1;
+    const SCALED: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        S::load_i8(p.cast())
+    }
+}
+
+/// What is known of some queries after some blocks.
+struct State {
+    /// The queries themselves, one after the other, however wide.
+    query: [f32; QUERIES * MAX_HEAD_DIM],
+    /// Values weighted so far.
+    acc: [f32; QUERIES * MAX_HEAD_DIM],
+    /// The highest score so far.
+    best: [f32; QUERIES],
+    /// The sum of the weights so far.
+    sum: [f32; QUERIES],
+    /// The positions that each sees: from, to.
+    visible: [(usize, usize); QUERIES],
+}
+
+/// A block at hand.
+struct Block {
+    at: KvBlock,
+    /// Position of its first token.
+    base: usize,
+    /// Asked for while this one is computed with.
+    next: Option<KvBlock>,
+}
+
+/// All queries of a piece.
+///
+/// # Safety
+/// The CPU has `S`; pointers and ranges of `heads` describe the step's buffers.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn attend<S: Simd>(heads: &Heads<'_>) {
+    match heads.kv.format {
+        KvFormat::F16 => attend_in::<S, Half>(heads),
+        KvFormat::Int8 => attend_in::<S, Byte>(heads),
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_in<S: Simd, E: Element>(heads: &Heads<'_>) {
+    let total = heads.rows.len() * heads.spec.queries_of[heads.kv_head].len();
+    let mut state = MaybeUninit::<State>::uninit();
+    for first in (0..total).step_by(QUERIES) {
+        chunk::<S, E>(heads, first, QUERIES.min(total - first), state.as_mut_ptr());
+    }
+}
+
+/// `count` queries from number `first` on: those of one row that share the KV head, then the next row's.
+#[inline(always)]
+unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usize, state: *mut State) {
+    let Heads { spec, kv, kv_head, sequence, blocks, .. } = *heads;
+    let (dim, group) = (spec.head_dim, &spec.queries_of[kv_head]);
+    let place =
+        |m: usize| (heads.rows.start + (first + m) / group.len(), group.start + (first + m) % group.len());
+    let query = (&raw mut (*state).query).cast::<f32>();
+    let acc = (&raw mut (*state).acc).cast::<f32>();
+    let (mut begin, mut end) = (usize::MAX, 0);
+    for m in 0..count {
+        let (row, head) = place(m);
+        let position = sequence.start + row - sequence.rows.start;
+        let from = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        (begin, end) = (begin.min(from), end.max(position + 1));
+        (*state).visible[m] = (from, position + 1);
+        (*state).best[m] = NO_SCORE;
+        (*state).sum[m] = 0.0;
+        // The row's queries come first in the fused projection.
+        let from = heads.queries.at(row * heads.query_stride + head * dim);
+        std::ptr::copy_nonoverlapping(from, query.add(m * dim), dim);
+        acc.add(m * dim).write_bytes(0, dim);
+    }
+    let blocks_end = end.div_ceil(KV_BLOCK_TOKENS);
+    for index in begin / KV_BLOCK_TOKENS..blocks_end {
+        let next = (index + 1 < blocks_end).then(|| kv.block(blocks[index + 1], kv_head));
+        let mut block = Block { at: kv.block(blocks[index], kv_head), base: index * KV_BLOCK_TOKENS, next };
+        let mut m = 0;
+        while m < count {
+            let taken = match count - m {
+                8.. => group_of::<S, E, 8>(&block, dim, state, m),
+                4.. => group_of::<S, E, 4>(&block, dim, state, m),
+                _ => group_of::<S, E, 1>(&block, dim, state, m),
+            };
+            m += taken;
+            block.next = None;
+        }
+    }
+    for m in 0..count {
+        let (row, head) = place(m);
+        // SAFETY: the head's columns of this row are written by this call alone.
+        let out = heads.out.at(row * heads.out_stride + spec.out_column + head * dim);
+        let inverse = S::splat(1.0 / (*state).sum[m]);
+        for d in (0..dim).step_by(LANES) {
+            S::store(out.add(d), S::mul(S::load(acc.add(m * dim + d)), inverse));
+        }
+    }
+}
+
+/// Queries `first..first + M` of the state with one block. Returns `M`.
+#[inline(always)]
+unsafe fn group_of<S: Simd, E: Element, const M: usize>(
+    block: &Block,
+    dim: usize,
+    state: *mut State,
+    first: usize,
+) -> usize {
+    let (base, end) = (block.base, block.base + KV_BLOCK_TOKENS);
+    let visible = (&raw const (*state).visible).cast::<(usize, usize)>().add(first);
+    let (mut from, mut to) = (usize::MAX, 0);
+    for m in 0..M {
+        (from, to) = (from.min((*visible.add(m)).0), to.max((*visible.add(m)).1));
+    }
+    if from >= end || to <= base {
+        return M;
+    }
+    let query = (&raw const (*state).query).cast::<f32>().add(first * dim);
+    let acc = (&raw mut (*state).acc).cast::<f32>().add(first * dim);
+    let mut scores = [[S::splat(0.0); TILES]; M];
+    for d in 0..dim {
+        if let Some(next) = block.next {
+            S::prefetch(next.keys.wrapping_add(d * KV_BLOCK_TOKENS * E::BYTES));
+        }
+        for tile in 0..TILES {
+            let k = E::load::<S>(block.at.keys.add((tile * dim + d) * LANES * E::BYTES));
+            for m in 0..M {
+                scores[m][tile] = S::fma(k, S::splat(*query.add(m * dim + d)), scores[m][tile]);
+            }
+        }
+    }
+    let mut weights = [[0.0f32; KV_BLOCK_TOKENS]; M];
+    for m in 0..M {
+        if E::SCALED {
+            for tile in 0..TILES {
+                scores[m][tile] = S::mul(scores[m][tile], S::load(block.at.scales.add(tile * LANES)));
+            }
+        }
+        let (from, to) = *visible.add(m);
+        let hidden = from > base || to < end;
+        if hidden {
+            mask::<S>(&mut scores[m], f32::NEG_INFINITY, base, (from, to));
+        }
+        let mut max = scores[m][0];
+        for tile in 1..TILES {
+            max = S::max(max, scores[m][tile]);
+        }
+        let best = (*state).best[first + m];
+        let new_best = best.max(S::reduce_max(max));
+        for tile in 0..TILES {
+            scores[m][tile] = S::exp(S::sub(scores[m][tile], S::splat(new_best)));
+        }
+        if hidden {
+            // −∞ is held at the exponent's lower end, which is not quite zero.
+            mask::<S>(&mut scores[m], 0.0, base, (from, to));
+        }
+        let mut block_sum = scores[m][0];
+        for tile in 1..TILES {
+            block_sum = S::add(block_sum, scores[m][tile]);
+        }
+        let mut sum = (*state).sum[first + m];
+        if new_best > best {
+            let factor = (best - new_best).exp();
+            sum *= factor;
+            for d in (0..dim).step_by(LANES) {
+                let a = acc.add(m * dim + d);
+                S::store(a, S::mul(S::load(a), S::splat(factor)));
+            }
+            (*state).best[first + m] = new_best;
+        }
+        (*state).sum[first + m] = sum + S::reduce_add(block_sum);
+        for tile in 0..TILES {
+            let mut weight = scores[m][tile];
+            if E::SCALED {
+                weight = S::mul(weight, S::load(block.at.scales.add(KV_BLOCK_TOKENS + tile * LANES)));
+            }
+            S::store(weights[m].as_mut_ptr().add(tile * LANES), weight);
+        }
+    }
+    // Tokens past the end hold another sequence's numbers, or none.
+    let tokens = KV_BLOCK_TOKENS.min(to - base);
+    let mut d = 0;
+    while d + 2 * LANES <= dim {
+        values::<S, E, M, 2>(block, tokens, dim, d, &weights, acc);
+        d += 2 * LANES;
+    }
+    if d < dim {
+        values::<S, E, M, 1>(block, tokens, dim, d, &weights, acc);
+    }
+    M
+}
+
+/// Replaces what tokens outside of `visible` have.
+#[inline(always)]
+unsafe fn mask<S: Simd>(x: &mut [S::F; TILES], by: f32, base: usize, visible: (usize, usize)) {
+    let mut lanes = [0.0f32; KV_BLOCK_TOKENS];
+    for tile in 0..TILES {
+        S::store(lanes.as_mut_ptr().add(tile * LANES), x[tile]);
+    }
+    for (token, x) in lanes.iter_mut().enumerate() {
+        if !(visible.0..visible.1).contains(&(base + token)) {
+            *x = by;
+        }
+    }
+    for tile in 0..TILES {
+        x[tile] = S::load(lanes.as_ptr().add(tile * LANES));
+    }
+}
+
+/// Adds the weighted values of `16 T` dimensions from `d` on.
+#[inline(always)]
+unsafe fn values<S: Simd, E: Element, const M: usize, const T: usize>(
+    block: &Block,
+    tokens: usize,
+    dim: usize,
+    d: usize,
+    weights: &[[f32; KV_BLOCK_TOKENS]; M],
+    acc: *mut f32,
+) {
+    let mut a = [[S::splat(0.0); T]; M];
+    for m in 0..M {
+        for t in 0..T {
+            a[m][t] = S::load(acc.add(m * dim + d + t * LANES));
+        }
+    }
+    for token in 0..tokens {
+        let at = (token * dim + d) * E::BYTES;
+        if let Some(next) = block.next {
+            S::prefetch(next.values.wrapping_add(at));
+        }
+        for t in 0..T {
+            let v = E::load::<S>(block.at.values.add(at + t * LANES * E::BYTES));
+            for m in 0..M {
+                a[m][t] = S::fma(v, S::splat(weights[m][token]), a[m][t]);
+            }
+        }
+    }
+    for m in 0..M {
+        for t in 0..T {
+            S::store(acc.add(m * dim + d + t * LANES), a[m][t]);
+        }
+    }
+}
