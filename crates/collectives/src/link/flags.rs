@@ -4,8 +4,6 @@
 //! full fence between the two, so at least one of them sees the other: no wake-up is lost. Loom checks this in the tests,
 //! which is why the functions are generic over where their atomics come from.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
 /// How far one side has come.
 pub(super) trait Position {
     /// Stores with release: what was written before can be seen by whoever sees the position.
@@ -24,29 +22,41 @@ pub(super) trait Sleeps {
     fn full_fence();
 }
 
-impl Position for AtomicU64 {
-    fn release(&self, value: u64) {
-        self.store(value, Ordering::Release);
-    }
-    fn acquire(&self) -> u64 {
-        self.load(Ordering::Acquire)
-    }
+/// One text for the atomics that run and for loom's, so that what is checked is what runs.
+macro_rules! implement {
+    ($($atomic:ident)::+) => {
+        mod implementation {
+            use super::{Position, Sleeps};
+            use $($atomic)::+::{AtomicU32, AtomicU64, Ordering, fence};
+
+            impl Position for AtomicU64 {
+                fn release(&self, value: u64) {
+                    self.store(value, Ordering::Release);
+                }
+                fn acquire(&self) -> u64 {
+                    self.load(Ordering::Acquire)
+                }
+            }
+
+            impl Sleeps for AtomicU32 {
+                fn set(&self) {
+                    self.store(1, Ordering::Relaxed);
+                }
+                fn is_set(&self) -> bool {
+                    self.load(Ordering::Relaxed) != 0
+                }
+                fn take(&self) -> bool {
+                    self.swap(0, Ordering::Relaxed) != 0
+                }
+                fn full_fence() {
+                    fence(Ordering::SeqCst);
+                }
+            }
+        }
+    };
 }
 
-impl Sleeps for AtomicU32 {
-    fn set(&self) {
-        self.store(1, Ordering::Relaxed);
-    }
-    fn is_set(&self) -> bool {
-        self.load(Ordering::Relaxed) != 0
-    }
-    fn take(&self) -> bool {
-        self.swap(0, Ordering::Relaxed) != 0
-    }
-    fn full_fence() {
-        fence(Ordering::SeqCst);
-    }
-}
+implement!(std::sync::atomic);
 
 /// Publishes a position. True when the other side sleeps and must be woken up, by this call's caller alone.
 pub(super) fn publish<S: Sleeps>(position: &impl Position, value: u64, sleeps: &S) -> bool {
@@ -64,35 +74,55 @@ pub(super) fn announce<S: Sleeps>(sleeps: &S, position: &impl Position) -> u64 {
 
 #[cfg(test)]
 mod tests {
-
     use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use loom::sync::{Arc, Condvar, Mutex};
 
     use super::{Position, Sleeps, announce, publish};
 
-    impl Position for AtomicU64 {
+    implement!(loom::sync::atomic);
+
+    /// A position whose release is none.
+    #[derive(Default)]
+    struct Unreleased(AtomicU64);
+
+    impl Position for Unreleased {
         fn release(&self, value: u64) {
-            self.store(value, Ordering::Release);
+            self.0.store(value, Ordering::Relaxed);
         }
         fn acquire(&self) -> u64 {
-            self.load(Ordering::Acquire)
+            self.0.acquire()
         }
     }
 
-    impl Sleeps for AtomicU32 {
+    /// A position whose acquire is none.
+    #[derive(Default)]
+    struct Unacquired(AtomicU64);
+
+    impl Position for Unacquired {
+        fn release(&self, value: u64) {
+            self.0.release(value);
+        }
+        fn acquire(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// A flag without the fence between it and the position.
+    #[derive(Default)]
+    struct Unfenced(AtomicU32);
+
+    impl Sleeps for Unfenced {
         fn set(&self) {
-            self.store(1, Ordering::Relaxed);
+            self.0.set();
         }
         fn is_set(&self) -> bool {
-            self.load(Ordering::Relaxed) != 0
+            self.0.is_set()
         }
         fn take(&self) -> bool {
-            self.swap(0, Ordering::Relaxed) != 0
+            self.0.take()
         }
-        fn full_fence() {
-            fence(Ordering::SeqCst);
-        }
+        fn full_fence() {}
     }
 
     /// Like the socket: what is rung while nobody waits is not forgotten.
@@ -117,38 +147,41 @@ mod tests {
     }
 
     /// A ring of one place, and a doorbell.
-    struct Ring {
-        head: AtomicU64,
-        tail: AtomicU64,
-        reader_sleeps: AtomicU32,
-        writer_sleeps: AtomicU32,
+    struct Ring<P, S> {
+        head: P,
+        tail: P,
+        reader_sleeps: S,
+        writer_sleeps: S,
         to_reader: Doorbell,
         to_writer: Doorbell,
         place: UnsafeCell<u64>,
     }
 
-    fn wait(sleeps: &AtomicU32, position: &AtomicU64, wanted: u64, doorbell: &Doorbell) {
+    fn wait<S: Sleeps>(sleeps: &S, position: &impl Position, wanted: u64, doorbell: &Doorbell) {
         while position.acquire() < wanted {
             if announce(sleeps, position) < wanted {
                 doorbell.wait();
             }
-            sleeps.store(0, Ordering::Relaxed);
+            sleeps.take();
         }
     }
 
     /// Loom tries every order of the two sides' steps and every value that a load may see: a lost wake-up would be a
     /// deadlock, a place touched by both a race.
-    #[test]
-    fn no_wake_up_is_lost_and_no_place_is_touched_by_both() {
+    fn check<P, S>()
+    where
+        P: Position + Default + Send + Sync + 'static,
+        S: Sleeps + Default + Send + Sync + 'static,
+    {
         const MESSAGES: u64 = 2;
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
             let ring = Arc::new(Ring {
-                head: AtomicU64::new(0),
-                tail: AtomicU64::new(0),
-                reader_sleeps: AtomicU32::new(0),
-                writer_sleeps: AtomicU32::new(0),
+                head: P::default(),
+                tail: P::default(),
+                reader_sleeps: S::default(),
+                writer_sleeps: S::default(),
                 to_reader: Doorbell::default(),
                 to_writer: Doorbell::default(),
                 place: UnsafeCell::new(0),
@@ -174,5 +207,44 @@ mod tests {
             }
             writer.join().unwrap();
         });
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_and_no_place_is_touched_by_both() {
+        check::<AtomicU64, AtomicU32>();
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_release_a_place_is_touched_by_both() {
+        check::<Unreleased, AtomicU32>();
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_acquire_a_place_is_touched_by_both() {
+        check::<Unacquired, AtomicU32>();
+    }
+
+    /// The heart of it: one side publishes, the other announces sleep, and one of them sees the other.
+    fn one_sees_the_other<S: Sleeps + Default + Send + Sync + 'static>() {
+        loom::model(|| {
+            let words = Arc::new((AtomicU64::new(0), S::default()));
+            let theirs = words.clone();
+            let writer = loom::thread::spawn(move || publish(&theirs.0, 1, &theirs.1));
+            let seen = announce(&words.1, &words.0) == 1;
+            assert!(writer.join().unwrap() || seen, "a wake-up is lost");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_falls_asleep_sees_the_news_or_is_woken() {
+        one_sees_the_other::<AtomicU32>();
+    }
+
+    #[test]
+    #[should_panic(expected = "a wake-up is lost")]
+    fn without_the_fence_a_wake_up_is_lost() {
+        one_sees_the_other::<Unfenced>();
     }
 }
