@@ -29,7 +29,7 @@ impl Credits {
     }
 
     /// The peer's slots that are free, as far as is known here.
-    fn available(&self) -> u32 {
+    pub(super) fn available(&self) -> u32 {
         self.peer_slots - self.sent.wrapping_sub(self.peer_freed)
     }
 

@@ -263,7 +263,7 @@ fn flag(seq: u32, frame_bytes: usize) -> u64 {
 }
 
 /// Checks a frame against the connection; how many frames are missing before it.
-fn accept(
+pub(super) fn accept(
     header: &Header,
     session: u32,
     expected: u32,

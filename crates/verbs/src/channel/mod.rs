@@ -10,6 +10,8 @@
 
 mod abort;
 mod credit;
+#[cfg(test)]
+mod foreign_bytes;
 mod frame;
 mod lane;
 mod setup;

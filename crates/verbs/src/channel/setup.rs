@@ -14,7 +14,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 /// Raised whenever frames or addresses change their meaning.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// The longest message of the handshake that is believed.
 const MAX_HANDSHAKE_BYTES: u32 = 64 * 1024;
 
@@ -216,7 +216,7 @@ impl Pending {
 }
 
 impl ChannelAddress {
-    fn check_peer(&self, peer: &Self) -> Result<()> {
+    pub(super) fn check_peer(&self, peer: &Self) -> Result<()> {
         let shape = |address: &Self| address.lanes.iter().map(|lane| lane.slot_bytes).collect::<Vec<_>>();
         let differ = |what: &str, ours: String, theirs: String| {
             Err(Error::Mismatch { what: format!("{what} here {ours}, there {theirs}") })
@@ -266,7 +266,7 @@ impl Armed {
     }
 }
 
-fn put(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
+pub(super) fn put(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
     let failed = |reason: String| Error::Handshake { reason };
     let body = serde_json::to_vec(message).map_err(|error| failed(error.to_string()))?;
     let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
@@ -277,7 +277,7 @@ fn put(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
         .map_err(|error| failed(format!("sending: {error}")))
 }
 
-fn take<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
+pub(super) fn take<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
     let failed = |reason: String| Error::Handshake { reason };
     let mut len = [0; 4];
     stream.read_exact(&mut len).map_err(|error| failed(format!("receiving: {error}")))?;

@@ -19,12 +19,13 @@ pub struct RemoteWindow {
 impl RemoteWindow {
     /// The address of `len` bytes at `offset`, if they lie within.
     pub(crate) fn locate(&self, offset: usize, len: usize) -> Result<u64> {
-        let end = offset.checked_add(len).filter(|end| *end <= self.len);
-        let rule = || format!("the peer's window has {} bytes", self.len);
-        end.map(|_| self.address + offset as u64).ok_or_else(|| Error::BadSize {
+        let within = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        // The address is the peer's word: a window that goes beyond the end of memory is none.
+        let at = self.address.checked_add(offset as u64).filter(|at| at.checked_add(len as u64).is_some());
+        at.filter(|_| within).ok_or_else(|| Error::BadSize {
             what: "the end of a remote write",
             value: offset.saturating_add(len),
-            rule: rule(),
+            rule: format!("the peer's window has {} bytes at {:#x}", self.len, self.address),
         })
     }
 }
