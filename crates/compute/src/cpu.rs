@@ -1,6 +1,7 @@
 //! The CPU backend: packed weights, vector kernels chosen at run time, pinned threads.
 
 mod attention;
+mod dequantized;
 mod isa;
 mod kv;
 mod matmul;
@@ -112,6 +113,9 @@ impl CpuBackend {
 
     /// Quantizes `x` for each group size that the parts of `w` need.
     fn quantize(&mut self, x: &Buffer, w: &Linear) {
+        if self.activations == Activations::F32 {
+            return;
+        }
         let mut used = 0;
         for part in &w.parts {
             let Encoding::Affine { group, .. } = part.encoding else { continue };
@@ -225,7 +229,7 @@ impl Backend for CpuBackend {
         out.shape(x.rows);
         debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
         self.quantize(x, w);
-        let (isa, quantized) = (self.isa, &self.quantized);
+        let (isa, activations, quantized) = (self.isa, self.activations, &self.quantized);
         let (data, stride) = (SendPtr(x.data.as_ptr().cast_mut()), x.width);
         let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
         let out = out.output(0);
@@ -236,15 +240,15 @@ impl Backend for CpuBackend {
                 let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
                     ..range.end.clamp(first_panel, first_panel + count) - first_panel;
                 let input = match part.encoding {
-                    // SAFETY: the start of the buffer.
-                    Encoding::Float(_) => Input::Floats { data: unsafe { data.at(0) }, stride },
-                    Encoding::Affine { group, .. } => {
+                    Encoding::Affine { group, .. } if activations != Activations::F32 => {
                         let group = activation_group(group);
                         let Some(rows) = quantized.iter().find(|q| q.group == group) else {
                             unreachable!("quantized for every part")
                         };
                         Input::Quantized(rows)
                     }
+                    // SAFETY: the start of the buffer.
+                    _ => Input::Floats { data: unsafe { data.at(0) }, stride },
                 };
                 // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
                 unsafe {

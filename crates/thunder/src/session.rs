@@ -55,7 +55,8 @@ pub struct EngineArgs {
     /// Requests that are decoded together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
-    /// Precision of activations in products with quantized weights: int16 costs no quality, int8 is faster on long prompts
+    /// Precision of activations in products with quantized weights: int16 costs no quality, int8 is faster on long prompts,
+    /// f32 rules them out as the cause of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
     pub activations: ActivationBits,
     /// How keys and values are kept: int8 takes little more than half of f16's memory, and of its time at long contexts
@@ -83,6 +84,8 @@ pub enum ActivationBits {
     Int8,
     /// Two bytes.
     Int16,
+    /// Plain floats.
+    F32,
 }
 
 impl From<ActivationBits> for Activations {
@@ -90,6 +93,7 @@ impl From<ActivationBits> for Activations {
         match bits {
             ActivationBits::Int8 => Self::Int8,
             ActivationBits::Int16 => Self::Int16,
+            ActivationBits::F32 => Self::F32,
         }
     }
 }

@@ -10,6 +10,8 @@ use super::quantize::RowWriter;
 use super::rows;
 #[cfg(target_arch = "x86_64")]
 use super::simd::avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use super::simd::neon::Neon;
 use super::simd::{Simd, portable::Portable};
 use super::stream::sum;
 
@@ -21,6 +23,12 @@ pub enum Isa {
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// NEON with dot products.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON with dot products of unsigned and signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 impl Isa {
@@ -49,6 +57,13 @@ impl Isa {
         if Avx512::detected() {
             all.push(Self::Avx512);
         }
+        #[cfg(target_arch = "aarch64")]
+        if Neon::<false>::detected() {
+            all.push(Self::Neon);
+            if Neon::<true>::detected() {
+                all.push(Self::NeonI8mm);
+            }
+        }
         all
     }
 
@@ -58,6 +73,10 @@ impl Isa {
             Self::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => "i8mm",
         }
     }
 }
@@ -76,11 +95,27 @@ macro_rules! entry {
                 // SAFETY: the caller's conditions.
                 unsafe { $generic::<Avx512>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            unsafe fn neon($($arg: $ty),*) {
+                // SAFETY: the caller's conditions.
+                unsafe { $generic::<Neon<false>>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod,i8mm")]
+            unsafe fn i8mm($($arg: $ty),*) {
+                // SAFETY: the caller's conditions.
+                unsafe { $generic::<Neon<true>>($($arg),*) }
+            }
             // SAFETY: the caller's conditions.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    Isa::Neon => neon($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    Isa::NeonI8mm => i8mm($($arg),*),
                     Isa::Portable => $generic::<Portable>($($arg),*),
                 }
             }

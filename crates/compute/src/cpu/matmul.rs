@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
+use super::dequantized;
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd};
@@ -63,13 +64,21 @@ pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, out:
             6 => affine::<S, 6>(w, panel, data, x, out),
             _ => affine::<S, 8>(w, panel, data, x, out),
         },
+        (Encoding::Affine { bits, .. }, Input::Floats { data: x, stride }) => match bits {
+            2 => dequantized::panel::<S, 2>(w, panel, data, x, stride, out),
+            3 => dequantized::panel::<S, 3>(w, panel, data, x, stride, out),
+            4 => dequantized::panel::<S, 4>(w, panel, data, x, stride, out),
+            5 => dequantized::panel::<S, 5>(w, panel, data, x, stride, out),
+            6 => dequantized::panel::<S, 6>(w, panel, data, x, stride, out),
+            _ => dequantized::panel::<S, 8>(w, panel, data, x, stride, out),
+        },
         _ => unreachable!("the caller prepares the input that the encoding needs"),
     }
 }
 
 /// Adds the bias and stores 16 results of a row, fewer in the last panel.
 #[inline(always)]
-unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
+pub(super) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
     let first = panel * LANES;
     let count = LANES.min(w.rows - first);
     let to = out.data.add(row * out.stride + first);
@@ -197,7 +206,7 @@ unsafe fn affine<S: Simd, const BITS: u32>(
 }
 
 #[inline(always)]
-unsafe fn load_numbers<S: Simd>(float: Float, p: *const u8) -> S::F {
+pub(super) unsafe fn load_numbers<S: Simd>(float: Float, p: *const u8) -> S::F {
     match float {
         Float::F32 => F32::load::<S>(p),
         Float::F16 => F16::load::<S>(p),
@@ -207,7 +216,7 @@ unsafe fn load_numbers<S: Simd>(float: Float, p: *const u8) -> S::F {
 
 /// The 8 steps of an octet, as bytes.
 #[inline(always)]
-unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
+pub(super) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
     let line = |i: usize| S::load_b(p.add(i * STEP_BYTES));
     match BITS {
         2 => quarters::<S>([line(0), line(1)]),

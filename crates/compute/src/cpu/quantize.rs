@@ -11,14 +11,17 @@ pub enum Activations {
     /// Two bytes each, as two byte planes: about 0.002 % error, twice the arithmetic, the same memory traffic.
     #[default]
     Int16,
+    /// Plain floats, with weights made floats as well: many times slower on prompts, and what the others are held against.
+    F32,
 }
 
 impl Activations {
-    /// Byte planes for each row.
+    /// Byte planes for each row; none for floats.
     pub const fn planes(self) -> usize {
         match self {
             Self::Int8 => 1,
             Self::Int16 => 2,
+            Self::F32 => 0,
         }
     }
 }

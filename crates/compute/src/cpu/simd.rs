@@ -12,6 +12,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod portable;
 
 /// Lanes of 32 bits in a vector.

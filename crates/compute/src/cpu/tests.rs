@@ -141,7 +141,9 @@ fn products_match_plain_arithmetic_in_every_encoding() {
             }
         }
         for isa in Isa::available() {
-            for (activations, limit) in [(Activations::Int16, 2e-4), (Activations::Int8, 2e-2)] {
+            for (activations, limit) in
+                [(Activations::Int16, 2e-4), (Activations::Int8, 2e-2), (Activations::F32, 2e-6)]
+            {
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
                 let x = filled(&mut backend, &x, cols);
@@ -165,8 +167,11 @@ fn a_row_does_not_depend_on_the_batch() {
     ] {
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
         let values = numbers.vec(batch * cols);
-        for isa in Isa::available() {
-            let mut backend = backend(isa, 3, Activations::Int16);
+        for (isa, activations) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [Activations::Int16, Activations::F32].map(|activations| (isa, activations)))
+        {
+            let mut backend = backend(isa, 3, activations);
             let w = backend.matrix(&[stored.source(None)]).unwrap();
             let all = filled(&mut backend, &values, cols);
             let mut together = backend.buffer(batch, rows).unwrap();
@@ -175,7 +180,7 @@ fn a_row_does_not_depend_on_the_batch() {
                 let x = filled(&mut backend, x, cols);
                 let mut alone = backend.buffer(1, rows).unwrap();
                 backend.linear(&x, &w, &mut alone);
-                assert_eq!(backend.read(&alone), expected, "{encoding:?} on {}", isa.name());
+                assert_eq!(backend.read(&alone), expected, "{encoding:?}, {activations:?} on {}", isa.name());
             }
         }
     }
@@ -241,6 +246,8 @@ fn exponential_is_accurate() {
     if simd::avx512::Avx512::detected() {
         check::<simd::avx512::Avx512>();
     }
+    #[cfg(target_arch = "aarch64")]
+    check::<simd::neon::Neon<false>>();
 }
 
 /// Attention by its definition, for one sequence that begins at position 0: `[row][head][dim]`.

@@ -87,8 +87,8 @@ impl KernelsCommand {
                     let work = subject.begin(&mut backend, step);
                     let us = median_us(time, || subject.run(&mut backend));
                     let peak = match work.arithmetic {
-                        Arithmetic::Bytes => bytes_peak,
-                        Arithmetic::Floats => floats_peak,
+                        Arithmetic::Bytes if self.activations != ActivationBits::F32 => bytes_peak,
+                        _ => floats_peak,
                     };
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
                     let operations_per_s = work.operations as f64 / us * 1e6;

@@ -1,0 +1,78 @@
+//! What quantized activations and a quantized cache cost: the next-token distributions of the built-in model along its golden
+//! answers, against the same weights multiplied with plain floats.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use serde_json::Value;
+use thunder_collectives::Group;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin");
+
+/// Logits after each token of each text, `[text][token × vocabulary]`.
+fn logits(folder: &ModelFolder, texts: &[Vec<u32>], activations: Activations, kv: KvFormat) -> Vec<Vec<f32>> {
+    let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
+    let mut backend = CpuBackend::new(&config, Group::solo());
+    let rows = texts.iter().map(Vec::len).max().unwrap();
+    let blocks: Vec<u32> = (0..rows.div_ceil(KV_BLOCK_TOKENS) as u32).collect();
+    let capacity = Capacity { rows, logit_rows: rows, kv_blocks: blocks.len(), kv_format: kv };
+    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let mut model = Model::load(folder, &plan, 0, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    let mut step = Step::default();
+    let mut of_text = |tokens: &Vec<u32>| {
+        step.clear();
+        step.push(tokens, 0, &blocks, false);
+        step.logit_rows = (0..tokens.len() as u32).collect();
+        model.forward(&mut backend, &step, None).unwrap();
+        model.logits(&backend).to_vec()
+    };
+    texts.iter().map(&mut of_text).collect()
+}
+
+/// `log softmax`, in f64.
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let best = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - best).exp()).sum();
+    logits.iter().map(|x| f64::from(x - best) - sum.ln()).collect()
+}
+
+/// Kullback-Leibler divergence of `theirs` from `ours`, in nats: mean and largest over all tokens.
+fn divergence(ours: &[Vec<f32>], theirs: &[Vec<f32>], vocab: usize) -> (f64, f64) {
+    let (mut sum, mut largest, mut count) = (0.0, 0.0f64, 0);
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        for (ours, theirs) in ours.chunks(vocab).zip(theirs.chunks(vocab)) {
+            let (p, q) = (log_probabilities(ours), log_probabilities(theirs));
+            let divergence = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            (sum, largest, count) = (sum + divergence, largest.max(divergence), count + 1);
+        }
+    }
+    (sum / f64::from(count), largest)
+}
+
+#[test]
+fn quantized_activations_and_cache_keep_the_distribution_of_the_next_token() {
+    let golden = std::fs::read(Path::new(BUILTIN).join("golden.json")).unwrap();
+    let golden: Vec<Value> = serde_json::from_slice(&golden).unwrap();
+    let ids = |value: &Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let texts: Vec<Vec<u32>> =
+        golden.iter().map(|case| [ids(&case["prompt"]), ids(&case["completion"])].concat()).collect();
+    let folder = ModelFolder::open(&Path::new(BUILTIN).join("model")).unwrap();
+    let exact = logits(&folder, &texts, Activations::F32, KvFormat::F16);
+    for (activations, kv, limit) in [
+        (Activations::Int8, KvFormat::F16, 1e-3),
+        (Activations::Int16, KvFormat::F16, 1e-6),
+        (Activations::Int16, KvFormat::Int8, 1e-3),
+        (Activations::Int8, KvFormat::Int8, 2e-3),
+    ] {
+        let (mean, largest) =
+            divergence(&exact, &logits(&folder, &texts, activations, kv), folder.spec.vocab);
+        println!("{activations:?} activations, {kv:?} cache: KL mean {mean:.1e}, largest {largest:.1e} nats");
+        assert!(mean < limit, "{activations:?} activations, {kv:?} cache: a mean KL of {mean:.2e}");
+    }
+}

@@ -1,0 +1,84 @@
+//! A token's way through the model takes no memory from the allocator.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's allocator, counting.
+struct Counting;
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(p, layout) }
+    }
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's.
+        unsafe { System.realloc(p, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Decodes two sequences from different positions on, over the edge of a block; allocations of the last steps.
+fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
+    const WARM: usize = 4;
+    let folder =
+        ModelFolder::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin/model"))).unwrap();
+    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+    let config = CpuConfig { threads: 2, first_core: None, isa: Isa::detect().unwrap(), activations };
+    let rank = group.rank();
+    let mut backend = CpuBackend::new(&config, group);
+    let capacity = Capacity { rows: 40, logit_rows: 2, kv_blocks: 8, kv_format: KvFormat::F16 };
+    let mut model = Model::load(&folder, &plan, rank, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    let mut step = Step::default();
+    let prompt: Vec<u32> = (5..45).collect();
+    step.push(&prompt[..27], 0, &[6, 1], true);
+    step.push(&prompt[..8], 0, &[3], true);
+    model.forward(&mut backend, &step, None).unwrap();
+    let mut before = 0;
+    for index in 0..WARM + 32 {
+        if index == WARM {
+            before = ALLOCATIONS.load(Ordering::SeqCst);
+        }
+        step.clear();
+        step.push(&[7], 27 + index, &[6, 1], true);
+        step.push(&[9], 8 + index, &[3, 0], true);
+        model.forward(&mut backend, &step, None).unwrap();
+    }
+    let after = ALLOCATIONS.load(Ordering::SeqCst);
+    assert!(before > 0, "allocations are not counted");
+    // What a rank takes and gives back at its end is not the others' steps.
+    done.wait();
+    after - before
+}
+
+// One test, as others would allocate at the same time.
+#[test]
+fn decoding_allocates_nothing() {
+    for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
+        assert_eq!(decode(Group::solo(), &Barrier::new(1), 1, activations), 0, "{activations:?}");
+    }
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let done = Barrier::new(2);
+        let counts = local::run(2, transport, |group| decode(group, &done, 2, Activations::Int16)).unwrap();
+        assert_eq!(counts, [0, 0], "over {transport:?}");
+    }
+}
