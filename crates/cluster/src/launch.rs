@@ -86,14 +86,14 @@ impl Launch {
     /// Takes places, variables and, if none was chosen, the backend from a host file; each entry is `repeat` ranks.
     ///
     /// # Errors
-    /// When the file asks for a backend that does not exist.
+    /// When the file asks for a backend that does not exist, or for more ranks than a group may have.
     pub fn apply(&mut self, hostfile: &Hostfile, repeat: usize) -> Result<(), LaunchError> {
         if let (Backend::Auto, Some(name)) = (self.backend, &hostfile.backend) {
             self.backend = name.parse()?;
         }
         let given = std::mem::take(&mut self.environment);
         self.environment = hostfile.envs.iter().cloned().chain(given).collect();
-        self.places = place::repeated(&hostfile.hosts, repeat);
+        self.places = place::repeated(&hostfile.hosts, repeat)?;
         Ok(())
     }
 }

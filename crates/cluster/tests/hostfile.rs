@@ -95,6 +95,13 @@ fn lists_of_hosts() {
     for wrong in ["", "a,,b", "a:0", "a:x", "-l", "a b"] {
         assert!(names(wrong, 1).is_err_and(|error| error.contains("is not a host")), "{wrong}");
     }
+    // Refused before room is made for them.
+    for (text, repeat) in [("a:4000000000", 1), ("a,b", usize::MAX), ("a:60000,b:60000", 1)] {
+        assert!(names(text, repeat).is_err_and(|error| error.contains("65535 at most")), "{text}");
+    }
+    let hostfile = Hostfile::parse(r#"[{"ssh": "a"}, {"ssh": "b"}]"#).unwrap();
+    let error = Launch::new(vec!["x".to_owned()], Vec::new()).apply(&hostfile, usize::MAX).unwrap_err();
+    assert!(error.to_string().contains("65535 at most"), "{error}");
 }
 
 fn plan(launch: &Launch) -> Result<Vec<(Variables, Variables)>, String> {
@@ -238,6 +245,28 @@ proptest! {
     ) {
         let hostfile = Hostfile { backend, envs, hosts };
         prop_assert_eq!(Hostfile::parse(&hostfile.to_json()).unwrap(), hostfile);
+    }
+
+    /// A file as it should be, in which something was changed, or of which the end is missing.
+    #[test]
+    fn damaged_files_give_short_errors(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), "\\PC"), 1..4),
+        end in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut letters: Vec<String> = concat!(
+            r#"{"backend": "jaccl", "envs": ["A=1"], "hosts": [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [null, "x"]},"#,
+            r#"{"ssh": "me@b", "rdma": [["x", "y"], null]}]}"#
+        ).chars().map(String::from).collect();
+        for (at, letter) in changes {
+            let at = at.index(letters.len());
+            letters[at] = letter;
+        }
+        if let Some(end) = end {
+            letters.truncate(end.index(letters.len()));
+        }
+        if let Err(error) = Hostfile::parse(&letters.concat()) {
+            prop_assert!(error.to_string().chars().count() < 300, "{}", error);
+        }
     }
 
     #[test]

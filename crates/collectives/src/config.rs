@@ -152,8 +152,8 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), InitError> {
-        if self.size == 0 || self.size > usize::from(u16::MAX) {
-            return Err(setting("world size", &self.size.to_string(), "use 1 to 65535"));
+        if self.size == 0 || self.size > MAX_RANKS {
+            return Err(setting("world size", &self.size.to_string(), &format!("use 1 to {MAX_RANKS}")));
         }
         if self.rank >= self.size {
             let remedy = format!("ranks of a group of {} are 0 to {}", self.size, self.size - 1);
@@ -162,6 +162,15 @@ impl Config {
         if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) {
             let remedy = "use a power of two from 4096 to 2^30";
             return Err(setting("ring bytes", &self.ring_bytes.to_string(), remedy));
+        }
+        for (name, limit) in [
+            ("stall limit", self.stall_limit),
+            ("loss limit", self.loss_limit),
+            ("rendezvous limit", self.rendezvous_limit),
+        ] {
+            if limit > LONGEST_LIMIT {
+                return Err(setting(name, &format!("{limit:?}"), "use a year (31536000000 ms) at most"));
+            }
         }
         if self.loss_limit < LEAST_LOSS_LIMIT {
             let remedy = "use 500 ms or more: TCP takes 200 ms to repeat a packet that was lost";
@@ -185,6 +194,10 @@ impl Config {
     }
 }
 
+/// Ranks have two bytes on the wire.
+pub const MAX_RANKS: usize = u16::MAX as usize;
+/// Clocks end somewhere: a time limit beyond this could not be added to the time of day.
+const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const LEAST_LOSS_LIMIT: Duration = Duration::from_millis(500);
 const LAUNCH: &str = "set it, or start the ranks with `thunder launch`";
 
@@ -307,6 +320,10 @@ mod tests {
             ("THUNDER_LOSS_LIMIT_MS", "0"),
         ];
         assert!(message(&base).contains("500 ms"));
+        for name in ["THUNDER_STALL_LIMIT_MS", "THUNDER_RENDEZVOUS_LIMIT_MS", "THUNDER_LOSS_LIMIT_MS"] {
+            let limit = [&base[..3], &[(name, "18446744073709551615")]].concat();
+            assert!(message(&limit).contains("a year"), "{name}");
+        }
     }
 
     #[test]

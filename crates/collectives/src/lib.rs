@@ -35,7 +35,7 @@ mod watch;
 mod world;
 
 pub use algorithm::Algorithm;
-pub use config::{Config, TransportChoice};
+pub use config::{Config, MAX_RANKS, TransportChoice};
 pub use cost::Cost;
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};

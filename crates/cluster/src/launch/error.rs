@@ -18,6 +18,14 @@ pub enum LaunchError {
         /// The entry.
         entry: String,
     },
+    /// More ranks than a group may have.
+    #[error("{count} ranks: a group has {most} at most; lower :N in the list of hosts, or -n")]
+    TooMany {
+        /// What was asked for.
+        count: usize,
+        /// What is possible.
+        most: usize,
+    },
     /// A backend that does not exist.
     #[error(
         "there is no backend \"{name}\": use auto, ring, jaccl, jaccl-ring, nccl, shm or tcp (MPI: call mpirun)"

@@ -124,7 +124,7 @@ impl fmt::Display for Plan {
 /// Reads `a,b:2,user@c`: names separated by commas, `:N` for N ranks there; `repeat` where no number is given.
 ///
 /// # Errors
-/// Names the entry that is not a host.
+/// Names the entry that is not a host, or counts more ranks than a group may have.
 pub fn parse_hosts(text: &str, repeat: usize) -> Result<Vec<Place>, LaunchError> {
     let mut places = Vec::new();
     for entry in text.split(',') {
@@ -142,14 +142,21 @@ pub fn parse_hosts(text: &str, repeat: usize) -> Result<Vec<Place>, LaunchError>
         }
         let ips = name.parse::<std::net::IpAddr>().is_ok().then(|| name.to_owned());
         let place = Place { ssh: name.to_owned(), ips: ips.into_iter().collect(), rdma: Vec::new() };
+        check_count(places.len().saturating_add(count))?;
         places.extend(std::iter::repeat_n(place, count));
     }
     Ok(places)
 }
 
 /// `repeat` ranks for each host, one after the other.
-pub(super) fn repeated(hosts: &[Host], repeat: usize) -> Vec<Place> {
-    hosts.iter().flat_map(|host| std::iter::repeat_n(host.clone(), repeat)).collect()
+pub(super) fn repeated(hosts: &[Host], repeat: usize) -> Result<Vec<Place>, LaunchError> {
+    check_count(hosts.len().saturating_mul(repeat))?;
+    Ok(hosts.iter().flat_map(|host| std::iter::repeat_n(host.clone(), repeat)).collect())
+}
+
+fn check_count(count: usize) -> Result<(), LaunchError> {
+    let most = thunder_collectives::MAX_RANKS;
+    if count > most { Err(LaunchError::TooMany { count, most }) } else { Ok(()) }
 }
 
 /// Whether ranks on `host` are children of this process: loopback, or this machine's own name.
