@@ -1,8 +1,10 @@
 //! What developers run: `cargo xtask COMMAND`. What is a test belongs into a crate's tests, not here.
 
+mod cross;
 mod golden;
 mod lines;
 mod macos;
+mod neon;
 mod process;
 
 use clap::{Parser, Subcommand};
@@ -19,6 +21,8 @@ struct Cli {
 enum Command {
     /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3.5 GiB
     CheckMacos(macos::Args),
+    /// Run the tests of the compute kernels for 64-bit Arm (NEON) in an emulator on a Debian machine; root, same chroot
+    TestNeon(neon::Args),
     /// Make the golden fixtures again with MLX-LM
     Golden(golden::Args),
     /// List the source files that are longer than the house allows
@@ -28,6 +32,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::CheckMacos(args) => macos::run(&args),
+        Command::TestNeon(args) => neon::run(&args),
         Command::Golden(args) => golden::run(&args),
         Command::Lines(args) => lines::run(&args),
     }
