@@ -115,6 +115,14 @@ impl Group {
         self.core.transport(rank)
     }
 
+    /// Whether all ranks are still there: for one that computes for long between two operations. Costs a look at memory.
+    ///
+    /// # Errors
+    /// As the next operation would: a rank is lost, has left or has given up.
+    pub fn check(&mut self) -> Result<(), CommError> {
+        self.core.check_peers()
+    }
+
     /// Makes every all-reduce use this algorithm, or with `None` the one that suits its size. All ranks must do the same.
     /// Returns what was forced before.
     pub fn force_algorithm(&mut self, algorithm: Option<Algorithm>) -> Option<Algorithm> {

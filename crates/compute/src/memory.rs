@@ -34,6 +34,15 @@ pub fn available_bytes() -> Option<u64> {
     None
 }
 
+/// Gives memory that was freed back to the system, where the allocator would keep it. For after a large passing need.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes a number and touches free memory only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Bytes a second that `threads` threads read from memory together: the best of several passes over `bytes` bytes, which
 /// should be several times the last-level cache.
 ///

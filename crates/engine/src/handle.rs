@@ -46,6 +46,8 @@ pub struct Counters {
     pub running: AtomicUsize,
     /// Requests that wait for one.
     pub waiting: AtomicUsize,
+    /// Times that a sequence lost its place to an older one for want of cache blocks, to start over later.
+    pub preempted: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,
     /// Nanoseconds that rank 0 spent in them, communication included.

@@ -1,8 +1,9 @@
 //! One rank of an engine: its part of the model, and the loop in which it follows rank 0.
 
+use std::ops::ControlFlow;
+
 use thunder_collectives::{CommError, Group, InitError, Stats};
 use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Step};
-use thunder_model::model::Progress;
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
 
 use crate::protocol::{Garbled, Kind, Message};
@@ -66,15 +67,21 @@ impl Rank {
         mut world: Group,
         cpu: &CpuConfig,
         capacity: Capacity,
-        progress: Progress<'_>,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
         agree(&mut world, folder, plan, capacity)?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = CpuBackend::new(cpu, tensor);
-        let loaded = Model::load(folder, plan, rank, capacity, &mut backend, progress);
-        // Nobody begins before all have loaded; one that fails closes its links, which ends this wait for the others.
+        let mut peers = Ok(());
+        let loaded = Model::load(folder, plan, rank, capacity, &mut backend, &mut |done, total| {
+            progress(done, total);
+            peers = world.check();
+            if peers.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        peers?;
         let model = loaded?;
+        // Nobody begins before all have loaded; one that fails closes its links, which ends this wait for the others.
         let mut ready = [1u32];
         for root in 0..world.size() {
             world.broadcast_idle(root, &mut ready)?;

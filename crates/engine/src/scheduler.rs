@@ -283,15 +283,18 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Makes room for `count` more tokens of a sequence; if need be, the youngest sequence starts over later.
+    /// Makes room for `count` more tokens of a sequence; if need be, the youngest sequence starts over later. Never one
+    /// that is older than the one that needs room, or two could drive each other out for ever.
     fn room(&mut self, slot: usize, count: usize) -> bool {
         loop {
             let Some(sequence) = self.sequences[slot].as_mut() else { return false };
             if self.blocks.extend(&mut sequence.blocks, sequence.computed + count) {
                 return true;
             }
+            let submitted = sequence.submitted;
+            let can_go = |s: &Sequence| s.under_way == 0 && s.submitted >= submitted;
             let youngest = (0..self.sequences.len())
-                .filter(|&other| self.sequences[other].as_ref().is_some_and(|s| s.under_way == 0))
+                .filter(|&other| self.sequences[other].as_ref().is_some_and(can_go))
                 .max_by_key(|&other| self.sequences[other].as_ref().map(|s| s.submitted));
             match youngest {
                 Some(other) if self.running() > 1 => self.put_back(other),
@@ -310,6 +313,7 @@ impl Scheduler {
             sequence.computed = 0;
             sequence.sent_blocks = 0;
             self.waiting.push_front(sequence);
+            self.inbox.counters.preempted.fetch_add(1, Ordering::Relaxed);
             self.inbox.counters.waiting.fetch_add(1, Ordering::Relaxed);
             self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
         }

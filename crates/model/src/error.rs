@@ -97,6 +97,9 @@ pub enum ModelError {
         /// Bytes there are.
         available: u64,
     },
+    /// Whoever asked for the model changed their mind while it was loading.
+    #[error("the loading was stopped")]
+    Stopped,
     /// No such model can be made up.
     #[error("cannot write {name}: {reason}")]
     Synth {

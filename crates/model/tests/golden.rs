@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
@@ -56,7 +57,9 @@ fn logits(
     let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
     let mut backend = CpuBackend::new(&config, group);
     let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, kv_format: KvFormat::F16 };
-    let mut model = Model::load(folder, plan, rank, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    let mut model =
+        Model::load(folder, plan, rank, capacity, &mut backend, &mut |_, _| ControlFlow::Continue(()))
+            .unwrap();
     golden(&folder.path)
         .iter()
         .map(|golden| {

@@ -69,6 +69,9 @@ impl DemoCommand {
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
         let single =
             EngineArgs { ranks: 1, threads: Some(threads), split: Vec::new(), ..self.engine.clone() };
+        // A port that is taken is found before anything is shown.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
         let mut outcomes = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
@@ -78,10 +81,9 @@ impl DemoCommand {
             }
             let Some(session) = session::open(builtin::NAME, &args)? else { return Ok(()) };
             outcomes.push(self.ask(&session, ranks, question)?);
-            if ranks > 1 && self.serve {
+            if let Some(listener) = listener.take_if(|_| ranks > 1) {
                 self.conclude(&outcomes);
-                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-                return serve::serve(session, address, ServerConfig::default());
+                return serve::serve(session, listener, ServerConfig::default());
             }
             session.close()?;
         }

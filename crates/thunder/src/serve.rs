@@ -1,13 +1,12 @@
 //! `thunder serve`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use thunder_engine::Engine;
 use thunder_server::ServerConfig;
-use tokio::net::TcpListener;
 
 use crate::session::{self, EngineArgs, Session};
 
@@ -52,24 +51,32 @@ impl ServeCommand {
         thunder_server::check_binding(address, &self.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
         let model = self.positional.or(self.model).unwrap_or_else(|| crate::builtin::NAME.to_owned());
-        let Some(session) = session::open(&model, &self.engine)? else { return Ok(()) };
+        // A port that is taken is found before the model is loaded.
+        let listener = if session::is_head()? { Some(listen(address)?) } else { None };
+        let (Some(session), Some(listener)) = (session::open(&model, &self.engine)?, listener) else {
+            return Ok(());
+        };
         let config = ServerConfig {
             api_keys: self.api_keys,
             grace: Duration::from_secs(self.grace),
             ..ServerConfig::default()
         };
-        serve(session, address, config)
+        serve(session, listener, config)
     }
 }
 
+/// Takes the address; connections wait until [`serve`] accepts them.
+pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).with_context(|| format!("cannot listen on {address}: choose another --port"))
+}
+
 /// Serves until the process is told to end, or the engine stops.
-pub fn serve(session: Session, address: SocketAddr, config: ServerConfig) -> anyhow::Result<()> {
+pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let engine = session.engine.clone();
     let served = runtime.block_on(async move {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         let until = ended(engine.clone(), Signals::catch()?);
         eprintln!("serving {} on http://{address}/v1 ({} rank(s))", engine.info().name, engine.info().ranks);

@@ -193,11 +193,21 @@ pub struct Session {
     ranks: Option<LocalRanks>,
 }
 
+/// Whether this process will be rank 0.
+pub fn is_head() -> anyhow::Result<bool> {
+    Ok(Config::from_env()?.is_none_or(|config| config.rank == 0))
+}
+
 /// Forms the group and loads the model. `None` on ranks other than 0: they have followed rank 0 to its end.
 pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let (path, name) = find_model(model)?;
     let folder = ModelFolder::open(&path)?;
-    let (config, ranks) = match Config::from_env()? {
+    let joined = Config::from_env()?;
+    // What only rank 0 needs comes first: what is wrong with it is found before there are ranks, and what reading it took for
+    // a moment is given back before the weights take memory.
+    let text = if is_head()? { Some((folder.tokenizer()?, folder.chat_template()?)) } else { None };
+    thunder_compute::memory::give_back();
+    let (config, ranks) = match joined {
         Some(config) => (Some(config), None),
         None if args.world_size() == 1 => (None, None),
         None => {
@@ -229,23 +239,22 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         kv_format: args.kv.into(),
     };
     let transport = transport(&world);
-    let is_head = world.rank() == 0;
-    let bar = if is_head { progress_bar(demands[0].weight_bytes) } else { ProgressBar::hidden() };
+    let bar = if text.is_some() { progress_bar(demands[0].weight_bytes) } else { ProgressBar::hidden() };
     let mut rank = Rank::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
-    if !is_head {
+    let Some((tokenizer, chat_template)) = text else {
         let followed = rank.follow();
         if followed.is_err() {
             std::thread::sleep(LAST_TO_LEAVE);
         }
         return Ok(followed.map(|()| None)?);
-    }
+    };
     let info = ModelInfo {
         name,
         context_length: context(&folder, args).min(limits.kv_blocks * KV_BLOCK_TOKENS),
         vocab_size: folder.spec.vocab,
-        tokenizer: folder.tokenizer()?,
-        chat_template: folder.chat_template()?,
+        tokenizer,
+        chat_template,
         default_sampling: default_sampling(&folder),
         ranks: plan.ranks(),
     };

@@ -5,10 +5,19 @@
 
 mod common;
 
+use std::io::Read;
 use std::time::{Duration, Instant};
 
-use common::{Server, post, run_json, thunder};
+use common::{Server, children, post, run_json, thunder};
 use serde_json::json;
+
+/// A folder of the 1B shape.
+fn synth(dir: &tempfile::TempDir) -> String {
+    let folder = dir.path().join("model").to_str().unwrap().to_owned();
+    let made = thunder(&["model", "synth", "--arch", "llama-1b", "--bits", "4", &folder]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    folder
+}
 
 fn exists(process: i32) -> bool {
     // SAFETY: signal 0 only asks whether the process exists.
@@ -38,6 +47,44 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
         let (status, log) = server.wait(Duration::from_secs(5));
         assert!(!status.success(), "the server ends with an error");
         assert!(log.contains(&format!("rank {victim} is lost")), "{log}");
+        assert!(!ranks.into_iter().any(exists), "a process is left");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_while_the_model_loads_ends_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = synth(&dir);
+    for transport in ["shm", "tcp"] {
+        let began = Instant::now();
+        let loaded = Server::start(&["--model", &folder, "--ranks", "3", "--transport", transport]);
+        let load_time = began.elapsed();
+        drop(loaded);
+        let mut server =
+            thunder(&["serve", "--model", &folder, "--port", "0", "--ranks", "3", "--transport", transport])
+                .stderr(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+        let began = Instant::now();
+        let ranks = loop {
+            assert!(began.elapsed() < load_time, "no ranks were started");
+            let ranks = children(server.id());
+            if ranks.len() == 2 {
+                break ranks;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        std::thread::sleep(load_time / 3);
+        let killed = Instant::now();
+        // SAFETY: a process of this test.
+        unsafe { libc::kill(ranks[1], libc::SIGKILL) };
+        let status = server.wait().unwrap();
+        let after = killed.elapsed();
+        println!("{transport}: loading takes {load_time:?}, a loss was noticed after {after:?}");
+        let mut log = String::new();
+        server.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        assert!(!status.success() && log.contains("rank 2 is lost") && !log.contains("serving"), "{log}");
+        assert!(after < Duration::from_secs(2), "the whole ended after {after:?}");
         assert!(!ranks.into_iter().any(exists), "a process is left");
     }
 }
@@ -89,10 +136,7 @@ fn an_idle_engine_uses_no_processor() {
 #[test]
 fn a_rank_takes_its_share_of_the_weights_and_little_more() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("model");
-    let folder = folder.to_str().unwrap();
-    let made = thunder(&["model", "synth", "--arch", "llama-1b", "--bits", "4", folder]).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let folder = &synth(&dir);
     for ranks in [1usize, 2, 3] {
         let count = ranks.to_string();
         let plan = run_json(&["plan", "--model", folder, "--ranks", &count, "--json"]);

@@ -145,6 +145,20 @@ impl Core {
         Ok(())
     }
 
+    /// Whether every peer is still there, without a message to any of them.
+    pub fn check_peers(&mut self) -> Result<(), CommError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.started = Instant::now();
+        self.check_verdict()?;
+        let departed = |watch: &Watch| (0..self.size).find(|rank| watch.departed(*rank));
+        match self.watch.as_ref().and_then(departed) {
+            Some(rank) => Err(self.closed(rank)),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn check_verdict(&mut self) -> Result<(), CommError> {
         let Some(verdict) = self.watch.as_ref().and_then(Watch::verdict) else { return Ok(()) };
         let after = self.started.elapsed();

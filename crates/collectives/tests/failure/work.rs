@@ -100,6 +100,11 @@ fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
         // Rank 0 sends more than fits to a rank that waits for another one.
         "send" if rank == 0 => group.send(1, &vec![0u8; 64 << 20]),
         "send" => group.recv_idle(size - rank, &mut [0u8; 1]),
+        // No operation at all for a while, as while a model loads.
+        "computing" => {
+            std::thread::sleep(Duration::from_millis(1));
+            group.check()
+        }
         work => panic!("unknown work {work}"),
     }
 }

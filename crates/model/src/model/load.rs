@@ -1,6 +1,6 @@
 //! Loading a rank's part: first a description of all that it takes from the files, then packing it.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use thunder_compute::{AttentionSpec, Backend, KvFormat, KvLayer, KvShape, MatrixSource, QkNorm, Release};
 
@@ -12,8 +12,8 @@ use crate::plan::{Plan, Shard};
 use crate::spec::{AttentionShape, FeedForwardSpec, GatedShape, LayerSpec, MixerSpec, ModelSpec};
 use crate::weights::Weights;
 
-/// Told how many bytes of weights are loaded, of how many.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+/// Told how many bytes of weights are loaded, of how many; `Break` ends the loading with [`ModelError::Stopped`].
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// What a rank's part of a model takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -357,8 +357,10 @@ impl<B: Backend> Model<B> {
         let mut pack = |backend: &mut B, parts: &[MatrixSource<'_>]| -> Result<B::Matrix, ModelError> {
             let matrix = backend.matrix(parts)?;
             done += parts.iter().map(|part| part.bytes() as u64).sum::<u64>();
-            progress(done, total);
-            Ok(matrix)
+            match progress(done, total) {
+                ControlFlow::Continue(()) => Ok(matrix),
+                ControlFlow::Break(()) => Err(ModelError::Stopped),
+            }
         };
         let embedding = match sources.embedding {
             Some((source, rows)) => Some(Vocabulary { matrix: pack(backend, &[source])?, rows }),

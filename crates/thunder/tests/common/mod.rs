@@ -72,9 +72,7 @@ impl Server {
 
     /// Process ids of the ranks that it started, in the order of their ranks.
     pub fn children(&self) -> Vec<i32> {
-        let id = self.child.id();
-        let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-        text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+        children(self.child.id())
     }
 
     pub fn signal(&self, signal: i32) {
@@ -102,6 +100,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Process ids of a process's children, in the order in which they were started.
+pub fn children(id: u32) -> Vec<i32> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
 /// Posts JSON to `address/path` and reads the answer.

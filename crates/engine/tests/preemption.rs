@@ -1,0 +1,145 @@
+//! More sequences than the KV cache holds: the youngest start over, and nobody's answer differs.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::{Activations, CpuConfig, Isa};
+use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Request, Sampling, Scheduler, Stream};
+use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
+
+/// An answer takes this many tokens at most, so that three fit into the smallest cache here and four do not.
+const MAX_TOKENS: usize = 40;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The built-in model on so many ranks, each a thread; `work` is given its engine.
+fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
+    let folder =
+        ModelFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin/model")).unwrap();
+    let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
+    let cpu = CpuConfig {
+        threads: 1,
+        first_core: None,
+        isa: Isa::detect().unwrap(),
+        activations: Activations::default(),
+    };
+    let capacity = Capacity { rows: limits.rows, logit_rows: limits.sequences, kv_blocks: limits.kv_blocks };
+    let info = ModelInfo {
+        name: "builtin".to_owned(),
+        context_length: 128,
+        vocab_size: folder.spec.vocab,
+        tokenizer: folder.tokenizer().unwrap(),
+        chat_template: None,
+        default_sampling: Sampling::default(),
+        ranks,
+    };
+    let (engine, inbox) = Engine::channel(info, 64);
+    let info = Arc::new(engine.info().clone());
+    let (work, inbox) = (std::sync::Mutex::new(Some((work, engine))), std::sync::Mutex::new(Some(inbox)));
+    let groups = match ranks {
+        1 => vec![Group::solo()],
+        _ => local::groups(ranks, TransportChoice::Shm).unwrap(),
+    };
+    local::run_on(groups, |group| {
+        let is_head = group.rank() == 0;
+        let mut rank = Rank::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
+        if !is_head {
+            return rank.follow().unwrap();
+        }
+        let inbox = inbox.lock().unwrap().take().unwrap();
+        let scheduler = Scheduler::new(rank, info.clone(), inbox, limits, folder.spec.eos.clone());
+        let (work, engine) = work.lock().unwrap().take().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || work(engine));
+            scheduler.run().unwrap();
+        });
+    });
+}
+
+fn request(engine: &Engine, index: usize) -> Request {
+    let prompt = format!("Question {index}: what does rank {} do, and why?", index * 7);
+    Request {
+        prompt: engine.info().tokenizer.encode(&prompt, false).unwrap(),
+        // Every other one sampled, so that a sampler's state must outlive a preemption too.
+        sampling: Sampling {
+            temperature: (index % 2) as f32,
+            seed: Some(index as u64),
+            ..Sampling::default()
+        },
+        max_tokens: Some(MAX_TOKENS),
+        stop: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+    }
+}
+
+/// The whole answer, or `None` if the engine failed.
+fn read(mut stream: Stream) -> Option<String> {
+    let mut answer = String::new();
+    loop {
+        match stream.next_within(PATIENCE).expect("an event comes in time")? {
+            Event::Delta { text, .. } => answer.push_str(&text),
+            Event::Done { .. } => return Some(answer),
+            Event::Failed { message } => panic!("{message}"),
+        }
+    }
+}
+
+#[test]
+fn answers_do_not_depend_on_preemptions() {
+    let layouts = [
+        (1, Parallelism::Tensor),
+        (2, Parallelism::Tensor),
+        (2, Parallelism::Pipeline),
+        (3, Parallelism::Pipeline),
+    ];
+    for (ranks, parallel) in layouts {
+        // Few rows, so that prompts are read in pieces and a pipeline has several of one sequence under way.
+        let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6 };
+        with_engine(ranks, parallel, limits, |engine| {
+            let alone: Vec<_> =
+                (0..8).map(|index| read(engine.submit(request(&engine, index)).unwrap()).unwrap()).collect();
+            assert_eq!(engine.counters().preempted.load(Ordering::Relaxed), 0, "one at a time fits");
+            let streams: Vec<_> =
+                (0..8).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
+            let together: Vec<_> = streams.into_iter().map(|stream| read(stream).unwrap()).collect();
+            assert_eq!(together, alone, "{ranks} ranks, {parallel:?}");
+            let preempted = engine.counters().preempted.load(Ordering::Relaxed);
+            assert!(preempted > 0, "{ranks} ranks, {parallel:?}: the cache was too large for this test");
+        });
+    }
+}
+
+#[test]
+fn cancelled_requests_leave_their_blocks_to_others() {
+    for (ranks, parallel) in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
+        let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5 };
+        with_engine(ranks, parallel, limits, |engine| {
+            let expected = read(engine.submit(request(&engine, 0)).unwrap()).unwrap();
+            for round in 0..20 {
+                let mut streams: Vec<_> =
+                    (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
+                // Some go while they wait, some in mid-prompt, some in mid-answer.
+                for moment in 0..4 {
+                    streams.remove((round + moment) % streams.len());
+                    std::thread::sleep(Duration::from_micros(700 * round as u64));
+                }
+                streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
+            }
+            // Needs most of the cache: a block that was lost would show.
+            let mut long = request(&engine, 0);
+            long.max_tokens = None;
+            assert!(read(engine.submit(long).unwrap()).unwrap().starts_with(&expected));
+            // A slot is free a moment after its answer's last event.
+            let deadline = Instant::now() + PATIENCE;
+            while engine.load() != (0, 0) {
+                assert!(Instant::now() < deadline, "{:?} requests are still counted", engine.load());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    }
+}
