@@ -4,6 +4,7 @@
 #   bench/llama_cpp.sh build                          builds llama-bench (9 minutes on one free core; Debian, x86-64)
 #   bench/llama_cpp.sh model [SHAPE [TYPE]]           writes a GGUF with random weights: llama-1b q4_0
 #   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if need be, then decodes 64 tokens with one thread
+#   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]    the same over two RPC servers of one thread, split by layer and by tensor
 #
 # SHAPE: llama-1b, llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, as MLX's 4 bits in groups of 64), q4_1 (5 bits, as
 # groups of 32), q8_0. ARG: llama-bench's own, after `-p 0 -n 64 -t 1`, e.g. `-p 512 -n 0` for prefill, `-t 2`.
@@ -18,7 +19,7 @@ amx=${AMX:-on}
 here=$(cd "$(dirname "$0")" && pwd)
 build=$cache/build-$version-amx-$amx
 venv=$cache/venv
-bench=$build/bin/llama-bench
+bench=$build/bin/llama-bench rpc_server=$build/bin/ggml-rpc-server
 
 venv() {
   [ -x "$venv/bin/cmake" ] && return
@@ -39,7 +40,7 @@ source_tree() {
 }
 
 build() {
-  [ -x "$bench" ] && return
+  [ -x "$bench" ] && [ -x "$rpc_server" ] && return
   mkdir -p "$cache"
   if ! command -v clang-16 >/dev/null; then
     apt-get update -q
@@ -53,9 +54,9 @@ build() {
   fi
   PATH=$venv/bin:$PATH cmake -G Ninja -S "$(source_tree)" -B "$build" -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 -DBUILD_SHARED_LIBS=OFF "${options[@]}" \
-    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DGGML_RPC=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
-  "$venv/bin/cmake" --build "$build" --target llama-bench -j "${JOBS:-1}"
+  "$venv/bin/cmake" --build "$build" --target llama-bench ggml-rpc-server -j "${JOBS:-1}"
 }
 
 model() {
@@ -73,6 +74,21 @@ case ${1:-} in
     file=$(model "${2:-llama-1b}" "${3:-q4_0}")
     shift $(($# > 3 ? 3 : $#))
     exec "$bench" -m "$file" -p 0 -n 64 -t 1 "$@"
+    ;;
+  rpc)
+    build
+    file=$(model "${2:-llama-1b}" "${3:-q4_0}")
+    shift $(($# > 3 ? 3 : $#))
+    servers=()
+    trap 'kill "${servers[@]}" 2>/dev/null || true' EXIT
+    for port in 50852 50853; do
+      "$rpc_server" --host 127.0.0.1 --port $port --threads 1 >"$cache/rpc-$port.log" 2>&1 &
+      servers+=($!)
+    done
+    sleep 2
+    for split in layer tensor; do
+      "$bench" -m "$file" -p 0 -n 64 -t 1 --rpc 127.0.0.1:50852,127.0.0.1:50853 -ngl 99 -sm $split "$@" || exit
+    done
     ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
 esac

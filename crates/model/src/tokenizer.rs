@@ -1,16 +1,21 @@
 //! Text to token ids and back, from a folder's tokenizer.json.
 //!
-//! Ids come from the `tokenizers` library, so they are Hugging Face's. The way back does not: a table made at load gives
+//! Ids come from the `tokenizers` library (its byte pairs from tables of our own, which give the same), so they are Hugging
+//! Face's. The way back does not: a table made at load gives
 //! each token's bytes, so that decoding a stream costs one look-up a token and never goes over earlier tokens again.
 
+mod bpe;
 mod pieces;
 mod stream;
 
 use std::{fmt, io, path::Path, sync::Arc};
 
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
+use bpe::Pairs;
 use pieces::Pieces;
 use stream::Text;
 pub use stream::TokenStream;
@@ -19,9 +24,20 @@ pub use stream::TokenStream;
 /// would silently differ from Python's.
 const MAX_WHITE_SPACE_RUN: usize = 500_000;
 
+/// Ids above this are refused: tables are indexed by id, and a malformed file must not make them fill the memory.
+/// Vocabularies in use have at most some 300,000 tokens.
+const MAX_TOKEN_ID: u32 = 1 << 23;
+
+fn too_large(id: u32) -> String {
+    format!("token id {id} is above {MAX_TOKEN_ID}, the most that is supported")
+}
+
+type Library =
+    TokenizerImpl<Pairs, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
 /// A tokenizer of Hugging Face's format.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Library,
     pieces: Pieces,
 }
 
@@ -57,7 +73,7 @@ impl Tokenizer {
             ),
             _ => wrong(error.to_string()),
         })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+        let mut inner: Library = serde_json::from_slice(&bytes)
             .map_err(|error| wrong(format!("not a tokenizer of Hugging Face's format: {error}")))?;
         // Limits for training batches that some files carry; transformers resets them too.
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
@@ -133,7 +149,7 @@ impl fmt::Debug for Tokenizer {
 
 /// Adds the tokens that only tokenizer_config.json (`added_tokens_decoder`) knows, in the order of their ids, as
 /// transformers does.
-fn add_configured_tokens(inner: &mut tokenizers::Tokenizer, path: &Path) -> Result<(), TokenizerError> {
+fn add_configured_tokens(inner: &mut Library, path: &Path) -> Result<(), TokenizerError> {
     let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,

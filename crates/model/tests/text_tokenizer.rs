@@ -187,6 +187,8 @@ proptest! {
         let tokenizer = load(STYLES[style]);
         let ids = tokenizer.encode(&text, false).unwrap();
         let library = tokenizers::Tokenizer::from_file(folder(STYLES[style]).join("tokenizer.json")).unwrap();
+        let encoding = library.encode(text.as_str(), false).unwrap();
+        prop_assert_eq!(encoding.get_ids(), &ids);
         let decoded = library.decode(&ids, true).unwrap();
         prop_assert_eq!(&streamed(&tokenizer, &ids), &decoded);
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();

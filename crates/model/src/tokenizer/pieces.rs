@@ -2,9 +2,7 @@
 
 use serde_json::Value;
 
-/// Ids above this are refused: the table is indexed by id, and a malformed file must not make it fill the memory.
-/// Vocabularies in use have at most some 300,000 tokens.
-const MAX_TOKEN_ID: u32 = 1 << 23;
+use super::{Library, MAX_TOKEN_ID, too_large};
 
 /// What happens at the start of a text only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,30 +48,26 @@ enum Step {
 
 impl Pieces {
     /// Errors name what is wrong with the file.
-    pub(super) fn new(inner: &tokenizers::Tokenizer, decoder: &Value) -> Result<Self, String> {
+    pub(super) fn new(inner: &Library, decoder: &Value) -> Result<Self, String> {
         let (steps, leading) = parse_decoder(decoder)?;
-        let mut tokens: Vec<(u32, String)> =
-            inner.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
-        tokens.sort_unstable();
-        // An added token hides a vocabulary entry with its id; the library's own look-up knows which counts.
-        tokens.dedup_by_key(|(id, _)| *id);
-        let last = tokens.last().map(|(id, _)| *id).ok_or("the vocabulary is empty")?;
+        let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+        let last = added.keys().copied().chain(inner.get_model().last_id()).max();
+        let last = last.ok_or("the vocabulary is empty")?;
         if last > MAX_TOKEN_ID {
-            return Err(format!("token id {last} is above {MAX_TOKEN_ID}, the most that is supported"));
+            return Err(too_large(last));
         }
         let byte_of_char = byte_level_table();
-        let added = inner.get_added_tokens_decoder();
         let mut pieces = Self {
             bytes: Vec::new(),
             entries: Vec::with_capacity(last as usize + 1),
             leading,
             first: std::collections::HashMap::new(),
         };
-        for (id, text) in tokens {
-            let text = inner.id_to_token(id).unwrap_or(text);
-            while pieces.entries.len() < id as usize {
+        for id in 0..=last {
+            let Some(text) = inner.id_to_token(id) else {
                 pieces.close(false, false)?;
-            }
+                continue;
+            };
             if let Leading::DropFromFirstToken(content) = leading
                 && text.contains(content)
             {
