@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuConfig, Isa};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
 use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Request, Sampling, Scheduler, Stream};
 use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
 
@@ -27,7 +27,12 @@ fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl F
         isa: Isa::detect().unwrap(),
         activations: Activations::default(),
     };
-    let capacity = Capacity { rows: limits.rows, logit_rows: limits.sequences, kv_blocks: limits.kv_blocks };
+    let capacity = Capacity {
+        rows: limits.rows,
+        logit_rows: limits.sequences,
+        kv_blocks: limits.kv_blocks,
+        kv_format: KvFormat::F16,
+    };
     let info = ModelInfo {
         name: "builtin".to_owned(),
         context_length: 128,
