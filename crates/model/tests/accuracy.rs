@@ -21,7 +21,16 @@ fn logits(folder: &ModelFolder, texts: &[Vec<u32>], activations: Activations, kv
     let blocks: Vec<u32> = (0..rows.div_ceil(KV_BLOCK_TOKENS) as u32).collect();
     let capacity = Capacity { rows, logit_rows: rows, kv_blocks: blocks.len(), kv_format: kv };
     let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
-    let mut model = Model::load(folder, &plan, 0, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    let mut model =
+        Model::load(
+            folder,
+            &plan,
+            0,
+            capacity,
+            &mut backend,
+            &mut |_, _| std::ops::ControlFlow::Continue(()),
+        )
+        .unwrap();
     let mut step = Step::default();
     let mut of_text = |tokens: &Vec<u32>| {
         step.clear();

@@ -47,7 +47,10 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     let rank = group.rank();
     let mut backend = CpuBackend::new(&config, group);
     let capacity = Capacity { rows: 40, logit_rows: 2, kv_blocks: 8, kv_format: KvFormat::F16 };
-    let mut model = Model::load(&folder, &plan, rank, capacity, &mut backend, &mut |_, _| {}).unwrap();
+    let mut model = Model::load(&folder, &plan, rank, capacity, &mut backend, &mut |_, _| {
+        std::ops::ControlFlow::Continue(())
+    })
+    .unwrap();
     let mut step = Step::default();
     let prompt: Vec<u32> = (5..45).collect();
     step.push(&prompt[..27], 0, &[6, 1], true);
