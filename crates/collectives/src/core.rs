@@ -81,6 +81,14 @@ pub(crate) struct Core {
 // SAFETY: the raw pointers are used only while an operation runs, by the thread that runs it.
 unsafe impl Send for Core {}
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.failure.is_some() {
+            self.links.iter_mut().flatten().for_each(|link| link.abandon());
+        }
+    }
+}
+
 impl Core {
     pub fn new(
         rank: usize,

@@ -80,6 +80,9 @@ pub(crate) trait Link: Send {
     /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
     fn reports_end(&self) -> bool;
 
+    /// The group has failed: what has not reached the peer need not reach it any more.
+    fn abandon(&mut self) {}
+
     /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer.
     fn fault(&self) -> Option<String> {
         None

@@ -206,5 +206,9 @@ fn killed_rank(mode: RdmaMode) {
         "{mode:?}: {error}"
     );
     assert!(took < Duration::from_secs(2), "{mode:?}: it took {took:?}");
+    // What was on its way to the dead rank is not waited for.
+    let dropped = Instant::now();
+    drop(group);
+    assert!(dropped.elapsed() < Duration::from_millis(500), "{mode:?}: the end took {:?}", dropped.elapsed());
     println!("{mode:?}: {took:?} after the kill: {error}");
 }

@@ -81,6 +81,7 @@ pub(crate) struct RdmaLink {
     /// The next nap, and how many there were, while nothing moves.
     nap_us: u64,
     naps: u32,
+    abandoned: bool,
 }
 
 impl RdmaLink {
@@ -97,7 +98,7 @@ impl RdmaLink {
         let pending = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
         // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
         let channel = pending.handshake(stream, Abort::new()).map_err(failed)?;
-        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), naps: 0 })
+        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), naps: 0, abandoned: false })
     }
 
     fn moved(&mut self, count: usize) -> usize {
@@ -156,6 +157,10 @@ impl Link for RdmaLink {
         false
     }
 
+    fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
     fn fault(&self) -> Option<String> {
         self.channel.failure().map(Error::to_string)
     }
@@ -164,7 +169,9 @@ impl Link for RdmaLink {
 impl Drop for RdmaLink {
     fn drop(&mut self) {
         // The last frames of a rank that leaves must reach the others. A broken link has none that could.
-        let _ = self.channel.drain(DRAIN_LIMIT);
+        if !self.abandoned {
+            let _ = self.channel.drain(DRAIN_LIMIT);
+        }
     }
 }
 
