@@ -1,7 +1,11 @@
 //! The CPU backend: packed weights, vector kernels chosen at run time, pinned threads.
 
+mod affine;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod dequantized;
+mod fixed;
 mod isa;
 mod kv;
 mod matmul;
@@ -28,7 +32,7 @@ use kv::Kv;
 use matmul::{Input, Output};
 use matrix::{Matrix, SendPtr};
 use memory::Arena;
-use pool::Pool;
+use pool::{Pool, share};
 pub use quantize::Activations;
 use quantize::QuantRows;
 
@@ -55,6 +59,8 @@ pub struct CpuBackend {
     arena: Arena,
     /// Quantized inputs of the product at hand, one for each group size among its parts.
     quantized: Vec<QuantRows>,
+    /// One for each thread.
+    scratch: Vec<isa::Scratch>,
     rotations: Vec<rows::Rotation>,
 }
 
@@ -90,8 +96,10 @@ impl Buffer {
 impl CpuBackend {
     /// A backend whose reductions go over `group`.
     pub fn new(config: &CpuConfig, group: Group) -> Self {
+        let pool = Pool::new(config.threads, config.first_core);
         Self {
-            pool: Pool::new(config.threads, config.first_core),
+            scratch: (0..pool.threads()).map(|_| isa::Scratch::default()).collect(),
+            pool,
             isa: config.isa,
             activations: config.activations,
             group,
@@ -119,7 +127,6 @@ impl CpuBackend {
         let mut used = 0;
         for part in &w.parts {
             let Encoding::Affine { group, .. } = part.encoding else { continue };
-            let group = activation_group(group);
             if self.quantized[..used].iter().any(|q| q.group == group) {
                 continue;
             }
@@ -138,11 +145,6 @@ impl CpuBackend {
         }
         self.quantized.truncate(used.max(1));
     }
-}
-
-/// Activations are scaled in groups no larger than a byte tile of matrix units is deep.
-fn activation_group(weight_group: usize) -> usize {
-    weight_group.min(64)
 }
 
 /// Few rows are not worth a hand-over to the threads.
@@ -233,7 +235,11 @@ impl Backend for CpuBackend {
         let (data, stride) = (SendPtr(x.data.as_ptr().cast_mut()), x.width);
         let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
         let out = out.output(0);
-        self.pool.split(panels, &|range| {
+        let (threads, scratch) = (self.pool.threads(), SendPtr(self.scratch.as_mut_ptr()));
+        self.pool.run(&|thread| {
+            let range = share(panels, thread, threads);
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
             let (mut first_panel, mut column) = (0, 0);
             for part in &w.parts {
                 let count = part.panel_count();
@@ -241,7 +247,6 @@ impl Backend for CpuBackend {
                     ..range.end.clamp(first_panel, first_panel + count) - first_panel;
                 let input = match part.encoding {
                     Encoding::Affine { group, .. } if activations != Activations::F32 => {
-                        let group = activation_group(group);
                         let Some(rows) = quantized.iter().find(|q| q.group == group) else {
                             unreachable!("quantized for every part")
                         };
@@ -252,7 +257,7 @@ impl Backend for CpuBackend {
                 };
                 // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
                 unsafe {
-                    isa::matmul(isa, part, mine, input, out.starting_at(column));
+                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
                 }
                 first_panel += count;
                 column += part.rows;

@@ -3,7 +3,9 @@
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
-use super::matmul::{Output, finish, load_numbers, octet};
+use super::affine::octet;
+use super::fixed::{Fixed, HEADER_BYTES};
+use super::matmul::{Output, finish};
 use super::matrix::{Matrix, OCTET, STEP_BYTES};
 use super::simd::{LANES, Simd};
 use crate::source::Encoding;
@@ -46,13 +48,16 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     row: usize,
     out: Output,
 ) {
-    let Encoding::Affine { group, scales, .. } = w.encoding else { unreachable!("chosen by the caller") };
+    let Encoding::Affine { group, .. } = w.encoding else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
+    let bias_unit = f64::from(1u32 << Fixed::of(BITS).shift);
     let mut acc = [S::splat(0.0); M];
     for _ in 0..w.cols / group {
-        let scale = load_numbers::<S>(scales, p);
-        let bias = load_numbers::<S>(scales, p.add(LANES * scales.bytes()));
-        p = p.add(2 * LANES * scales.bytes());
+        let number = |index: usize, factor: f64| {
+            S::load(S::widen(p.cast::<i16>().add(index * LANES), factor).map(|x| x as f32).as_ptr())
+        };
+        let (scale, bias) = (number(0, 1.0), number(1, bias_unit));
+        p = p.add(HEADER_BYTES);
         for _ in 0..group / OCTET {
             for step in octet::<S, BITS>(p) {
                 for unit in &UNITS {
@@ -67,7 +72,8 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
             p = p.add(BITS as usize * STEP_BYTES);
         }
     }
+    let units = S::load(w.units.as_ptr().add(panel * LANES));
     for m in 0..M {
-        finish::<S>(w, panel, row + m, acc[m], out);
+        finish::<S>(w, panel, row + m, S::mul(acc[m], units), out);
     }
 }

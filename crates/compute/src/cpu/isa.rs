@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
 use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
@@ -23,6 +25,9 @@ pub enum Isa {
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512 with VNNI, and AMX for many rows.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// NEON with dot products.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -30,6 +35,14 @@ pub enum Isa {
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
 }
+
+/// What a thread needs for a product.
+#[cfg(target_arch = "x86_64")]
+pub(super) use amx::Scratch;
+/// What a thread needs for a product.
+#[cfg(not(target_arch = "x86_64"))]
+#[derive(Debug, Default)]
+pub(super) struct Scratch;
 
 impl Isa {
     /// The environment variable that forces a set.
@@ -56,6 +69,9 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         if Avx512::detected() {
             all.push(Self::Avx512);
+            if amx::permitted() {
+                all.push(Self::Amx);
+            }
         }
         #[cfg(target_arch = "aarch64")]
         if Neon::<false>::detected() {
@@ -73,6 +89,8 @@ impl Isa {
             Self::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -111,7 +129,7 @@ macro_rules! entry {
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => avx512($($arg),*),
+                    Isa::Avx512 | Isa::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "aarch64")]
                     Isa::Neon => neon($($arg),*),
                     #[cfg(target_arch = "aarch64")]
@@ -123,13 +141,39 @@ macro_rules! entry {
     };
 }
 
+/// Rows times the given panels of a matrix.
+///
+/// # Safety
+/// `isa` was detected on this CPU, and the kernel's own conditions hold.
+pub(super) unsafe fn matmul(
+    isa: Isa,
+    w: &Matrix,
+    panels: Range<usize>,
+    x: Input<'_>,
+    out: Output,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if let (Isa::Amx, Input::Quantized(rows)) = (isa, x)
+            && amx::takes(w, rows)
+        {
+            return amx::multiply(w, panels, rows, out, scratch);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let Scratch = scratch;
+        vectors(isa, w, panels, x, out);
+    }
+}
+
 entry! {
-    /// Rows times the given panels of a matrix.
-    fn matmul(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
+    /// Products by vectors.
+    fn vectors(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
 }
 entry! {
     /// Quantizes the given rows.
-    fn quantize_rows(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter) = quantize
+    fn quantize_rows(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter<'_>) = quantize
 }
 entry! {
     /// One row's norm.
@@ -158,6 +202,15 @@ entry! {
     fn arithmetic(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass
 }
 
+/// Products of tiles, so many passes of them, and the operations of a pass, where the set has tiles.
+pub(super) fn tile_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Some((amx::arithmetic, amx::PASS_OPERATIONS)),
+        _ => None,
+    }
+}
+
 #[inline(always)]
 unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
     for index in panels {
@@ -167,7 +220,7 @@ unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out:
 }
 
 #[inline(always)]
-unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter) {
+unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter<'_>) {
     for row in rows {
         // SAFETY: the caller's conditions.
         unsafe { to.quantize::<S>(row, x.add(row * stride)) };

@@ -2,8 +2,8 @@
 //!
 //! 16 rows are interleaved to a *panel*, so that a vector register holds one column (or four, as bytes) of 16 rows and a
 //! dot product needs no sum across lanes. A float panel is `[cols][16]`. A quantized panel is a sequence of groups; a
-//! group is `16 scales, 16 biases`, then its *octets*: 32 columns of 16 rows, as 8 *steps* of 64 bytes (4 columns of each
-//! row, what one byte dot product takes), packed to `bits` lines of 64 bytes:
+//! group is `16 scales, 16 biases` (16-bit integers, see `fixed.rs`), then its *octets*: 32 columns of 16 rows, as 8
+//! *steps* of 64 bytes (4 columns of each row, what one byte dot product takes), packed to `bits` lines of 64 bytes:
 //!
 //! | bits | lines of an octet |
 //! |---|---|
@@ -12,15 +12,16 @@
 //! | 2 | 2 × four steps |
 //! | 3, 5, 6 | those of 2 (4, 4) bits, then those of the upper 1 (1, 2) bits |
 //!
-//! so that a matrix takes as many bytes here as in the file, whatever its bits.
+//! so that a matrix takes as many bytes here as in the file, whatever its bits, and one unit for each row.
 
 use std::io;
 use std::ops::Range;
 
+use super::fixed::{Fixed, HEADER_BYTES};
 use super::memory::{Arena, Region};
 use super::pool::Pool;
 use super::simd::LANES;
-use crate::source::{Encoding, Float, MatrixSource};
+use crate::source::{Encoding, Float, MatrixSource, Strided};
 
 /// Columns of an octet.
 pub(super) const OCTET: usize = 32;
@@ -38,6 +39,8 @@ pub struct Matrix {
     pub(super) cols: usize,
     pub(super) encoding: Encoding,
     pub(super) panels: Region,
+    /// What a quantized row's integers are multiples of, `[panels × 16]`.
+    pub(super) units: Vec<f32>,
     /// Added to the output; empty or one for each row.
     pub(super) bias: Vec<f32>,
 }
@@ -65,11 +68,15 @@ impl Matrix {
             cols: source.cols,
             encoding: source.encoding,
             panels: Region::zeroed(0)?,
+            units: Vec::new(),
             bias: source.bias.clone().unwrap_or_default(),
         };
         matrix.panels = arena.take(matrix.panel_count() * matrix.panel_bytes())?;
         let panel_bytes = matrix.panel_bytes();
-        let base = SendPtr(matrix.panels.as_mut_ptr());
+        if let Encoding::Affine { .. } = source.encoding {
+            matrix.units = vec![0.0; matrix.panel_count() * LANES];
+        }
+        let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
         // In pieces, so that the file's pages can leave memory: the peak is the packed matrix and one piece.
         let piece = (PIECE_BYTES / panel_bytes.max(1)).max(pool.threads());
         for first in (0..matrix.panel_count()).step_by(piece) {
@@ -82,7 +89,9 @@ impl Matrix {
                     match source.encoding {
                         Encoding::Float(float) => pack_floats(source, float, panel, out),
                         Encoding::Affine { bits, group, scales } => {
-                            pack_affine(source, bits, group, scales, panel, out);
+                            // SAFETY: 16 units for each panel; a panel is packed by one thread.
+                            let units = unsafe { &mut *units.at(panel * LANES).cast::<[f32; LANES]>() };
+                            pack_affine(source, (bits, group, scales), panel, units, out);
                         }
                     }
                 }
@@ -106,12 +115,15 @@ impl Matrix {
 
     /// Bytes of one panel.
     pub(super) fn panel_bytes(&self) -> usize {
-        self.encoding.bytes(LANES, self.cols)
+        match self.encoding {
+            Encoding::Float(float) => LANES * self.cols * float.bytes(),
+            Encoding::Affine { bits, group, .. } => self.cols / group * record_bytes(bits, group),
+        }
     }
 
     /// Bytes that the matrix takes in memory.
     pub fn bytes(&self) -> usize {
-        self.panels.len()
+        self.panels.len() + size_of_val(self.units.as_slice())
     }
 
     /// Writes one row as floats.
@@ -125,26 +137,28 @@ impl Matrix {
                     float.decode(&panel[(col * LANES + lane) * size..][..size], std::slice::from_mut(x));
                 }
             }
-            Encoding::Affine { bits, group, scales } => {
-                let header = 2 * LANES * scales.bytes();
-                let record = header + group / OCTET * bits as usize * STEP_BYTES;
-                for (record, out) in panel.chunks_exact(record).zip(out.chunks_exact_mut(group)) {
-                    let number = |index: usize| {
-                        let mut x = [0.0];
-                        scales.decode(&record[index * scales.bytes()..][..scales.bytes()], &mut x);
-                        x[0]
-                    };
+            Encoding::Affine { bits, group, .. } => {
+                let (fixed, unit) = (Fixed::of(bits), self.units[row]);
+                let records = panel.chunks_exact(record_bytes(bits, group));
+                for (record, out) in records.zip(out.chunks_exact_mut(group)) {
+                    let (header, octets) = record.split_at(HEADER_BYTES);
+                    let number = |index: usize| i16::from_le_bytes(header.as_chunks::<2>().0[index]);
                     let (scale, bias) = (number(lane), number(LANES + lane));
-                    let octets = record[header..].chunks_exact(bits as usize * STEP_BYTES);
+                    let octets = octets.chunks_exact(bits as usize * STEP_BYTES);
                     for (octet, out) in octets.zip(out.chunks_exact_mut(OCTET)) {
                         for (col, x) in out.iter_mut().enumerate() {
-                            *x = f32::from(element(octet, bits, lane, col)) * scale + bias;
+                            *x = fixed.weight(element(octet, bits, lane, col), scale, bias) as f32 * unit;
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Bytes of a group of a panel.
+pub(super) const fn record_bytes(bits: u32, group: usize) -> usize {
+    HEADER_BYTES + group / OCTET * bits as usize * STEP_BYTES
 }
 
 /// One quantized element of an octet.
@@ -174,25 +188,35 @@ fn pack_floats(source: &MatrixSource<'_>, float: Float, panel: usize, out: &mut 
 
 fn pack_affine(
     source: &MatrixSource<'_>,
-    bits: u32,
-    group: usize,
-    scales: Float,
+    (bits, group, scales): (u32, usize, Float),
     panel: usize,
+    units: &mut [f32; LANES],
     out: &mut [u8],
 ) {
-    let (size, lanes) = (scales.bytes(), LANES.min(source.rows - panel * LANES));
-    let header = 2 * LANES * size;
-    let record_bytes = header + group / OCTET * bits as usize * STEP_BYTES;
+    let (fixed, size) = (Fixed::of(bits), scales.bytes());
+    let lanes = LANES.min(source.rows - panel * LANES);
     let octet_source = OCTET * bits as usize / 8;
     let Some((scale_rows, bias_rows)) = &source.scales else { unreachable!("affine sources carry scales") };
+    let number = |rows: &Strided<'_>, row: usize, g: usize| {
+        let mut x = [0.0];
+        scales.decode(&rows.row(row)[g * size..][..size], &mut x);
+        x[0]
+    };
+    let affine = |row: usize, g: usize| (number(scale_rows, row, g), number(bias_rows, row, g));
+    for (lane, unit) in units[..lanes].iter_mut().enumerate() {
+        *unit = fixed.unit((0..source.cols / group).map(|g| affine(panel * LANES + lane, g)));
+    }
     let mut steps = [[0u8; STEP_BYTES]; STEPS];
-    for (g, record) in out.chunks_exact_mut(record_bytes).enumerate() {
+    for (g, record) in out.chunks_exact_mut(record_bytes(bits, group)).enumerate() {
+        let (header, octets) = record.split_at_mut(HEADER_BYTES);
+        let header = header.as_chunks_mut::<2>().0;
         for lane in 0..lanes {
-            let row = panel * LANES + lane;
-            record[lane * size..][..size].copy_from_slice(&scale_rows.row(row)[g * size..][..size]);
-            record[(LANES + lane) * size..][..size].copy_from_slice(&bias_rows.row(row)[g * size..][..size]);
+            let (scale, bias) = affine(panel * LANES + lane, g);
+            let (scale, bias) = fixed.encode(units[lane], scale, bias);
+            header[lane] = scale.to_le_bytes();
+            header[LANES + lane] = bias.to_le_bytes();
         }
-        for (o, octet) in record[header..].chunks_exact_mut(bits as usize * STEP_BYTES).enumerate() {
+        for (o, octet) in octets.chunks_exact_mut(bits as usize * STEP_BYTES).enumerate() {
             for lane in 0..lanes {
                 let row = source.weight.row(panel * LANES + lane);
                 let elements = unpack(&row[(g * group / OCTET + o) * octet_source..][..octet_source], bits);
@@ -249,8 +273,16 @@ fn pack_octet(steps: &[[u8; STEP_BYTES]; STEPS], bits: u32, out: &mut [u8]) {
 }
 
 /// A pointer that threads of a pool share, each writing its own part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct SendPtr<T>(pub *mut T);
+
+impl<T> Clone for SendPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SendPtr<T> {}
 
 // SAFETY: only a number until it is dereferenced, which is up to the user's own SAFETY argument.
 unsafe impl<T> Send for SendPtr<T> {}

@@ -41,6 +41,13 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     let mut pool = Pool::new(threads, None);
     let (mut best, began) = (0.0f64, Instant::now());
     while began.elapsed() < time || best == 0.0 {
+        if let (Arithmetic::Bytes, Some((multiply, operations))) = (arithmetic, isa::tile_arithmetic(isa)) {
+            let (round, passes) = (Instant::now(), PASSES * VECTORS);
+            // SAFETY: the set was detected.
+            pool.run(&|_| unsafe { multiply(passes) });
+            best = best.max((operations * passes * threads) as f64 / round.elapsed().as_secs_f64());
+            continue;
+        }
         // A loop with few accumulators waits for their latency, one with many spills: which is best depends on the set.
         for chains in [4, 8, 12] {
             let round = Instant::now();

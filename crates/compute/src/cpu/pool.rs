@@ -116,12 +116,17 @@ impl Pool {
     pub fn split(&mut self, items: usize, job: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
         let threads = self.threads();
         self.run(&|thread| {
-            let range = items * thread / threads..items * (thread + 1) / threads;
+            let range = share(items, thread, threads);
             if !range.is_empty() {
                 job(range);
             }
         });
     }
+}
+
+/// The part of `0..items` that a thread takes.
+pub(super) fn share(items: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
+    items * thread / threads..items * (thread + 1) / threads
 }
 
 impl Drop for Pool {

@@ -57,6 +57,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Rounds to the nearest integers, which must fit, and stores them as 16 × i8.
     unsafe fn store_i8(p: *mut i8, v: Self::F);
 
+    /// Rows that a product takes at a time: as many as their sums fit the registers.
+    const BLOCK_ROWS: usize = 4;
+
     unsafe fn zero_i() -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
 
@@ -70,6 +73,30 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// For each lane: adds the products of its 4 unsigned bytes of `w` with the 4 signed bytes at `x`, the same 4 for
     /// all lanes.
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
+
+    /// 16 integers of 16 bits, times `factor`.
+    #[inline(always)]
+    unsafe fn widen(p: *const i16, factor: f64) -> [f64; LANES] {
+        p.cast::<[i16; LANES]>().read_unaligned().map(|x| f64::from(x) * factor)
+    }
+    /// `acc += scales * Σ 256^plane × sums + biases * x_sum`, lane by lane, the high plane first. All are integers that
+    /// fit: the sums 32 bits, the rest the 53 bits of a double. So nothing is rounded, whatever the order.
+    #[inline(always)]
+    unsafe fn add_exactly<const PLANES: usize>(
+        acc: &mut [f64; LANES],
+        sums: [Self::I; PLANES],
+        scales: &[f64; LANES],
+        biases: &[f64; LANES],
+        x_sum: f64,
+    ) {
+        const { assert!(size_of::<Self::I>() == size_of::<[i32; LANES]>()) };
+        // An integer vector is its lanes in their order, whatever registers it is made of.
+        let sums = sums.map(|sum| std::ptr::from_ref(&sum).cast::<[i32; LANES]>().read_unaligned());
+        for lane in 0..LANES {
+            let sum = sums.iter().fold(0, |total, sum| (total << 8) + sum[lane]);
+            acc[lane] += scales[lane] * f64::from(sum) + biases[lane] * x_sum;
+        }
+    }
 
     /// `e^a`; relative error below 3e-7 where the result is a normal number, 0 below about −87.
     #[inline(always)]

@@ -141,9 +141,13 @@ fn products_match_plain_arithmetic_in_every_encoding() {
             }
         }
         for isa in Isa::available() {
-            for (activations, limit) in
-                [(Activations::Int16, 2e-4), (Activations::Int8, 2e-2), (Activations::F32, 2e-6)]
-            {
+            for activations in [Activations::Int16, Activations::Int8, Activations::F32] {
+                let limit = match (encoding, activations) {
+                    (Encoding::Float(_), _) => 2e-6,
+                    (_, Activations::Int8) => 2e-2,
+                    // What weights lose as integers.
+                    (_, Activations::Int16 | Activations::F32) => 3e-4,
+                };
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
                 let x = filled(&mut backend, &x, cols);
@@ -186,6 +190,41 @@ fn a_row_does_not_depend_on_the_batch() {
     }
 }
 
+/// Sums of quantized products are exact, so nothing may change a bit of them.
+#[test]
+fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set() {
+    let mut numbers = Numbers(7);
+    let (rows, batch) = (37, 70);
+    for encoding in encodings() {
+        let Encoding::Affine { group, .. } = encoding else { continue };
+        // More than a chunk of tiles, and with groups of 32 a block that is half empty.
+        let cols = 1088_usize.next_multiple_of(group) + group % 64;
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for activations in [Activations::Int16, Activations::Int8] {
+            let mut expected = Vec::new();
+            for isa in Isa::available() {
+                let mut backend = backend(isa, 2, activations);
+                let w = backend.matrix(&[stored.source(None)]).unwrap();
+                for batch in [batch, 1, 2, 7, 8, 9, 12, 16, 33] {
+                    let x = filled(&mut backend, &values[..batch * cols], cols);
+                    let mut out = backend.buffer(batch, rows).unwrap();
+                    backend.linear(&x, &w, &mut out);
+                    let out = backend.read(&out);
+                    if expected.is_empty() {
+                        expected = out.to_vec();
+                    }
+                    assert!(
+                        out == &expected[..batch * rows],
+                        "{encoding:?}, {activations:?}, {batch} rows on {}",
+                        isa.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn embedding_returns_the_stored_rows() {
     let mut numbers = Numbers(3);
@@ -196,8 +235,9 @@ fn embedding_returns_the_stored_rows() {
         let mut out = backend.buffer(4, 128).unwrap();
         backend.embed(&table, &[100, 120, 99, 121], 100, 1.0, &mut out);
         let out = backend.read(&out);
-        assert!(distance(&out[..128], &stored.values[..128]) < 1e-6, "{encoding:?}");
-        assert!(distance(&out[128..256], &stored.values[20 * 128..]) < 1e-6, "{encoding:?}");
+        let limit = if let Encoding::Float(_) = encoding { 0.0 } else { 3e-4 };
+        assert!(distance(&out[..128], &stored.values[..128]) <= limit, "{encoding:?}");
+        assert!(distance(&out[128..256], &stored.values[20 * 128..]) <= limit, "{encoding:?}");
         assert!(out[256..].iter().all(|x| *x == 0.0), "ids of other ranks are zero");
     }
 }
