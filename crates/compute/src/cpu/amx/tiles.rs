@@ -1,7 +1,6 @@
 //! Tile registers and their instructions, which Rust 1.95 has as assembly only.
 
 use std::arch::asm;
-use std::arch::x86_64::__cpuid_count;
 
 use super::Sums;
 
@@ -18,7 +17,7 @@ pub(in super::super) fn permitted() -> bool {
         const REQUEST_PERMISSION: libc::c_long = 0x1023;
         const TILE_DATA: libc::c_long = 18;
         // SAFETY: the call takes two numbers; it only allows the process to use more state.
-        __cpuid_count(7, 0).edx & FEATURES == FEATURES
+        std::arch::x86_64::__cpuid_count(7, 0).edx & FEATURES == FEATURES
             && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) } == 0
     }
     #[cfg(not(target_os = "linux"))]
