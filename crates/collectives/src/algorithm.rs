@@ -1,6 +1,9 @@
 //! The operations over links, in terms of bytes.
 
+mod board;
 mod chain;
+mod hierarchical;
+mod int8;
 
 use std::ops::Range;
 
@@ -8,9 +11,10 @@ use serde::Serialize;
 
 use crate::core::Core;
 use crate::header::Kind;
+use crate::link::board::Board;
 use crate::{CommError, DType, Op};
 
-/// How an all-reduce is done. All give the same bits.
+/// How an all-reduce is done. All give the same bits, but for what `Hierarchical` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
@@ -21,11 +25,16 @@ pub enum Algorithm {
     /// Partial sums travel up the ranks and results down again, both at the same time, in pieces: only neighbours talk, and
     /// each direction of their link carries the data once. A ring that keeps the sum in rank order.
     Chain,
+    /// First inside each host, then between the hosts' lowest ranks as in a chain, then inside the hosts again: each byte
+    /// crosses the wire between two hosts once in each direction, however many ranks they have. Needs shared memory inside
+    /// the hosts; where a rank has none, it counts as a host. In rank order where each host's ranks are consecutive,
+    /// otherwise host by host.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::OneShot, Self::Mesh, Self::Chain];
+    pub const ALL: [Self; 4] = [Self::OneShot, Self::Mesh, Self::Chain, Self::Hierarchical];
 
     /// The name by which it is forced and printed.
     pub fn name(self) -> &'static str {
@@ -33,6 +42,7 @@ impl Algorithm {
             Self::OneShot => "one-shot",
             Self::Mesh => "mesh",
             Self::Chain => "chain",
+            Self::Hierarchical => "hierarchical",
         }
     }
 }
@@ -44,10 +54,37 @@ impl std::str::FromStr for Algorithm {
         Self::ALL
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot, mesh or chain"))
+            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot, mesh, chain or hierarchical"))
     }
 }
 
+/// How the values of an all-reduce travel. All ranks of a group must have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Wire {
+    /// As they are.
+    #[default]
+    Exact,
+    /// Sums of floats of 1 KiB and more as 8-bit levels with an `f32` scale per 64 values, except where all ranks share
+    /// memory: a quarter of the bytes of `f32`, for wires slower than some 10 Gbit/s. Each rank's value is off by at most
+    /// 1/254 of the largest in its block, and so is the sum once more if it is done in parts. The result has the same bits on
+    /// all ranks.
+    Int8,
+}
+
+impl std::str::FromStr for Wire {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "exact" => Ok(Self::Exact),
+            "int8" => Ok(Self::Int8),
+            _ => Err(format!("unknown wire format {name:?}: use exact or int8")),
+        }
+    }
+}
+
+/// Shorter messages cost a latency, not their bytes.
+const INT8_BYTES: usize = 1 << 10;
 /// A mesh all-reduce does this much at a time, so that what its first step leaves is still in the cache in the second.
 const MESH_BLOCK_BYTES: usize = 1 << 20;
 /// Parts start on cache lines of the data.
@@ -71,10 +108,22 @@ pub(crate) async unsafe fn all_reduce(
     (dtype, op): (DType, Op),
     algorithm: Algorithm,
 ) -> Result<(), CommError> {
-    match algorithm {
+    let record_bytes = core.board_of_all().map(Board::record_bytes);
+    let rounded = core.wire == Wire::Int8 && int8::suits(dtype, op);
+    if rounded && record_bytes.is_none() && count * dtype.size() >= INT8_BYTES {
         // SAFETY: as promised by the caller.
-        Algorithm::OneShot => unsafe { one_shot(core, data, count, dtype, op).await },
-        Algorithm::Mesh => {
+        return unsafe { int8::all_reduce(core, data, count, dtype, algorithm).await };
+    }
+    match (algorithm, record_bytes) {
+        // SAFETY: as promised by the caller.
+        (Algorithm::OneShot, Some(bytes)) => unsafe {
+            board::one_shot(core, data, count, (dtype, op), bytes).await
+        },
+        // SAFETY: as promised by the caller.
+        (Algorithm::Mesh, Some(bytes)) => unsafe { board::mesh(core, data, count, (dtype, op), bytes).await },
+        // SAFETY: as promised by the caller.
+        (Algorithm::OneShot, None) => unsafe { one_shot(core, data, count, dtype, op).await },
+        (Algorithm::Mesh, None) => {
             let block = MESH_BLOCK_BYTES / dtype.size();
             for start in (0..count).step_by(block) {
                 // SAFETY: the block lies within `count` elements.
@@ -86,7 +135,11 @@ pub(crate) async unsafe fn all_reduce(
             Ok(())
         }
         // SAFETY: as promised by the caller.
-        Algorithm::Chain => unsafe { chain::all_reduce(core, data, count, dtype, op).await },
+        (Algorithm::Chain, _) => unsafe { chain::all_reduce(core, data, count, dtype, op).await },
+        // SAFETY: as promised by the caller.
+        (Algorithm::Hierarchical, _) => unsafe {
+            hierarchical::all_reduce(core, data, count, (dtype, op)).await
+        },
     }
 }
 

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use thunder_verbs::Mode;
 
-use crate::InitError;
 use crate::link::rdma::RdmaConfig;
+use crate::{InitError, Wire};
+
+/// More would only take descriptors.
+const MAX_CONNECTIONS: usize = 16;
 
 /// Which transports a group may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,8 +58,13 @@ pub struct Config {
     pub idle_spin: Duration,
     /// Overrides the host's identity: ranks with equal ones try shared memory.
     pub host: Option<String>,
-    /// Bytes of each shared-memory ring, a power of two. Larger takes more cache, smaller makes long messages stop more often.
+    /// Bytes of each shared-memory ring, one a rank for reductions and one each way a pair, a power of two. Larger takes more cache, smaller makes long messages stop more often.
     pub ring_bytes: usize,
+    /// TCP connections between two ranks; of two ranks that differ, the lower number counts. More than one carry long
+    /// messages together, where one alone does not fill the wire or the ranks have several; each costs buffers.
+    pub connections: usize,
+    /// How sums travel between hosts, the same on all ranks.
+    pub wire: Wire,
     /// An already bound listener for the coordinator (rank 0 only), so that a port can be chosen by the system.
     pub listener: Option<Arc<TcpListener>>,
 }
@@ -78,6 +86,8 @@ impl Config {
             idle_spin: Duration::from_micros(100),
             host: None,
             ring_bytes: 512 << 10,
+            connections: 1,
+            wire: Wire::Exact,
             listener: None,
         }
     }
@@ -85,7 +95,8 @@ impl Config {
     /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
     /// (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (else `MLX_IBV_DEVICES`: a device file), `THUNDER_RDMA_MODE`
     /// (`uc`, `rc`, `rc-write`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
-    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`; where `THUNDER_RANK` is not set,
+    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`, `THUNDER_CONNECTIONS`,
+    /// `THUNDER_WIRE` (`exact`, `int8`); where `THUNDER_RANK` is not set,
     /// MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring) or `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`.
     /// `None` when neither rank is set: this process is alone.
     ///
@@ -146,6 +157,12 @@ impl Config {
         if let Some(value) = variable("THUNDER_RING_BYTES") {
             config.ring_bytes = number("THUNDER_RING_BYTES", &value)?;
         }
+        if let Some(value) = variable("THUNDER_CONNECTIONS") {
+            config.connections = number("THUNDER_CONNECTIONS", &value)?;
+        }
+        if let Some(value) = variable("THUNDER_WIRE") {
+            config.wire = value.parse().map_err(|_| setting("THUNDER_WIRE", &value, "use exact or int8"))?;
+        }
         config.host = variable("THUNDER_HOST");
         config.check()?;
         Ok(Some(config))
@@ -175,6 +192,10 @@ impl Config {
         if self.loss_limit < LEAST_LOSS_LIMIT {
             let remedy = "use 500 ms or more: TCP takes 200 ms to repeat a packet that was lost";
             return Err(setting("loss limit", &format!("{:?}", self.loss_limit), remedy));
+        }
+        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+            let remedy = format!("use 1 to {MAX_CONNECTIONS}");
+            return Err(setting("connections", &self.connections.to_string(), &remedy));
         }
         if self.transport == TransportChoice::Rdma && self.rdma.is_none() {
             let remedy =
@@ -294,11 +315,12 @@ mod tests {
             ("THUNDER_COORDINATOR", "127.0.0.1:9000"),
             ("THUNDER_TRANSPORT", "tcp"),
             ("THUNDER_STALL_LIMIT_MS", "1234"),
+            ("THUNDER_CONNECTIONS", "4"),
         ])
         .unwrap()
         .unwrap();
         assert_eq!((config.rank, config.size), (1, 3));
-        assert_eq!(config.transport, TransportChoice::Tcp);
+        assert_eq!((config.transport, config.connections), (TransportChoice::Tcp, 4));
         assert_eq!(config.stall_limit, Duration::from_millis(1234));
     }
 

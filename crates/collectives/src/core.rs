@@ -3,6 +3,8 @@
 //! Algorithms are `async` so that the same code serves blocking calls (which never suspend: the wait happens inside) and
 //! the non-blocking form (which suspends instead of waiting). There is no runtime.
 
+mod board;
+mod exchange;
 mod wait;
 
 use std::sync::Arc;
@@ -10,10 +12,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::header::{HEADER_BYTES, Header, Kind};
+use crate::link::board::Board;
 use crate::link::{Closed, Link};
-use crate::reduce::reduce;
 use crate::watch::Watch;
-use crate::{CommError, DType, Op, Transport};
+use crate::{CommError, DType, Transport, Wire};
 
 /// One message on its way to a peer. The pointer is valid while the operation runs.
 struct Outgoing {
@@ -52,11 +54,20 @@ pub(crate) struct Core {
     pub rank: usize,
     pub size: usize,
     links: Vec<Option<Box<dyn Link>>>,
+    /// The ranks by host, where they share memory; each by itself where not.
+    pub hosts: Vec<Vec<usize>>,
+    /// What the ranks of this host share.
+    board: Option<Board>,
+    /// The record of all that is waited for, and its header.
+    awaited: Option<(u64, Header)>,
     watch: Option<Watch>,
     patience: Patience,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     sources: Vec<*const u8>,
+    /// How sums travel, and their room on the way.
+    pub wire: Wire,
+    pub wire_room: Vec<u8>,
     /// Partial sums of an algorithm, kept so that only the first operation pays for the memory.
     pub scratch: Vec<f32>,
     descriptors: Vec<libc::pollfd>,
@@ -69,10 +80,12 @@ pub(crate) struct Core {
     pub cooperative: Arc<AtomicBool>,
     /// An operation has begun and not ended.
     busy: bool,
-    started: Instant,
+    /// When the operation under way began, as far as anyone has looked at the clock.
+    started: Option<Instant>,
     turns: u32,
     waiting_since: Option<Instant>,
     saw_departure: bool,
+    saw_divergence: bool,
     /// Whether the wait under way has given the core away, and how many waits lately ended so.
     yielded: bool,
     shared_core: i32,
@@ -93,6 +106,8 @@ impl Core {
     pub fn new(
         rank: usize,
         links: Vec<Option<Box<dyn Link>>>,
+        hosts: Vec<Vec<usize>>,
+        board: Option<Board>,
         watch: Option<Watch>,
         patience: Patience,
     ) -> Self {
@@ -119,22 +134,28 @@ impl Core {
             rank,
             size,
             links,
+            hosts,
+            board,
+            awaited: None,
             watch,
             patience,
             outgoing: (0..size).map(|_| outgoing()).collect(),
             incoming: (0..size).map(|_| incoming()).collect(),
             sources: Vec::with_capacity(size),
+            wire: Wire::Exact,
+            wire_room: Vec::new(),
             scratch: Vec::new(),
-            descriptors: Vec::with_capacity(size + 1),
+            descriptors: Vec::with_capacity(2 * size + 1),
             failure: None,
             sequence: 0,
             idle: false,
             cooperative: Arc::default(),
             busy: false,
-            started: Instant::now(),
+            started: None,
             turns: 0,
             waiting_since: None,
             saw_departure: false,
+            saw_divergence: false,
             yielded: false,
             shared_core: 0,
         }
@@ -145,7 +166,7 @@ impl Core {
     }
 
     /// Starts an operation: nothing of an earlier one is left, and the group is good.
-    pub fn begin(&mut self, now: Instant, kind: Kind, idle: bool) -> Result<(), CommError> {
+    pub fn begin(&mut self, start: Option<Instant>, kind: Kind, idle: bool) -> Result<(), CommError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -159,7 +180,7 @@ impl Core {
         if kind != Kind::SendReceive {
             self.sequence = self.sequence.wrapping_add(1);
         }
-        self.started = now;
+        self.started = start;
         for message in &mut self.outgoing {
             message.active = false;
         }
@@ -170,9 +191,10 @@ impl Core {
         self.check_verdict()
     }
 
-    /// Ends an operation, with whatever result.
-    pub fn end(&mut self) {
+    /// Ends an operation, with whatever result, and says when it began, as far as anyone has looked at the clock.
+    pub fn end(&mut self) -> Option<Instant> {
         self.busy = false;
+        self.started
     }
 
     /// The description of a message of the operation under way.
@@ -219,121 +241,6 @@ impl Core {
         message.data = data;
         message.length = if expected.is_inline() { 0 } else { expected.length as usize };
         message.read = 0;
-    }
-
-    /// Runs all queued messages to their end.
-    ///
-    /// # Safety
-    /// The pointers of the queued messages must be valid for their lengths until this returns.
-    pub async unsafe fn exchange(&mut self) -> Result<(), CommError> {
-        loop {
-            let sent = self.step_sends()?;
-            let received = self.step_receives()?;
-            if self.idle_messages() {
-                return Ok(());
-            }
-            self.turn(sent || received).await?;
-        }
-    }
-
-    /// Runs all queued messages to their end, where those received are not stored but reduced, together with the
-    /// `length` bytes at `own`, into `out`. When `own` is also what is being sent, `hold_back` keeps the result from
-    /// overwriting what has not been sent.
-    ///
-    /// # Safety
-    /// `out` and `own` must be valid for `length` bytes (and may be the same), every other rank's message queued with
-    /// that length, and the pointers of queued sends valid until this returns.
-    pub async unsafe fn exchange_reduce(
-        &mut self,
-        out: *mut u8,
-        own: *const u8,
-        length: usize,
-        (dtype, op): (DType, Op),
-        hold_back: bool,
-    ) -> Result<(), CommError> {
-        if self.incoming.iter().any(|message| message.active && message.expected.is_inline()) {
-            // SAFETY: as promised by the caller.
-            return unsafe {
-                self.exchange_reduce_inline(out, own, length / dtype.size(), (dtype, op)).await
-            };
-        }
-        let mut done = 0;
-        loop {
-            let mut moved = self.step_sends()?;
-            if done < length {
-                let mut ready = length - done;
-                if hold_back {
-                    for message in self.outgoing.iter().filter(|message| message.active) {
-                        ready = ready.min(message.sent - done);
-                    }
-                }
-                for peer in 0..self.size {
-                    if peer != self.rank && ready > 0 {
-                        moved |= self.step_header(peer)?;
-                        if !self.header_done(peer) {
-                            ready = 0;
-                        } else {
-                            ready = ready.min(self.arrived(peer, ready)?);
-                        }
-                    }
-                }
-                ready -= ready % dtype.size();
-                if ready > 0 {
-                    self.sources.clear();
-                    for peer in 0..self.size {
-                        self.sources.push(match &self.links[peer] {
-                            Some(link) => link.view().as_ptr(),
-                            // SAFETY: `done < length`, for which the caller vouches.
-                            None => unsafe { own.add(done) },
-                        });
-                    }
-                    // SAFETY: each view holds at least `ready` bytes; `out` and `own` hold `length`.
-                    unsafe { reduce(dtype, op, out.add(done), &self.sources, ready / dtype.size()) };
-                    done += ready;
-                    for (link, message) in self.links.iter_mut().zip(&mut self.incoming) {
-                        if let Some(link) = link {
-                            link.consume(ready);
-                            message.read = done;
-                        }
-                    }
-                    moved = true;
-                }
-            } else {
-                for peer in 0..self.size {
-                    if self.incoming[peer].active {
-                        moved |= self.step_header(peer)?;
-                        self.finish_receive(peer);
-                    }
-                }
-            }
-            if self.idle_messages() {
-                return Ok(());
-            }
-            self.turn(moved).await?;
-        }
-    }
-
-    /// `exchange_reduce` of messages that are in their headers.
-    ///
-    /// # Safety
-    /// As for `exchange_reduce`.
-    async unsafe fn exchange_reduce_inline(
-        &mut self,
-        out: *mut u8,
-        own: *const u8,
-        count: usize,
-        (dtype, op): (DType, Op),
-    ) -> Result<(), CommError> {
-        // SAFETY: as promised by the caller.
-        unsafe { self.exchange().await? };
-        self.sources.clear();
-        for (peer, message) in self.incoming.iter().enumerate() {
-            let payload = Header::inline(&message.header).as_ptr();
-            self.sources.push(if peer == self.rank { own } else { payload });
-        }
-        // SAFETY: the payloads are whole, and the caller vouches for `out` and `own`.
-        unsafe { reduce(dtype, op, out, &self.sources, count) };
-        Ok(())
     }
 
     /// Whether all messages have come to their end.
@@ -463,9 +370,8 @@ impl Core {
             return Ok(count > 0);
         }
         if !message.expected.matches(&message.header) {
-            let theirs = Header::describe(&message.header);
-            let ours = Header::describe(&message.expected.encode());
-            return Err(self.fail(CommError::Mismatch { rank: peer, theirs, ours }));
+            let (theirs, ours) = (message.header, message.expected);
+            return Err(self.mismatch(peer, &theirs, &ours));
         }
         if message.expected.is_inline() && !message.data.is_null() {
             let payload = Header::inline(&message.header).as_ptr();
@@ -473,6 +379,12 @@ impl Core {
             unsafe { std::ptr::copy_nonoverlapping(payload, message.data, message.expected.length as usize) };
         }
         Ok(true)
+    }
+
+    /// Ends the group because a peer is in another operation.
+    fn mismatch(&mut self, rank: usize, theirs: &[u8; HEADER_BYTES], ours: &Header) -> CommError {
+        let (theirs, ours) = (Header::describe(theirs), Header::describe(&ours.encode()));
+        self.fail(CommError::Mismatch { rank, theirs, ours })
     }
 
     /// Looks for payload of a peer's message, at most `want` bytes, and says how many `view` shows.

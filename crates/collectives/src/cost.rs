@@ -8,9 +8,10 @@ use serde::Serialize;
 use crate::{Algorithm, CommError, Group, Op};
 
 /// The two sizes that the probe fits a line through: one where latency decides, one where bandwidth does.
-const PROBE_BYTES: [usize; 2] = [1 << 10, 512 << 10];
-/// Calls per probe. The fastest counts: what disturbs a call says nothing about the algorithm.
-const PROBE_CALLS: usize = 24;
+const PROBE_BYTES: [usize; 2] = [1 << 10, 256 << 10];
+/// Calls per probe, and the time that they may take: there are two probes for each algorithm.
+const PROBE_CALLS: f64 = 24.0;
+const PROBE_US: f64 = 4000.0;
 
 /// The cost of one algorithm: `fixed_us + bytes * us_per_kib / 1024`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -32,58 +33,94 @@ impl Cost {
 
 /// A cost per algorithm.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Model([Cost; Algorithm::ALL.len()]);
+pub(crate) struct Model {
+    pub costs: [Cost; Algorithm::ALL.len()],
+    /// Each host's ranks are consecutive, so all algorithms add in rank order. Where one does not, its choice would make a
+    /// result depend on the length of the message.
+    in_order: bool,
+}
 
 impl Model {
-    /// A guess from the number of ranks and whether all share memory. A step costs a latency, each byte the wire's
-    /// time, each byte that is added the loop's. The constants were measured on a 2-core virtual machine.
-    pub fn guess(ranks: usize, local: bool) -> Self {
-        let (step_us, wire_us_per_kib) = if local { (0.6, 0.12) } else { (5.0, 0.25) };
-        let add_us_per_kib = 0.05;
-        let others = (ranks.max(2) - 1) as f64;
-        let part = 1.0 / ranks.max(2) as f64;
-        Self(Algorithm::ALL.map(|algorithm| {
-            let (steps, sent, added) = match algorithm {
-                Algorithm::OneShot => (1.0, others, others),
-                Algorithm::Mesh => (2.0, 2.0 * others * part, others * part),
-                Algorithm::Chain => (2.0 * others, if others > 1.0 { 2.0 } else { 1.0 }, 1.0),
+    /// A guess from the number of ranks and of hosts, where ranks that share a board are on one host and share its wire. A
+    /// step costs a latency, each byte the wire's time, each byte that is added the loop's; on a board each rank writes its
+    /// bytes once and the others read them. The board and the loop were measured on a 2-core virtual machine; the wire is
+    /// 10 Gbit/s.
+    pub fn guess(hosts: &[Vec<usize>]) -> Self {
+        let in_order = hosts.iter().flatten().is_sorted();
+        let (ranks, hosts) = (hosts.iter().flatten().count(), hosts.len());
+        const BOARD_STEP_US: f64 = 0.4;
+        const BOARD_US_PER_KIB: f64 = 0.06;
+        const WIRE_STEP_US: f64 = 15.0;
+        const WIRE_US_PER_KIB: f64 = 0.8;
+        const ADD_US_PER_KIB: f64 = 0.05;
+        let (ranks, hosts) = (ranks.max(2) as f64, hosts as f64);
+        let board = hosts == 1.0;
+        let per_host = ranks / hosts;
+        let (others, mates, remote) = (ranks - 1.0, (per_host - 1.0).max(0.0), ranks - per_host);
+        let step_us = if board { BOARD_STEP_US } else { WIRE_STEP_US };
+        // A pair's rings are written and read.
+        let links_us_per_kib = 2.0 * BOARD_US_PER_KIB;
+        let chain = |stations: f64| (2.0 * (stations - 1.0), if stations > 2.0 { 2.0 } else { 1.0 });
+        let costs = Algorithm::ALL.map(|algorithm| {
+            let (fixed_us, moved_us, added) = match algorithm {
+                Algorithm::OneShot if board => (step_us, BOARD_US_PER_KIB * ranks, others),
+                Algorithm::OneShot => {
+                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * mates;
+                    (step_us, moved, others)
+                }
+                // On a board the results are copied to it and off again.
+                Algorithm::Mesh if board => {
+                    (2.0 * step_us, BOARD_US_PER_KIB * (2.0 + 2.0 * others / ranks), others / ranks)
+                }
+                Algorithm::Mesh => {
+                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * mates;
+                    (2.0 * step_us, 2.0 * moved / ranks, others / ranks)
+                }
+                Algorithm::Chain => {
+                    let (steps, sent) = chain(ranks);
+                    let us_per_kib = if board { links_us_per_kib } else { WIRE_US_PER_KIB };
+                    (steps * step_us, sent * us_per_kib, 1.0)
+                }
+                Algorithm::Hierarchical => {
+                    let (steps, sent) = if board { (0.0, 0.0) } else { chain(hosts) };
+                    let (fixed, moved) = if mates > 0.0 { (2.0, 3.0 + mates) } else { (0.0, 0.0) };
+                    let fixed = steps * step_us + fixed * BOARD_STEP_US;
+                    (fixed, sent * WIRE_US_PER_KIB + moved * BOARD_US_PER_KIB, 1.0 + mates)
+                }
             };
-            Cost {
-                algorithm,
-                fixed_us: steps * step_us,
-                us_per_kib: sent * wire_us_per_kib + added * add_us_per_kib,
-            }
-        }))
+            Cost { algorithm, fixed_us, us_per_kib: moved_us + added * ADD_US_PER_KIB }
+        });
+        Self { costs, in_order }
     }
 
     /// The cheapest algorithm for this many bytes.
     pub fn choose(&self, bytes: usize) -> Algorithm {
-        let mut best = &self.0[0];
-        for cost in &self.0[1..] {
-            if cost.predict_us(bytes) < best.predict_us(bytes) {
+        let mut best = &self.costs[0];
+        for cost in &self.costs[1..] {
+            let fits = self.in_order || cost.algorithm != Algorithm::Hierarchical;
+            if fits && cost.predict_us(bytes) < best.predict_us(bytes) {
                 best = cost;
             }
         }
         best.algorithm
     }
-
-    pub fn costs(&self) -> [Cost; Algorithm::ALL.len()] {
-        self.0
-    }
 }
 
 impl Group {
-    /// Measures each algorithm (some 10 ms) and from then on chooses by what it found. All ranks must call it; rank 0's
-    /// figures count.
+    /// Measures each algorithm, for some 30 ms over fast links, and from then on chooses by what it found. All ranks must
+    /// call it; rank 0's figures count, so all choose alike.
     ///
     /// # Errors
     /// [`CommError`], as every operation.
     pub fn tune(&mut self) -> Result<(), CommError> {
+        if self.size() == 1 {
+            return Ok(());
+        }
         let mut figures = [0.0f64; 2 * Algorithm::ALL.len()];
         let mut data = vec![0f32; PROBE_BYTES[1] / size_of::<f32>()];
         for (algorithm, figures) in Algorithm::ALL.into_iter().zip(figures.chunks_exact_mut(2)) {
             let forced = self.force_algorithm(Some(algorithm));
-            let times = PROBE_BYTES.map(|bytes| self.fastest(&mut data[..bytes / size_of::<f32>()]));
+            let times = PROBE_BYTES.map(|bytes| self.probe(&mut data[..bytes / size_of::<f32>()]));
             self.force_algorithm(forced);
             let [short, long] = times;
             let (short, long) = (short?, long?);
@@ -97,18 +134,28 @@ impl Group {
         for (cost, figures) in costs.iter_mut().zip(figures.chunks_exact(2)) {
             (cost.fixed_us, cost.us_per_kib) = (figures[0], figures[1]);
         }
-        self.set_model(Model(costs));
+        self.set_costs(costs);
         Ok(())
     }
 
-    fn fastest(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
-        let mut fastest = f64::INFINITY;
-        for _ in 0..PROBE_CALLS {
-            let start = Instant::now();
-            self.all_reduce(data, Op::Sum)?;
-            fastest = fastest.min(start.elapsed().as_secs_f64() * 1e6);
+    /// The fastest of some calls, in µs: what disturbs a call says nothing about the algorithm.
+    fn probe(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
+        // The first call pays for memory that is new, the second says how many more there is time for.
+        self.all_reduce(data, Op::Sum)?;
+        let first = self.time(data)?;
+        let mut calls = [(PROBE_US / first.max(1.0)).min(PROBE_CALLS) as u32];
+        self.broadcast(0, &mut calls)?;
+        let mut fastest = first;
+        for _ in 0..calls[0] {
+            fastest = fastest.min(self.time(data)?);
         }
         Ok(fastest)
+    }
+
+    fn time(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
+        let start = Instant::now();
+        self.all_reduce(data, Op::Sum)?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 }
 
@@ -117,15 +164,32 @@ mod tests {
     use super::*;
     use crate::{TransportChoice, local};
 
+    fn even(ranks: usize, hosts: usize) -> Vec<Vec<usize>> {
+        let each = ranks / hosts;
+        (0..hosts).map(|host| (host * each..(host + 1) * each).collect()).collect()
+    }
+
     #[test]
     fn short_messages_go_at_once_and_long_ones_in_parts() {
         for ranks in 2..=8 {
-            for local in [true, false] {
-                let model = Model::guess(ranks, local);
+            for hosts in [1, ranks] {
+                let model = Model::guess(&even(ranks, hosts));
                 assert_eq!(model.choose(64), Algorithm::OneShot);
-                assert_eq!(model.choose(1 << 20), Algorithm::Mesh);
+                // On a board of two, one-shot moves no more bytes than the others.
+                let long = if (ranks, hosts) == (2, 1) { Algorithm::OneShot } else { Algorithm::Mesh };
+                assert_eq!(model.choose(1 << 20), long, "{ranks} ranks on {hosts} hosts");
             }
         }
+    }
+
+    #[test]
+    fn long_messages_between_hosts_of_several_ranks_cross_the_wire_once() {
+        for (ranks, hosts) in [(4, 2), (8, 2), (12, 4)] {
+            let chosen = Model::guess(&even(ranks, hosts)).choose(256 << 10);
+            assert_eq!(chosen, Algorithm::Hierarchical, "{ranks} ranks on {hosts} hosts");
+        }
+        let scattered = Model::guess(&[vec![0, 2], vec![1, 3]]);
+        assert_ne!(scattered.choose(256 << 10), Algorithm::Hierarchical, "it would not add in rank order");
     }
 
     #[test]

@@ -139,9 +139,9 @@ fn receive(expected: Header, wire: &[u8]) -> Result<Vec<u8>, CommError> {
     let (near, mut far) = pair();
     far.write_all(wire).unwrap();
     drop(far);
-    let link: Box<dyn Link> = Box::new(TcpLink::new(near).unwrap());
+    let link: Box<dyn Link> = Box::new(TcpLink::new(vec![near]).unwrap());
     let mut core = core(vec![None, Some(link)], None);
-    core.begin(Instant::now(), expected.kind, false)?;
+    core.begin(Some(Instant::now()), expected.kind, false)?;
     let mut data = vec![0; expected.length as usize];
     core.queue_receive(1, expected, data.as_mut_ptr());
     // SAFETY: `data` lives until the exchange has ended.
@@ -151,7 +151,14 @@ fn receive(expected: Header, wire: &[u8]) -> Result<Vec<u8>, CommError> {
 
 fn core(links: Vec<Option<Box<dyn Link>>>, watch: Option<Watch>) -> Core {
     let spin = Duration::from_micros(50);
-    Core::new(0, links, watch, Patience { spin, crowded: false, idle_spin: spin, stall_limit: LIMIT })
+    Core::new(
+        0,
+        links,
+        vec![vec![0], vec![1]],
+        None,
+        watch,
+        Patience { spin, crowded: false, idle_spin: spin, stall_limit: LIMIT },
+    )
 }
 
 proptest! {
@@ -183,7 +190,7 @@ proptest! {
             std::thread::yield_now();
         }
         let failed = watch.verdict().is_some();
-        let result = core((0..3).map(|_| None).collect(), Some(watch)).begin(Instant::now(), Kind::Barrier, false);
+        let result = core((0..3).map(|_| None).collect(), Some(watch)).begin(Some(Instant::now()), Kind::Barrier, false);
         prop_assert_eq!(result.is_err(), failed);
         if let Err(error) = result {
             prop_assert!(error.rank().is_some_and(|rank| rank < 3), "{:?}", error);
@@ -195,7 +202,7 @@ proptest! {
 fn endpoint() -> Endpoint {
     let text = |word: &str| word.to_owned();
     let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
-    Endpoint { host: text("a"), addresses, port: 9, local: text("b"), session: text("c") }
+    Endpoint { host: text("a"), addresses, port: 9, connections: 1, local: text("b"), session: text("c") }
 }
 
 fn config(rank: usize, listener: &Arc<TcpListener>) -> Config {

@@ -14,11 +14,13 @@ use crate::cost::{Cost, Model};
 use crate::header::Kind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, Address};
-use crate::{Algorithm, CommError, Config, InitError, Transport, TransportChoice};
+use crate::{Algorithm, CommError, Config, InitError, Transport};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
 const CROWDED_SPIN: Duration = Duration::from_micros(20);
 const SPIN: Duration = Duration::from_micros(200);
+/// Operations this short count in the statistics' time only from when a wait has looked at the clock, after a µs or two.
+const UNTIMED_BYTES: usize = 256;
 
 /// What a group has done so far, as this rank saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,7 +29,8 @@ pub struct Stats {
     pub operations: u64,
     /// Payload bytes of the operations' arguments.
     pub bytes: u64,
-    /// Time inside operations, waits for late ranks included; idle waits are not counted.
+    /// Time inside operations, waits for late ranks included; idle waits are not counted, nor are operations of at most
+    /// 256 bytes that hardly wait.
     pub time: Duration,
 }
 
@@ -58,11 +61,11 @@ impl Group {
     fn alone(config: Config) -> Self {
         let patience = patience(&config, 1);
         Self {
-            core: Core::new(0, vec![None], None, patience),
+            core: Core::new(0, vec![None], vec![vec![0]], None, None, patience),
             config,
             stats: Stats::default(),
             forced: None,
-            model: Model::guess(1, true),
+            model: Model::guess(&[vec![0]]),
         }
     }
 
@@ -92,11 +95,10 @@ impl Group {
         let rank = config.rank;
         let world = world::form(&config, rank, address, table)?;
         let patience = patience(&config, world.local_ranks);
-        let core = Core::new(rank, world.links, Some(world.watch), patience);
+        let mut core = Core::new(rank, world.links, world.hosts, world.board, Some(world.watch), patience);
+        core.wire = config.wire;
         // All ranks must come to the same guess, so it must not depend on this rank's links.
-        let local = world.local_ranks == table.len()
-            && matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm);
-        let model = Model::guess(table.len(), local);
+        let model = Model::guess(&core.hosts);
         Ok(Self { core, config, stats: Stats::default(), forced: None, model })
     }
 
@@ -136,11 +138,11 @@ impl Group {
 
     /// What each algorithm is thought to cost; a guess before [`Group::tune`].
     pub fn costs(&self) -> [Cost; Algorithm::ALL.len()] {
-        self.model.costs()
+        self.model.costs
     }
 
-    pub(crate) fn set_model(&mut self, model: Model) {
-        self.model = model;
+    pub(crate) fn set_costs(&mut self, costs: [Cost; Algorithm::ALL.len()]) {
+        self.model.costs = costs;
     }
 
     /// What has been done since the start or the last reset.
@@ -207,14 +209,15 @@ impl Group {
         if self.core.size == 1 {
             return Ok(());
         }
-        let start = Instant::now();
+        // Two looks at the clock would take a tenth of a short operation.
+        let start = (bytes > UNTIMED_BYTES).then(Instant::now);
         self.core.begin(start, kind, idle)?;
         let result = block_on(operation(&mut self.core));
-        self.core.end();
+        let start = self.core.end();
         self.stats.operations += 1;
         self.stats.bytes += bytes as u64;
         if !idle {
-            self.stats.time += start.elapsed();
+            self.stats.time += start.map_or(Duration::ZERO, |start| start.elapsed());
         }
         result
     }

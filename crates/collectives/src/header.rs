@@ -6,7 +6,7 @@ use crate::DType;
 pub(crate) const HEADER_BYTES: usize = 64;
 /// Where the payload of a short message begins, and what fits there.
 const INLINE_AT: usize = 24;
-const INLINE_BYTES: u64 = (HEADER_BYTES - INLINE_AT) as u64;
+pub(crate) const INLINE_BYTES: usize = HEADER_BYTES - INLINE_AT;
 /// Steps from here on send their payload while it is being made, so it cannot be in the header.
 pub(crate) const STREAMED_PHASES: u8 = 16;
 const MAGIC: u32 = 0x7468_6431;
@@ -76,17 +76,27 @@ pub(crate) struct Header {
 
 impl Header {
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        Self::bytes_of_words(self.words())
+    }
+
+    /// All that describes the message, in two words.
+    pub fn words(&self) -> [u64; 2] {
+        let kinds = u32::from_le_bytes([self.kind as u8, self.dtype, self.op, self.phase]);
+        [u64::from(kinds) | u64::from(self.sequence) << 32, self.length]
+    }
+
+    /// `words` as they would stand in a message.
+    pub fn bytes_of_words(words: [u64; 2]) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&[self.kind as u8, self.dtype, self.op, self.phase]);
-        bytes[8..12].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
+        bytes[4..12].copy_from_slice(&words[0].to_le_bytes());
+        bytes[16..24].copy_from_slice(&words[1].to_le_bytes());
         bytes
     }
 
     /// Whether the payload travels in the header: one cache line less, which is most of a short message's latency.
     pub fn is_inline(&self) -> bool {
-        self.length <= INLINE_BYTES && self.phase < STREAMED_PHASES
+        self.length <= INLINE_BYTES as u64 && self.phase < STREAMED_PHASES
     }
 
     /// The place of a short message's payload.
@@ -102,6 +112,11 @@ impl Header {
     /// Whether received bytes are this header, whatever its payload.
     pub fn matches(&self, bytes: &[u8; HEADER_BYTES]) -> bool {
         bytes[..INLINE_AT] == self.encode()[..INLINE_AT]
+    }
+
+    /// Whether received bytes are the header of an operation of this kind.
+    pub fn is_of(bytes: &[u8; HEADER_BYTES], kind: Kind) -> bool {
+        bytes[4] == kind as u8
     }
 
     /// A received header in words; it may be anything.

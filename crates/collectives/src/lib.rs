@@ -34,7 +34,7 @@ mod rendezvous;
 mod watch;
 mod world;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Wire};
 pub use config::{Config, MAX_RANKS, TransportChoice};
 pub use cost::Cost;
 pub use element::{DType, Element, Op};

@@ -4,10 +4,9 @@
 //! can read straight from the link's own buffer; `consume` gives that room back to the peer. A transport with frames and
 //! credits (RDMA) fits: a frame's payload is the view, and consuming it returns the credit.
 
-use std::os::fd::RawFd;
-
 use crate::Transport;
 
+pub(crate) mod board;
 mod flags;
 pub(crate) mod rdma;
 pub(crate) mod shm;
@@ -67,21 +66,30 @@ pub(crate) trait Link: Send {
         Ok(count)
     }
 
-    /// Prepares for sleep: from now on the peer's next step in `interest` makes `descriptor` ready. False when that step
+    /// Prepares for sleep: from now on the peer's next step in `interest` makes one of `descriptors` ready. False when that step
     /// has been made already.
     fn arm(&mut self, interest: Interest) -> bool;
 
-    /// Awake again: takes the peer's wake-ups off the descriptor.
+    /// Awake again: takes the peer's wake-ups off the descriptors.
     fn disarm(&mut self);
 
-    /// What to `poll`, and for which events.
-    fn descriptor(&self, interest: Interest) -> (RawFd, libc::c_short);
+    /// Adds what to `poll`, and for which events.
+    fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>);
 
     /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
     fn reports_end(&self) -> bool;
 
     /// The group has failed: what has not reached the peer need not reach it any more.
     fn abandon(&mut self) {}
+
+    /// Whether all that has come is consumed; false where the link cannot tell. Takes no note of what it sees, so that `arm`
+    /// still counts it as news.
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Makes the peer's descriptors ready, for a peer that sleeps because of something else than this link.
+    fn wake(&self) {}
 
     /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer.
     fn fault(&self) -> Option<String> {

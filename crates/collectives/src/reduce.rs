@@ -7,6 +7,8 @@ use crate::{DType, Op};
 
 /// Elements that are accumulated at once: 2 KiB of f32 stay in the first-level cache.
 const BLOCK: usize = 512;
+/// The same for two sources of plain numbers: few enough for registers.
+const IN_REGISTERS: usize = 32;
 
 /// Reduces `count` elements of each source, in order, into `out`.
 ///
@@ -88,8 +90,7 @@ pub(crate) unsafe fn reduce_partial(
                     let to = out.add(done * size_of::<f32>());
                     std::ptr::copy_nonoverlapping(sum, to, n * size_of::<f32>());
                 }
-                None if dtype == DType::F16 => f16::store(&wide[..n], own),
-                None => bf16::store(&wide[..n], own),
+                None => narrow(dtype, own, sum, n),
             }
         }
         done += n;
@@ -119,6 +120,29 @@ pub(crate) unsafe fn widen(dtype: DType, to: *mut u8, from: *const u8, count: us
     }
 }
 
+/// Rounds `f32` to elements of a 16-bit float type.
+///
+/// # Safety
+/// `from` must be valid for `count` `f32` and `to` for as many elements (no alignment needed).
+pub(crate) unsafe fn narrow(dtype: DType, to: *mut u8, from: *const u8, count: usize) {
+    let mut wide = [0f32; BLOCK];
+    let mut done = 0;
+    while done < count {
+        let n = BLOCK.min(count - done);
+        // SAFETY: `done + n <= count`, for which the caller vouches; `wide` holds a block.
+        unsafe {
+            let from = from.add(done * size_of::<f32>());
+            std::ptr::copy_nonoverlapping(from, wide.as_mut_ptr().cast(), n * size_of::<f32>());
+            let to = to.add(done * dtype.size());
+            match dtype {
+                DType::F16 => f16::store(&wide[..n], to),
+                _ => bf16::store(&wide[..n], to),
+            }
+        }
+        done += n;
+    }
+}
+
 /// How an element is read from the wire, accumulated and written back.
 trait Lane: Copy {
     /// The type that sums are kept in.
@@ -128,6 +152,8 @@ trait Lane: Copy {
     /// Writes `acc.len()` elements.
     unsafe fn store(acc: &[Self::Acc], to: *mut u8);
     const SIZE: usize = size_of::<Self>();
+    /// Whether a value is read and written as it is. The compiler vectorises conversions in long loops only.
+    const REGISTERS: bool = false;
 }
 
 /// One of the four operations on an accumulator type.
@@ -137,26 +163,55 @@ trait Combine<A> {
 
 #[inline(always)]
 unsafe fn blocks<L: Lane, C: Combine<L::Acc>>(out: *mut u8, sources: &[*const u8], count: usize) {
-    let mut sum = [L::Acc::default(); BLOCK];
-    let mut next = [L::Acc::default(); BLOCK];
-    let mut done = 0;
-    while done < count {
-        let n = BLOCK.min(count - done);
-        let at = done * L::SIZE;
-        let (sum, next) = (&mut sum[..n], &mut next[..n]);
-        for (index, source) in sources.iter().enumerate() {
-            // SAFETY: `done + n <= count`, for which the caller vouches.
-            unsafe { L::load(source.add(at), if index == 0 { &mut *sum } else { &mut *next }) };
-            if index > 0 {
-                for (a, b) in sum.iter_mut().zip(next.iter()) {
-                    *a = C::combine(*a, *b);
-                }
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match *sources {
+            // Two are most common, and a loop over a known number of sources keeps the sums in registers.
+            [a, b] if L::REGISTERS => blocks_of::<L, C, IN_REGISTERS>(out, &[a, b], count),
+            _ => blocks_of::<L, C, BLOCK>(out, sources, count),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn blocks_of<L: Lane, C: Combine<L::Acc>, const N: usize>(
+    out: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+) {
+    let whole = count - count % N;
+    for start in (0..whole).step_by(N) {
+        // SAFETY: `start + N <= count`, for which the caller vouches.
+        unsafe { block::<L, C, N>(out, sources, start, N) };
+    }
+    if whole < count {
+        // SAFETY: as above, of the rest.
+        unsafe { block::<L, C, N>(out, sources, whole, count - whole) };
+    }
+}
+
+/// Reduces `n <= N` elements from `start` on.
+#[inline(always)]
+unsafe fn block<L: Lane, C: Combine<L::Acc>, const N: usize>(
+    out: *mut u8,
+    sources: &[*const u8],
+    start: usize,
+    n: usize,
+) {
+    let at = start * L::SIZE;
+    let (mut sum, mut next) = ([L::Acc::default(); N], [L::Acc::default(); N]);
+    let (sum, next) = (&mut sum[..n], &mut next[..n]);
+    for (index, source) in sources.iter().enumerate() {
+        // SAFETY: the caller vouches for `start + n` elements of every source.
+        unsafe { L::load(source.add(at), if index == 0 { &mut *sum } else { &mut *next }) };
+        if index > 0 {
+            for (a, b) in sum.iter_mut().zip(next.iter()) {
+                *a = C::combine(*a, *b);
             }
         }
-        // SAFETY: as above.
-        unsafe { L::store(sum, out.add(at)) };
-        done += n;
     }
+    // SAFETY: as above, of `out`.
+    unsafe { L::store(sum, out.add(at)) };
 }
 
 struct Sum;
@@ -168,6 +223,7 @@ macro_rules! native_lane {
     ($($type:ty),*) => {$(
         impl Lane for $type {
             type Acc = $type;
+            const REGISTERS: bool = true;
             #[inline(always)]
             unsafe fn load(from: *const u8, acc: &mut [$type]) {
                 // SAFETY: the caller vouches for `acc.len()` elements at `from`; bytes need no alignment.

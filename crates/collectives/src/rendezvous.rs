@@ -25,6 +25,8 @@ pub(crate) struct Endpoint {
     pub host: String,
     pub addresses: Vec<IpAddr>,
     pub port: u16,
+    /// TCP connections that it would have with each other rank.
+    pub connections: usize,
     /// Name of its local socket.
     pub local: String,
     /// Names the group that the ranks form; the lowest rank's counts.

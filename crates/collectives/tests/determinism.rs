@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use thunder_collectives::{Algorithm, Element, Group, Op, TransportChoice, local};
+use thunder_collectives::{Algorithm, CommError, Element, Group, Op, TransportChoice, Wire, local};
 
 const RUNS: u64 = 100;
 /// Not a multiple of anything, and long enough that every algorithm cuts it into parts.
@@ -77,4 +77,97 @@ fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
             assert_eq!(done.unwrap().len(), ranks);
         }
     }
+}
+
+/// Ranks on two hosts, each of which has several.
+fn on_hosts(host_of: &[usize], work: impl Fn(Group) + Sync) {
+    let groups = local::groups_with(host_of.len(), |config| {
+        config.host = Some(format!("{} of {}", host_of[config.rank], std::process::id()));
+    });
+    assert_eq!(local::run_on(groups.unwrap(), work).len(), host_of.len());
+}
+
+#[test]
+fn hosts_of_several_ranks_give_the_same_bits() {
+    for host_of in [&[0, 0, 1, 1][..], &[0, 0, 0, 1], &[0, 1, 1], &[0, 0, 1, 2, 2]] {
+        on_hosts(host_of, |mut group| {
+            let (rank, ranks) = (group.rank(), host_of.len());
+            all_runs(&mut group, &input(rank, |v| v), &expected(ranks, |v| v, |v| v), RUNS);
+            let halves = expected(ranks, bf16::from_f32, bf16::to_f32);
+            all_runs(&mut group, &input(rank, bf16::from_f32), &halves, RUNS / 10);
+            let halves = expected(ranks, f16::from_f32, f16::to_f32);
+            all_runs(&mut group, &input(rank, f16::from_f32), &halves, RUNS / 10);
+        });
+    }
+}
+
+/// Where a host's ranks are not consecutive, the hierarchical sum goes host by host: 0, 2, then 1, 3.
+#[test]
+fn scattered_hosts_are_added_host_by_host() {
+    let order = [0, 2, 1, 3];
+    let inputs = order.map(|rank| input(rank, |v| v));
+    let by_host: Vec<f32> = (0..COUNT)
+        .map(|index| inputs[1..].iter().fold(inputs[0][index], |sum, input| sum + input[index]))
+        .collect();
+    assert!(by_host != expected(4, |v| v, |v| v), "the order makes no difference to these inputs");
+    on_hosts(&[0, 1, 0, 1], |mut group| {
+        group.force_algorithm(Some(Algorithm::Hierarchical));
+        for _ in 0..RUNS {
+            let mut data = input(group.rank(), |v| v);
+            group.all_reduce(&mut data, Op::Sum).unwrap();
+            assert!(data == by_host);
+        }
+    });
+}
+
+/// In 8 bits: the same bits on all ranks and in all runs, each value off by no more than the levels allow.
+#[test]
+fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
+    const BLOCK: usize = 64;
+    for ranks in 2..=4 {
+        let groups = local::groups_with(ranks, |config| {
+            config.transport = TransportChoice::Tcp;
+            config.wire = Wire::Int8;
+        });
+        let exact = expected(ranks, |v| v, |v| v);
+        let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| input(rank, |v| v)).collect();
+        // Blocks of a mesh begin with its parts, so a block's largest value is looked for on both sides.
+        let bound = |index: usize| -> f32 {
+            let near = index.saturating_sub(BLOCK)..COUNT.min(index + BLOCK);
+            let largest = |values: &[f32]| values[near.clone()].iter().fold(0f32, |a, b| a.max(b.abs()));
+            let sent: f32 = inputs.iter().map(|values| largest(values)).sum();
+            (2.0 * sent + largest(&exact)) / 254.0 * 1.01
+        };
+        let results = local::run_on(groups.unwrap(), |mut group| {
+            let mut state = 5 + group.rank() as u64;
+            [Algorithm::OneShot, Algorithm::Mesh].map(|algorithm| {
+                group.force_algorithm(Some(algorithm));
+                let mut runs = (0..RUNS).map(|_| {
+                    pause(&mut state);
+                    let mut data = inputs[group.rank()].clone();
+                    group.all_reduce(&mut data, Op::Sum).unwrap();
+                    data
+                });
+                let first = runs.next().unwrap();
+                assert!(runs.all(|run| run == first), "{algorithm:?}");
+                first
+            })
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+        for result in &results[0] {
+            assert!(result != &exact, "nothing was rounded");
+            let wrong = (0..COUNT).find(|index| (result[*index] - exact[*index]).abs() > bound(*index));
+            assert_eq!(wrong, None, "{ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_wire_formats_are_told() {
+    let groups = local::groups_with(2, |config| {
+        config.transport = TransportChoice::Tcp;
+        config.wire = if config.rank == 0 { Wire::Exact } else { Wire::Int8 };
+    });
+    let errors = local::run_on(groups.unwrap(), |mut group| group.all_reduce(&mut [1f32; 4096], Op::Sum));
+    assert!(errors.iter().any(|error| matches!(error, Err(CommError::Mismatch { .. }))), "{errors:?}");
 }

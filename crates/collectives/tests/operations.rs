@@ -184,6 +184,35 @@ fn long_messages_wrap_the_rings() {
     }
 }
 
+#[test]
+fn hosts_of_several_ranks() {
+    for count in [0, 1, 1031, 150_007] {
+        let groups = local::groups_with(5, |config| {
+            config.host = Some(format!("{} of {}", [0, 0, 1, 2, 2][config.rank], std::process::id()));
+        });
+        let results = local::run_on(groups.unwrap(), |mut group| {
+            exercise::<f32>(&mut group, count)?;
+            exercise::<bf16>(&mut group, count.min(1031))?;
+            exercise::<bool>(&mut group, count)
+        });
+        assert!(results.into_iter().all(|result| result == Ok(())));
+    }
+}
+
+#[test]
+fn several_connections_carry_one_stream() {
+    // Of two ranks that want different numbers, the lower counts.
+    let groups = local::groups_with(3, |config| {
+        config.transport = TransportChoice::Tcp;
+        config.connections = 2 + config.rank;
+    });
+    let results = local::run_on(groups.unwrap(), |mut group| {
+        exercise::<f32>(&mut group, 150_007)?;
+        exercise::<u8>(&mut group, 1031)
+    });
+    assert!(results.into_iter().all(|result| result == Ok(())));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]

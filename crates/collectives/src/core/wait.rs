@@ -64,17 +64,21 @@ impl Core {
         self.turns = 0;
         self.waiting_since = None;
         self.saw_departure = false;
+        self.saw_divergence = false;
     }
 
     fn interest(&self, peer: usize) -> Interest {
         let out = &self.outgoing[peer];
         let unsent = out.header_sent < HEADER_BYTES || out.sent < out.limit;
-        Interest { receive: self.incoming[peer].active, send: out.active && unsent }
+        let receive = self.incoming[peer].active || self.awaits_record_of(peer);
+        Interest { receive, send: out.active && unsent }
     }
 
     /// How long nothing has moved; an error when that is too long, or when a peer that is waited for has left.
     fn check_patience(&mut self) -> Result<Duration, CommError> {
-        let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        self.started.get_or_insert(since);
+        let waited = since.elapsed();
         let Some(watch) = &self.watch else { return Ok(waited) };
         let left = (0..self.size).find(|peer| {
             self.interest(*peer).any()
@@ -87,6 +91,14 @@ impl Core {
                 return Err(self.closed(peer));
             }
             self.saw_departure = true;
+            return Ok(Duration::ZERO);
+        }
+        if let Some((peer, theirs, ours)) = self.diverged()? {
+            // Likewise: it may have ended what this rank waits for, and be in the next operation.
+            if self.saw_divergence {
+                return Err(self.mismatch(peer, &theirs, &ours));
+            }
+            self.saw_divergence = true;
             return Ok(Duration::ZERO);
         }
         if waited >= self.patience.stall_limit && !self.idle {
@@ -117,15 +129,19 @@ impl Core {
     fn sleep(&mut self, waited: Duration) -> Result<(), CommError> {
         let Some(watch) = &self.watch else { return Ok(()) };
         self.descriptors.clear();
-        let descriptor = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        self.descriptors.push(descriptor(watch.descriptor(), libc::POLLIN));
-        let mut still = true;
+        let news = libc::pollfd { fd: watch.descriptor(), events: libc::POLLIN, revents: 0 };
+        self.descriptors.push(news);
+        let mut still = match (&self.board, &self.awaited) {
+            (Some(board), Some((number, _))) => board.arm(*number),
+            _ => true,
+        };
         for peer in 0..self.size {
             let interest = Interest { receive: self.incoming[peer].active, send: self.outgoing[peer].active };
-            if let Some(link) = self.links[peer].as_mut().filter(|_| interest.any()) {
+            // Whoever has posted since the board was armed has rung: no rank of the board may be left out.
+            let any = interest.any() || self.on_awaited_board(peer);
+            if let Some(link) = self.links[peer].as_mut().filter(|_| any) {
                 still &= link.arm(interest);
-                let (fd, events) = link.descriptor(interest);
-                self.descriptors.push(descriptor(fd, events));
+                link.descriptors(interest, &mut self.descriptors);
             }
         }
         if still {
@@ -134,10 +150,13 @@ impl Core {
             let _ = platform::poll(&mut self.descriptors, limit);
         }
         for peer in 0..self.size {
-            let any = self.interest(peer).any();
+            let any = self.interest(peer).any() || self.on_awaited_board(peer);
             if let Some(link) = self.links[peer].as_mut().filter(|_| any) {
                 link.disarm();
             }
+        }
+        if let Some(board) = self.board.as_ref().filter(|_| self.awaited.is_some()) {
+            board.disarm();
         }
         if self.descriptors[0].revents != 0 {
             watch.drain();
@@ -150,7 +169,7 @@ impl Core {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        self.started = Instant::now();
+        self.started = Some(Instant::now());
         self.check_verdict()?;
         let departed = |watch: &Watch| (0..self.size).find(|rank| watch.departed(*rank));
         match self.watch.as_ref().and_then(departed) {
@@ -161,7 +180,7 @@ impl Core {
 
     pub(super) fn check_verdict(&mut self) -> Result<(), CommError> {
         let Some(verdict) = self.watch.as_ref().and_then(Watch::verdict) else { return Ok(()) };
-        let after = self.started.elapsed();
+        let after = self.after();
         let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
         let error = match verdict {
             Verdict::Lost(rank) => lost(rank),
@@ -201,7 +220,12 @@ impl Core {
         if let Some(reason) = self.links[peer].as_ref().and_then(|link| link.fault()).filter(|_| !departed) {
             return self.fail(CommError::LinkFailed { rank: peer, transport, reason });
         }
-        self.fail(CommError::PeerLost { rank: peer, transport, after: self.started.elapsed() })
+        self.fail(CommError::PeerLost { rank: peer, transport, after: self.after() })
+    }
+
+    /// Since the operation began.
+    fn after(&self) -> Duration {
+        self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
     /// Ends the group here and everywhere.

@@ -178,7 +178,7 @@ impl Group {
         let cooperative = core.cooperative.clone();
         let alone = core.size == 1;
         if !alone {
-            core.begin(Instant::now(), kind, false)?;
+            core.begin(Some(Instant::now()), kind, false)?;
         }
         let mut pending = Pending { operation: None, cooperative, stats, result: Ok(()) };
         if !alone {

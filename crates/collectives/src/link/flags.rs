@@ -61,15 +61,20 @@ implement!(std::sync::atomic);
 /// Publishes a position. True when the other side sleeps and must be woken up, by this call's caller alone.
 pub(super) fn publish<S: Sleeps>(position: &impl Position, value: u64, sleeps: &S) -> bool {
     position.release(value);
+    must_wake(sleeps)
+}
+
+/// The second half of `publish`, for a position that was just released.
+pub(super) fn must_wake<S: Sleeps>(sleeps: &S) -> bool {
     S::full_fence();
     sleeps.is_set() && sleeps.take()
 }
 
-/// Announces sleep and returns the position after that: if it is still too low, sleep is safe.
-pub(super) fn announce<S: Sleeps>(sleeps: &S, position: &impl Position) -> u64 {
+/// Announces sleep, then looks once more with `look`: if that shows nothing new, sleep is safe.
+pub(super) fn announce<S: Sleeps, R>(sleeps: &S, look: impl FnOnce() -> R) -> R {
     sleeps.set();
     S::full_fence();
-    position.acquire()
+    look()
 }
 
 #[cfg(test)]
@@ -159,7 +164,7 @@ mod tests {
 
     fn wait<S: Sleeps>(sleeps: &S, position: &impl Position, wanted: u64, doorbell: &Doorbell) {
         while position.acquire() < wanted {
-            if announce(sleeps, position) < wanted {
+            if announce(sleeps, || position.acquire()) < wanted {
                 doorbell.wait();
             }
             sleeps.take();
@@ -232,7 +237,7 @@ mod tests {
             let words = Arc::new((AtomicU64::new(0), S::default()));
             let theirs = words.clone();
             let writer = loom::thread::spawn(move || publish(&theirs.0, 1, &theirs.1));
-            let seen = announce(&words.1, &words.0) == 1;
+            let seen = announce(&words.1, || words.0.acquire()) == 1;
             assert!(writer.join().unwrap() || seen, "a wake-up is lost");
         });
     }
@@ -246,5 +251,49 @@ mod tests {
     #[should_panic(expected = "a wake-up is lost")]
     fn without_the_fence_a_wake_up_is_lost() {
         one_sees_the_other::<Unfenced>();
+    }
+
+    /// One rank's part of a board: its places, how far it has posted, and its way to sleep.
+    struct Side {
+        places: [UnsafeCell<u64>; 2],
+        posted: AtomicU64,
+        sleeps: AtomicU32,
+        doorbell: Doorbell,
+    }
+
+    /// What a rank does on a board of two: post, wake the other, wait for its record.
+    fn exchange(own: &Side, other: &Side, rounds: u64) {
+        for round in 0..rounds {
+            let place = (round % 2) as usize;
+            // SAFETY: loom checks that nobody else touches the place meanwhile.
+            own.places[place].with_mut(|place| unsafe { *place = 10 + round });
+            if publish(&own.posted, round + 1, &other.sleeps) {
+                other.doorbell.notify();
+            }
+            wait(&own.sleeps, &other.posted, round + 1, &own.doorbell);
+            // SAFETY: as above.
+            assert_eq!(other.places[place].with(|place| unsafe { *place }), 10 + round);
+        }
+    }
+
+    /// Two places are enough for ranks that post one record at a time: nobody says what it has read.
+    #[test]
+    fn a_boards_places_are_free_again_when_all_have_posted_the_next_record() {
+        const ROUNDS: u64 = 3;
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let side = || Side {
+                places: [UnsafeCell::new(0), UnsafeCell::new(0)],
+                posted: AtomicU64::new(0),
+                sleeps: AtomicU32::new(0),
+                doorbell: Doorbell::default(),
+            };
+            let sides = Arc::new([side(), side()]);
+            let theirs = sides.clone();
+            let thread = loom::thread::spawn(move || exchange(&theirs[0], &theirs[1], ROUNDS));
+            exchange(&sides[1], &sides[0], ROUNDS);
+            thread.join().unwrap();
+        });
     }
 }

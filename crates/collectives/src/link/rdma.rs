@@ -1,7 +1,6 @@
 //! RDMA: a `thunder_verbs::Channel` over the cables between two ranks.
 
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -148,10 +147,8 @@ impl Link for RdmaLink {
 
     fn disarm(&mut self) {}
 
-    /// Nothing to poll: `arm` never lets a rank sleep on it, and `poll` skips what is negative.
-    fn descriptor(&self, _interest: Interest) -> (RawFd, libc::c_short) {
-        (-1, 0)
-    }
+    /// Nothing to poll: `arm` never lets a rank sleep on it.
+    fn descriptors(&self, _interest: Interest, _set: &mut Vec<libc::pollfd>) {}
 
     fn reports_end(&self) -> bool {
         false

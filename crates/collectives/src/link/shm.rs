@@ -4,7 +4,7 @@
 //! sleeps is woken up: `flags`.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -218,11 +218,13 @@ impl Link for ShmLink {
     fn arm(&mut self, interest: Interest) -> bool {
         let (mut nothing_to_read, mut no_room) = (true, true);
         if interest.receive {
-            let head = flags::announce(&self.inc().reader_sleeps.0, &self.inc().head.0);
+            let head =
+                flags::announce(&self.inc().reader_sleeps.0, || self.inc().head.0.load(Ordering::Acquire));
             nothing_to_read = head <= self.inc_tail.max(self.inc_head);
         }
         if interest.send {
-            let tail = flags::announce(&self.out().writer_sleeps.0, &self.out().tail.0);
+            let tail =
+                flags::announce(&self.out().writer_sleeps.0, || self.out().tail.0.load(Ordering::Acquire));
             no_room = self.out_head - tail >= self.ring_bytes;
         }
         !self.peer_gone && nothing_to_read && no_room
@@ -245,11 +247,19 @@ impl Link for ShmLink {
         }
     }
 
-    fn descriptor(&self, _interest: Interest) -> (RawFd, libc::c_short) {
-        (self.doorbell.as_raw_fd(), libc::POLLIN)
+    fn descriptors(&self, _interest: Interest, set: &mut Vec<libc::pollfd>) {
+        set.push(libc::pollfd { fd: self.doorbell.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     }
 
     fn reports_end(&self) -> bool {
         false
+    }
+
+    fn is_empty(&self) -> bool {
+        self.inc().head.0.load(Ordering::Acquire) <= self.inc_tail
+    }
+
+    fn wake(&self) {
+        self.ring();
     }
 }

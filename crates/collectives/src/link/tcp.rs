@@ -1,8 +1,11 @@
-//! TCP: one non-blocking connection without delay, and a buffer so that a small message is one system call.
+//! TCP: non-blocking connections without delay, and a buffer so that a small message is one system call.
+//!
+//! Several connections carry one stream of bytes in stripes, in turn: a long message uses them all, a short one the one
+//! whose turn it is.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 
 use super::{Closed, Interest, Link};
 use crate::Transport;
@@ -11,10 +14,38 @@ use crate::Transport;
 const BUFFER_BYTES: usize = 256 << 10;
 /// From here on bytes go straight to where they are wanted.
 const DIRECT_BYTES: usize = 16 << 10;
+/// Bytes that go over one connection before the next has its turn: few enough to fit several times into a connection's
+/// buffers, so that all are busy, and enough for whole system calls.
+const STRIPE_BYTES: usize = 64 << 10;
 
-/// One rank's end of a pair's connection.
+/// Whose turn it is, and for how many bytes more.
+struct Turn {
+    connection: usize,
+    left: usize,
+}
+
+impl Turn {
+    fn new(connections: usize) -> Self {
+        // A single connection has no other to wait for.
+        Self { connection: 0, left: if connections == 1 { usize::MAX } else { STRIPE_BYTES } }
+    }
+
+    fn pass(&mut self, count: usize, connections: usize) {
+        if connections == 1 {
+            return;
+        }
+        self.left -= count;
+        if self.left == 0 {
+            *self = Self { connection: (self.connection + 1) % connections, left: STRIPE_BYTES };
+        }
+    }
+}
+
+/// One rank's end of a pair's connections.
 pub(crate) struct TcpLink {
-    stream: TcpStream,
+    streams: Vec<TcpStream>,
+    sending: Turn,
+    receiving: Turn,
     buffer: Box<[u8]>,
     /// The bytes that have arrived and not been consumed.
     start: usize,
@@ -23,23 +54,47 @@ pub(crate) struct TcpLink {
 }
 
 impl TcpLink {
-    pub fn new(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        Ok(Self { stream, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0, shown: 0 })
+    /// Both ends must give their connections in the same order, at least one.
+    pub fn new(streams: Vec<TcpStream>) -> std::io::Result<Self> {
+        for stream in &streams {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+        }
+        let turn = || Turn::new(streams.len());
+        let (sending, receiving) = (turn(), turn());
+        let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        Ok(Self { streams, sending, receiving, buffer, start: 0, end: 0, shown: 0 })
     }
 
-    fn read(mut stream: &TcpStream, into: &mut [u8]) -> Result<usize, Closed> {
-        loop {
-            match stream.read(into) {
+    /// Reads from the connection whose turn it is, 0 bytes when nothing has come.
+    fn read(&mut self, into: Into) -> Result<usize, Closed> {
+        let mut stream = &self.streams[self.receiving.connection];
+        let room: &mut [u8] = match into {
+            Into::Buffer => &mut self.buffer[self.end..],
+            // SAFETY: the creator vouches for the bytes; any are valid u8.
+            Into::Memory(to, length) => unsafe { std::slice::from_raw_parts_mut(to, length) },
+        };
+        let length = room.len().min(self.receiving.left);
+        let count = loop {
+            match stream.read(&mut room[..length]) {
                 Ok(0) => return Err(Closed),
-                Ok(count) => return Ok(count),
+                Ok(count) => break count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return Err(Closed),
             }
-        }
+        };
+        self.receiving.pass(count, self.streams.len());
+        Ok(count)
     }
+}
+
+/// Where bytes are read to.
+enum Into {
+    /// The free end of the buffer.
+    Buffer,
+    /// Memory that the caller vouches for.
+    Memory(*mut u8, usize),
 }
 
 impl Link for TcpLink {
@@ -48,22 +103,32 @@ impl Link for TcpLink {
     }
 
     fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed> {
-        if first.is_empty() && second.is_empty() {
-            return Ok(0);
-        }
-        loop {
+        let mut sent = 0;
+        // On to the next stripe for as long as connections take whole ones.
+        while sent < first.len() + second.len() {
+            let (first, second) =
+                (&first[sent.min(first.len())..], &second[sent.saturating_sub(first.len())..]);
+            let first = &first[..first.len().min(self.sending.left)];
+            let second = &second[..second.len().min(self.sending.left - first.len())];
+            let mut stream = &self.streams[self.sending.connection];
             let result = if first.is_empty() {
-                self.stream.write(second)
+                stream.write(second)
             } else {
-                self.stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])
+                stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])
             };
-            match result {
-                Ok(count) => return Ok(count),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            let count = match result {
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(_) => return Err(Closed),
+            };
+            self.sending.pass(count, self.streams.len());
+            sent += count;
+            if count < first.len() + second.len() {
+                break;
             }
         }
+        Ok(sent)
     }
 
     fn arrived(&mut self, want: usize) -> Result<usize, Closed> {
@@ -75,7 +140,7 @@ impl Link for TcpLink {
                 self.buffer.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, there);
             }
-            match Self::read(&self.stream, &mut self.buffer[self.end..]) {
+            match self.read(Into::Buffer) {
                 Ok(count) => self.end += count,
                 // What came before the end is still good.
                 Err(Closed) if there > 0 => {}
@@ -99,8 +164,8 @@ impl Link for TcpLink {
 
     unsafe fn receive_into(&mut self, to: *mut u8, length: usize) -> Result<usize, Closed> {
         if self.start == self.end && length >= DIRECT_BYTES {
-            // SAFETY: the caller vouches for `length` bytes at `to`; any bytes are valid u8.
-            return Self::read(&self.stream, unsafe { std::slice::from_raw_parts_mut(to, length) });
+            // The caller vouches for `length` bytes at `to`.
+            return self.read(Into::Memory(to, length));
         }
         let count = self.arrived(length)?;
         // SAFETY: the view holds `count <= length` bytes.
@@ -115,18 +180,59 @@ impl Link for TcpLink {
 
     fn disarm(&mut self) {}
 
-    fn descriptor(&self, interest: Interest) -> (RawFd, libc::c_short) {
-        let mut events = 0;
+    fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>) {
+        let mut add = |turn: &Turn, events| {
+            let fd = self.streams[turn.connection].as_raw_fd();
+            set.push(libc::pollfd { fd, events, revents: 0 });
+        };
         if interest.receive {
-            events |= libc::POLLIN;
+            add(&self.receiving, libc::POLLIN);
         }
         if interest.send {
-            events |= libc::POLLOUT;
+            add(&self.sending, libc::POLLOUT);
         }
-        (self.stream.as_raw_fd(), events)
     }
 
     fn reports_end(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_long_message_uses_all_connections_and_arrives_in_order() {
+        const CONNECTIONS: usize = 3;
+        let (ours, theirs): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(|_| pair()).unzip();
+        let watched: Vec<TcpStream> = theirs.iter().map(|stream| stream.try_clone().unwrap()).collect();
+        let (mut sender, mut receiver) = (TcpLink::new(ours).unwrap(), TcpLink::new(theirs).unwrap());
+        let message: Vec<u8> = (0..10 * STRIPE_BYTES + 123).map(|index| (index / 7) as u8).collect();
+        let (header, rest) = message.split_at(64);
+        let mut sent = 0;
+        let mut received = vec![0; message.len()];
+        let mut got = 0;
+        while got < message.len() {
+            let (first, second) = (&header[sent.min(64)..], &rest[sent.saturating_sub(64)..]);
+            sent += sender.send(first, second).unwrap();
+            if got == 0 && sent >= CONNECTIONS * STRIPE_BYTES {
+                let waiting = watched.iter().filter(|stream| matches!(stream.peek(&mut [0]), Ok(1)));
+                assert_eq!(waiting.count(), CONNECTIONS);
+            }
+            // Short pieces go by the buffer, long ones straight to their place.
+            let want = if got % 2 == 0 { 1001 } else { 40_000 }.min(message.len() - got);
+            // SAFETY: `got + want` is within `received`.
+            got += unsafe { receiver.receive_into(received.as_mut_ptr().add(got), want) }.unwrap();
+        }
+        assert!(received == message);
     }
 }

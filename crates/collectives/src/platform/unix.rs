@@ -7,6 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+/// The smallest page of any system that this runs on.
+const PAGE_BYTES: usize = 4096;
+
 /// Memory shared with another process.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -38,7 +41,12 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { start: start.cast(), bytes })
+        let mapping = Self { start: start.cast(), bytes };
+        for at in (0..bytes).step_by(PAGE_BYTES) {
+            // SAFETY: within the mapping; the value is not looked at.
+            unsafe { mapping.start.add(at).read_volatile() };
+        }
+        Ok(mapping)
     }
 
     pub fn start(&self) -> *mut u8 {

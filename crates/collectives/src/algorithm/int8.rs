@@ -1,0 +1,286 @@
+//! Sums over slow wires in 8 bits a value: a quarter of the bytes of `f32`, at the price of exactness.
+//!
+//! Values travel in blocks, each with the scale that its largest value needs. A rank adds what it has sent as the others
+//! read it, and takes its own part of a result as the others get it, so all ranks still have the same bits.
+
+use super::part;
+use crate::core::Core;
+use crate::header::Kind;
+use crate::reduce::{narrow, widen};
+use crate::{Algorithm, CommError, DType, Op};
+
+/// Values that share a scale.
+const BLOCK: usize = 64;
+const SCALE_BYTES: usize = size_of::<f32>();
+const BLOCK_BYTES: usize = SCALE_BYTES + BLOCK;
+/// The largest value of a block becomes this.
+const LIMIT: f32 = 127.0;
+/// Steps, as headers tell them.
+const WHOLE: u8 = 8;
+const PARTS: u8 = 9;
+const RESULTS: u8 = 10;
+
+/// Whether a reduction can travel in 8 bits: products and extremes of rounded values would be off without bound, and whole
+/// numbers are expected to be exact.
+pub(super) fn suits(dtype: DType, op: Op) -> bool {
+    op == Op::Sum && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Bytes of `count` values on the wire.
+fn wire_bytes(count: usize) -> usize {
+    count + count.div_ceil(BLOCK) * SCALE_BYTES
+}
+
+/// All-reduce in place: by a mesh, or in one step where `algorithm` is that.
+///
+/// # Safety
+/// `data` must be valid for `count` elements of `dtype` until this returns.
+pub(super) async unsafe fn all_reduce(
+    core: &mut Core,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+    algorithm: Algorithm,
+) -> Result<(), CommError> {
+    let mut wire = std::mem::take(&mut core.wire_room);
+    // SAFETY: as promised by the caller.
+    let result = unsafe {
+        match algorithm {
+            Algorithm::OneShot => one_shot(core, &mut wire, data, count, dtype).await,
+            _ => mesh(core, &mut wire, data, count, dtype).await,
+        }
+    };
+    core.wire_room = wire;
+    result
+}
+
+/// Room for a message from each rank, and its place.
+struct Room {
+    each: usize,
+}
+
+impl Room {
+    fn new(wire: &mut Vec<u8>, ranks: usize, count: usize) -> Self {
+        let each = wire_bytes(count);
+        wire.resize(wire.len().max(ranks * each), 0);
+        Self { each }
+    }
+
+    fn at(&self, rank: usize) -> usize {
+        rank * self.each
+    }
+}
+
+/// # Safety
+/// As for `all_reduce`.
+async unsafe fn one_shot(
+    core: &mut Core,
+    wire: &mut Vec<u8>,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+) -> Result<(), CommError> {
+    let room = Room::new(wire, core.size, count);
+    // SAFETY: as promised by the caller.
+    unsafe { encode(dtype, data, count, &mut wire[room.at(core.rank)..]) };
+    // SAFETY: `wire` lives and stays in its place until the exchange has ended.
+    unsafe {
+        let start = wire.as_mut_ptr();
+        let bytes = wire_bytes(count);
+        exchange(core, dtype, WHOLE, |rank| (start.add(room.at(rank)), bytes), |_| (None, bytes)).await?;
+        sum(dtype, data, count, (0..core.size).map(|rank| &wire[room.at(rank)..]));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As for `all_reduce`.
+async unsafe fn mesh(
+    core: &mut Core,
+    wire: &mut Vec<u8>,
+    data: *mut u8,
+    count: usize,
+    dtype: DType,
+) -> Result<(), CommError> {
+    let (mine, ranks, size) = (core.rank, core.size, dtype.size());
+    let part = |rank| part(count, dtype, rank, ranks);
+    let longest = part(0).len();
+    // The first half of the room is for what comes, the second for what goes.
+    let room = Room::new(wire, 2 * ranks, longest);
+    for rank in 0..ranks {
+        let part = part(rank);
+        // This rank's own part is read where the others' come to.
+        let at = room.at(if rank == mine { mine } else { ranks + rank });
+        // SAFETY: parts lie within `count` elements.
+        unsafe { encode(dtype, data.add(part.start * size), part.len(), &mut wire[at..]) };
+    }
+    let own = part(mine);
+    // SAFETY: `wire` lives and stays in its place until the exchange has ended; parts lie within `count` elements.
+    unsafe {
+        let start = wire.as_mut_ptr();
+        let own_bytes = wire_bytes(own.len());
+        exchange(
+            core,
+            dtype,
+            PARTS,
+            |rank| (start.add(room.at(rank)), own_bytes),
+            |rank| (Some(start.add(room.at(ranks + rank)).cast_const()), wire_bytes(part(rank).len())),
+        )
+        .await?;
+        let own_data = data.add(own.start * size);
+        sum(dtype, own_data, own.len(), (0..ranks).map(|rank| &wire[room.at(rank)..]));
+        encode(dtype, own_data, own.len(), &mut wire[room.at(mine)..]);
+        let start = wire.as_mut_ptr();
+        exchange(
+            core,
+            dtype,
+            RESULTS,
+            |rank| (start.add(room.at(rank)), wire_bytes(part(rank).len())),
+            |_| (None, own_bytes),
+        )
+        .await?;
+        for rank in 0..ranks {
+            let part = part(rank);
+            let to = data.add(part.start * size);
+            sum(dtype, to, part.len(), std::iter::once(&wire[room.at(rank)..]));
+        }
+    }
+    Ok(())
+}
+
+/// A message from each other rank to `place(rank)`, and one to each: from `outgoing(rank)`, or `None` for what is at this
+/// rank's own place.
+///
+/// # Safety
+/// The places must be valid for the lengths that go with them until this returns.
+async unsafe fn exchange(
+    core: &mut Core,
+    dtype: DType,
+    phase: u8,
+    place: impl Fn(usize) -> (*mut u8, usize),
+    outgoing: impl Fn(usize) -> (Option<*const u8>, usize),
+) -> Result<(), CommError> {
+    let mine = core.rank;
+    let own = place(mine).0.cast_const();
+    for peer in (0..core.size).filter(|peer| *peer != mine) {
+        let (from, length) = outgoing(peer);
+        let header = core.header(Kind::AllReduce, dtype, Op::Sum as u8, phase, length);
+        // SAFETY: as promised by the caller.
+        unsafe { core.queue_send(peer, header, from.unwrap_or(own)) };
+        let (to, length) = place(peer);
+        let header = core.header(Kind::AllReduce, dtype, Op::Sum as u8, phase, length);
+        core.queue_receive(peer, header, to);
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { core.exchange().await }
+}
+
+/// Writes `count` values as blocks to the beginning of `wire`.
+///
+/// # Safety
+/// `data` must be valid for `count` elements of `dtype`.
+unsafe fn encode(dtype: DType, data: *const u8, count: usize, wire: &mut [u8]) {
+    let mut values = [0f32; BLOCK];
+    for (index, block) in wire[..wire_bytes(count)].chunks_mut(BLOCK_BYTES).enumerate() {
+        let (scale_bytes, levels) = block.split_at_mut(SCALE_BYTES);
+        let values = &mut values[..levels.len()];
+        // SAFETY: the block's values lie within `count`.
+        unsafe { load(dtype, data.add(index * BLOCK * dtype.size()), values) };
+        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        // A value that is no number, or infinite, makes the whole block no number.
+        let finite = values.iter().all(|value| value.is_finite());
+        let scale = if finite { largest / LIMIT } else { f32::NAN };
+        scale_bytes.copy_from_slice(&scale.to_le_bytes());
+        for (level, value) in levels.iter_mut().zip(values.iter()) {
+            // The conversion turns 0 / 0 into 0, and what rounding put above the limit into it.
+            *level = (value / scale).round_ties_even() as i8 as u8;
+        }
+    }
+}
+
+/// Adds what each of `wires` has, in order, and writes the `count` sums to `data`.
+///
+/// # Safety
+/// `data` must be valid for `count` elements of `dtype`.
+unsafe fn sum<'a>(dtype: DType, data: *mut u8, count: usize, wires: impl Iterator<Item = &'a [u8]> + Clone) {
+    let mut sums = [0f32; BLOCK];
+    for start in (0..count).step_by(BLOCK) {
+        let sums = &mut sums[..BLOCK.min(count - start)];
+        let at = start / BLOCK * BLOCK_BYTES;
+        for (index, wire) in wires.clone().enumerate() {
+            let (scale, levels) = wire[at..at + SCALE_BYTES + sums.len()].split_at(SCALE_BYTES);
+            let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+            for (sum, level) in sums.iter_mut().zip(levels) {
+                let value = f32::from(*level as i8) * scale;
+                *sum = if index == 0 { value } else { *sum + value };
+            }
+        }
+        // SAFETY: within `count`.
+        unsafe { store(dtype, data.add(start * dtype.size()), sums) };
+    }
+}
+
+/// # Safety
+/// `from` must be valid for as many elements as there are values.
+unsafe fn load(dtype: DType, from: *const u8, values: &mut [f32]) {
+    let to = values.as_mut_ptr().cast::<u8>();
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => std::ptr::copy_nonoverlapping(from, to, size_of_val(values)),
+            _ => widen(dtype, to, from, values.len()),
+        }
+    }
+}
+
+/// # Safety
+/// `to` must be valid for as many elements as there are values.
+unsafe fn store(dtype: DType, to: *mut u8, values: &[f32]) {
+    let from = values.as_ptr().cast::<u8>();
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => std::ptr::copy_nonoverlapping(from, to, size_of_val(values)),
+            _ => narrow(dtype, to, from, values.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there_and_back(values: &[f32]) -> Vec<f32> {
+        let mut wire = vec![0; wire_bytes(values.len())];
+        let mut back = vec![0f32; values.len()];
+        // SAFETY: both hold as many values.
+        unsafe {
+            encode(DType::F32, values.as_ptr().cast(), values.len(), &mut wire);
+            sum(DType::F32, back.as_mut_ptr().cast(), back.len(), std::iter::once(&wire[..]));
+        }
+        back
+    }
+
+    #[test]
+    fn a_value_is_off_by_half_a_level_of_its_block_at_most() {
+        let values: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i / 64 - 8)).collect();
+        for (block, back) in values.chunks(BLOCK).zip(there_and_back(&values).chunks(BLOCK)) {
+            let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            for (value, back) in block.iter().zip(back) {
+                assert!((value - back).abs() <= largest / LIMIT * 0.5001, "{value} came back as {back}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_and_what_is_no_number_spreads_over_its_block_only() {
+        assert!(there_and_back(&[0.0; 70]).iter().all(|value| *value == 0.0));
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let mut values = [1f32; 2 * BLOCK];
+            values[3] = wrong;
+            let back = there_and_back(&values);
+            assert!(back[..BLOCK].iter().all(|value| value.is_nan()));
+            assert!(back[BLOCK..].iter().all(|value| *value == 1.0));
+        }
+    }
+}

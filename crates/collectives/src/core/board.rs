@@ -1,0 +1,151 @@
+//! The host's board, as algorithms use it: take a record, fill it, post it, wait for everyone's.
+
+use super::Core;
+use crate::header::{HEADER_BYTES, Header, Kind};
+use crate::link::board::Board;
+use crate::reduce::reduce;
+use crate::{CommError, DType, Op};
+
+/// A message without a board is worked on in pieces of this length.
+const PIECE_BYTES: usize = 64 << 10;
+
+impl Core {
+    /// The board, if it is the whole group's.
+    pub fn board_of_all(&self) -> Option<&Board> {
+        self.board.as_ref().filter(|board| board.ranks.len() == self.size)
+    }
+
+    /// Takes the place of the next record on the board, and returns its number and where to fill it. All ranks of the
+    /// board must take the same.
+    pub fn take_record(&mut self, bytes: usize) -> (u64, *mut u8) {
+        let Some(board) = &mut self.board else { return (0, std::ptr::null_mut()) };
+        let number = board.take(bytes);
+        (number, board.bytes(board.own(), number))
+    }
+
+    /// Where a rank of the board has its bytes of a record that everyone has posted.
+    pub fn record_of(&self, place: usize, number: u64) -> *const u8 {
+        self.board.as_ref().map_or(std::ptr::null(), |board| board.bytes(place, number))
+    }
+
+    /// Whether this rank shares a board with others.
+    pub fn has_board(&self) -> bool {
+        self.board.is_some()
+    }
+
+    /// Ranks of the board, or 1 without one.
+    pub fn board_ranks(&self) -> usize {
+        self.board.as_ref().map_or(1, |board| board.ranks.len())
+    }
+
+    /// The longest record; without a board, what suits as a piece of a message.
+    pub fn record_bytes(&self) -> usize {
+        self.board.as_ref().map_or(PIECE_BYTES, Board::record_bytes)
+    }
+
+    /// Reduces, in this order but for `own`, which has its place among the ranks of the board: the elements at `before`, if
+    /// any, and what each rank has in a record that everyone has posted, if any, from a given byte on. The result goes to
+    /// `out`.
+    ///
+    /// # Safety
+    /// All must be valid for `count` elements; `own` and `out` may be the same.
+    pub unsafe fn reduce_record(
+        &mut self,
+        record: Option<(u64, usize)>,
+        before: Option<*const u8>,
+        own: *const u8,
+        out: *mut u8,
+        count: usize,
+        (dtype, op): (DType, Op),
+    ) {
+        self.sources.clear();
+        self.sources.extend(before);
+        match (&self.board, record) {
+            (Some(board), Some((number, at))) => {
+                for place in 0..board.ranks.len() {
+                    // SAFETY: within the record.
+                    let theirs = unsafe { board.bytes(place, number).add(at) };
+                    self.sources.push(if place == board.own() { own } else { theirs });
+                }
+            }
+            _ => self.sources.push(own),
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { reduce(dtype, op, out, &self.sources, count) };
+    }
+
+    /// Posts a record that has been filled, and wakes up who sleeps.
+    pub fn post_record(&mut self, number: u64, header: &Header) {
+        let Some(board) = &self.board else { return };
+        board.post(number, header);
+        for (place, rank) in board.ranks.iter().enumerate() {
+            if place != board.own()
+                && board.must_wake(place)
+                && let Some(link) = &self.links[*rank]
+            {
+                link.wake();
+            }
+        }
+    }
+
+    /// Waits until all ranks of the board have posted a record, which must be part of the same step.
+    pub async fn await_record(&mut self, number: u64, header: &Header) -> Result<(), CommError> {
+        while let Some(board) = &self.board
+            && !(0..board.ranks.len()).all(|place| board.is_posted(place, number))
+        {
+            self.awaited = Some((number, *header));
+            self.turn(false).await?;
+        }
+        self.awaited = None;
+        self.moved();
+        let Some(board) = &self.board else { return Ok(()) };
+        let words = header.words();
+        let differs = (0..board.ranks.len()).find(|place| board.header(*place, number) != words);
+        let Some(place) = differs else { return Ok(()) };
+        let (rank, theirs) = (board.ranks[place], Header::bytes_of_words(board.header(place, number)));
+        Err(self.mismatch(rank, &theirs, header))
+    }
+
+    /// Whether a record of all ranks of the board, of which this is one, is being waited for.
+    pub(super) fn on_awaited_board(&self, peer: usize) -> bool {
+        self.awaited.is_some() && self.board.as_ref().is_some_and(|board| board.ranks.contains(&peer))
+    }
+
+    /// Whether a rank's record is being waited for.
+    pub(super) fn awaits_record_of(&self, peer: usize) -> bool {
+        let (Some(board), Some((number, _))) = (&self.board, &self.awaited) else { return false };
+        let place = board.ranks.iter().position(|rank| *rank == peer);
+        place.is_some_and(|place| !board.is_posted(place, *number))
+    }
+
+    /// A rank that is waited for on a link while it waits on the board, or the other way round: it is in another operation.
+    /// Returns what it is in, and what this rank is in.
+    pub(super) fn diverged(&mut self) -> Result<Option<(usize, [u8; HEADER_BYTES], Header)>, CommError> {
+        if self.awaited.is_none() {
+            for place in 0..self.board_ranks() {
+                let Some(board) = &self.board else { return Ok(None) };
+                let (peer, ahead) = (board.ranks[place], board.ahead(place));
+                // A rank that has sent all that is wanted of it may go ahead before this one has read it.
+                if let Some(words) = ahead.filter(|_| self.incoming[peer].active)
+                    && self.links[peer].as_ref().is_some_and(|link| link.is_empty())
+                {
+                    let ours = self.incoming[peer].expected;
+                    return Ok(Some((peer, Header::bytes_of_words(words), ours)));
+                }
+            }
+            return Ok(None);
+        }
+        for peer in 0..self.size {
+            if self.awaits_record_of(peer) && self.arrived(peer, HEADER_BYTES)? == HEADER_BYTES {
+                let mut theirs = [0; HEADER_BYTES];
+                theirs.copy_from_slice(self.view(peer));
+                // What was sent to be received later is in nobody's way.
+                let ours = self.awaited.map(|(_, header)| header).unwrap_or_default();
+                if !Header::is_of(&theirs, Kind::SendReceive) {
+                    return Ok(Some((peer, theirs, ours)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
