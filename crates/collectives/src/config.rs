@@ -80,7 +80,7 @@ impl Config {
             transport: TransportChoice::Auto,
             rdma: None,
             stall_limit: Duration::from_secs(10),
-            loss_limit: Duration::from_millis(1500),
+            loss_limit: Duration::from_millis(1300),
             rendezvous_limit: Duration::from_secs(60),
             spin: None,
             idle_spin: Duration::from_micros(100),

@@ -1,10 +1,10 @@
 //! How ranks find each other: each tells rank 0 where it can be reached, and gets everybody's answers back.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use crate::{Config, InitError};
 
 /// A connection that has not proved itself by then is dropped.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Handshakes at a time; more strangers than that are turned away at once.
+/// Handshakes at a time. One more, and the oldest is turned away: who knows the secret is done in no time.
 const HANDSHAKES: usize = 64;
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -50,6 +50,10 @@ pub(crate) enum Answer {
 /// A stream that a handshake can run on.
 pub(crate) trait Stream: Read + Write + Send + Sized + 'static {
     fn limit(&self, limit: Option<Duration>) -> io::Result<()>;
+    /// Another handle of the same stream.
+    fn twin(&self) -> io::Result<Self>;
+    /// Ends all reads and writes on it, also those under way.
+    fn hang_up(&self) -> io::Result<()>;
 }
 
 impl Stream for TcpStream {
@@ -57,12 +61,24 @@ impl Stream for TcpStream {
         self.set_read_timeout(limit)?;
         self.set_write_timeout(limit)
     }
+    fn twin(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+    fn hang_up(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Both)
+    }
 }
 
 impl Stream for std::os::unix::net::UnixStream {
     fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
         self.set_read_timeout(limit)?;
         self.set_write_timeout(limit)
+    }
+    fn twin(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+    fn hang_up(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Both)
     }
 }
 
@@ -104,6 +120,41 @@ impl<S: Stream> Write for Until<'_, S> {
     }
 }
 
+/// The guests whose handshakes are under way, the oldest first.
+struct Waiting<S>(Mutex<(u64, VecDeque<(u64, S)>)>);
+
+impl<S> Default for Waiting<S> {
+    fn default() -> Self {
+        Self(Mutex::new((0, VecDeque::new())))
+    }
+}
+
+impl<S: Stream> Waiting<S> {
+    /// The guest's number.
+    fn enter(&self, stream: &S) -> io::Result<u64> {
+        let twin = stream.twin()?;
+        let mut inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (number, guests) = &mut *inside;
+        if guests.len() >= HANDSHAKES
+            && let Some((_, oldest)) = guests.pop_front()
+        {
+            // It may have gone by itself.
+            let _ = oldest.hang_up();
+        }
+        *number += 1;
+        guests.push_back((*number, twin));
+        Ok(*number)
+    }
+
+    /// False if it was turned away meanwhile.
+    fn leave(&self, number: u64) -> bool {
+        let mut inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = inside.1.len();
+        inside.1.retain(|(other, _)| *other != number);
+        inside.1.len() < before
+    }
+}
+
 /// Accepts connections in the background, each handshake on a thread of its own, so that nobody can hold up the others.
 /// Ends when dropped.
 pub(crate) struct Door {
@@ -121,31 +172,27 @@ impl Door {
         let still_open = open.clone();
         let secret: Arc<[u8]> = secret.into();
         std::thread::Builder::new().name("thunder-door".to_owned()).spawn(move || {
-            let busy = Arc::new(AtomicUsize::new(0));
+            let waiting = Arc::new(Waiting::default());
             while still_open.load(Ordering::Relaxed) {
                 let Ok(Some(mut stream)) = accept() else {
                     std::thread::sleep(Duration::from_millis(1));
                     continue;
                 };
-                if busy.load(Ordering::Relaxed) >= HANDSHAKES {
-                    continue;
-                }
-                busy.fetch_add(1, Ordering::Relaxed);
-                let (done, guests, secret) = (busy.clone(), guests.clone(), secret.clone());
-                let handshake =
-                    std::thread::Builder::new().name("thunder-guest".to_owned()).spawn(move || {
-                        let mut limited = Until::new(&mut stream, HANDSHAKE_LIMIT);
-                        if let Ok(hello) = auth::welcome(&mut limited, &secret)
-                            && stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
-                        {
-                            // Nobody waits for guests any more: the stream closes.
-                            let _ = guests.send((stream, hello));
-                        }
-                        done.fetch_sub(1, Ordering::Relaxed);
-                    });
-                if handshake.is_err() {
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                }
+                let Ok(number) = waiting.enter(&stream) else { continue };
+                let (waiting, guests, secret) = (waiting.clone(), guests.clone(), secret.clone());
+                let handshake = move || {
+                    let mut limited = Until::new(&mut stream, HANDSHAKE_LIMIT);
+                    let hello = auth::welcome(&mut limited, &secret);
+                    if waiting.leave(number)
+                        && let Ok(hello) = hello
+                        && stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
+                    {
+                        // Nobody waits for guests any more: the stream closes.
+                        let _ = guests.send((stream, hello));
+                    }
+                };
+                // Without a thread the guest gets no answer, and tries again.
+                let _ = std::thread::Builder::new().name("thunder-guest".to_owned()).spawn(handshake);
             }
         })?;
         Ok(Self { open })

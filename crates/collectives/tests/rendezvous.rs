@@ -36,8 +36,8 @@ fn strangers_and_slow_ones_hold_nobody_up() {
     let mut first = config(0, 2, address);
     first.listener = Some(listener);
     let first = thread::spawn(move || sum(first));
-    // Silent ones, one that talks nonsense, one that sends a length of 4 GiB.
-    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // Many silent ones, one that talks nonsense, one that sends a length of 4 GiB.
+    let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut rude = TcpStream::connect(address).unwrap();
     rude.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything that there is, please\r\n\r\n")
         .unwrap();

@@ -1,6 +1,6 @@
 //! Ranks as processes, of which one is killed, stopped or cut off in the middle of an operation.
 //!
-//! The random series is short by default: `THUNDER_FAILURE_RUNS=50 THUNDER_FAILURE_SEED=7 cargo nextest run --release
+//! The random series is short by default: `THUNDER_FAILURE_RUNS=50 THUNDER_FAILURE_SEED=8 cargo nextest run --release
 //! -p thunder-collectives --test failure --no-capture series` is a long one. What needs network namespaces (root) is
 //! ignored where they cannot be made; `./test` says so. What needs `sch_netem` too runs in the machine of tools/rdma-vm.
 
