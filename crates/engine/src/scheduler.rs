@@ -312,6 +312,7 @@ impl Scheduler {
             self.blocks.release(&mut sequence.blocks);
             sequence.computed = 0;
             sequence.sent_blocks = 0;
+            tracing::debug!(slot, tokens = sequence.tokens.len(), "starts over later: the KV cache is full");
             self.waiting.push_front(sequence);
             self.inbox.counters.preempted.fetch_add(1, Ordering::Relaxed);
             self.inbox.counters.waiting.fetch_add(1, Ordering::Relaxed);
@@ -423,6 +424,7 @@ impl Scheduler {
             time_to_first_token: first - sequence.submitted,
             decode_time: first.elapsed(),
         };
+        tracing::debug!(slot, ?reason, ?usage, "an answer is complete");
         if let Some(answer) = sequence.answer.take() {
             answer.finish(reason, usage);
         }

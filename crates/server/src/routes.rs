@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, OriginalUri, Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -142,7 +142,18 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(limit))
+        .layer(from_fn(log_request))
         .with_state(app)
+}
+
+/// A line for each request, when its answer begins.
+async fn log_request(request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = next.run(request).await;
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    tracing::info!(%method, path, status = response.status().as_u16(), ms, "answered");
+    response
 }
 
 async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

@@ -11,7 +11,7 @@ use thunder_cluster::local::LOCAL_RANKS;
 use thunder_server::ServerConfig;
 
 use crate::prompt::{self, Answer};
-use crate::session::{self, EngineArgs, Session};
+use crate::session::{self, EngineArgs, Layout, Session};
 use crate::{builtin, plan, serve};
 
 /// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
@@ -59,23 +59,24 @@ impl DemoCommand {
         if is_follower && std::env::var_os(LOCAL_RANKS).is_none() {
             bail!("the demo starts its own ranks: run it without thunder launch and without THUNDER_RANK");
         }
-        let ranks = self.engine.world_size().max(2) as u16;
-        let sharded = EngineArgs { ranks, ..self.engine.clone() };
+        let ranks = self.engine.layout.world_size().max(2) as u16;
+        let layout = Layout { ranks, ..self.engine.layout.clone() };
+        let sharded = EngineArgs { layout, ..self.engine.clone() };
         if is_follower {
             return session::open(builtin::NAME, &sharded).map(drop);
         }
         // Equal threads for each rank, so that what is compared is one machine with two.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
-        let single =
-            EngineArgs { ranks: 1, threads: Some(threads), split: Vec::new(), ..self.engine.clone() };
+        let layout = Layout { ranks: 1, split: Vec::new(), ..self.engine.layout.clone() };
+        let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
         // A port that is taken is found before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
         let mut outcomes = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
-            let ranks = usize::from(args.ranks);
+            let ranks = usize::from(args.layout.ranks);
             if !self.json {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }

@@ -6,6 +6,7 @@ mod chat;
 mod demo;
 mod doctor;
 mod launch_command;
+mod log;
 mod model_command;
 mod plan;
 mod prompt;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         // `thunder plan | head` ends quietly. Commands with ranks need the errors of their sockets.
         sigpipe::reset();
     }
+    log::start();
     let outcome = match command {
         Command::Demo(command) => command.run(),
         Command::Run(command) => command.run(),

@@ -5,7 +5,7 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 use thunder_model::{Demand, ModelFolder, Plan};
 
-use crate::session::{self, EngineArgs};
+use crate::session::{self, Layout};
 use crate::table;
 
 /// Show how a model would be split over ranks
@@ -17,7 +17,7 @@ pub struct PlanCommand {
     #[arg(long, default_value = crate::builtin::NAME)]
     model: String,
     #[command(flatten)]
-    engine: EngineArgs,
+    layout: Layout,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -27,8 +27,8 @@ impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(&self.model)?;
-        let plan = session::plan(&folder, &self.engine, self.engine.world_size())?;
-        let demands = thunder_model::model::demand(&folder, &plan, self.engine.kv.into())?;
+        let plan = session::plan(&folder, &self.layout, self.layout.world_size())?;
+        let demands = thunder_model::model::demand(&folder, &plan, self.layout.kv.into())?;
         if self.json {
             println!("{}", to_json(&folder, &plan, &demands));
         } else {

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -33,9 +33,9 @@ const MAX_WAITING: usize = 1024;
 /// one that was lost first.
 const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 
-/// How a model is spread and computed.
+/// Who holds what.
 #[derive(Args, Debug, Clone)]
-pub struct EngineArgs {
+pub struct Layout {
     /// Ranks to start on this machine. With THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in
     /// the environment, this process joins that group instead
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -46,6 +46,17 @@ pub struct EngineArgs {
     /// Share of each rank, e.g. 3,1 gives rank 0 three quarters; even if not given
     #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
     pub split: Vec<f64>,
+    /// How keys and values are kept: int8 takes little more than half of f16's memory, and of its time at long contexts
+    #[arg(long, value_enum, default_value_t = KvBits::F16)]
+    pub kv: KvBits,
+}
+
+/// How a model is spread and computed.
+#[derive(Args, Debug, Clone)]
+pub struct EngineArgs {
+    /// Who holds what.
+    #[command(flatten)]
+    pub layout: Layout,
     /// Threads of each rank [default: this machine's cores, divided among its ranks]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -59,9 +70,6 @@ pub struct EngineArgs {
     /// f32 rules them out as the cause of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
     pub activations: ActivationBits,
-    /// How keys and values are kept: int8 takes little more than half of f16's memory, and of its time at long contexts
-    #[arg(long, value_enum, default_value_t = KvBits::F16)]
-    pub kv: KvBits,
     /// What ranks talk over
     #[arg(long, value_enum, default_value_t = TransportName::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportName,
@@ -140,7 +148,7 @@ impl TransportName {
     }
 }
 
-impl EngineArgs {
+impl Layout {
     /// Ranks that are asked for: --ranks, or as many as --split has shares.
     pub fn world_size(&self) -> usize {
         if self.ranks == 1 { self.split.len().max(1) } else { self.ranks.into() }
@@ -164,13 +172,13 @@ pub fn find_model(name: &str) -> anyhow::Result<(PathBuf, String)> {
 }
 
 /// The plan that the arguments ask for, for so many ranks.
-pub fn plan(folder: &ModelFolder, args: &EngineArgs, ranks: usize) -> anyhow::Result<Plan> {
-    let weights = match args.split.len() {
+pub fn plan(folder: &ModelFolder, layout: &Layout, ranks: usize) -> anyhow::Result<Plan> {
+    let weights = match layout.split.len() {
         0 => vec![1.0; ranks],
-        n if n == ranks => args.split.clone(),
+        n if n == ranks => layout.split.clone(),
         n => bail!("--split has {n} weights for {ranks} ranks: give one for each rank"),
     };
-    let mode = match args.parallel {
+    let mode = match layout.parallel {
         Parallel::Tensor => Parallelism::Tensor,
         Parallel::Pipeline => Parallelism::Pipeline,
     };
@@ -209,16 +217,16 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     thunder_compute::memory::give_back();
     let (config, ranks) = match joined {
         Some(config) => (Some(config), None),
-        None if args.world_size() == 1 => (None, None),
+        None if args.layout.world_size() == 1 => (None, None),
         None => {
             // Errors that every rank would find are found before there are ranks.
-            demand(&folder, &plan(&folder, args, args.world_size())?, args.kv.into())?;
-            let (config, ranks) = LocalRanks::start(args.world_size(), args.transport.name())?;
+            demand(&folder, &plan(&folder, &args.layout, args.layout.world_size())?, args.layout.kv.into())?;
+            let (config, ranks) = LocalRanks::start(args.layout.world_size(), args.transport.name())?;
             (Some(config), Some(ranks))
         }
     };
     let local_ranks = std::env::var(LOCAL_RANKS).ok().and_then(|n| n.parse().ok());
-    let local_ranks = if ranks.is_some() { args.world_size() } else { local_ranks.unwrap_or(1) };
+    let local_ranks = if ranks.is_some() { args.layout.world_size() } else { local_ranks.unwrap_or(1) };
     let mut world = match config {
         Some(mut config) => {
             if std::env::var_os("THUNDER_STALL_LIMIT_MS").is_none() {
@@ -228,20 +236,29 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         }
         None => Group::solo(),
     };
-    let plan = plan(&folder, args, world.size())?;
-    let demands = demand(&folder, &plan, args.kv.into())?;
+    let plan = plan(&folder, &args.layout, world.size())?;
+    let demands = demand(&folder, &plan, args.layout.kv.into())?;
     let limits = limits(&folder, args, &demands, &mut world, local_ranks)?;
     let cpu = cpu_config(args, local_ranks)?;
     let capacity = Capacity {
         rows: limits.rows,
         logit_rows: limits.sequences,
         kv_blocks: limits.kv_blocks,
-        kv_format: args.kv.into(),
+        kv_format: args.layout.kv.into(),
     };
     let transport = transport(&world);
     let bar = if text.is_some() { progress_bar(demands[0].weight_bytes) } else { ProgressBar::hidden() };
+    tracing::info!(
+        ranks = plan.ranks(),
+        transport,
+        kv_tokens = limits.kv_blocks * KV_BLOCK_TOKENS,
+        ?cpu,
+        "group formed"
+    );
+    let began = Instant::now();
     let mut rank = Rank::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
+    tracing::info!(model = %path.display(), seconds = began.elapsed().as_secs_f64(), "loaded");
     let Some((tokenizer, chat_template)) = text else {
         let followed = rank.follow();
         if followed.is_err() {

@@ -161,3 +161,19 @@ fn ranks_join_by_their_environment() {
     assert_eq!(answer["ranks"], 3);
     assert_eq!(answer["text"], run_json(&["run", "builtin", "What is a rank?", "--json"])["text"]);
 }
+
+#[test]
+fn a_log_names_its_rank_and_says_what_happened() {
+    let run = |level: &str| {
+        let mut command = thunder(&["run", "builtin", "What is RDMA?", "--ranks", "2", "--max-tokens", "3"]);
+        let output = command.env("RUST_LOG", level).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let log = run("thunder=debug");
+    for expected in ["rank 0 ", "rank 1 ", "group formed", "loaded", "an answer is complete"] {
+        assert!(log.contains(expected), "{expected:?} is not in {log}");
+    }
+    assert_eq!(run("warn"), "", "nothing to warn of");
+    assert!(run("thunder=loud").contains("RUST_LOG=thunder=loud"), "what cannot be understood is named");
+}
