@@ -48,6 +48,7 @@ impl LocalRanks {
                 ("THUNDER_SECRET", secret.clone()),
                 ("THUNDER_TRANSPORT", transport.to_owned()),
                 (LOCAL_RANKS, size.to_string()),
+                (CHILD, "1".to_owned()),
             ]
         };
         let own = variables(0);
@@ -98,6 +99,9 @@ impl Drop for LocalRanks {
         }
     }
 }
+
+/// Set for ranks that [`LocalRanks`] started, which run their parent's arguments.
+pub const CHILD: &str = "THUNDER_CHILD";
 
 /// How many ranks share this machine, set for ranks that [`LocalRanks`] starts.
 pub const LOCAL_RANKS: &str = "THUNDER_LOCAL_RANKS";

@@ -12,7 +12,7 @@ pub fn available_bytes() -> Option<u64> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-        Some(kib * 1024)
+        Some((kib * 1024).min(control_group_bytes().unwrap_or(u64::MAX)))
     }
     #[cfg(target_os = "macos")]
     {
@@ -32,6 +32,23 @@ pub fn available_bytes() -> Option<u64> {
     }
     #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     None
+}
+
+/// What is left of the limit of this process's control group (a container's, say), if it has one.
+#[cfg(target_os = "linux")]
+fn control_group_bytes() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    // Version 2: one line, `0::/path`.
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = std::path::Path::new("/sys/fs/cgroup").join(path);
+    // A limit holds for all groups below it.
+    let left = |folder: &std::path::Path| -> Option<u64> {
+        let number = |name: &str| -> Option<u64> {
+            std::fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
+        };
+        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    };
+    folder.ancestors().take_while(|folder| folder.starts_with("/sys/fs/cgroup")).filter_map(left).min()
 }
 
 /// Gives memory that was freed back to the system, where the allocator would keep it. For after a large passing need.

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group, InitError, Stats};
 use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Step};
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
@@ -29,7 +30,8 @@ pub enum EngineError {
     Garbled(#[from] Garbled),
     /// The ranks were started with different models or plans.
     #[error(
-        "rank {rank} has another model or plan than rank 0: start all ranks with the same model, --split and --parallel"
+        "rank {rank} has another model or plan than rank 0: start all ranks with the same model (the same files), --split, \
+         --parallel, --activations, --kv, --context and --max-batch"
     )]
     Mismatch {
         /// The rank that differs.
@@ -70,7 +72,7 @@ impl Rank {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
-        agree(&mut world, folder, plan, capacity)?;
+        agree(&mut world, folder, plan, capacity, cpu)?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = CpuBackend::new(cpu, tensor);
         let mut peers = Ok(());
@@ -284,15 +286,19 @@ fn agree(
     folder: &ModelFolder,
     plan: &Plan,
     capacity: Capacity,
+    cpu: &CpuConfig,
 ) -> Result<(), EngineError> {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    format!("{:?} {plan:?} {capacity:?} {}", folder.spec, folder.weights.bytes()).hash(&mut hasher);
-    let own = [hasher.finish()];
-    let mut all = vec![0u64; world.size()];
-    let counts = vec![1; world.size()];
-    world.all_gather(&own, &mut all, &counts)?;
-    match all.iter().position(|hash| *hash != all[0]) {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let what = format!("{:?} {plan:?} {capacity:?} {:?}", folder.spec, cpu.activations);
+    let own: [u8; 64] = std::array::from_fn({
+        let parts = [Sha256::digest(what).into(), folder.weights.fingerprint()];
+        move |index| parts[index / 32][index % 32]
+    });
+    let mut all = vec![0u8; own.len() * world.size()];
+    world.all_gather(&own, &mut all, &vec![own.len(); world.size()])?;
+    match all.chunks(own.len()).position(|other| *other != all[..own.len()]) {
         Some(rank) => Err(EngineError::Mismatch { rank }),
         None => Ok(()),
     }

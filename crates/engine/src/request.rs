@@ -74,7 +74,7 @@ pub struct TokenLogprob {
 /// What a request's stream yields. The last event is [`Event::Done`] or [`Event::Failed`]; nothing follows it.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// More text. Whole characters; empty only where it carries logprobs of tokens that made no text yet.
+    /// More text: whole characters, at least one.
     Delta {
         /// The text to append.
         text: String,

@@ -4,6 +4,8 @@ use crate::request::Sampling;
 
 /// Candidates that are sorted before the whole vocabulary is: as a rule the nucleus lies within.
 const FIRST_CANDIDATES: usize = 512;
+/// Below this temperature only the likeliest token has a chance that f32 logits can tell from none.
+const COLDEST: f32 = 1e-5;
 
 /// One request's sampler: its random numbers and what it has seen.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ impl Sampler {
     /// Whether the likeliest token of the unmodified logits is what [`Sampler::choose`] would return.
     pub fn is_argmax(&self) -> bool {
         let s = &self.sampling;
-        s.temperature == 0.0 && s.logit_bias.is_empty() && !self.has_penalties()
+        s.temperature < COLDEST && s.logit_bias.is_empty() && !self.has_penalties()
     }
 
     fn has_penalties(&self) -> bool {
@@ -55,7 +57,7 @@ impl Sampler {
         for &(id, bias) in &self.sampling.logit_bias {
             logits[id as usize] += bias;
         }
-        if self.sampling.temperature == 0.0 {
+        if self.sampling.temperature < COLDEST {
             return argmax(logits).0;
         }
         let draw = self.next_uniform();

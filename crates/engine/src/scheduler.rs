@@ -5,7 +5,7 @@
 //! reading its prompt.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -65,6 +65,18 @@ struct UnderWay {
     rows: Vec<usize>,
 }
 
+/// A scheduler that panics must not look as if it were still at work.
+struct NotePanic(Arc<OnceLock<String>>);
+
+impl Drop for NotePanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // One who knows a better reason was faster.
+            let _ = self.0.set("the scheduler panicked; standard error says where".to_owned());
+        }
+    }
+}
+
 /// Rank 0's loop.
 pub struct Scheduler {
     rank: Rank,
@@ -108,6 +120,7 @@ impl Scheduler {
     /// # Errors
     /// Why the engine cannot go on.
     pub fn run(mut self) -> Result<(), EngineError> {
+        let _guard = NotePanic(self.inbox.stopped.clone());
         let outcome = self.serve();
         if let Err(error) = &outcome {
             let message = error.to_string();

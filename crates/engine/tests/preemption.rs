@@ -120,6 +120,18 @@ fn answers_do_not_depend_on_preemptions() {
 }
 
 #[test]
+fn requests_share_steps() {
+    let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64 };
+    with_engine(1, Parallelism::Tensor, limits, |engine| {
+        let steps = || engine.counters().steps.load(Ordering::Relaxed);
+        let streams: Vec<_> = (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
+        streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
+        // Six answers of 40 tokens each; those that came first are some steps ahead.
+        assert!(steps() < 2 * MAX_TOKENS as u64, "{} steps for 6 answers of {MAX_TOKENS} tokens", steps());
+    });
+}
+
+#[test]
 fn cancelled_requests_leave_their_blocks_to_others() {
     for (ranks, parallel) in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
         let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5 };

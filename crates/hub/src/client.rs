@@ -258,7 +258,7 @@ impl Client {
             // The hub says 401 for names that do not exist, too, to those who have no token.
             (Some(401), _) if self.token.is_none() => HubError::RepoNotFound { repo, endpoint },
             (Some(status @ (401 | 403)), _) => HubError::Refused { repo, file, status },
-            _ if retry => HubError::Network { repo, file, reason, attempts },
+            _ if retry => HubError::Network { repo, file, endpoint, reason, attempts },
             _ => HubError::Answer { repo, file, reason },
         }
     }

@@ -113,13 +113,15 @@ pub enum HubError {
     },
     /// The network or the server failed, again and again.
     #[error(
-        "{repo}: {file}: {reason} (after {attempts} attempts); what has come is kept, so pull again to go on"
+        "{repo}: {file} of {endpoint}: {reason} (after {attempts} attempts); what has come is kept, so pull again to go on"
     )]
     Network {
         /// org/name.
         repo: String,
         /// The file.
         file: String,
+        /// The hub that was asked.
+        endpoint: String,
         /// The last failure.
         reason: String,
         /// How often it was tried without a byte gained.

@@ -33,13 +33,13 @@ pub struct ModelFolder {
 #[serde(default)]
 pub struct GenerationConfig {
     /// Whether to sample at all.
-    pub do_sample: bool,
+    pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
     /// Nucleus.
     pub top_p: Option<f32>,
-    /// Candidates.
-    pub top_k: Option<usize>,
+    /// Candidates; 0 and -1 stand for all.
+    pub top_k: Option<i64>,
     /// Least share of the likeliest.
     pub min_p: Option<f32>,
     /// Penalty on tokens seen.

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use thunder_compute::source::Release;
 
 use crate::error::ModelError;
@@ -14,6 +15,11 @@ use crate::error::ModelError;
 /// A fault maps more than the page it is for: as much as the kernel has cached in one piece around it, up to 2 MiB. Ranks
 /// that read windows of many tensors would keep the edges of all.
 const MAPPED_AROUND_BYTES: usize = 2 << 20;
+
+/// Tensors, and bytes of each, of which a fingerprint looks at the contents: enough to tell fine-tunes of one model apart,
+/// few enough that a rank does not read a model for it.
+const SAMPLED_TENSORS: usize = 64;
+const SAMPLE_BYTES: usize = 256;
 
 /// All tensors of a model folder.
 #[derive(Debug)]
@@ -131,6 +137,25 @@ impl Weights {
     /// Any tensor name that ends so, for hints and for finding a model's prefix.
     pub fn name_ending(&self, end: &str) -> Option<&str> {
         self.tensors.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
+    }
+
+    /// What tells these weights from others: names, types, shapes and places of all tensors, and a sample of their contents.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut entries: Vec<_> = self.tensors.iter().collect();
+        entries.sort_unstable_by_key(|(name, _)| name.as_str());
+        let between = entries.len().div_ceil(SAMPLED_TENSORS).max(1);
+        let mut hasher = Sha256::new();
+        for (index, (name, entry)) in entries.into_iter().enumerate() {
+            hasher.update(format!("{name} {:?} {:?} {:?}\n", entry.dtype, entry.shape, entry.range));
+            if index % between == 0 {
+                let bytes = &self.files[entry.file].map[entry.range.clone()];
+                let middle = &bytes[bytes.len() / 2..];
+                let sample = &middle[..middle.len().min(SAMPLE_BYTES)];
+                hasher.update(sample);
+                self.release(sample);
+            }
+        }
+        hasher.finalize().into()
     }
 
     /// Bytes of all tensors.

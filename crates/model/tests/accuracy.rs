@@ -63,7 +63,7 @@ fn divergence(ours: &[Vec<f32>], theirs: &[Vec<f32>], vocab: usize) -> (f64, f64
 }
 
 #[test]
-fn quantized_activations_and_cache_keep_the_distribution_of_the_next_token() {
+fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_cache() {
     let golden = std::fs::read(Path::new(BUILTIN).join("golden.json")).unwrap();
     let golden: Vec<Value> = serde_json::from_slice(&golden).unwrap();
     let ids = |value: &Value| -> Vec<u32> {
@@ -73,6 +73,17 @@ fn quantized_activations_and_cache_keep_the_distribution_of_the_next_token() {
         golden.iter().map(|case| [ids(&case["prompt"]), ids(&case["completion"])].concat()).collect();
     let folder = ModelFolder::open(&Path::new(BUILTIN).join("model")).unwrap();
     let exact = logits(&folder, &texts, Activations::F32, KvFormat::F16);
+    let mut positions = 0;
+    let default = logits(&folder, &texts, Activations::default(), KvFormat::F16);
+    for (case, logits) in golden.iter().zip(&default) {
+        for (logits, top) in logits.chunks(folder.spec.vocab).zip(case["top"].as_array().into_iter().flatten()) {
+            let argmax = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+            assert_eq!(argmax as u64, top.as_u64().unwrap(), "MLX chooses another token after {positions}");
+            positions += 1;
+        }
+    }
+    println!("the same argmax as MLX at {positions} positions");
+    assert!(positions > 100, "the golden file has positions");
     for (activations, kv, limit) in [
         (Activations::Int8, KvFormat::F16, 1e-3),
         (Activations::Int16, KvFormat::F16, 1e-6),

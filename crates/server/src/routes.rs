@@ -29,7 +29,8 @@ pub(crate) struct App {
     config: ServerConfig,
     /// Becomes true when answers in flight must end.
     pub closing: watch::Sender<bool>,
-    /// Same fingerprint, same seed: same text.
+    /// Changes with the version and the number of ranks, on which bits can depend. The same seed gives the same text while it,
+    /// --split, --activations and --kv stay.
     pub fingerprint: String,
     /// Start of the server: `created` of its model, and a part of its answers' ids.
     started: std::time::Duration,

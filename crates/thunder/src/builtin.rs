@@ -36,15 +36,26 @@ pub fn folder() -> anyhow::Result<PathBuf> {
         hasher.update(bytes);
     }
     let id: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let cache =
-        etcetera::choose_base_strategy().map_or_else(|_| std::env::temp_dir(), |base| base.cache_dir());
-    let cache = cache.join("thunderhead");
-    let folder = cache.join(format!("builtin-{id}"));
-    if !folder.join("config.json").is_file() {
-        write(&cache, &folder)
-            .with_context(|| format!("cannot write the built-in model to {}", folder.display()))?;
+    let place = |cache: PathBuf| -> anyhow::Result<PathBuf> {
+        let cache = cache.join("thunderhead");
+        let folder = cache.join(format!("builtin-{id}"));
+        if !is_whole(&folder) {
+            write(&cache, &folder)
+                .with_context(|| format!("cannot write the built-in model to {}", folder.display()))?;
+        }
+        Ok(folder)
+    };
+    let usual = etcetera::choose_base_strategy().map(|base| base.cache_dir());
+    match usual.map_err(Into::into).and_then(&place) {
+        Ok(folder) => Ok(folder),
+        // A home that cannot be written (a container's, a service's) is no reason to have no model.
+        Err(error) => place(std::env::temp_dir()).map_err(|_| error),
     }
-    Ok(folder)
+}
+
+/// Whether a folder holds exactly these files: a cache may have been cleaned in part, and others may write to a temporary one.
+fn is_whole(folder: &Path) -> bool {
+    FILES.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|found| found == *bytes))
 }
 
 /// Written beside its place and moved there, so that another process never sees half of it.
@@ -55,8 +66,14 @@ fn write(cache: &Path, folder: &Path) -> anyhow::Result<()> {
         fs::write(beside.path().join(name), bytes)?;
     }
     match fs::rename(beside.path(), folder) {
-        // Another process was faster; its files are the same.
-        Err(_) if folder.join("config.json").is_file() => Ok(()),
+        // Another process was faster.
+        Err(_) if is_whole(folder) => Ok(()),
+        // What is there is not whole: out of the way with it.
+        Err(_) if folder.exists() => {
+            let aside = tempfile::tempdir_in(cache)?;
+            fs::rename(folder, aside.path().join("replaced"))?;
+            Ok(fs::rename(beside.path(), folder)?)
+        }
         renamed => Ok(renamed?),
     }
 }

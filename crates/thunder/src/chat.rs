@@ -90,8 +90,16 @@ impl ChatCommand {
         interrupted: &AtomicBool,
     ) -> anyhow::Result<()> {
         messages.push(prompt::message("user", question));
-        let request =
-            self.sampling.request(prompt::tokens(engine, messages)?, &engine.info().default_sampling);
+        let tokens = match prompt::tokens(engine, messages) {
+            Ok(tokens) => tokens,
+            // A chat template may refuse a conversation.
+            Err(error) => {
+                messages.pop();
+                println!("{error:#}; /clear begins anew");
+                return Ok(());
+            }
+        };
+        let request = self.sampling.request(tokens, &engine.info().default_sampling);
         interrupted.store(false, Ordering::Relaxed);
         let stream = match engine.submit(request) {
             Ok(stream) => stream,

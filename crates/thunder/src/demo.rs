@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::bail;
 use clap::Args;
 use serde_json::json;
-use thunder_cluster::local::LOCAL_RANKS;
+use thunder_cluster::local::CHILD;
+use thunder_collectives::Config;
 use thunder_server::ServerConfig;
 
 use crate::prompt::{self, Answer};
@@ -55,12 +56,15 @@ impl DemoCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         // A rank that this demo started belongs to its sharded half.
-        let is_follower = std::env::var_os("THUNDER_RANK").is_some();
-        if is_follower && std::env::var_os(LOCAL_RANKS).is_none() {
-            bail!("the demo starts its own ranks: run it without thunder launch and without THUNDER_RANK");
+        let is_follower = std::env::var_os(CHILD).is_some();
+        if !is_follower && Config::from_env()?.is_some() {
+            bail!(
+                "the demo starts its own ranks: run it without thunder launch, and without THUNDER_RANK or MLX_RANK in the \
+                 environment"
+            );
         }
         let ranks = self.engine.layout.world_size().max(2) as u16;
-        let layout = Layout { ranks, ..self.engine.layout.clone() };
+        let layout = Layout { ranks: Some(ranks), ..self.engine.layout.clone() };
         let sharded = EngineArgs { layout, ..self.engine.clone() };
         if is_follower {
             return session::open(builtin::NAME, &sharded).map(drop);
@@ -68,15 +72,16 @@ impl DemoCommand {
         // Equal threads for each rank, so that what is compared is one machine with two.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
-        let layout = Layout { ranks: 1, split: Vec::new(), ..self.engine.layout.clone() };
+        let layout = Layout { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
+        session::plan(&session::open_folder(builtin::NAME)?, &sharded.layout, usize::from(ranks))?;
         // A port that is taken is found before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
         let mut outcomes = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
-            let ranks = usize::from(args.layout.ranks);
+            let ranks = args.layout.world_size();
             if !self.json {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }

@@ -44,12 +44,25 @@ enum Command {
     Doctor(doctor::DoctorCommand),
 }
 
+/// `thunder demo | head`: println's panic is no fault to report. Ranks notice the end of this one and end too.
+fn end_quietly_on_a_closed_pipe() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload_as_str().unwrap_or_default();
+        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        report(panic);
+    }));
+}
+
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_)) {
         // `thunder plan | head` ends quietly. Commands with ranks need the errors of their sockets.
         sigpipe::reset();
     }
+    end_quietly_on_a_closed_pipe();
     log::start();
     let outcome = match command {
         Command::Demo(command) => command.run(),

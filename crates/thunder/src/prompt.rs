@@ -13,19 +13,19 @@ use thunder_engine::{Engine, Event, FinishReason, Request, Sampling, Stream, Usa
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
     /// 0 takes the likeliest token, higher is more varied (to 2)
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     temperature: Option<f32>,
     /// Choose among the likeliest tokens that have this probability together
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     top_p: Option<f32>,
     /// Choose among this many likeliest tokens (0: all)
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     top_k: Option<usize>,
     /// Choose among tokens at least this fraction as likely as the likeliest
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     min_p: Option<f32>,
     /// Above 1, turns away from tokens that were used
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     repetition_penalty: Option<f32>,
     /// Above 0, turns away from tokens that the answer has (-2 to 2)
     #[arg(long, allow_hyphen_values = true)]

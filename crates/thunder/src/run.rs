@@ -39,7 +39,7 @@ pub struct RunCommand {
 impl RunCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let is_head = std::env::var_os("THUNDER_RANK").is_none_or(|rank| rank == "0");
+        let is_head = session::is_head()?;
         let question = match &self.prompt {
             Some(prompt) => prompt.clone(),
             None if !is_head => String::new(),

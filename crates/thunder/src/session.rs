@@ -38,8 +38,10 @@ const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 pub struct Layout {
     /// Ranks to start on this machine. With THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in
     /// the environment, this process joins that group instead
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub ranks: u16,
+    ///
+    /// [default: as many as --split has shares, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub ranks: Option<u16>,
     /// Split each layer over the ranks (tensor), or give each rank some layers (pipeline)
     #[arg(long, value_enum, default_value_t = Parallel::Tensor)]
     pub parallel: Parallel,
@@ -151,7 +153,7 @@ impl TransportName {
 impl Layout {
     /// Ranks that are asked for: --ranks, or as many as --split has shares.
     pub fn world_size(&self) -> usize {
-        if self.ranks == 1 { self.split.len().max(1) } else { self.ranks.into() }
+        self.ranks.map_or(self.split.len().max(1), usize::from)
     }
 }
 
@@ -345,7 +347,14 @@ fn limits(
     let sequences = usize::from(args.max_batch);
     let context = context(folder, args);
     let own = &demands[world.rank()];
-    let available = thunder_compute::memory::available_bytes().map(|bytes| bytes / local_ranks as u64);
+    let available = thunder_compute::memory::available_bytes().map(|bytes| {
+        if local_ranks < demands.len() {
+            return bytes / local_ranks as u64;
+        }
+        // All ranks are here: each may take what its share of the weights is of all.
+        let all: u64 = demands.iter().map(|demand| demand.weight_bytes).sum();
+        (u128::from(bytes) * u128::from(own.weight_bytes) / u128::from(all.max(1))) as u64
+    });
     let mut tokens = (context * sequences) as u64;
     if let Some(available) = available {
         // A part is left for buffers, and for everything else on the machine.
@@ -374,13 +383,13 @@ fn limits(
 fn default_sampling(folder: &ModelFolder) -> Sampling {
     let generation = &folder.generation;
     let penalty = generation.repetition_penalty.unwrap_or(1.0);
-    if !generation.do_sample {
+    if generation.do_sample != Some(true) {
         return Sampling { repetition_penalty: penalty, ..Sampling::default() };
     }
     Sampling {
         temperature: generation.temperature.unwrap_or(1.0),
         top_p: generation.top_p.unwrap_or(1.0),
-        top_k: generation.top_k.unwrap_or(0),
+        top_k: generation.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(0),
         min_p: generation.min_p.unwrap_or(0.0),
         repetition_penalty: penalty,
         ..Sampling::default()

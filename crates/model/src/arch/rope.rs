@@ -1,8 +1,10 @@
 //! Frequencies of rotary position embedding and the ways in which checkpoints stretch them to longer contexts.
 
+use std::collections::BTreeMap;
 use std::f64::consts::PI;
 
 use serde::Deserialize;
+use serde_json::Value;
 use thunder_compute::Rope;
 
 use crate::error::ModelError;
@@ -25,6 +27,9 @@ pub(super) struct RopeParameters {
     mscale_all_dim: Option<f64>,
     attention_factor: Option<f64>,
     pub llama_4_scaling_beta: Option<f32>,
+    /// Sets for single kinds of layers, which no family here has.
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
 }
 
 /// The rotation of heads of which `dims` dimensions rotate.
@@ -34,6 +39,13 @@ pub(super) fn rope(
     scaling: Option<&RopeParameters>,
     context: usize,
 ) -> Result<Rope, ModelError> {
+    if let Some((name, _)) = scaling.and_then(|s| s.rest.iter().find(|(_, value)| value.is_object())) {
+        return Err(ModelError::Unsupported {
+            field: "rope_parameters",
+            value: format!("a set for {name:?}"),
+            supported: "one set for all layers is".into(),
+        });
+    }
     if dims < 2 || !dims.is_multiple_of(2) {
         return Err(ModelError::Unsupported {
             field: "head_dim",

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 use thunder_compute::{Isa, memory};
@@ -80,6 +81,10 @@ impl DecodeCommand {
         self.common.engine.max_batch = self.common.engine.max_batch.max(self.batch);
         let batch = usize::from(self.batch);
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let room = session.engine.info().context_length;
+        if self.prompt + self.tokens > room {
+            bail!("--prompt {} and --tokens {} are more than the {room} tokens of context that there is room for", self.prompt, self.tokens);
+        }
         let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();

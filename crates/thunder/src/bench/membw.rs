@@ -12,11 +12,11 @@ use crate::table;
 #[derive(Args)]
 pub struct MembwCommand {
     /// MiB to read in each pass; several times the last-level cache
-    #[arg(long, default_value_t = 1024)]
-    mib: usize,
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    mib: u32,
     /// Most threads [default: all cores]
-    #[arg(long)]
-    threads: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -29,10 +29,10 @@ impl MembwCommand {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
         let mut rows = Vec::new();
         let mut threads = 1;
-        while threads <= self.threads.unwrap_or(cores).max(1) {
+        while threads <= self.threads.map_or(cores, usize::from) {
             rows.push((
                 threads,
-                memory::read_bandwidth(threads, self.mib << 20, isa, Duration::from_secs(1))?,
+                memory::read_bandwidth(threads, (self.mib as usize) << 20, isa, Duration::from_secs(1))?,
             ));
             threads *= 2;
         }
