@@ -126,7 +126,9 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
     let config = Config::deserialize(&text).map_err(|error| malformed(error.to_string()))?;
     let family = DENSE.iter().find(|family| family.name == config.model_type);
     let family = family.ok_or_else(|| match text.get("model_type") == Some(&Value::from(name)) {
-        true => malformed(format!("a {name:?} needs a \"text_config\" with the model_type of its language model")),
+        true => {
+            malformed(format!("a {name:?} needs a \"text_config\" with the model_type of its language model"))
+        }
         false => ModelError::UnknownArchitecture { name: config.model_type.clone() },
     })?;
     dense(config, family, path)

@@ -76,7 +76,9 @@ fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_
     let mut positions = 0;
     let default = logits(&folder, &texts, Activations::default(), KvFormat::F16);
     for (case, logits) in golden.iter().zip(&default) {
-        for (logits, top) in logits.chunks(folder.spec.vocab).zip(case["top"].as_array().into_iter().flatten()) {
+        for (logits, top) in
+            logits.chunks(folder.spec.vocab).zip(case["top"].as_array().into_iter().flatten())
+        {
             let argmax = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             assert_eq!(argmax as u64, top.as_u64().unwrap(), "MLX chooses another token after {positions}");
             positions += 1;

@@ -51,13 +51,20 @@ impl ChatCommand {
             engine.info().name,
             engine.info().ranks
         );
+        let mut leaving = false;
         loop {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
-                Err(ReadlineError::Interrupted) => continue,
-                Err(ReadlineError::Eof) => return Ok(()),
+                // The first may have been meant for an answer that had just ended.
+                Err(ReadlineError::Interrupted) if !leaving => {
+                    println!("Ctrl-C again, or Ctrl-D, ends.");
+                    leaving = true;
+                    continue;
+                }
+                Err(ReadlineError::Interrupted | ReadlineError::Eof) => return Ok(()),
                 Err(error) => return Err(error).context("cannot read from the terminal"),
             };
+            leaving = false;
             let line = line.trim();
             if line.is_empty() {
                 continue;

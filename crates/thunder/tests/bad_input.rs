@@ -36,6 +36,11 @@ fn flags() {
         (&["run", "builtin", ""], &["prompt is empty"]),
         (&["run", "builtin", "hi", "--logit-bias", "x"], &["42=-100"]),
         (&["bench", "decode", "--batch", "0"], &["--batch"]),
+        (&["run", "builtin", "hi", "--temperature", "-1"], &["temperature is -1", "between 0 and 2"]),
+        (&["bench", "decode", "builtin", "--tokens", "5000"], &["--tokens 5000", "2048 tokens"]),
+        (&["bench", "membw", "--mib", "0"], &["--mib"]),
+        (&["bench", "membw", "--threads", "99999"], &["--threads", "1024"]),
+        (&["demo", "--ranks", "5", "--split", "1,1"], &["2 weights for 5 ranks"]),
         (&["run", "builtin", "hi", "--transport", "pigeon"], &["pigeon", "shm"]),
         (&["run", "builtin", "hi", "--temperature", "9"], &["temperature is 9", "between 0 and 2"]),
         (&["run", "builtin", "hi", "--top-p", "0"], &["top_p is 0"]),
@@ -69,11 +74,30 @@ fn a_taken_port() {
 }
 
 #[test]
+fn a_closed_pipe_is_no_fault() {
+    let mut child = thunder(&["run", "builtin", "What is a rank?", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
 fn environments() {
     let run = ["run", "builtin", "hi"];
     refused(&run, &[("THUNDER_KERNEL", "abacus")], &["THUNDER_KERNEL=abacus", "portable"]);
     refused(&run, &[("THUNDER_RANK", "0")], &["THUNDER_RANK", "THUNDER_WORLD_SIZE"]);
     let fifth = [("THUNDER_RANK", "5"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];
+    refused(&["demo"], &[("MLX_RANK", "0"), ("MLX_HOSTFILE", "/none")], &["/none"]);
+    let joined = [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];
+    refused(&["demo"], &joined, &["starts its own ranks"]);
     refused(&run, &fifth, &["5", "ranks of a group of 2"]);
 }
 

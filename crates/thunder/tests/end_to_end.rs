@@ -177,3 +177,27 @@ fn a_log_names_its_rank_and_says_what_happened() {
     assert_eq!(run("warn"), "", "nothing to warn of");
     assert!(run("thunder=loud").contains("RUST_LOG=thunder=loud"), "what cannot be understood is named");
 }
+
+#[test]
+fn benchmarks_report_what_they_measured() {
+    let decode = run_json(&[
+        "bench", "decode", "--tokens", "20", "--repeat", "1", "--batch", "2", "--ranks", "2", "--json",
+    ]);
+    assert_eq!((&decode["ranks"], &decode["batch"]), (&json!(2), &json!(2)));
+    let prefill = run_json(&["bench", "prefill", "--prompt", "100", "--repeat", "1", "--json"]);
+    for (report, fields) in [
+        (
+            &decode,
+            &["tokens_per_s", "bytes_per_step", "memory_share", "time_to_first_token_s", "reduce_share"][..],
+        ),
+        (&prefill, &["tokens_per_s", "time_to_first_token_s"][..]),
+    ] {
+        for field in fields {
+            assert!(report[field].as_f64().unwrap_or(0.0) > 0.0, "{field} is not positive in {report}");
+        }
+    }
+    let memory = run_json(&["bench", "membw", "--mib", "64", "--threads", "2", "--json"]);
+    let rates: Vec<f64> =
+        memory["rows"].as_array().unwrap().iter().map(|row| row["bytes_per_s"].as_f64().unwrap()).collect();
+    assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 1e8), "{memory}");
+}

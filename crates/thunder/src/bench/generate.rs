@@ -83,7 +83,11 @@ impl DecodeCommand {
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
         let room = session.engine.info().context_length;
         if self.prompt + self.tokens > room {
-            bail!("--prompt {} and --tokens {} are more than the {room} tokens of context that there is room for", self.prompt, self.tokens);
+            bail!(
+                "--prompt {} and --tokens {} are more than the {room} tokens of context that there is room for",
+                self.prompt,
+                self.tokens
+            );
         }
         let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
