@@ -88,6 +88,9 @@ impl Rank {
         for root in 0..world.size() {
             world.broadcast_idle(root, &mut ready)?;
         }
+        // All ranks are here and idle, as the probe needs them.
+        backend.group().tune()?;
+        backend.group().reset_stats();
         let last = plan.ranks() - tensor_ranks;
         let vocab =
             (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();

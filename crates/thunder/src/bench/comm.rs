@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use thunder_cluster::local::LocalRanks;
 use thunder_collectives::bench::{self, Operation, Plan, Row};
-use thunder_collectives::{Algorithm, Config, Group};
+use thunder_collectives::{Algorithm, Config, Group, Wire};
 
 use crate::table;
 
@@ -31,6 +31,9 @@ pub struct CommCommand {
     /// What ranks of this machine talk over: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", env = "THUNDER_TRANSPORT")]
     transport: String,
+    /// How sums travel between hosts: exact, or int8 for slow wires
+    #[arg(long, env = "THUNDER_WIRE", default_value = "exact")]
+    wire: Wire,
     /// Element type: f32 or bf16
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
@@ -45,14 +48,16 @@ pub struct CommCommand {
 impl CommCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let (config, ranks) = match Config::from_env()? {
+        let (mut config, ranks) = match Config::from_env()? {
             Some(config) => (config, None),
             None => {
                 let (config, ranks) = LocalRanks::start(self.ranks.into(), &self.transport)?;
                 (config, Some(ranks))
             }
         };
+        config.wire = self.wire;
         let mut group = Group::init(config)?;
+        group.tune()?;
         let mut plan = Plan {
             operations: self.operations,
             algorithms: self.algorithms,
