@@ -26,6 +26,10 @@ pub const STEP_ROWS: usize = 256;
 /// A rank that died is noticed at once, whatever this is; THUNDER_STALL_LIMIT_MS overrides it.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
+/// Shared memory for each direction between two ranks. Four times as much would speed up messages of a MiB by a sixth, which
+/// are a small part of a prefill, and would take some 5 MiB of each rank, which is much beside a small model's share.
+const RING_BYTES: usize = 128 << 10;
+
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
 
@@ -233,6 +237,9 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         Some(mut config) => {
             if std::env::var_os("THUNDER_STALL_LIMIT_MS").is_none() {
                 config.stall_limit = STALL_LIMIT;
+            }
+            if std::env::var_os("THUNDER_RING_BYTES").is_none() {
+                config.ring_bytes = RING_BYTES;
             }
             Group::init(config)?
         }

@@ -152,8 +152,10 @@ fn a_rank_takes_its_share_of_the_weights_and_little_more() {
             let peak: u64 = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024;
             let share = plan["ranks"][rank]["weight_bytes"].as_u64().unwrap();
             println!("rank {rank} of {ranks}: peak {} MiB, weights {} MiB", peak >> 20, share >> 20);
-            // Rank 0's peak holds its tokenizer of 128 thousand entries too.
-            assert!(peak as f64 <= 1.15 * share as f64, "rank {rank} of {ranks}");
+            // Rank 0's peak holds its tokenizer of 128 thousand entries too. A few MiB of program text and of libraries, which
+            // differ from machine to machine, are allowed for.
+            let limit = share * 115 / 100 + (4 << 20);
+            assert!(peak <= limit, "rank {rank} of {ranks}: {peak} bytes, {share} are weights");
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) const STEP_BYTES: usize = 64;
 /// Steps of an octet.
 pub(super) const STEPS: usize = 8;
 /// About how much is packed before the file's pages are let go.
-const PIECE_BYTES: usize = 8 << 20;
+const PIECE_BYTES: usize = 2 << 20;
 
 /// A packed matrix `[rows, cols]`.
 #[derive(Debug)]
