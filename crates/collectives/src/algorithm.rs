@@ -188,18 +188,15 @@ async unsafe fn mesh(
         let out = data.add(own.start * size);
         core.exchange_reduce(out, out, own.len() * size, (dtype, op), false).await?;
     }
-    for peer in (0..core.size).filter(|peer| *peer != mine) {
-        let theirs = part(count, dtype, peer, core.size);
-        let out = core.header(Kind::AllReduce, dtype, op as u8, 2, own.len() * size);
-        let inc = core.header(Kind::AllReduce, dtype, op as u8, 2, theirs.len() * size);
+    let ranks = core.size;
+    let place = |rank| {
+        let part = part(count, dtype, rank, ranks);
         // SAFETY: as above.
-        unsafe {
-            core.queue_send(peer, out, data.add(own.start * size));
-            core.queue_receive(peer, inc, data.add(theirs.start * size));
-        }
-    }
+        (unsafe { data.add(part.start * size) }, part.len() * size)
+    };
+    let outgoing = |_| Some((place(mine).0.cast_const(), place(mine).1));
     // SAFETY: as promised by the caller.
-    unsafe { core.exchange().await }
+    unsafe { exchange(core, Kind::AllReduce, dtype, (op as u8, 2), outgoing, |peer| Some(place(peer))).await }
 }
 
 /// Reduce-scatter: `send` holds all parts, `out` gets this rank's.
@@ -235,25 +232,27 @@ pub(crate) async unsafe fn reduce_scatter(
 }
 
 /// One message to and one from each peer: what all other operations are made of. `outgoing` and `incoming` say where a
-/// peer's bytes lie, if there are any.
+/// peer's bytes lie, if there are any. `op` and `phase` tell the steps of an operation apart; most have one.
 ///
 /// # Safety
 /// The places must be valid until this returns.
 pub(crate) async unsafe fn exchange(
     core: &mut Core,
-    (kind, dtype): (Kind, DType),
+    kind: Kind,
+    dtype: DType,
+    (op, phase): (u8, u8),
     outgoing: impl Fn(usize) -> Option<(*const u8, usize)>,
     incoming: impl Fn(usize) -> Option<(*mut u8, usize)>,
 ) -> Result<(), CommError> {
     let mine = core.rank;
     for peer in (0..core.size).filter(|peer| *peer != mine) {
         if let Some((data, length)) = outgoing(peer) {
-            let header = core.header(kind, dtype, 0, 0, length);
+            let header = core.header(kind, dtype, op, phase, length);
             // SAFETY: as promised by the caller.
             unsafe { core.queue_send(peer, header, data) };
         }
         if let Some((data, length)) = incoming(peer) {
-            let header = core.header(kind, dtype, 0, 0, length);
+            let header = core.header(kind, dtype, op, phase, length);
             core.queue_receive(peer, header, data);
         }
     }

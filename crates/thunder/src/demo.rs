@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::json;
 use thunder_cluster::local::CHILD;
 use thunder_collectives::Config;
+use thunder_model::ModelFolder;
 use thunder_server::ServerConfig;
 
 use crate::prompt::{self, Answer};
@@ -74,7 +75,8 @@ impl DemoCommand {
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
         let layout = Layout { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
-        session::plan(&session::open_folder(builtin::NAME)?, &sharded.layout, usize::from(ranks))?;
+        let folder = session::open_folder(builtin::NAME)?;
+        session::plan(&folder, &sharded.layout, usize::from(ranks))?;
         // A port that is taken is found before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
@@ -86,7 +88,7 @@ impl DemoCommand {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }
             let Some(session) = session::open(builtin::NAME, &args)? else { return Ok(()) };
-            outcomes.push(self.ask(&session, ranks, question)?);
+            outcomes.push(self.ask(&session, &folder, ranks, question)?);
             if let Some(listener) = listener.take_if(|_| ranks > 1) {
                 self.conclude(&outcomes);
                 return serve::serve(session, listener, ServerConfig::default());
@@ -97,11 +99,16 @@ impl DemoCommand {
         Ok(())
     }
 
-    fn ask(&self, session: &Session, ranks: usize, question: &str) -> anyhow::Result<Outcome> {
+    fn ask(
+        &self,
+        session: &Session,
+        folder: &ModelFolder,
+        ranks: usize,
+        question: &str,
+    ) -> anyhow::Result<Outcome> {
         let engine = &session.engine;
         if !self.json {
-            let folder = session::open_folder(builtin::NAME)?;
-            plan::print(&folder, &session.plan, &session.demands);
+            plan::print(folder, &session.plan, &session.demands);
             println!("\n> {question}");
         }
         let never = AtomicBool::new(false);

@@ -209,7 +209,11 @@ pub struct Session {
 
 /// Whether this process will be rank 0.
 pub fn is_head() -> anyhow::Result<bool> {
-    Ok(Config::from_env()?.is_none_or(|config| config.rank == 0))
+    Ok(leads(Config::from_env()?.as_ref()))
+}
+
+fn leads(joined: Option<&Config>) -> bool {
+    joined.is_none_or(|config| config.rank == 0)
 }
 
 /// Forms the group and loads the model. `None` on ranks other than 0: they have followed rank 0 to its end.
@@ -219,7 +223,8 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let joined = Config::from_env()?;
     // What only rank 0 needs comes first: what is wrong with it is found before there are ranks, and what reading it took for
     // a moment is given back before the weights take memory.
-    let text = if is_head()? { Some((folder.tokenizer()?, folder.chat_template()?)) } else { None };
+    let text =
+        if leads(joined.as_ref()) { Some((folder.tokenizer()?, folder.chat_template()?)) } else { None };
     thunder_compute::memory::give_back();
     let (config, ranks) = match joined {
         Some(config) => (Some(config), None),

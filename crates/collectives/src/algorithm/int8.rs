@@ -3,7 +3,7 @@
 //! Values travel in blocks, each with the scale that its largest value needs. A rank adds what it has sent as the others
 //! read it, and takes its own part of a result as the others get it, so all ranks still have the same bits.
 
-use super::part;
+use super::{exchange, part};
 use crate::core::Core;
 use crate::header::Kind;
 use crate::reduce::{narrow, widen};
@@ -15,6 +15,7 @@ const SCALE_BYTES: usize = size_of::<f32>();
 const BLOCK_BYTES: usize = SCALE_BYTES + BLOCK;
 /// The largest value of a block becomes this.
 const LIMIT: f32 = 127.0;
+const SUM: u8 = Op::Sum as u8;
 /// Steps, as headers tell them.
 const WHOLE: u8 = 8;
 const PARTS: u8 = 9;
@@ -87,7 +88,9 @@ async unsafe fn one_shot(
     unsafe {
         let start = wire.as_mut_ptr();
         let bytes = wire_bytes(count);
-        exchange(core, dtype, WHOLE, |rank| (start.add(room.at(rank)), bytes), |_| (None, bytes)).await?;
+        let own = start.add(room.at(core.rank)).cast_const();
+        let incoming = |rank| Some((start.add(room.at(rank)), bytes));
+        exchange(core, Kind::AllReduce, dtype, (SUM, WHOLE), |_| Some((own, bytes)), incoming).await?;
         sum(dtype, data, count, (0..core.size).map(|rank| &wire[room.at(rank)..]));
     }
     Ok(())
@@ -119,26 +122,18 @@ async unsafe fn mesh(
     unsafe {
         let start = wire.as_mut_ptr();
         let own_bytes = wire_bytes(own.len());
-        exchange(
-            core,
-            dtype,
-            PARTS,
-            |rank| (start.add(room.at(rank)), own_bytes),
-            |rank| (Some(start.add(room.at(ranks + rank)).cast_const()), wire_bytes(part(rank).len())),
-        )
-        .await?;
+        let outgoing =
+            |rank| Some((start.add(room.at(ranks + rank)).cast_const(), wire_bytes(part(rank).len())));
+        let incoming = |rank| Some((start.add(room.at(rank)), own_bytes));
+        exchange(core, Kind::AllReduce, dtype, (SUM, PARTS), outgoing, incoming).await?;
         let own_data = data.add(own.start * size);
         sum(dtype, own_data, own.len(), (0..ranks).map(|rank| &wire[room.at(rank)..]));
         encode(dtype, own_data, own.len(), &mut wire[room.at(mine)..]);
         let start = wire.as_mut_ptr();
-        exchange(
-            core,
-            dtype,
-            RESULTS,
-            |rank| (start.add(room.at(rank)), wire_bytes(part(rank).len())),
-            |_| (None, own_bytes),
-        )
-        .await?;
+        let result = start.add(room.at(mine)).cast_const();
+        let incoming = |rank| Some((start.add(room.at(rank)), wire_bytes(part(rank).len())));
+        let outgoing = |_| Some((result, own_bytes));
+        exchange(core, Kind::AllReduce, dtype, (SUM, RESULTS), outgoing, incoming).await?;
         for rank in 0..ranks {
             let part = part(rank);
             let to = data.add(part.start * size);
@@ -146,33 +141,6 @@ async unsafe fn mesh(
         }
     }
     Ok(())
-}
-
-/// A message from each other rank to `place(rank)`, and one to each: from `outgoing(rank)`, or `None` for what is at this
-/// rank's own place.
-///
-/// # Safety
-/// The places must be valid for the lengths that go with them until this returns.
-async unsafe fn exchange(
-    core: &mut Core,
-    dtype: DType,
-    phase: u8,
-    place: impl Fn(usize) -> (*mut u8, usize),
-    outgoing: impl Fn(usize) -> (Option<*const u8>, usize),
-) -> Result<(), CommError> {
-    let mine = core.rank;
-    let own = place(mine).0.cast_const();
-    for peer in (0..core.size).filter(|peer| *peer != mine) {
-        let (from, length) = outgoing(peer);
-        let header = core.header(Kind::AllReduce, dtype, Op::Sum as u8, phase, length);
-        // SAFETY: as promised by the caller.
-        unsafe { core.queue_send(peer, header, from.unwrap_or(own)) };
-        let (to, length) = place(peer);
-        let header = core.header(Kind::AllReduce, dtype, Op::Sum as u8, phase, length);
-        core.queue_receive(peer, header, to);
-    }
-    // SAFETY: as promised by the caller.
-    unsafe { core.exchange().await }
 }
 
 /// Writes `count` values as blocks to the beginning of `wire`.

@@ -325,7 +325,7 @@ impl Group {
     ) -> Result<(), CommError> {
         self.run(bytes, idle, kind, async |core| {
             // SAFETY: the places are in slices that the calling method borrows until the operation has ended.
-            unsafe { algorithm::exchange(core, (kind, T::DTYPE), outgoing, incoming).await }
+            unsafe { algorithm::exchange(core, kind, T::DTYPE, (0, 0), outgoing, incoming).await }
         })
     }
 

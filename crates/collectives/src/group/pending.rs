@@ -119,7 +119,7 @@ impl Group {
         self.start(Kind::AllGather, bytes, async move |core: &mut Core| {
             // SAFETY: `data` is borrowed until the operation has ended.
             unsafe {
-                algorithm::exchange(core, (Kind::AllGather, T::DTYPE), outgoing, incoming).await?;
+                algorithm::exchange(core, Kind::AllGather, T::DTYPE, (0, 0), outgoing, incoming).await?;
                 make_valid(T::DTYPE, pointer, bytes);
             }
             Ok(())
@@ -140,7 +140,9 @@ impl Group {
         let outgoing = move |peer| (peer == to).then_some((from.as_ptr(), from.len()));
         self.start(Kind::SendReceive, from.len(), async move |core: &mut Core| {
             // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe { algorithm::exchange(core, (Kind::SendReceive, T::DTYPE), outgoing, |_| None).await }
+            unsafe {
+                algorithm::exchange(core, Kind::SendReceive, T::DTYPE, (0, 0), outgoing, |_| None).await
+            }
         })
     }
 
@@ -159,7 +161,7 @@ impl Group {
         self.start(Kind::SendReceive, bytes, async move |core: &mut Core| {
             // SAFETY: `data` is borrowed until the operation has ended.
             unsafe {
-                algorithm::exchange(core, (Kind::SendReceive, T::DTYPE), |_| None, incoming).await?;
+                algorithm::exchange(core, Kind::SendReceive, T::DTYPE, (0, 0), |_| None, incoming).await?;
                 make_valid(T::DTYPE, pointer, bytes);
             }
             Ok(())

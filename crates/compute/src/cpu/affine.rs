@@ -5,13 +5,13 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
 use super::fixed::{Fixed, HEADER_BYTES};
-use super::matmul::Output;
+use super::matmul::{Output, of_bits};
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
 use super::quantize::{BLOCK, QuantRows};
 use super::simd::{LANES, Simd};
 
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
-const PREFETCH_BYTES: usize = 4096;
+pub(super) const PREFETCH_BYTES: usize = 4096;
 
 /// As [`super::matmul::panel`], for a quantized matrix.
 ///
@@ -19,14 +19,7 @@ const PREFETCH_BYTES: usize = 4096;
 /// As there.
 #[inline(always)]
 pub(super) unsafe fn panel<S: Simd>(bits: u32, w: &Matrix, panel: usize, x: &QuantRows, out: Output) {
-    match bits {
-        2 => blocks::<S, 2>(w, panel, x, out),
-        3 => blocks::<S, 3>(w, panel, x, out),
-        4 => blocks::<S, 4>(w, panel, x, out),
-        5 => blocks::<S, 5>(w, panel, x, out),
-        6 => blocks::<S, 6>(w, panel, x, out),
-        _ => blocks::<S, 8>(w, panel, x, out),
-    }
+    of_bits!(bits, [blocks], [S], (w, panel, x, out));
 }
 
 /// Cuts the rows into blocks, which divide a tile.

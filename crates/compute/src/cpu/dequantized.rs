@@ -5,7 +5,7 @@
 
 use super::affine::octet;
 use super::fixed::{Fixed, HEADER_BYTES};
-use super::matmul::{Output, finish};
+use super::matmul::{Output, finish, in_fours};
 use super::matrix::{Matrix, OCTET, STEP_BYTES};
 use super::simd::{LANES, Simd};
 use crate::source::Encoding;
@@ -26,15 +26,7 @@ pub(super) unsafe fn panel<S: Simd, const BITS: u32>(
     stride: usize,
     out: Output,
 ) {
-    let mut row = 0;
-    while row + 4 <= out.rows {
-        rows::<S, BITS, 4>(w, panel, data, x, stride, row, out);
-        row += 4;
-    }
-    while row < out.rows {
-        rows::<S, BITS, 1>(w, panel, data, x, stride, row, out);
-        row += 1;
-    }
+    in_fours!(out.rows, row, rows, [S, BITS], (w, panel, data, x, stride, row, out));
 }
 
 /// `M` rows; for each the additions happen in the order of the columns.

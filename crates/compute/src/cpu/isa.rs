@@ -56,11 +56,20 @@ impl Isa {
         let best = Self::available().pop().unwrap_or(Self::Portable);
         match std::env::var(Self::VARIABLE) {
             Err(_) => Ok(best),
-            Ok(name) => Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
-                let names: Vec<_> = Self::available().into_iter().map(Self::name).collect();
-                format!("{}={name}: this CPU runs {}", Self::VARIABLE, names.join(", "))
-            }),
+            Ok(name) => Self::named(&name).map_err(|error| format!("{}={name}: {error}", Self::VARIABLE)),
         }
+    }
+
+    /// The set of this name.
+    ///
+    /// # Errors
+    /// When it is unknown or the CPU lacks it; the text says which there are.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let available = Self::available();
+        available.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+            let names: Vec<_> = available.into_iter().map(Self::name).collect();
+            format!("this CPU runs {}", names.join(", "))
+        })
     }
 
     /// All that this CPU can run, the fastest last.

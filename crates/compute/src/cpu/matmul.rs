@@ -11,6 +11,37 @@ use super::quantize::QuantRows;
 use super::simd::{LANES, Simd};
 use crate::source::{Encoding, Float};
 
+/// Calls a kernel for weights of so many bits, which are the last of its generic parameters.
+macro_rules! of_bits {
+    ($bits:expr, [$($kernel:ident)::+], [$($generic:tt),*], ($($argument:expr),*)) => {
+        match $bits {
+            2 => $($kernel)::+::<$($generic,)* 2>($($argument),*),
+            3 => $($kernel)::+::<$($generic,)* 3>($($argument),*),
+            4 => $($kernel)::+::<$($generic,)* 4>($($argument),*),
+            5 => $($kernel)::+::<$($generic,)* 5>($($argument),*),
+            6 => $($kernel)::+::<$($generic,)* 6>($($argument),*),
+            _ => $($kernel)::+::<$($generic,)* 8>($($argument),*),
+        }
+    };
+}
+pub(super) use of_bits;
+
+/// Calls a kernel for blocks of four rows and then for single ones; how many is the last of its generic parameters.
+macro_rules! in_fours {
+    ($rows:expr, $row:ident, $kernel:ident, [$($generic:tt),*], ($($argument:expr),*)) => {
+        let mut $row = 0;
+        while $row + 4 <= $rows {
+            $kernel::<$($generic,)* 4>($($argument),*);
+            $row += 4;
+        }
+        while $row < $rows {
+            $kernel::<$($generic,)* 1>($($argument),*);
+            $row += 1;
+        }
+    };
+}
+pub(super) use in_fours;
+
 /// Where a panel's results go: row-major, `stride` floats from row to row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
@@ -55,14 +86,9 @@ pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, out:
             Float::BF16 => floats::<S, BF16>(w, panel, data, x, stride, out),
         },
         (Encoding::Affine { bits, .. }, Input::Quantized(x)) => affine::panel::<S>(bits, w, panel, x, out),
-        (Encoding::Affine { bits, .. }, Input::Floats { data: x, stride }) => match bits {
-            2 => dequantized::panel::<S, 2>(w, panel, data, x, stride, out),
-            3 => dequantized::panel::<S, 3>(w, panel, data, x, stride, out),
-            4 => dequantized::panel::<S, 4>(w, panel, data, x, stride, out),
-            5 => dequantized::panel::<S, 5>(w, panel, data, x, stride, out),
-            6 => dequantized::panel::<S, 6>(w, panel, data, x, stride, out),
-            _ => dequantized::panel::<S, 8>(w, panel, data, x, stride, out),
-        },
+        (Encoding::Affine { bits, .. }, Input::Floats { data: x, stride }) => {
+            of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, out));
+        }
         _ => unreachable!("the caller prepares the input that the encoding needs"),
     }
 }
@@ -123,15 +149,7 @@ unsafe fn floats<S: Simd, L: Load>(
     stride: usize,
     out: Output,
 ) {
-    let mut row = 0;
-    while row + 4 <= out.rows {
-        float_rows::<S, L, 4>(w, panel, data, x, stride, row, out);
-        row += 4;
-    }
-    while row < out.rows {
-        float_rows::<S, L, 1>(w, panel, data, x, stride, row, out);
-        row += 1;
-    }
+    in_fours!(out.rows, row, float_rows, [S, L], (w, panel, data, x, stride, row, out));
 }
 
 /// `M` rows. Four chains of additions a row hide the latency of the multiply-add.

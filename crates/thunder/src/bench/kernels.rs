@@ -4,7 +4,7 @@ mod operations;
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
@@ -123,17 +123,10 @@ impl KernelsCommand {
 
 /// Those that are named, or all.
 fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
-    let available = Isa::available();
     if names.is_empty() {
-        return Ok(available);
+        return Ok(Isa::available());
     }
-    let find = |name: &String| {
-        available.iter().copied().find(|isa| isa.name() == name).with_context(|| {
-            let all: Vec<_> = available.iter().map(|isa| isa.name()).collect();
-            format!("--kernel {name}: this CPU runs {}", all.join(", "))
-        })
-    };
-    names.iter().map(find).collect()
+    names.iter().map(|name| Isa::named(name).map_err(|error| anyhow!("--kernel {name}: {error}"))).collect()
 }
 
 /// The median over many runs; the first, which touches memory that may never have been touched, counts only for operations

@@ -7,13 +7,12 @@ use std::ops::Range;
 
 use super::tiles::TILE_BYTES;
 use super::{BLOCK, CHUNK_BYTES, Fixed, LANES, OCTET, record_bytes};
-use crate::cpu::affine::octet;
+use crate::cpu::affine::{PREFETCH_BYTES, octet};
 use crate::cpu::fixed::HEADER_BYTES;
+use crate::cpu::matmul::of_bits;
 use crate::cpu::matrix::{STEP_BYTES, STEPS};
 use crate::cpu::simd::avx512::Avx512;
 
-/// How far ahead packed weights are asked for.
-const PREFETCH_BYTES: usize = 4096;
 /// Every other byte.
 const ODD: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
@@ -31,14 +30,7 @@ pub(super) unsafe fn chunk(
     out: &mut [u8; CHUNK_BYTES],
 ) {
     let out = out.as_mut_ptr();
-    match bits {
-        2 => chunk_of::<2>(group, records, blocks, cols, out),
-        3 => chunk_of::<3>(group, records, blocks, cols, out),
-        4 => chunk_of::<4>(group, records, blocks, cols, out),
-        5 => chunk_of::<5>(group, records, blocks, cols, out),
-        6 => chunk_of::<6>(group, records, blocks, cols, out),
-        _ => chunk_of::<8>(group, records, blocks, cols, out),
-    }
+    of_bits!(bits, [chunk_of], [], (group, records, blocks, cols, out));
 }
 
 #[inline(always)]
