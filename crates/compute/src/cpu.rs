@@ -4,8 +4,10 @@ mod affine;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
+mod buffer;
 mod dequantized;
 mod fixed;
+mod halves;
 mod isa;
 mod kv;
 mod matmul;
@@ -27,9 +29,11 @@ use thunder_collectives::{CommError, Group, Op};
 use crate::backend::{AttentionSpec, Backend, ComputeError, KvShape, Rope};
 use crate::source::{Encoding, MatrixSource};
 use crate::step::Step;
+pub use buffer::Buffer;
+use halves::HalfRows;
 pub use isa::Isa;
 use kv::Kv;
-use matmul::{Input, Output};
+use matmul::Input;
 use matrix::{Matrix, SendPtr};
 use memory::Arena;
 use pool::{Pool, share};
@@ -59,6 +63,8 @@ pub struct CpuBackend {
     arena: Arena,
     /// Quantized inputs of the product at hand, one for each group size among its parts.
     quantized: Vec<QuantRows>,
+    /// The same in bf16.
+    halves: HalfRows,
     /// One for each thread.
     scratch: Vec<isa::Scratch>,
     rotations: Vec<rows::Rotation>,
@@ -69,28 +75,6 @@ pub struct CpuBackend {
 pub struct Linear {
     parts: Vec<Matrix>,
     rows: usize,
-}
-
-/// Rows of floats.
-#[derive(Debug)]
-pub struct Buffer {
-    data: Vec<f32>,
-    width: usize,
-    rows: usize,
-}
-
-impl Buffer {
-    fn shape(&mut self, rows: usize) {
-        assert!(rows * self.width <= self.data.len(), "a step has more rows than its buffers were made for");
-        self.rows = rows;
-    }
-
-    fn output(&mut self, column: usize) -> Output {
-        debug_assert!(column <= self.width);
-        // SAFETY: within the buffer's first row, or one past it when the buffer is empty.
-        let data = unsafe { self.data.as_mut_ptr().add(column) };
-        Output { data, stride: self.width, rows: self.rows }
-    }
 }
 
 impl CpuBackend {
@@ -105,6 +89,7 @@ impl CpuBackend {
             group,
             arena: Arena::default(),
             quantized: Vec::new(),
+            halves: HalfRows::default(),
             rotations: Vec::new(),
         }
     }
@@ -119,31 +104,66 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// Quantizes `x` for each group size that the parts of `w` need.
-    fn quantize(&mut self, x: &Buffer, w: &Linear) {
-        if self.activations == Activations::F32 {
-            return;
-        }
-        let mut used = 0;
+    /// Brings `x` into the forms that the parts of `w` need.
+    fn prepare(&mut self, x: &Buffer, w: &Linear) {
+        let (isa, data, stride) = (self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
+        let (mut used, mut halved) = (0, false);
         for part in &w.parts {
-            let Encoding::Affine { group, .. } = part.encoding else { continue };
-            if self.quantized[..used].iter().any(|q| q.group == group) {
-                continue;
+            match Form::of(part.encoding, x.rows, self.isa, self.activations) {
+                Form::Floats => {}
+                Form::Halves => {
+                    if std::mem::replace(&mut halved, true) {
+                        continue;
+                    }
+                    self.halves.shape(x.rows, part.cols);
+                    let writer = self.halves.writer();
+                    for_rows(&mut self.pool, x.rows, &|rows| {
+                        // SAFETY: the rows are within `x`, which nobody writes; each is rounded by one thread.
+                        unsafe { isa::round_rows(isa, data.at(0), stride, rows, part.cols, writer) }
+                    });
+                }
+                Form::Integers { group } => {
+                    if self.quantized[..used].iter().any(|q| q.group == group) {
+                        continue;
+                    }
+                    if used == self.quantized.len() {
+                        self.quantized.push(QuantRows::default());
+                    }
+                    let quantized = &mut self.quantized[used];
+                    quantized.shape(x.rows, part.cols, group, self.activations);
+                    let writer = quantized.writer();
+                    for_rows(&mut self.pool, x.rows, &|rows| {
+                        // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
+                        unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
+                    });
+                    used += 1;
+                }
             }
-            if used == self.quantized.len() {
-                self.quantized.push(QuantRows::default());
-            }
-            let quantized = &mut self.quantized[used];
-            quantized.shape(x.rows, part.cols, group, self.activations);
-            let (writer, isa, data, stride) =
-                (quantized.writer(), self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
-            for_rows(&mut self.pool, x.rows, &|rows| {
-                // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
-                unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
-            });
-            used += 1;
         }
         self.quantized.truncate(used.max(1));
+    }
+}
+
+/// How activations enter a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Floats,
+    /// Quantized, with sums of groups of `group` columns.
+    Integers {
+        group: usize,
+    },
+    /// In bf16.
+    Halves,
+}
+
+impl Form {
+    /// For so many rows and such weights.
+    fn of(encoding: Encoding, rows: usize, isa: Isa, activations: Activations) -> Self {
+        match (activations, encoding) {
+            (Activations::Auto, encoding) if isa::takes_halves(isa, encoding, rows) => Self::Halves,
+            (Activations::F32, _) | (_, Encoding::Float(_)) => Self::Floats,
+            (_, Encoding::Affine { group, .. }) => Self::Integers { group },
+        }
     }
 }
 
@@ -179,7 +199,11 @@ impl Backend for CpuBackend {
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
-        Ok(Buffer { data: vec![0.0; rows * width], width, rows: 0 })
+        Buffer::new(rows, width).map_err(|error| ComputeError::Memory {
+            bytes: rows * width * size_of::<f32>(),
+            what: "activations",
+            reason: error.to_string(),
+        })
     }
 
     fn kv_cache(&mut self, shape: KvShape) -> Result<Kv, ComputeError> {
@@ -230,8 +254,9 @@ impl Backend for CpuBackend {
     fn linear(&mut self, x: &Buffer, w: &Linear, out: &mut Buffer) {
         out.shape(x.rows);
         debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
-        self.quantize(x, w);
-        let (isa, activations, quantized) = (self.isa, self.activations, &self.quantized);
+        self.prepare(x, w);
+        let (isa, activations, quantized, halves) =
+            (self.isa, self.activations, &self.quantized, &self.halves);
         let (data, stride) = (SendPtr(x.data.as_ptr().cast_mut()), x.width);
         let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
         let out = out.output(0);
@@ -245,15 +270,16 @@ impl Backend for CpuBackend {
                 let count = part.panel_count();
                 let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
                     ..range.end.clamp(first_panel, first_panel + count) - first_panel;
-                let input = match part.encoding {
-                    Encoding::Affine { group, .. } if activations != Activations::F32 => {
+                let input = match Form::of(part.encoding, x.rows, isa, activations) {
+                    // SAFETY: the start of the buffer.
+                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
+                    Form::Halves => Input::Halves(halves),
+                    Form::Integers { group } => {
                         let Some(rows) = quantized.iter().find(|q| q.group == group) else {
                             unreachable!("quantized for every part")
                         };
                         Input::Quantized(rows)
                     }
-                    // SAFETY: the start of the buffer.
-                    _ => Input::Floats { data: unsafe { data.at(0) }, stride },
                 };
                 // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
                 unsafe {

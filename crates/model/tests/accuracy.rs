@@ -87,6 +87,7 @@ fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_
     println!("the same argmax as MLX at {positions} positions");
     assert!(positions > 100, "the golden file has positions");
     for (activations, kv, limit) in [
+        (Activations::Auto, KvFormat::F16, 1e-4),
         (Activations::Int8, KvFormat::F16, 1e-3),
         (Activations::Int16, KvFormat::F16, 1e-6),
         (Activations::Int16, KvFormat::Int8, 1e-3),

@@ -72,9 +72,10 @@ pub struct EngineArgs {
     /// Requests that are decoded together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
-    /// Precision of activations in products with quantized weights: int16 costs no quality, int8 is faster on long prompts,
-    /// f32 rules them out as the cause of anything
-    #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
+    /// Precision of activations in products with weights: auto is bf16 where a matrix unit (AMX) reads prompts and int16
+    /// elsewhere, int16 gives the same bits on any machine and in any batch, int8 is faster on prompts where there is no matrix
+    /// unit, f32 rules them out as the cause of anything
+    #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     pub activations: ActivationBits,
     /// What ranks talk over
     #[arg(long, value_enum, default_value_t = TransportName::Auto, env = "THUNDER_TRANSPORT")]
@@ -94,9 +95,11 @@ pub enum Parallel {
 #[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationBits {
-    /// One byte.
+    /// Two bytes, floats or integers.
+    Auto,
+    /// Integers of one byte.
     Int8,
-    /// Two bytes.
+    /// Integers of two bytes.
     Int16,
     /// Plain floats.
     F32,
@@ -105,6 +108,7 @@ pub enum ActivationBits {
 impl From<ActivationBits> for Activations {
     fn from(bits: ActivationBits) -> Self {
         match bits {
+            ActivationBits::Auto => Self::Auto,
             ActivationBits::Int8 => Self::Int8,
             ActivationBits::Int16 => Self::Int16,
             ActivationBits::F32 => Self::F32,

@@ -1,8 +1,7 @@
-//! Products of many quantized rows on AMX: tiles of 16 rows × 64 bytes, multiplied and added up in 32-bit integers.
+//! Products of many rows on AMX, in bf16: tiles of 16 rows × 32 columns, multiplied and added up in f32.
 //!
-//! A chunk of a panel is unpacked to whole weights (`fixed.rs`) as byte planes, in the layout of a tile, and multiplied
-//! with every tile of rows while it lies in the first-level cache. The sums of a tile stay in tile registers for a chunk
-//! and in [`Scratch`] between chunks. They are exact, so the results have the bits that byte dot products give.
+//! Two panels' columns are unpacked to bf16 in the layout of tiles, as many as stay in the first-level cache, and multiplied
+//! with all row tiles, two by two. The sums stay in tile registers for these columns and in [`Scratch`] between them.
 
 mod tiles;
 mod unpack;
@@ -10,30 +9,26 @@ mod unpack;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::affine::finish;
-use super::fixed::Fixed;
-use super::matmul::Output;
-use super::matrix::{Matrix, OCTET, record_bytes};
-use super::quantize::{BLOCK, QuantRows, TILE_ROWS, WHOLE_TILES_FROM};
-use super::simd::LANES;
-use crate::source::Encoding;
-use tiles::{Configured, TILE_BYTES};
+use super::halves::{BLOCK, CHUNK, HalfRows, TILE_BYTES, TILE_ROWS};
+use super::matmul::{Output, finish};
+use super::matrix::Matrix;
+use super::simd::{LANES, avx512::Avx512};
+use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
 
-/// Row tiles for which a chunk is unpacked once. Their activations must stay in the second-level cache from panel to
-/// panel, and so must the sums of `PANELS` panels.
-const ROW_TILES: usize = 16;
-/// Panels that take turns at a chunk of columns.
-const PANELS: usize = 8;
-/// Bytes of an unpacked chunk: two thirds of the first-level cache.
-const CHUNK_BYTES: usize = 32 << 10;
-/// Sums of one weight each: products of planes `i` and `j` belong to `256^(i + j)`.
-const SUMS: usize = 4;
-/// With more columns, sums of bytes could overflow 32 bits.
-const MAX_COLS: usize = 32 << 10;
+/// Row tiles for which a chunk is unpacked once.
+const ROW_TILES: usize = 32;
+/// Pairs of panels that take turns at a chunk: their sums and the chunk's activations share the second-level cache.
+const PAIRS: usize = 8;
+/// Bytes of a pair of row tiles' next chunk that are asked for with each pair of panels.
+const AHEAD_BYTES: usize = CHUNK * tiles::AHEAD_BYTES;
+/// Row tiles up to which the weights are what is waited for: then they are read straight through.
+const FEW_ROW_TILES: usize = 2;
 
-/// Sums of a row tile and a panel.
-type Sums = [[[i32; LANES]; TILE_ROWS]; SUMS];
+/// A chunk of two panels: `[block][panel]`, a tile each. 32 KiB, two thirds of the first-level cache.
+type Weights = [[[u8; TILE_BYTES]; 2]; CHUNK];
+/// Sums of two row tiles and two panels: `[row tile][panel]`.
+type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
 /// What a thread works in.
 #[derive(Debug)]
@@ -42,73 +37,93 @@ pub(super) struct Scratch(Box<Memory>);
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Memory {
-    weights: [u8; CHUNK_BYTES],
-    sums: [[Sums; ROW_TILES]; PANELS],
+    weights: Weights,
+    sums: [[Sums; ROW_TILES / 2]; PAIRS],
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        // SAFETY: integers, for which zero is a value. Not `Box::new`, which would build it on the stack first.
+        // SAFETY: numbers, for which zero is a value. Not `Box::new`, which would build it on the stack first.
         Self(unsafe { Box::new_zeroed().assume_init() })
     }
 }
 
-/// Whether [`multiply`] takes this product.
-pub(super) fn takes(w: &Matrix, x: &QuantRows) -> bool {
-    x.rows >= WHOLE_TILES_FROM && w.cols <= MAX_COLS
-}
-
-/// Rows times the given panels of a quantized matrix.
+/// Rows times the given panels of a matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], [`takes`] is true, and as [`super::matmul::panel`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`super::matmul::panel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,
     panels: Range<usize>,
-    x: &QuantRows,
+    x: &HalfRows,
     out: Output,
     scratch: &mut Scratch,
 ) {
-    let Encoding::Affine { bits, group, .. } = w.encoding else {
-        unreachable!("quantized rows meet such only")
-    };
-    let planes = Fixed::of(bits).planes;
-    let chunk = CHUNK_BYTES / (planes * TILE_BYTES);
-    let product = tiles::product(x.planes, planes);
-    let memory = &mut *scratch.0;
+    let Memory { weights, sums } = &mut *scratch.0;
     // SAFETY: the caller's.
     let _configured = unsafe { Configured::new() };
     let row_tiles = x.rows.div_ceil(TILE_ROWS);
     for first_tile in (0..row_tiles).step_by(ROW_TILES) {
         let tiles = first_tile..row_tiles.min(first_tile + ROW_TILES);
-        // With few rows the weights are what is waited for: then they are read straight through.
-        let together = if tiles.len() > 2 { PANELS } else { 1 };
-        for first_panel in panels.clone().step_by(together) {
-            let panels = first_panel..panels.end.min(first_panel + together);
-            for first in (0..x.blocks()).step_by(chunk) {
-                let blocks = first..x.blocks().min(first + chunk);
-                for (panel, sums) in panels.clone().zip(&mut memory.sums) {
-                    // SAFETY: the panel and the columns are the matrix's, the scratch holds the chunk, and the tiles
-                    // are configured.
+        let pairs = if tiles.len() > FEW_ROW_TILES { PAIRS } else { 1 };
+        for first_panel in panels.clone().step_by(2 * pairs) {
+            let panels = first_panel..panels.end.min(first_panel + 2 * pairs);
+            for first in (0..x.blocks()).step_by(CHUNK) {
+                let blocks = first..x.blocks().min(first + CHUNK);
+                for (index, (panel, sums)) in panels.clone().step_by(2).zip(&mut *sums).enumerate() {
+                    let pair = panel..panels.end.min(panel + 2);
+                    // SAFETY: the panels and columns are the matrix's, the tiles are configured.
                     unsafe {
-                        let records = w.panels.as_ptr().add(panel * w.panel_bytes());
-                        unpack::chunk(bits, group, records, blocks.clone(), w.cols, &mut memory.weights);
-                        for (tile, sums) in tiles.clone().zip(sums) {
-                            let rows = x.bytes().add(tile * x.tile_bytes() + blocks.start * x.block_bytes());
-                            product(rows, memory.weights.as_ptr(), sums, blocks.len(), first == 0);
+                        for (side, panel) in pair.clone().enumerate() {
+                            unpack::chunk(w, panel, blocks.clone(), side, weights);
                         }
+                        let ahead = index * AHEAD_BYTES;
+                        chunk(w, pair, x, tiles.clone(), blocks.clone(), weights, sums, ahead, out);
                     }
                 }
             }
-            for (panel, sums) in panels.zip(&memory.sums) {
-                for (tile, sums) in tiles.clone().zip(sums) {
-                    let rows = tile * TILE_ROWS..x.rows.min((tile + 1) * TILE_ROWS);
-                    for (lane_row, row) in rows.enumerate() {
-                        // SAFETY: the CPU has AVX-512.
-                        let total = unsafe { total(&sums[..x.planes + planes - 1], lane_row) };
-                        // SAFETY: the row is one of the output's.
-                        unsafe { finish(w, panel, row, x.scales[row], &total, out) };
+        }
+    }
+    // Streamed results must be there before other threads are told so.
+    _mm_sfence();
+}
+
+/// Multiplies a chunk of a pair of panels with all of its row tiles; after the last chunk, the sums become results.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "the state of the loops around it")]
+unsafe fn chunk(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &HalfRows,
+    tiles: Range<usize>,
+    blocks: Range<usize>,
+    weights: &Weights,
+    sums: &mut [Sums; ROW_TILES / 2],
+    ahead: usize,
+    out: Output,
+) {
+    let last = blocks.end == x.blocks();
+    // The next chunk of activations is asked for while this one is multiplied, a part with each pair of panels.
+    let next = if last { 0 } else { blocks.end };
+    for (tile, sums) in tiles.clone().step_by(2).zip(sums) {
+        let rows = tile * TILE_ROWS..x.rows.min((tile + 2) * TILE_ROWS);
+        let product: Product = if tile + 1 < tiles.end { tiles::two } else { tiles::one };
+        // SAFETY: the caller's: tiles and blocks are the rows', the weights are unpacked, the CPU has AVX-512.
+        unsafe {
+            product(
+                [x.tile(tile, blocks.start), x.tile(tile + 1, blocks.start)],
+                weights.as_ptr().cast(),
+                sums,
+                blocks.len(),
+                blocks.start == 0,
+                x.tile(tile, next).wrapping_add(ahead),
+            );
+            if last {
+                for row in rows {
+                    let sums = &sums[row / TILE_ROWS - tile];
+                    for (panel, sums) in panels.clone().zip(sums) {
+                        store(w, panel, row, &sums[row % TILE_ROWS], out);
                     }
                 }
             }
@@ -116,19 +131,22 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// A row's sums put together.
+/// Brings a row's sums to the weights' scale, and stores them past the caches: with many rows, the output is larger than they
+/// are, and lines would be read from memory to be written.
 #[inline(always)]
-unsafe fn total(sums: &[[[i32; LANES]; TILE_ROWS]], row: usize) -> [f64; LANES] {
-    // SAFETY: each row is one vector; the caller's CPU has the instructions.
+unsafe fn store(w: &Matrix, panel: usize, row: usize, sums: &[f32; LANES], out: Output) {
+    // SAFETY: the caller's; units are as many as the panels' rows, or none.
     unsafe {
-        let mut total = [_mm512_setzero_pd(); 2];
-        for sum in sums.iter().rev() {
-            let sum = _mm512_loadu_si512(sum[row].as_ptr().cast());
-            let halves = [_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum)];
-            for (total, half) in total.iter_mut().zip(halves) {
-                *total = _mm512_fmadd_pd(*total, _mm512_set1_pd(256.0), _mm512_cvtepi32_pd(half));
-            }
+        let mut sums = _mm512_loadu_ps(sums.as_ptr());
+        if !w.units.is_empty() {
+            let units = _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES));
+            sums = _mm512_mul_ps(sums, _mm512_mul_ps(units, _mm512_set1_ps(unpack::unit(w.encoding))));
         }
-        std::mem::transmute(total)
+        let to = out.data.add(row * out.stride + panel * LANES);
+        if w.bias.is_empty() && (panel + 1) * LANES <= w.rows && to.cast::<__m512>().is_aligned() {
+            _mm512_stream_ps(to, sums);
+        } else {
+            finish::<Avx512>(w, panel, row, sums, out);
+        }
     }
 }

@@ -16,8 +16,6 @@ pub(super) struct Fixed {
     limit: f64,
     /// Biases are stored in multiples of `1 << shift`.
     pub shift: u32,
-    /// Bytes that hold a weight.
-    pub planes: usize,
     /// The middle of the levels, about which scales are rounded.
     middle: f64,
 }
@@ -28,9 +26,9 @@ impl Fixed {
         let levels = ((1 << bits) - 1) as f64;
         if bits <= 4 {
             // Room for rounding: half a unit for each level from the middle, half for the bias.
-            Self { limit: 32_750.0, shift: 0, planes: 2, middle: levels / 2.0 }
+            Self { limit: 32_750.0, shift: 0, middle: levels / 2.0 }
         } else {
-            Self { limit: 32_767.0 * levels / 2.0, shift: bits - 1, planes: 3, middle: levels / 2.0 }
+            Self { limit: 32_767.0 * levels / 2.0, shift: bits - 1, middle: levels / 2.0 }
         }
     }
 
@@ -72,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_fit_their_planes_and_are_near_their_value() {
+    fn weights_fit_their_bits_and_are_near_their_value() {
         for bits in [2, 3, 4, 5, 6, 8] {
             let fixed = Fixed::of(bits);
             let last = (1u16 << bits) as f32 - 1.0;
@@ -82,7 +80,7 @@ mod tests {
                 let (s, b) = fixed.encode(unit, scale, bias);
                 for q in 0..=(last as u8) {
                     let weight = fixed.weight(q, s, b);
-                    let room = 1 << (8 * fixed.planes - 1);
+                    let room = 1 << (15 + fixed.shift);
                     assert!((-room..room).contains(&weight), "{bits} bits: {weight}");
                     let (value, expected) = (
                         f64::from(weight) * f64::from(unit),

@@ -5,6 +5,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
+use super::halves::HalfWriter;
 use super::matmul::{Input, Output, panel};
 use super::matrix::Matrix;
 use super::peak::{Arithmetic, Operands, pass};
@@ -16,6 +17,7 @@ use super::simd::avx512::Avx512;
 use super::simd::neon::Neon;
 use super::simd::{Simd, portable::Portable};
 use super::stream::sum;
+use crate::source::{Encoding, Float};
 
 /// An instruction set that this program has kernels for and this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,9 +167,7 @@ pub(super) unsafe fn matmul(
     // SAFETY: the caller's conditions.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if let (Isa::Amx, Input::Quantized(rows)) = (isa, x)
-            && amx::takes(w, rows)
-        {
+        if let Input::Halves(rows) = x {
             return amx::multiply(w, panels, rows, out, scratch);
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -176,6 +176,17 @@ pub(super) unsafe fn matmul(
     }
 }
 
+/// Whether so many rows times such weights are best multiplied in bf16, by a matrix unit.
+pub fn takes_halves(isa: Isa, encoding: Encoding, rows: usize) -> bool {
+    /// Fewer rows do not pay for the weights' unpacking.
+    const FROM_ROWS: usize = 9;
+    tile_arithmetic(isa).is_some() && rows >= FROM_ROWS && encoding != Encoding::Float(Float::F32)
+}
+
+entry! {
+    /// Rounds the given rows to bf16.
+    fn round_rows(x: *const f32, stride: usize, rows: Range<usize>, cols: usize, to: HalfWriter<'_>) = round
+}
 entry! {
     /// Products by vectors.
     fn vectors(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
@@ -233,6 +244,14 @@ unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to
     for row in rows {
         // SAFETY: the caller's conditions.
         unsafe { to.quantize::<S>(row, x.add(row * stride)) };
+    }
+}
+
+#[inline(always)]
+unsafe fn round<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, cols: usize, to: HalfWriter<'_>) {
+    for row in rows {
+        // SAFETY: the caller's conditions.
+        unsafe { to.round(row, std::slice::from_raw_parts(x.add(row * stride), cols)) };
     }
 }
 

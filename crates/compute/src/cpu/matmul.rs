@@ -6,6 +6,7 @@
 
 use super::affine;
 use super::dequantized;
+use super::halves::HalfRows;
 use super::matrix::Matrix;
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd};
@@ -70,6 +71,8 @@ pub(super) enum Input<'a> {
     Floats { data: *const f32, stride: usize },
     /// Quantized rows.
     Quantized(&'a QuantRows),
+    /// Rows in bf16, for matrix units.
+    Halves(&'a HalfRows),
 }
 
 /// `out[r][panel's 16 columns] = x[r] · W` (+ bias) for all rows.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use super::isa::{self, Isa};
 use super::pool::Pool;
 use super::simd::{LANES, Simd};
+use super::{Activations, Form};
+use crate::source::Encoding;
 
 /// What a kernel multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +16,19 @@ pub enum Arithmetic {
     Bytes,
     /// Floats: products with plain weights, attention.
     Floats,
+    /// Tiles of bf16: products of many rows, where there is a matrix unit.
+    Tiles,
+}
+
+impl Arithmetic {
+    /// What products of so many rows with such weights do.
+    pub fn of_product(isa: Isa, activations: Activations, encoding: Encoding, rows: usize) -> Self {
+        match Form::of(encoding, rows, isa, activations) {
+            Form::Floats => Self::Floats,
+            Form::Integers { .. } => Self::Bytes,
+            Form::Halves => Self::Tiles,
+        }
+    }
 }
 
 /// Vectors that a pass reads, all within the first-level cache.
@@ -26,7 +41,8 @@ pub(super) struct Operands {
     start: [f32; LANES],
 }
 
-/// Multiplications and additions a second, each counted as one, of `threads` threads together: the best of many passes.
+/// Multiplications and additions a second, each counted as one, of `threads` threads together: the best of many passes. 0 where
+/// there is no such unit.
 pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: Duration) -> f64 {
     const PASSES: usize = 64;
     let operands = black_box(Operands {
@@ -37,11 +53,13 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     let macs = match arithmetic {
         Arithmetic::Bytes => 4 * LANES,
         Arithmetic::Floats => LANES,
+        Arithmetic::Tiles => 0,
     };
     let mut pool = Pool::new(threads, None);
     let (mut best, began) = (0.0f64, Instant::now());
     while began.elapsed() < time || best == 0.0 {
-        if let (Arithmetic::Bytes, Some((multiply, operations))) = (arithmetic, isa::tile_arithmetic(isa)) {
+        if arithmetic == Arithmetic::Tiles {
+            let Some((multiply, operations)) = isa::tile_arithmetic(isa) else { return 0.0 };
             let (round, passes) = (Instant::now(), PASSES * VECTORS);
             // SAFETY: the set was detected.
             pool.run(&|_| unsafe { multiply(passes) });
@@ -81,6 +99,7 @@ pub(super) unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chai
             (Arithmetic::Floats, 4) => floats::<S, 4>(from),
             (Arithmetic::Floats, 8) => floats::<S, 8>(from),
             (Arithmetic::Floats, _) => floats::<S, 12>(from),
+            (Arithmetic::Tiles, _) => unreachable!("tiles are not vectors"),
         };
     }
 }

@@ -6,34 +6,36 @@ use super::simd::{LANES, Simd};
 /// How precisely activations enter products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
+    /// Two bytes each: bf16 where a matrix unit multiplies many rows, with 0.2 % error in a product of halves; integers as
+    /// with `Int16` elsewhere.
+    #[default]
+    Auto,
     /// One byte each: half the arithmetic, 1 to 4 % error in a product.
     Int8,
-    /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic.
-    #[default]
+    /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits however many rows
+    /// a product has.
     Int16,
     /// Plain floats, with weights made floats as well: many times slower on prompts, and what the others are held against.
     F32,
 }
 
 impl Activations {
-    /// Byte planes for each row; none for floats.
+    /// Byte planes for each row of integers; none for floats.
     pub const fn planes(self) -> usize {
         match self {
             Self::Int8 => 1,
-            Self::Int16 => 2,
+            Self::Auto | Self::Int16 => 2,
             Self::F32 => 0,
         }
     }
 }
 
-/// Columns of a block: what one tile of a matrix unit is deep.
+/// Columns of a row that lie together: a cache line.
 pub(super) const BLOCK: usize = 64;
-/// Rows of a tile, when there are enough.
-pub(super) const TILE_ROWS: usize = 16;
-/// From so many rows on, tiles are whole: matrix units may take them.
-pub(super) const WHOLE_TILES_FROM: usize = 9;
+/// The most rows of a tile, whose blocks lie together.
+const TILE_ROWS: usize = 16;
 
-/// A row's columns in a block. Aligned, because tiles whose rows straddle cache lines load at a quarter of the speed.
+/// A row's columns in a block.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line([i8; BLOCK]);
@@ -59,7 +61,7 @@ impl QuantRows {
     /// Room for `rows` rows; allocates only when more is needed than ever before.
     pub fn shape(&mut self, rows: usize, cols: usize, group: usize, activations: Activations) {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, activations.planes());
-        self.tile_rows = if rows < WHOLE_TILES_FROM { rows } else { TILE_ROWS };
+        self.tile_rows = rows.min(TILE_ROWS);
         let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
         self.q.resize(lines, Line([0; BLOCK]));
         self.scales.resize(rows, 0.0);

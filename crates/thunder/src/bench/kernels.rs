@@ -37,8 +37,8 @@ pub struct KernelsCommand {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,512",
           value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
     rows: Vec<u16>,
-    /// Precision of activations in products with quantized weights
-    #[arg(long, value_enum, default_value_t = ActivationBits::Int16)]
+    /// Precision of activations in products with weights
+    #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     activations: ActivationBits,
     /// Threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -76,7 +76,8 @@ impl KernelsCommand {
         let mut rows = Vec::new();
         for isa in kernels {
             let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));
-            let (bytes_peak, floats_peak) = (peak(Arithmetic::Bytes), peak(Arithmetic::Floats));
+            let (bytes_peak, floats_peak, tiles_peak) =
+                (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Tiles));
             let activations = self.activations.into();
             let mut backend =
                 CpuBackend::new(&CpuConfig { threads, first_core: None, isa, activations }, Group::solo());
@@ -84,11 +85,12 @@ impl KernelsCommand {
                 let mut subject = Subject::new(operation, &mut backend)?;
                 for &step in &self.rows {
                     let step = usize::from(step);
-                    let work = subject.begin(&mut backend, step);
+                    let work = subject.begin(&mut backend, (isa, activations), step);
                     let us = median_us(time, || subject.run(&mut backend));
                     let peak = match work.arithmetic {
-                        Arithmetic::Bytes if self.activations != ActivationBits::F32 => bytes_peak,
-                        _ => floats_peak,
+                        Arithmetic::Floats => floats_peak,
+                        Arithmetic::Bytes => bytes_peak,
+                        Arithmetic::Tiles => tiles_peak,
                     };
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
                     let operations_per_s = work.operations as f64 / us * 1e6;

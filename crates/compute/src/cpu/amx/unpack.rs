@@ -1,141 +1,169 @@
-//! A panel's groups as whole weights in byte planes.
+//! Panels' columns as tiles of bf16.
+//!
+//! A tile row holds two columns of the 16 rows, in pairs: of each four columns first 0 and 2, then 1 and 3, as they come out of
+//! bytes; activations have the same order. Weights go through f16, which the CPU converts and multiplies twice as many of at a
+//! time as of f32, and then lose 3 bits of their fraction.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::tiles::TILE_BYTES;
-use super::{BLOCK, CHUNK_BYTES, Fixed, LANES, OCTET, record_bytes};
+use super::{BLOCK, LANES, TILE_BYTES, Weights};
 use crate::cpu::affine::{PREFETCH_BYTES, octet};
-use crate::cpu::fixed::HEADER_BYTES;
+use crate::cpu::fixed::{Fixed, HEADER_BYTES};
 use crate::cpu::matmul::of_bits;
-use crate::cpu::matrix::{STEP_BYTES, STEPS};
-use crate::cpu::simd::avx512::Avx512;
+use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
+use crate::cpu::simd::{Simd, avx512::Avx512};
+use crate::source::{Encoding, Float};
 
-/// Every other byte.
-const ODD: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+/// What unpacked weights are multiplied with by halving the width of their exponents.
+const HALVED: f32 = 1.0 / 65536.0;
 
-/// Unpacks blocks of columns of the panel at `records` to `out`: `[block][plane, the highest first][step][64]`.
+/// What a product's sums are multiples of, beside the weights' units.
+pub(super) fn unit(encoding: Encoding) -> f32 {
+    match encoding {
+        Encoding::Affine { bits, .. } => (1u32 << Fixed::of(bits).shift) as f32 / HALVED,
+        Encoding::Float(_) => 1.0,
+    }
+}
+
+/// Unpacks blocks of columns of a panel to one side of the chunk.
 ///
 /// # Safety
-/// The CPU has AVX-512; the panel has the blocks, and they fit `out`.
+/// The CPU has AVX-512 with FP16; the panel has the blocks, the last of which may lack columns.
 #[inline(always)]
-pub(super) unsafe fn chunk(
-    bits: u32,
-    group: usize,
-    records: *const u8,
-    blocks: Range<usize>,
-    cols: usize,
-    out: &mut [u8; CHUNK_BYTES],
-) {
-    let out = out.as_mut_ptr();
-    of_bits!(bits, [chunk_of], [], (group, records, blocks, cols, out));
+pub(super) unsafe fn chunk(w: &Matrix, panel: usize, blocks: Range<usize>, side: usize, out: &mut Weights) {
+    let panel = w.panels.as_ptr().add(panel * w.panel_bytes());
+    let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
+    // Columns that the matrix lacks meet activations of zero, and must be numbers.
+    if !columns.len().is_multiple_of(BLOCK) {
+        out[blocks.len() - 1][side].fill(0);
+    }
+    let out = out[0][side].as_mut_ptr();
+    match w.encoding {
+        Encoding::Affine { bits, group, .. } => of_bits!(bits, [affine], [], (group, panel, columns, out)),
+        Encoding::Float(float) => floats(float, panel, columns, out),
+    }
+}
+
+/// Where four columns go, the first of which is `index` columns from the chunk's start.
+#[inline(always)]
+unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
+    out.add(index / BLOCK * (2 * TILE_BYTES)).cast::<__m512i>().add(index % BLOCK / 2)
 }
 
 #[inline(always)]
-unsafe fn chunk_of<const BITS: u32>(
-    group: usize,
-    records: *const u8,
-    blocks: Range<usize>,
-    cols: usize,
-    out: *mut u8,
-) {
-    let (planes, octet_bytes) = (Fixed::of(BITS).planes, BITS as usize * STEP_BYTES);
-    let octets = blocks.start * (BLOCK / OCTET)..blocks.end * (BLOCK / OCTET);
-    // 1, 2 or 4: shifts, where a division would take as long as the rest.
+unsafe fn affine<const BITS: u32>(group: usize, panel: *const u8, columns: Range<usize>, out: *mut u8) {
+    // 0, 1 or 2: a shift, where a division would take as long as the rest.
     let per_group = (group / OCTET).trailing_zeros();
-    for (i, index) in octets.enumerate() {
-        let out = out.add(i / 2 * planes * TILE_BYTES + i % 2 * (STEPS * STEP_BYTES));
-        if index * OCTET >= cols {
-            // The second half of the last block.
-            for plane in 0..planes {
-                out.add(plane * TILE_BYTES).write_bytes(0, STEPS * STEP_BYTES);
-            }
-            continue;
-        }
+    for (i, index) in (columns.start / OCTET..columns.end / OCTET).enumerate() {
         let (g, within) = (index >> per_group, index & ((1 << per_group) - 1));
-        let record = records.add(g * record_bytes(BITS, group));
-        let packed = record.add(HEADER_BYTES + within * octet_bytes);
+        let record = panel.add(g * record_bytes(BITS, group));
+        let packed = record.add(HEADER_BYTES + within * BITS as usize * STEP_BYTES);
         for line in 0..BITS as usize {
-            _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES).cast());
+            Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
         }
-        let affine = Affine::load::<BITS>(record);
+        let affine = Affine::load::<BITS>(record.cast());
+        let to = place(out, i * OCTET);
         for (s, step) in octet::<Avx512, BITS>(packed).into_iter().enumerate() {
-            let to = out.add(s * STEP_BYTES).cast::<__m512i>();
-            let plane = TILE_BYTES / size_of::<__m512i>();
-            if planes == 2 {
-                let [high, low] = affine.two_planes(step);
-                _mm512_store_si512(to, high);
-                _mm512_store_si512(to.add(plane), low);
-            } else {
-                let [high, middle, low] = affine.three_planes(step);
-                _mm512_store_si512(to, high);
-                _mm512_store_si512(to.add(plane), middle);
-                _mm512_store_si512(to.add(2 * plane), low);
-            }
+            let first = affine.weights(_mm512_and_si512(step, _mm512_set1_epi16(0xff)));
+            let second = affine.weights(_mm512_srli_epi16::<8>(step));
+            _mm512_store_si512(to.add(2 * s), first);
+            _mm512_store_si512(to.add(2 * s + 1), second);
         }
     }
 }
 
-/// Scales and biases of 16 rows, twice in each lane of 32 bits: a lane holds two of a row's columns.
+/// Scales and biases of 16 rows in f16, twice in each lane of 32 bits: a lane holds two of a row's columns.
 #[derive(Clone, Copy)]
 struct Affine {
-    scale: __m512i,
-    /// The lower and the upper 16 bits.
-    bias: [__m512i; 2],
+    scale: __m512h,
+    bias: __m512h,
 }
 
 impl Affine {
     #[inline(always)]
-    unsafe fn load<const BITS: u32>(record: *const u8) -> Self {
-        let wide =
-            |index: usize| _mm512_cvtepi16_epi32(_mm256_loadu_si256(record.cast::<__m256i>().add(index)));
-        let twice = |x: __m512i| {
-            _mm512_or_si512(_mm512_slli_epi32::<16>(x), _mm512_and_si512(x, _mm512_set1_epi32(0xffff)))
+    unsafe fn load<const BITS: u32>(header: *const i16) -> Self {
+        const { assert!(HEADER_BYTES == 2 * LANES * size_of::<i16>()) };
+        // A bias is a multiple of this already.
+        let unit = 1.0 / (1u32 << Fixed::of(BITS).shift) as f32;
+        Self { scale: twice(header, unit), bias: twice(header.add(LANES), 1.0) }
+    }
+
+    /// The weights of 32 levels of 16 bits.
+    #[inline(always)]
+    unsafe fn weights(self, levels: __m512i) -> __m512i {
+        let half = _mm512_castph_si512(_mm512_fmadd_ph(_mm512_cvtepu16_ph(levels), self.scale, self.bias));
+        // To the nearest, away from zero in the middle; then sign, 3 bits, exponent and 7 bits of the fraction.
+        let shifted = _mm512_srai_epi16::<3>(_mm512_add_epi16(half, _mm512_set1_epi16(4)));
+        /// `a & b | c`, as a table of truth.
+        const AND_OR: i32 = 0xea;
+        // The 3 bits become 011, so that the exponent is 16 less than it should be: `HALVED`. Zero becomes 2^-31.
+        let (kept, exponent) = (_mm512_set1_epi16(0x8fff_u16 as i16), _mm512_set1_epi16(0x3000));
+        _mm512_ternarylogic_epi32::<AND_OR>(shifted, kept, exponent)
+    }
+}
+
+/// 16 numbers times `unit`, each twice.
+#[inline(always)]
+unsafe fn twice(from: *const i16, unit: f32) -> __m512h {
+    let wide = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(from.cast())));
+    let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_mul_ps(wide, _mm512_set1_ps(unit)));
+    let once = _mm512_cvtepu16_epi32(half);
+    _mm512_castsi512_ph(_mm512_or_si512(once, _mm512_slli_epi32::<16>(once)))
+}
+
+#[inline(always)]
+unsafe fn floats(float: Float, panel: *const u8, columns: Range<usize>, out: *mut u8) {
+    /// Bytes of four columns.
+    const FOUR: usize = 4 * LANES * size_of::<u16>();
+    for (i, col) in columns.clone().step_by(4).enumerate() {
+        let mut from = panel.add(col / 4 * FOUR);
+        Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES));
+        Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES + FOUR / 2));
+        let mut last = [0; FOUR];
+        if col + 4 > columns.end {
+            from.copy_to_nonoverlapping(last.as_mut_ptr(), (columns.end - col) * FOUR / 4);
+            from = last.as_ptr();
+        }
+        let [a, b] = if float == Float::BF16 {
+            [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(FOUR / 2).cast())]
+        } else {
+            [from_f16(from), from_f16(from.add(FOUR / 2))]
         };
-        const { assert!(HEADER_BYTES == 2 * LANES * 2) };
-        let bias = _mm512_sll_epi32(wide(1), _mm_cvtsi32_si128(Fixed::of(BITS).shift as i32));
-        Self { scale: twice(wide(0)), bias: [twice(bias), twice(_mm512_srai_epi32::<16>(bias))] }
+        let to = place(out, 4 * i);
+        _mm512_store_si512(to, _mm512_permutex2var_epi16(a, order(0), b));
+        _mm512_store_si512(to.add(1), _mm512_permutex2var_epi16(a, order(1), b));
     }
+}
 
-    /// Levels of the even and of the odd columns.
-    #[inline(always)]
-    unsafe fn halves(levels: __m512i) -> [__m512i; 2] {
-        [_mm512_and_si512(levels, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(levels)]
-    }
+/// Takes columns `first` and `first + 2` of four in turns.
+#[inline(always)]
+unsafe fn order(first: usize) -> __m512i {
+    const ORDER: [[u16; 2 * LANES]; 2] = {
+        let mut order = [[0; 2 * LANES]; 2];
+        let mut i = 0;
+        while i < 2 * LANES {
+            order[0][i] = (i % 2 * 2 * LANES + i / 2) as u16;
+            order[1][i] = order[0][i] + LANES as u16;
+            i += 1;
+        }
+        order
+    };
+    _mm512_loadu_si512(ORDER[first].as_ptr().cast())
+}
 
-    /// The low bytes of both.
-    #[inline(always)]
-    unsafe fn low([even, odd]: [__m512i; 2]) -> __m512i {
-        _mm512_mask_blend_epi8(ODD, even, _mm512_slli_epi16::<8>(odd))
-    }
+/// Two columns of f16 in bf16, rounded.
+#[inline(always)]
+unsafe fn from_f16(from: *const u8) -> __m512i {
+    let (a, b) = (Avx512::load_f16(from.cast()), Avx512::load_f16(from.cast::<u16>().add(LANES)));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(upper_halves(a)), upper_halves(b))
+}
 
-    /// The high bytes of both.
-    #[inline(always)]
-    unsafe fn high([even, odd]: [__m512i; 2]) -> __m512i {
-        _mm512_mask_blend_epi8(ODD, _mm512_srli_epi16::<8>(even), odd)
-    }
-
-    #[inline(always)]
-    unsafe fn two_planes(&self, levels: __m512i) -> [__m512i; 2] {
-        let [even, odd] = Self::halves(levels);
-        let weight = |q| _mm512_add_epi16(_mm512_mullo_epi16(q, self.scale), self.bias[0]);
-        let weights = [weight(even), weight(odd)];
-        [Self::high(weights), Self::low(weights)]
-    }
-
-    #[inline(always)]
-    unsafe fn three_planes(&self, levels: __m512i) -> [__m512i; 3] {
-        let weight = |q| {
-            let low = _mm512_add_epi16(_mm512_mullo_epi16(q, self.scale), self.bias[0]);
-            let high = _mm512_add_epi16(_mm512_mulhi_epi16(q, self.scale), self.bias[1]);
-            let carry = _mm512_cmplt_epu16_mask(low, self.bias[0]);
-            (low, _mm512_mask_sub_epi16(high, carry, high, _mm512_set1_epi16(-1)))
-        };
-        let [even, odd] = Self::halves(levels);
-        let ((even_low, even_high), (odd_low, odd_high)) = (weight(even), weight(odd));
-        let low = [even_low, odd_low];
-        [Self::low([even_high, odd_high]), Self::high(low), Self::low(low)]
-    }
+/// The upper halves of numbers, rounded to the nearest, away from zero in the middle.
+#[inline(always)]
+unsafe fn upper_halves(x: __m512) -> __m256i {
+    let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
 }

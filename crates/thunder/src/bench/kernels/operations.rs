@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::peak::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, KvFormat, KvLayer, KvShape,
-    MatrixSource, Rope, Step, Strided,
+    Activations, AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, Isa, KvFormat, KvLayer,
+    KvShape, MatrixSource, Rope, Step, Strided,
 };
 
 /// The most rows of a step.
@@ -185,14 +185,16 @@ impl Subject {
     }
 
     /// Sets the rows of a step, and tells what a run is from now on.
-    pub fn begin(&mut self, backend: &mut CpuBackend, rows: usize) -> Work {
+    pub fn begin(
+        &mut self,
+        backend: &mut CpuBackend,
+        (isa, activations): (Isa, Activations),
+        rows: usize,
+    ) -> Work {
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
-                let arithmetic = match encoding {
-                    Encoding::Float(_) => Arithmetic::Floats,
-                    Encoding::Affine { .. } => Arithmetic::Bytes,
-                };
+                let arithmetic = Arithmetic::of_product(isa, activations, *encoding, rows);
                 (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
