@@ -302,7 +302,20 @@ impl Backend for CpuBackend {
     ) {
         out.shape(step.rows());
         let rotation = spec.rope.map(|rope| &self.rotations[rope]);
-        attention::run(&mut self.pool, self.isa, spec, step, rotation, qkv, kv, layer, out);
+        let halves = self.activations == Activations::Auto;
+        let scratch = SendPtr(self.scratch.as_mut_ptr());
+        attention::run(
+            &mut self.pool,
+            (self.isa, halves),
+            scratch,
+            spec,
+            step,
+            rotation,
+            qkv,
+            kv,
+            layer,
+            out,
+        );
     }
 
     fn swiglu(&mut self, gate_up: &Buffer, out: &mut Buffer) {

@@ -3,16 +3,19 @@
 //! Two panels' columns are unpacked to bf16 in the layout of tiles, as many as stay in the first-level cache, and multiplied
 //! with all row tiles, two by two. The sums stay in tile registers for these columns and in [`Scratch`] between them.
 
+mod attend;
 mod tiles;
 mod unpack;
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::halves::{BLOCK, CHUNK, HalfRows, TILE_BYTES, TILE_ROWS};
+use super::attention::Heads;
+use super::halves::{BLOCK, CHUNK, HalfRows, TILE_ROWS};
 use super::matmul::{Output, finish};
 use super::matrix::Matrix;
 use super::simd::{LANES, avx512::Avx512};
+pub(super) use attend::QUERIES;
 use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
 
@@ -25,14 +28,22 @@ const AHEAD_BYTES: usize = CHUNK * tiles::AHEAD_BYTES;
 /// Row tiles up to which the weights are what is waited for: then they are read straight through.
 const FEW_ROW_TILES: usize = 2;
 
+/// 16 rows of 64 bytes.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Tile([[u8; 64]; TILE_ROWS]);
+
 /// A chunk of two panels: `[block][panel]`, a tile each. 32 KiB, two thirds of the first-level cache.
-type Weights = [[[u8; TILE_BYTES]; 2]; CHUNK];
+type Weights = [[Tile; 2]; CHUNK];
 /// Sums of two row tiles and two panels: `[row tile][panel]`.
 type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
-/// What a thread works in.
+/// What a thread works in. Memory that is not used yet takes none.
 #[derive(Debug)]
-pub(super) struct Scratch(Box<Memory>);
+pub(super) struct Scratch {
+    product: Box<Memory>,
+    attention: Box<attend::Memory>,
+}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -43,8 +54,10 @@ struct Memory {
 
 impl Default for Scratch {
     fn default() -> Self {
-        // SAFETY: numbers, for which zero is a value. Not `Box::new`, which would build it on the stack first.
-        Self(unsafe { Box::new_zeroed().assume_init() })
+        // SAFETY: numbers, for which zero is a value. Not `Box::new`, which would build them on the stack first.
+        unsafe {
+            Self { product: Box::new_zeroed().assume_init(), attention: Box::new_zeroed().assume_init() }
+        }
     }
 }
 
@@ -60,7 +73,7 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut Scratch,
 ) {
-    let Memory { weights, sums } = &mut *scratch.0;
+    let Memory { weights, sums } = &mut *scratch.product;
     // SAFETY: the caller's.
     let _configured = unsafe { Configured::new() };
     let row_tiles = x.rows.div_ceil(TILE_ROWS);
@@ -87,6 +100,15 @@ pub(super) unsafe fn multiply(
     }
     // Streamed results must be there before other threads are told so.
     _mm_sfence();
+}
+
+/// As [`super::attention::attend`], for many queries.
+///
+/// # Safety
+/// AMX is [`permitted`], and as there.
+pub(super) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
+    // SAFETY: the caller's; what has AMX has the other instructions.
+    unsafe { attend::attend(heads, &mut scratch.attention) };
 }
 
 /// Multiplies a chunk of a pair of panels with all of its row tiles; after the last chunk, the sums become results.

@@ -18,20 +18,64 @@ use super::simd::Simd;
 use super::{Buffer, for_rows};
 use crate::backend::AttentionSpec;
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
-pub(super) use kernel::attend;
+pub(super) use kernel::{Byte, Element, Half, NO_SCORE, attend};
 
-/// Some rows of one sequence and one KV head.
+/// Some rows of one sequence and one KV head. Its queries are those of one row that share the KV head, then the next row's.
 pub(super) struct Heads<'a> {
-    spec: &'a AttentionSpec<Arc<[f32]>>,
-    kv: KvPart,
-    kv_head: usize,
+    pub spec: &'a AttentionSpec<Arc<[f32]>>,
+    pub kv: KvPart,
+    pub kv_head: usize,
     sequence: &'a StepSequence,
-    blocks: &'a [u32],
-    rows: Range<usize>,
+    pub blocks: &'a [u32],
+    pub rows: Range<usize>,
     queries: SendPtr<f32>,
     query_stride: usize,
     out: SendPtr<f32>,
     out_stride: usize,
+}
+
+impl Heads<'_> {
+    /// Queries.
+    pub fn count(&self) -> usize {
+        self.rows.len() * self.spec.queries_of[self.kv_head].len()
+    }
+
+    /// Row and head of a query.
+    #[inline(always)]
+    fn place(&self, query: usize) -> (usize, usize) {
+        let group = &self.spec.queries_of[self.kv_head];
+        (self.rows.start + query / group.len(), group.start + query % group.len())
+    }
+
+    /// The positions that a query sees: from, to.
+    #[inline(always)]
+    pub fn visible(&self, query: usize) -> (usize, usize) {
+        let position = self.sequence.start + self.place(query).0 - self.sequence.rows.start;
+        let from = self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        (from, position + 1)
+    }
+
+    /// A query's numbers.
+    ///
+    /// # Safety
+    /// Pointers and ranges describe the step's buffers.
+    #[inline(always)]
+    pub unsafe fn query(&self, query: usize) -> *const f32 {
+        let (row, head) = self.place(query);
+        // SAFETY: the row's queries come first in the fused projection.
+        unsafe { self.queries.at(row * self.query_stride + head * self.spec.head_dim) }
+    }
+
+    /// Where a query's result goes.
+    ///
+    /// # Safety
+    /// As [`Self::query`].
+    #[inline(always)]
+    pub unsafe fn output(&self, query: usize) -> *mut f32 {
+        let (row, head) = self.place(query);
+        // SAFETY: the head's columns of this row are written by this piece alone.
+        unsafe { self.out.at(row * self.out_stride + self.spec.out_column + head * self.spec.head_dim) }
+    }
 }
 
 /// Rows whose keys and values enter the cache.
@@ -47,7 +91,8 @@ pub(super) struct Arrivals<'a> {
 #[allow(clippy::too_many_arguments, reason = "the operation's operands and the backend's parts")]
 pub(super) fn run(
     pool: &mut Pool,
-    isa: Isa,
+    (isa, halves): (Isa, bool),
+    scratch: SendPtr<isa::Scratch>,
     spec: &AttentionSpec<Arc<[f32]>>,
     step: &Step,
     rotation: Option<&Rotation>,
@@ -69,10 +114,14 @@ pub(super) fn run(
     });
     let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
     let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
-    let piece_rows = (kernel::QUERIES / group.max(1)).max(1);
+    // Where only some sequences have many rows, those with few take one piece whatever its size.
+    let piece_queries = if halves { isa::TILE_QUERIES } else { kernel::QUERIES };
+    let piece_rows = (piece_queries / group.max(1)).max(1);
     let next = AtomicUsize::new(0);
     // Pieces differ in cost by their position, so threads take the next one when they are done.
-    pool.run(&|_| {
+    pool.run(&|thread| {
+        // SAFETY: each thread has its own.
+        let scratch = unsafe { &mut *scratch.at(thread) };
         let mut first = 0;
         let mut item = next.fetch_add(1, Ordering::Relaxed);
         for sequence in &step.sequences {
@@ -93,7 +142,7 @@ pub(super) fn run(
                     out_stride,
                 };
                 // SAFETY: the instruction set was detected; each item writes its own rows and heads of `out`.
-                unsafe { isa::attention(isa, &heads) };
+                unsafe { isa::attention(isa, halves, &heads, scratch) };
                 item = next.fetch_add(1, Ordering::Relaxed);
             }
             first += count;

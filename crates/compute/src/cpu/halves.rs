@@ -10,9 +10,6 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) const BLOCK: usize = 32;
 /// Blocks of a chunk.
 pub(super) const CHUNK: usize = 16;
-/// Bytes of a tile.
-pub(super) const TILE_BYTES: usize = TILE_ROWS * size_of::<Line>();
-
 /// A row's columns in a block. Aligned, because tiles whose rows straddle cache lines load at a quarter of the speed.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]

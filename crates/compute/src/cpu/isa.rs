@@ -38,13 +38,15 @@ pub enum Isa {
     NeonI8mm,
 }
 
-/// What a thread needs for a product.
+/// What a thread works in, and the most queries that it takes at a time on a matrix unit.
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::Scratch;
-/// What a thread needs for a product.
+pub(super) use amx::{QUERIES as TILE_QUERIES, Scratch};
+/// What a thread works in: nothing.
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Debug, Default)]
 pub(super) struct Scratch;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const TILE_QUERIES: usize = 64;
 
 impl Isa {
     /// The environment variable that forces a set.
@@ -203,9 +205,34 @@ entry! {
     /// One row's gated activation.
     fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = gated
 }
+/// Whether so many queries of a KV head are best multiplied in bf16, by a matrix unit, where that is `allowed`.
+pub fn attends_in_halves(isa: Isa, allowed: bool, queries: usize) -> bool {
+    /// Fewer leave a unit's rows empty.
+    const FROM_QUERIES: usize = 32;
+    allowed && tile_arithmetic(isa).is_some() && queries >= FROM_QUERIES
+}
+
+/// Queries of one KV head over its sequence's keys and values; in bf16 where that is allowed, there is a matrix unit, and they
+/// are many.
+///
+/// # Safety
+/// `isa` was detected on this CPU, and the kernel's own conditions hold.
+pub(super) unsafe fn attention(isa: Isa, halves: bool, heads: &Heads<'_>, scratch: &mut Scratch) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if attends_in_halves(isa, halves, heads.count()) {
+            return amx::attend(heads, scratch);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let (_, Scratch) = (halves, scratch);
+        attention_by_vectors(isa, heads);
+    }
+}
+
 entry! {
-    /// Queries of one KV head over its sequence's keys and values.
-    fn attention(heads: &Heads<'_>) = attend
+    /// Queries by vectors.
+    fn attention_by_vectors(heads: &Heads<'_>) = attend
 }
 
 entry! {

@@ -29,6 +29,15 @@ impl Arithmetic {
             Form::Halves => Self::Tiles,
         }
     }
+
+    /// What so many queries of a KV head do.
+    pub fn of_attention(isa: Isa, activations: Activations, queries: usize) -> Self {
+        if isa::attends_in_halves(isa, activations == Activations::Auto, queries) {
+            Self::Tiles
+        } else {
+            Self::Floats
+        }
+    }
 }
 
 /// Vectors that a pass reads, all within the first-level cache.

@@ -2,10 +2,10 @@
 
 use std::arch::asm;
 
-use super::Sums;
-use crate::cpu::halves::TILE_BYTES;
+use super::{Sums, TILE_ROWS, Tile};
 
-/// Whether this process may use AMX: asks the CPU, and the system for its permission. All CPUs with AMX have FP16 as well.
+/// Whether this process may use AMX: asks the CPU, and the system for its permission. All CPUs with AMX
+/// have AVX-512 with FP16 and BF16 as well.
 pub(in super::super) fn permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -16,6 +16,7 @@ pub(in super::super) fn permitted() -> bool {
         const TILE_DATA: libc::c_long = 18;
         // SAFETY: the call takes two numbers; it only allows the process to use more state.
         is_x86_feature_detected!("avx512fp16")
+            && is_x86_feature_detected!("avx512bf16")
             && std::arch::x86_64::__cpuid_count(7, 0).edx & FEATURES == FEATURES
             && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) } == 0
     }
@@ -165,10 +166,8 @@ pub(in super::super) const PASS_OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
 /// # Safety
 /// AMX is [`permitted`].
 pub(in super::super) unsafe fn arithmetic(passes: usize) {
-    #[repr(align(64))]
-    struct Tile([u8; TILE_BYTES]);
     // 0x3c3c: 0.0115.
-    let tile = Tile([0x3c; TILE_BYTES]);
+    let tile = Tile([[0x3c; 64]; TILE_ROWS]);
     // SAFETY: the caller's; the tiles are configured, and read from one whole tile.
     unsafe {
         let _configured = Configured::new();

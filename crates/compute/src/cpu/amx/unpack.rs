@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{BLOCK, LANES, TILE_BYTES, Weights};
+use super::{BLOCK, LANES, Tile, Weights};
 use crate::cpu::affine::{PREFETCH_BYTES, octet};
 use crate::cpu::fixed::{Fixed, HEADER_BYTES};
 use crate::cpu::matmul::of_bits;
@@ -38,9 +38,9 @@ pub(super) unsafe fn chunk(w: &Matrix, panel: usize, blocks: Range<usize>, side:
     let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
     // Columns that the matrix lacks meet activations of zero, and must be numbers.
     if !columns.len().is_multiple_of(BLOCK) {
-        out[blocks.len() - 1][side].fill(0);
+        out[blocks.len() - 1][side].0.as_flattened_mut().fill(0);
     }
-    let out = out[0][side].as_mut_ptr();
+    let out = (&raw mut out[0][side]).cast();
     match w.encoding {
         Encoding::Affine { bits, group, .. } => of_bits!(bits, [affine], [], (group, panel, columns, out)),
         Encoding::Float(float) => floats(float, panel, columns, out),
@@ -50,7 +50,7 @@ pub(super) unsafe fn chunk(w: &Matrix, panel: usize, blocks: Range<usize>, side:
 /// Where four columns go, the first of which is `index` columns from the chunk's start.
 #[inline(always)]
 unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
-    out.add(index / BLOCK * (2 * TILE_BYTES)).cast::<__m512i>().add(index % BLOCK / 2)
+    out.add(index / BLOCK * (2 * size_of::<Tile>())).cast::<__m512i>().add(index % BLOCK / 2)
 }
 
 #[inline(always)]

@@ -15,11 +15,11 @@ use crate::step::KV_BLOCK_TOKENS;
 /// Queries whose state is kept at a time: those that a block of keys serves while it is in the first-level cache.
 pub(super) const QUERIES: usize = 64;
 /// Lower than any score, and finite, so that differences of it are no NaN.
-const NO_SCORE: f32 = -1e30;
+pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
 const TILES: usize = KV_BLOCK_TOKENS / LANES;
 
 /// How numbers of the cache are stored.
-trait Element {
+pub(in crate::cpu) trait Element {
     const BYTES: usize;
     /// Whether a token's numbers have a scale.
     const SCALED: bool;
@@ -30,7 +30,7 @@ trait Element {
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
 }
 
-struct Half;
+pub(in crate::cpu) struct Half;
 impl Element for Half {
     const BYTES: usize = 2;
     const SCALED: bool = false;
@@ -40,7 +40,7 @@ impl Element for Half {
     }
 }
 
-struct Byte;
+pub(in crate::cpu) struct Byte;
 impl Element for Byte {
     const BYTES: usize = 1;
     const SCALED: bool = true;
@@ -87,34 +87,28 @@ pub(in crate::cpu) unsafe fn attend<S: Simd>(heads: &Heads<'_>) {
 
 #[inline(always)]
 unsafe fn attend_in<S: Simd, E: Element>(heads: &Heads<'_>) {
-    let total = heads.rows.len() * heads.spec.queries_of[heads.kv_head].len();
+    let total = heads.count();
     let mut state = MaybeUninit::<State>::uninit();
     for first in (0..total).step_by(QUERIES) {
         chunk::<S, E>(heads, first, QUERIES.min(total - first), state.as_mut_ptr());
     }
 }
 
-/// `count` queries from number `first` on: those of one row that share the KV head, then the next row's.
+/// `count` queries from number `first` on.
 #[inline(always)]
 unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usize, state: *mut State) {
-    let Heads { spec, kv, kv_head, sequence, blocks, .. } = *heads;
-    let (dim, group) = (spec.head_dim, &spec.queries_of[kv_head]);
-    let place =
-        |m: usize| (heads.rows.start + (first + m) / group.len(), group.start + (first + m) % group.len());
+    let Heads { spec, kv, kv_head, blocks, .. } = *heads;
+    let dim = spec.head_dim;
     let query = (&raw mut (*state).query).cast::<f32>();
     let acc = (&raw mut (*state).acc).cast::<f32>();
     let (mut begin, mut end) = (usize::MAX, 0);
     for m in 0..count {
-        let (row, head) = place(m);
-        let position = sequence.start + row - sequence.rows.start;
-        let from = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        (begin, end) = (begin.min(from), end.max(position + 1));
-        (*state).visible[m] = (from, position + 1);
+        let (from, to) = heads.visible(first + m);
+        (begin, end) = (begin.min(from), end.max(to));
+        (*state).visible[m] = (from, to);
         (*state).best[m] = NO_SCORE;
         (*state).sum[m] = 0.0;
-        // The row's queries come first in the fused projection.
-        let from = heads.queries.at(row * heads.query_stride + head * dim);
-        std::ptr::copy_nonoverlapping(from, query.add(m * dim), dim);
+        std::ptr::copy_nonoverlapping(heads.query(first + m), query.add(m * dim), dim);
         acc.add(m * dim).write_bytes(0, dim);
     }
     let blocks_end = end.div_ceil(KV_BLOCK_TOKENS);
@@ -133,9 +127,7 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
         }
     }
     for m in 0..count {
-        let (row, head) = place(m);
-        // SAFETY: the head's columns of this row are written by this call alone.
-        let out = heads.out.at(row * heads.out_stride + spec.out_column + head * dim);
+        let out = heads.output(first + m);
         let inverse = S::splat(1.0 / (*state).sum[m]);
         for d in (0..dim).step_by(LANES) {
             S::store(out.add(d), S::mul(S::load(acc.add(m * dim + d)), inverse));

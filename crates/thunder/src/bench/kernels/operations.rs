@@ -205,7 +205,10 @@ impl Subject {
                     ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
                     _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
                 };
-                (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, Arithmetic::Floats)
+                let sequences_of = if rows <= SEQUENCES { rows } else { 1 };
+                let queries = rows / sequences_of * HEADS / KV_HEADS;
+                let arithmetic = Arithmetic::of_attention(isa, activations, queries);
+                (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, arithmetic)
             }
             Self::Norm { x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
