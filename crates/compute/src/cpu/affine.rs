@@ -4,6 +4,8 @@
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
+use std::ops::Range;
+
 use super::fixed::{Fixed, HEADER_BYTES};
 use super::matmul::{Output, of_bits};
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
@@ -18,17 +20,30 @@ pub(super) const PREFETCH_BYTES: usize = 4096;
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn panel<S: Simd>(bits: u32, w: &Matrix, panel: usize, x: &QuantRows, out: Output) {
-    of_bits!(bits, [blocks], [S], (w, panel, x, out));
+pub(super) unsafe fn panel<S: Simd>(
+    bits: u32,
+    w: &Matrix,
+    panel: usize,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+) {
+    of_bits!(bits, [blocks], [S], (w, panel, x, rows, out));
 }
 
 /// Cuts the rows into blocks, which divide a tile.
 #[inline(always)]
-unsafe fn blocks<S: Simd, const BITS: u32>(w: &Matrix, panel: usize, x: &QuantRows, out: Output) {
+unsafe fn blocks<S: Simd, const BITS: u32>(
+    w: &Matrix,
+    panel: usize,
+    x: &QuantRows,
+    range: Range<usize>,
+    out: Output,
+) {
     if x.planes == 1 {
-        blocks_of_planes::<S, BITS, 1>(w, panel, x, out);
+        blocks_of_planes::<S, BITS, 1>(w, panel, x, range, out);
     } else {
-        blocks_of_planes::<S, BITS, 2>(w, panel, x, out);
+        blocks_of_planes::<S, BITS, 2>(w, panel, x, range, out);
     }
 }
 
@@ -37,11 +52,12 @@ unsafe fn blocks_of_planes<S: Simd, const BITS: u32, const PLANES: usize>(
     w: &Matrix,
     panel: usize,
     x: &QuantRows,
+    range: Range<usize>,
     out: Output,
 ) {
-    let mut row = 0;
-    while row < out.rows {
-        let left = out.rows - row;
+    let mut row = range.start;
+    while row < range.end {
+        let left = range.end - row;
         row += match left {
             1 => rows::<S, BITS, PLANES, 1>(w, panel, x, row, out),
             2 | 3 => rows::<S, BITS, PLANES, 2>(w, panel, x, row, out),
@@ -73,15 +89,18 @@ unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>
         let (scales, biases) = (S::widen(header, 1.0), S::widen(header.add(LANES), bias_unit));
         p = p.add(HEADER_BYTES);
         let mut sums = [[S::zero_i(); PLANES]; ROWS];
-        let first = g * group;
-        for col in (first..first + group).step_by(OCTET) {
-            // Later blocks of rows find the panel in the cache.
-            if row == 0 {
-                for line in 0..BITS as usize {
-                    S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
-                }
+        for col in (g * group..(g + 1) * group).step_by(OCTET) {
+            for line in 0..BITS as usize {
+                S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
             }
             let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
+            // Many rows come from the second-level cache; a prefetch past the last block does no harm.
+            if ROWS == 8 && col % BLOCK == 0 {
+                for line in 0..ROWS * PLANES {
+                    let (m, k) = (line % ROWS, line / ROWS);
+                    S::prefetch(x.wrapping_add(block_bytes + k * plane + m * BLOCK).cast());
+                }
+            }
             let steps = octet::<S, BITS>(p);
             // Written out: the compiler would keep sums that a loop indexes in memory.
             dots::<S, PLANES, ROWS>(&mut sums, steps[0], x, plane);

@@ -3,6 +3,8 @@
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
+use std::ops::Range;
+
 use super::affine::octet;
 use super::fixed::{Fixed, HEADER_BYTES};
 use super::matmul::{Output, finish, in_fours};
@@ -24,9 +26,10 @@ pub(super) unsafe fn panel<S: Simd, const BITS: u32>(
     data: *const u8,
     x: *const f32,
     stride: usize,
+    range: Range<usize>,
     out: Output,
 ) {
-    in_fours!(out.rows, row, rows, [S, BITS], (w, panel, data, x, stride, row, out));
+    in_fours!(range, row, rows, [S, BITS], (w, panel, data, x, stride, row, out));
 }
 
 /// `M` rows; for each the additions happen in the order of the columns.

@@ -11,11 +11,11 @@ use super::matrix::Matrix;
 use super::peak::{Arithmetic, Operands, pass};
 use super::quantize::RowWriter;
 use super::rows;
-#[cfg(target_arch = "x86_64")]
-use super::simd::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 use super::simd::neon::Neon;
 use super::simd::{Simd, portable::Portable};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{avx2::Avx2, avx512::Avx512};
 use super::stream::sum;
 use crate::source::{Encoding, Float};
 
@@ -24,6 +24,12 @@ use crate::source::{Encoding, Float};
 pub enum Isa {
     /// Plain Rust.
     Portable,
+    /// AVX2 with FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// The same with byte dot products.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -37,6 +43,10 @@ pub enum Isa {
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
 }
+
+/// Activations that are multiplied with one panel after the other: what stays in the second-level cache beside the weights, which
+/// are read again for the next rows.
+const CACHED_INPUT_BYTES: usize = 512 << 10;
 
 /// What a thread works in, and the most queries that it takes at a time on a matrix unit.
 #[cfg(target_arch = "x86_64")]
@@ -80,6 +90,13 @@ impl Isa {
     pub fn available() -> Vec<Self> {
         let mut all = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
+        if Avx2::<false>::detected() {
+            all.push(Self::Avx2);
+            if Avx2::<true>::detected() {
+                all.push(Self::AvxVnni);
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
         if Avx512::detected() {
             all.push(Self::Avx512);
             if amx::permitted() {
@@ -100,6 +117,10 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -126,6 +147,18 @@ macro_rules! entry {
                 // SAFETY: the caller's conditions.
                 unsafe { $generic::<Avx512>($($arg),*) }
             }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2($($arg: $ty),*) {
+                // SAFETY: the caller's conditions.
+                unsafe { $generic::<Avx2<false>>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+            unsafe fn avxvnni($($arg: $ty),*) {
+                // SAFETY: the caller's conditions.
+                unsafe { $generic::<Avx2<true>>($($arg),*) }
+            }
             #[cfg(target_arch = "aarch64")]
             #[target_feature(enable = "neon,dotprod")]
             unsafe fn neon($($arg: $ty),*) {
@@ -143,6 +176,10 @@ macro_rules! entry {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512 | Isa::Amx => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::AvxVnni => avxvnni($($arg),*),
                     #[cfg(target_arch = "aarch64")]
                     Isa::Neon => neon($($arg),*),
                     #[cfg(target_arch = "aarch64")]
@@ -260,9 +297,13 @@ pub(super) fn tile_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
 
 #[inline(always)]
 unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
-    for index in panels {
-        // SAFETY: the caller's conditions.
-        unsafe { panel::<S>(w, index, x, out) };
+    let together = x.rows_of(CACHED_INPUT_BYTES, w.cols);
+    for first in (0..out.rows).step_by(together) {
+        let rows = first..out.rows.min(first + together);
+        for index in panels.clone() {
+            // SAFETY: the caller's conditions.
+            unsafe { panel::<S>(w, index, x, rows.clone(), out) };
+        }
     }
 }
 

@@ -4,11 +4,13 @@
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
+use std::ops::Range;
+
 use super::affine;
 use super::dequantized;
 use super::halves::HalfRows;
 use super::matrix::Matrix;
-use super::quantize::QuantRows;
+use super::quantize::{QuantRows, TILE_ROWS};
 use super::simd::{LANES, Simd};
 use crate::source::{Encoding, Float};
 
@@ -30,12 +32,12 @@ pub(super) use of_bits;
 /// Calls a kernel for blocks of four rows and then for single ones; how many is the last of its generic parameters.
 macro_rules! in_fours {
     ($rows:expr, $row:ident, $kernel:ident, [$($generic:tt),*], ($($argument:expr),*)) => {
-        let mut $row = 0;
-        while $row + 4 <= $rows {
+        let mut $row = $rows.start;
+        while $row + 4 <= $rows.end {
             $kernel::<$($generic,)* 4>($($argument),*);
             $row += 4;
         }
-        while $row < $rows {
+        while $row < $rows.end {
             $kernel::<$($generic,)* 1>($($argument),*);
             $row += 1;
         }
@@ -75,22 +77,36 @@ pub(super) enum Input<'a> {
     Halves(&'a HalfRows),
 }
 
-/// `out[r][panel's 16 columns] = x[r] · W` (+ bias) for all rows.
+impl Input<'_> {
+    /// How many rows of `cols` columns take so many bytes, in whole tiles.
+    pub fn rows_of(&self, bytes: usize, cols: usize) -> usize {
+        let row_bytes = match self {
+            Self::Floats { .. } => cols * size_of::<f32>(),
+            Self::Quantized(x) => cols * x.planes,
+            Self::Halves(_) => cols * size_of::<u16>(),
+        };
+        (bytes / row_bytes.max(1)).max(1).next_multiple_of(TILE_ROWS)
+    }
+}
+
+/// `out[r][panel's 16 columns] = x[r] · W` (+ bias) for the given rows.
 ///
 /// # Safety
 /// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; nobody else writes the panel's columns.
 #[inline(always)]
-pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, out: Output) {
+pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, rows: Range<usize>, out: Output) {
     let data = w.panels.as_ptr().add(panel * w.panel_bytes());
     match (w.encoding, x) {
         (Encoding::Float(float), Input::Floats { data: x, stride }) => match float {
-            Float::F32 => floats::<S, F32>(w, panel, data, x, stride, out),
-            Float::F16 => floats::<S, F16>(w, panel, data, x, stride, out),
-            Float::BF16 => floats::<S, BF16>(w, panel, data, x, stride, out),
+            Float::F32 => floats::<S, F32>(w, panel, data, x, stride, rows, out),
+            Float::F16 => floats::<S, F16>(w, panel, data, x, stride, rows, out),
+            Float::BF16 => floats::<S, BF16>(w, panel, data, x, stride, rows, out),
         },
-        (Encoding::Affine { bits, .. }, Input::Quantized(x)) => affine::panel::<S>(bits, w, panel, x, out),
+        (Encoding::Affine { bits, .. }, Input::Quantized(x)) => {
+            affine::panel::<S>(bits, w, panel, x, rows, out)
+        }
         (Encoding::Affine { bits, .. }, Input::Floats { data: x, stride }) => {
-            of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, out));
+            of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, rows, out));
         }
         _ => unreachable!("the caller prepares the input that the encoding needs"),
     }
@@ -150,9 +166,10 @@ unsafe fn floats<S: Simd, L: Load>(
     data: *const u8,
     x: *const f32,
     stride: usize,
+    rows: Range<usize>,
     out: Output,
 ) {
-    in_fours!(out.rows, row, float_rows, [S, L], (w, panel, data, x, stride, row, out));
+    in_fours!(rows, row, float_rows, [S, L], (w, panel, data, x, stride, row, out));
 }
 
 /// `M` rows. Four chains of additions a row hide the latency of the multiply-add.

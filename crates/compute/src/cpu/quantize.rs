@@ -33,7 +33,7 @@ impl Activations {
 /// Columns of a row that lie together: a cache line.
 pub(super) const BLOCK: usize = 64;
 /// The most rows of a tile, whose blocks lie together.
-const TILE_ROWS: usize = 16;
+pub(super) const TILE_ROWS: usize = 16;
 
 /// A row's columns in a block.
 #[derive(Debug, Clone, Copy)]

@@ -318,6 +318,10 @@ fn exponential_is_accurate() {
     }
     check::<simd::portable::Portable>();
     #[cfg(target_arch = "x86_64")]
+    if simd::avx2::Avx2::<false>::detected() {
+        check::<simd::avx2::Avx2<false>>();
+    }
+    #[cfg(target_arch = "x86_64")]
     if simd::avx512::Avx512::detected() {
         check::<simd::avx512::Avx512>();
     }
