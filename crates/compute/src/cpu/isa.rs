@@ -315,6 +315,7 @@ unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to
     }
 }
 
+#[allow(clippy::extra_unused_type_parameters, reason = "plain Rust, compiled for the set's instructions")]
 #[inline(always)]
 unsafe fn round<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, cols: usize, to: HalfWriter<'_>) {
     for row in rows {
