@@ -18,7 +18,9 @@ use super::simd::Simd;
 use super::{Buffer, for_rows};
 use crate::backend::AttentionSpec;
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
-pub(super) use kernel::{Byte, Element, Half, NO_SCORE, attend};
+pub(super) use kernel::attend;
+#[cfg(target_arch = "x86_64")]
+pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
 
 /// Some rows of one sequence and one KV head. Its queries are those of one row that share the KV head, then the next row's.
 pub(super) struct Heads<'a> {

@@ -39,6 +39,7 @@ impl HalfRows {
     }
 
     /// Where a tile's part of a block begins. The blocks of a chunk follow each other.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
     pub fn tile(&self, tile: usize, block: usize) -> *const u8 {
         self.lines.as_ptr().wrapping_add(self.line(tile * TILE_ROWS, block)).cast()
     }
