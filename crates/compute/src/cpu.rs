@@ -13,6 +13,7 @@ mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+mod pack;
 pub mod peak;
 pub mod pool;
 mod quantize;

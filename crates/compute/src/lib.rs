@@ -11,5 +11,5 @@ pub mod step;
 
 pub use backend::{AttentionSpec, Backend, ComputeError, KvFormat, KvLayer, KvShape, QkNorm, Rope};
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa};
-pub use source::{Encoding, Float, MatrixSource, Release, Strided};
+pub use source::{Encoding, FilePages, Float, MatrixSource, Strided};
 pub use step::{Step, StepSequence};

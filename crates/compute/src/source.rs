@@ -1,6 +1,8 @@
 //! Weights as they lie in a file, described so that a backend can take the rows and columns that are its own.
 
-use half::{bf16, f16};
+use half::bf16;
+#[cfg(test)]
+use half::f16;
 
 /// A floating-point format of stored numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +25,7 @@ impl Float {
     }
 
     /// Reads little-endian numbers; `bytes` holds whole ones.
+    #[inline]
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
         match self {
             Self::F32 => {
@@ -32,7 +35,7 @@ impl Float {
             }
             Self::F16 => {
                 for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *x = f16::from_le_bytes(*b).to_f32();
+                    *x = half_to_single(u16::from_le_bytes(*b));
                 }
             }
             Self::BF16 => {
@@ -42,6 +45,17 @@ impl Float {
             }
         }
     }
+}
+
+/// The value of an IEEE half. `f16::to_f32` asks for the CPU's instructions at each number, which no loop of it can be
+/// vectorised with.
+#[inline(always)]
+fn half_to_single(half: u16) -> f32 {
+    let (sign, rest) = (u32::from(half & 0x8000) << 16, u32::from(half & 0x7fff) << 13);
+    // The exponent's bias differs by 112, which for subnormals is only right as a factor.
+    let finite = (f32::from_bits(rest) * f32::from_bits((112 + 127) << 23)).to_bits();
+    let special = rest | 0x7f80_0000;
+    f32::from_bits(sign | if rest >= 0x0f80_0000 { special } else { finite })
 }
 
 /// How the elements of a matrix are stored.
@@ -125,8 +139,8 @@ pub struct MatrixSource<'a> {
     pub scales: Option<(Strided<'a>, Strided<'a>)>,
     /// Added to the output, one for each row.
     pub bias: Option<Vec<f32>>,
-    /// Told when rows have been packed.
-    pub release: Option<&'a dyn Release>,
+    /// The file's pages, if `bytes` are a mapped file's.
+    pub release: Option<&'a dyn FilePages>,
 }
 
 impl MatrixSource<'_> {
@@ -136,8 +150,27 @@ impl MatrixSource<'_> {
     }
 }
 
-/// Told of file bytes that were read and are needed no more, so that they can leave memory, and of progress.
-pub trait Release: Sync {
-    /// `bytes` is a part of a mapped file.
+/// Pages of mapped files, told of what is read of them. `bytes` is a part of one.
+pub trait FilePages: Sync {
+    /// All of `bytes` will be read now.
+    fn need(&self, bytes: &[u8]);
+    /// `bytes` were read and are needed no more: they can leave memory.
     fn release(&self, bytes: &[u8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_decoded_as_they_should() {
+        for bits in 0..=u16::MAX {
+            let mut decoded = [0.0];
+            Float::F16.decode(&bits.to_le_bytes(), &mut decoded);
+            let expected = f16::from_bits(bits).to_f32();
+            let same =
+                decoded[0].to_bits() == expected.to_bits() || (decoded[0].is_nan() && expected.is_nan());
+            assert!(same, "{bits:#06x}: {} for {expected}", decoded[0]);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use serde_json::Value;
-use thunder_compute::{Encoding, Float, MatrixSource, Release, Strided};
+use thunder_compute::{Encoding, FilePages, Float, MatrixSource, Strided};
 
 use crate::error::ModelError;
 use crate::weights::{Tensor, Weights};
@@ -86,7 +86,7 @@ impl Quantization {
 pub struct Loader<'a> {
     weights: &'a Weights,
     quantization: &'a Quantization,
-    release: Option<&'a dyn Release>,
+    pages: Option<&'a dyn FilePages>,
 }
 
 /// Which rows and columns of a `[out, in]` matrix are taken, and whether its bias is.
@@ -101,13 +101,13 @@ pub struct Window {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that tells `release` what it is done with.
+    /// A loader that tells `pages` what is read.
     pub fn new(
         weights: &'a Weights,
         quantization: &'a Quantization,
-        release: Option<&'a dyn Release>,
+        pages: Option<&'a dyn FilePages>,
     ) -> Self {
-        Self { weights, quantization, release }
+        Self { weights, quantization, pages }
     }
 
     /// The file's tensors.
@@ -211,7 +211,7 @@ impl<'a> Loader<'a> {
             weight: strided(weight.bytes, input * weight_bits / 8, rows, cols, weight_bits),
             scales,
             bias,
-            release: self.release,
+            release: self.pages,
         })
     }
 

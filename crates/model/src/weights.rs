@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use thunder_compute::source::Release;
+use thunder_compute::source::FilePages;
 
 use crate::error::ModelError;
 
@@ -172,22 +174,38 @@ fn described_bytes(file: &[u8]) -> Option<u64> {
     Some(8 + len + metadata.data_len() as u64)
 }
 
-impl Release for Weights {
+impl Weights {
+    /// The file that `bytes` lie in, and from where to where.
+    fn place(&self, bytes: &[u8]) -> Option<(&Mmap, std::ops::Range<usize>)> {
+        let start = bytes.as_ptr() as usize;
+        self.files.iter().find_map(|Mapped { map }| {
+            let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
+            Some((map, first..first + bytes.len()))
+        })
+    }
+}
+
+impl FilePages for Weights {
+    /// Maps the pages in one call: a fault for every few of them costs twice as much.
+    fn need(&self, bytes: &[u8]) {
+        #[cfg(target_os = "linux")]
+        if let Some((map, range)) = self.place(bytes) {
+            // A system that does not know the advice (Linux before 5.14) maps the pages when they are read.
+            drop(map.advise_range(Advice::PopulateRead, range.start, range.len()));
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = bytes;
+    }
+
     /// Drops the pages from this process; they stay in the system's cache, for other ranks.
     fn release(&self, bytes: &[u8]) {
-        let start = bytes.as_ptr() as usize;
-        for Mapped { map } in &self.files {
-            let base = map.as_ptr() as usize;
-            if (base..base + map.len()).contains(&start) {
-                let from = (start - base).saturating_sub(MAPPED_AROUND_BYTES);
-                let to = (start - base + bytes.len() + MAPPED_AROUND_BYTES).min(map.len());
-                // SAFETY: the map is a clean, read-only view of a file: dropped pages are read again when touched.
-                let dropped =
-                    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
-                // Advice that is refused only leaves the pages to the system's own judgement.
-                drop(dropped);
-            }
-        }
+        let Some((map, range)) = self.place(bytes) else { return };
+        let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
+        let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
+        // SAFETY: the map is a clean, read-only view of a file: dropped pages are read again when touched.
+        let dropped = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
+        // Advice that is refused only leaves the pages to the system's own judgement.
+        drop(dropped);
     }
 }
 

@@ -15,13 +15,13 @@
 //! so that a matrix takes as many bytes here as in the file, whatever its bits, and one unit for each row.
 
 use std::io;
-use std::ops::Range;
 
 use super::fixed::{Fixed, HEADER_BYTES};
 use super::memory::{Arena, Region};
+use super::pack;
 use super::pool::Pool;
 use super::simd::LANES;
-use crate::source::{Encoding, Float, MatrixSource, Strided};
+use crate::source::{Encoding, MatrixSource};
 
 /// Columns of an octet.
 pub(super) const OCTET: usize = 32;
@@ -29,8 +29,6 @@ pub(super) const OCTET: usize = 32;
 pub(super) const STEP_BYTES: usize = 64;
 /// Steps of an octet.
 pub(super) const STEPS: usize = 8;
-/// About how much is packed before the file's pages are let go.
-const PIECE_BYTES: usize = 2 << 20;
 
 /// A packed matrix `[rows, cols]`.
 #[derive(Debug)]
@@ -72,39 +70,10 @@ impl Matrix {
             bias: source.bias.clone().unwrap_or_default(),
         };
         matrix.panels = arena.take(matrix.panel_count() * matrix.panel_bytes())?;
-        let panel_bytes = matrix.panel_bytes();
         if let Encoding::Affine { .. } = source.encoding {
             matrix.units = vec![0.0; matrix.panel_count() * LANES];
         }
-        let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
-        // In pieces, so that the file's pages can leave memory: the peak is the packed matrix and one piece.
-        let piece = (PIECE_BYTES / panel_bytes.max(1)).max(pool.threads());
-        for first in (0..matrix.panel_count()).step_by(piece) {
-            let last = matrix.panel_count().min(first + piece);
-            pool.split(last - first, &|range: Range<usize>| {
-                for panel in first + range.start..first + range.end {
-                    // SAFETY: each panel is written by one thread, inside of the region that was allocated for all.
-                    let out =
-                        unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
-                    match source.encoding {
-                        Encoding::Float(float) => pack_floats(source, float, panel, out),
-                        Encoding::Affine { bits, group, scales } => {
-                            // SAFETY: 16 units for each panel; a panel is packed by one thread.
-                            let units = unsafe { &mut *units.at(panel * LANES).cast::<[f32; LANES]>() };
-                            pack_affine(source, (bits, group, scales), panel, units, out);
-                        }
-                    }
-                }
-            });
-            if let Some(release) = source.release {
-                let rows = first * LANES..source.rows.min(last * LANES);
-                release.release(source.weight.span(rows.clone()));
-                if let Some((scales, biases)) = &source.scales {
-                    release.release(scales.span(rows.clone()));
-                    release.release(biases.span(rows));
-                }
-            }
-        }
+        pack::pack(source, &mut matrix, pool);
         Ok(matrix)
     }
 
@@ -174,102 +143,6 @@ fn element(octet: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
         line += STEPS / per_line;
     }
     value
-}
-
-fn pack_floats(source: &MatrixSource<'_>, float: Float, panel: usize, out: &mut [u8]) {
-    let size = float.bytes();
-    for lane in 0..LANES.min(source.rows - panel * LANES) {
-        let row = source.weight.row(panel * LANES + lane);
-        for (col, bytes) in row.chunks_exact(size).enumerate() {
-            out[(col * LANES + lane) * size..][..size].copy_from_slice(bytes);
-        }
-    }
-}
-
-fn pack_affine(
-    source: &MatrixSource<'_>,
-    (bits, group, scales): (u32, usize, Float),
-    panel: usize,
-    units: &mut [f32; LANES],
-    out: &mut [u8],
-) {
-    let (fixed, size) = (Fixed::of(bits), scales.bytes());
-    let lanes = LANES.min(source.rows - panel * LANES);
-    let octet_source = OCTET * bits as usize / 8;
-    let Some((scale_rows, bias_rows)) = &source.scales else { unreachable!("affine sources carry scales") };
-    let number = |rows: &Strided<'_>, row: usize, g: usize| {
-        let mut x = [0.0];
-        scales.decode(&rows.row(row)[g * size..][..size], &mut x);
-        x[0]
-    };
-    let affine = |row: usize, g: usize| (number(scale_rows, row, g), number(bias_rows, row, g));
-    for (lane, unit) in units[..lanes].iter_mut().enumerate() {
-        *unit = fixed.unit((0..source.cols / group).map(|g| affine(panel * LANES + lane, g)));
-    }
-    let mut steps = [[0u8; STEP_BYTES]; STEPS];
-    for (g, record) in out.chunks_exact_mut(record_bytes(bits, group)).enumerate() {
-        let (header, octets) = record.split_at_mut(HEADER_BYTES);
-        let header = header.as_chunks_mut::<2>().0;
-        for lane in 0..lanes {
-            let (scale, bias) = affine(panel * LANES + lane, g);
-            let (scale, bias) = fixed.encode(units[lane], scale, bias);
-            header[lane] = scale.to_le_bytes();
-            header[LANES + lane] = bias.to_le_bytes();
-        }
-        for (o, octet) in octets.chunks_exact_mut(bits as usize * STEP_BYTES).enumerate() {
-            for lane in 0..lanes {
-                let row = source.weight.row(panel * LANES + lane);
-                let elements = unpack(&row[(g * group / OCTET + o) * octet_source..][..octet_source], bits);
-                for (step, four) in elements.as_chunks::<4>().0.iter().enumerate() {
-                    steps[step][4 * lane..][..4].copy_from_slice(four);
-                }
-            }
-            pack_octet(&steps, bits, octet);
-        }
-    }
-}
-
-/// 32 elements of a little-endian bit stream.
-fn unpack(stream: &[u8], bits: u32) -> [u8; OCTET] {
-    let mut out = [0; OCTET];
-    match bits {
-        8 => out.copy_from_slice(stream),
-        4 => {
-            for (pair, byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(stream) {
-                *pair = [byte & 15, byte >> 4];
-            }
-        }
-        // 8 elements are `bits` whole bytes, at most 6: they fit a u64.
-        _ => {
-            for (eight, bytes) in
-                out.as_chunks_mut::<8>().0.iter_mut().zip(stream.chunks_exact(bits as usize))
-            {
-                let mut word = [0; 8];
-                word[..bytes.len()].copy_from_slice(bytes);
-                let word = u64::from_le_bytes(word);
-                for (i, x) in eight.iter_mut().enumerate() {
-                    *x = (word >> (bits as usize * i)) as u8 & ((1u16 << bits) - 1) as u8;
-                }
-            }
-        }
-    }
-    out
-}
-
-fn pack_octet(steps: &[[u8; STEP_BYTES]; STEPS], bits: u32, out: &mut [u8]) {
-    let mut lines = out.as_chunks_mut::<STEP_BYTES>().0.iter_mut();
-    for &(width, first) in planes(bits) {
-        let mask = ((1u16 << width) - 1) as u8;
-        for together in steps.chunks_exact((8 / width) as usize) {
-            let Some(line) = lines.next() else { unreachable!("an octet has as many lines as bits") };
-            for (i, step) in together.iter().enumerate() {
-                for (byte, x) in line.iter_mut().zip(step) {
-                    let bits = ((x >> first) & mask) << (width * i as u32);
-                    *byte = if i == 0 { bits } else { *byte | bits };
-                }
-            }
-        }
-    }
 }
 
 /// A pointer that threads of a pool share, each writing its own part.

@@ -264,16 +264,38 @@ fn products_of_halves_are_right_in_any_shape() {
 fn embedding_returns_the_stored_rows() {
     let mut numbers = Numbers(3);
     for encoding in encodings() {
-        let stored = Stored::random(21, 128, encoding, &mut numbers);
-        let mut backend = backend(Isa::Portable, 1, Activations::Int16);
+        let (cols, limit) = match encoding {
+            Encoding::Float(_) => (37, 0.0), // no whole number of any block
+            Encoding::Affine { .. } => (384, 3e-4),
+        };
+        let stored = Stored::random(21, cols, encoding, &mut numbers);
+        let mut backend = backend(Isa::Portable, 2, Activations::Int16);
         let table = backend.matrix(&[stored.source(None)]).unwrap();
-        let mut out = backend.buffer(4, 128).unwrap();
+        let mut out = backend.buffer(4, cols).unwrap();
         backend.embed(&table, &[100, 120, 99, 121], 100, 1.0, &mut out);
         let out = backend.read(&out);
-        let limit = if let Encoding::Float(_) = encoding { 0.0 } else { 3e-4 };
-        assert!(distance(&out[..128], &stored.values[..128]) <= limit, "{encoding:?}");
-        assert!(distance(&out[128..256], &stored.values[20 * 128..]) <= limit, "{encoding:?}");
-        assert!(out[256..].iter().all(|x| *x == 0.0), "ids of other ranks are zero");
+        assert!(distance(&out[..cols], &stored.values[..cols]) <= limit, "{encoding:?}");
+        assert!(distance(&out[cols..2 * cols], &stored.values[20 * cols..]) <= limit, "{encoding:?}");
+        assert!(out[2 * cols..].iter().all(|x| *x == 0.0), "ids of other ranks are zero");
+    }
+}
+
+#[test]
+fn packing_gives_the_same_bytes_with_any_vectors() {
+    let mut numbers = Numbers(5);
+    for encoding in encodings() {
+        let stored = Stored::random(21, 256, encoding, &mut numbers);
+        let source = stored.source(None);
+        let matrix = Matrix::pack(&source, &mut Arena::default(), &mut Pool::new(1, None)).unwrap();
+        let mut packer = pack::Packer::new(&source);
+        for (panel, expected) in matrix.panels.chunks_exact(matrix.panel_bytes()).enumerate() {
+            let (mut out, mut units) = (vec![0; expected.len()], [0.0; simd::LANES]);
+            packer.panel_inlined(panel, &mut out, Some(&mut units));
+            assert!(out == expected, "{encoding:?}: panel {panel}");
+            if let Encoding::Affine { .. } = encoding {
+                assert_eq!(units, matrix.units[panel * simd::LANES..][..simd::LANES]);
+            }
+        }
     }
 }
 

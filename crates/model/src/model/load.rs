@@ -2,7 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use thunder_compute::{AttentionSpec, Backend, KvFormat, KvLayer, KvShape, MatrixSource, QkNorm, Release};
+use thunder_compute::{AttentionSpec, Backend, FilePages, KvFormat, KvLayer, KvShape, MatrixSource, QkNorm};
 
 use super::{Attention, Buffers, FeedForward, Head, Layer, Mixer, Model, Vocabulary};
 use crate::error::ModelError;
@@ -139,10 +139,10 @@ impl<'a> Sources<'a> {
     fn describe(
         folder: &'a ModelFolder,
         shard: Shard<'_>,
-        release: Option<&'a dyn Release>,
+        pages: Option<&'a dyn FilePages>,
     ) -> Result<Self, ModelError> {
         let spec = &folder.spec;
-        let loader = Loader::new(&folder.weights, &folder.quantization, release);
+        let loader = Loader::new(&folder.weights, &folder.quantization, pages);
         let names = Names::find(folder, 0);
         let tied = tied(folder, &names);
         let rows = shard.vocab(spec.vocab);
