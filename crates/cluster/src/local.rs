@@ -48,6 +48,7 @@ impl LocalRanks {
                 ("THUNDER_SECRET", secret.clone()),
                 ("THUNDER_TRANSPORT", transport.to_owned()),
                 (LOCAL_RANKS, size.to_string()),
+                (LOCAL_RANK, rank.to_string()),
                 (CHILD, "1".to_owned()),
             ]
         };
@@ -105,3 +106,6 @@ pub const CHILD: &str = "THUNDER_CHILD";
 
 /// How many ranks share this machine, set for ranks that [`LocalRanks`] starts.
 pub const LOCAL_RANKS: &str = "THUNDER_LOCAL_RANKS";
+
+/// Which of them a rank is, from 0 on.
+pub const LOCAL_RANK: &str = "THUNDER_LOCAL_RANK";

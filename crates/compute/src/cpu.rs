@@ -46,7 +46,8 @@ use quantize::QuantRows;
 pub struct CpuConfig {
     /// Threads, the calling one included.
     pub threads: usize,
-    /// Pin thread `i` to core `first_core + i`. Worth it when nothing else runs on these cores; `None` lets them float.
+    /// Pin thread `i` to the core `first_core + i` of those that this process may run on, the computing thread itself when it
+    /// calls [`CpuBackend::pin_caller`]. For cores that nothing else runs on; `None` lets the threads float.
     pub first_core: Option<usize>,
     /// The kernels' instruction set.
     pub isa: Isa,
@@ -98,6 +99,11 @@ impl CpuBackend {
     /// The tensor-parallel group.
     pub fn group(&mut self) -> &mut Group {
         &mut self.group
+    }
+
+    /// Pins the calling thread to the first of the backend's cores, if it has cores of its own.
+    pub fn pin_caller(&self) {
+        self.pool.pin_caller();
     }
 
     /// Threads that compute.

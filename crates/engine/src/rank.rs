@@ -117,6 +117,7 @@ impl Rank {
     /// # Errors
     /// When a peer was lost or a step cannot be computed. The group is of no use afterwards.
     pub fn follow(&mut self) -> Result<(), EngineError> {
+        self.pin();
         loop {
             match self.receive()? {
                 Kind::Stop => return Ok(()),
@@ -128,6 +129,11 @@ impl Rank {
                 }
             }
         }
+    }
+
+    /// Called by the thread that will compute, before it does: keeps it to its core, if the rank has cores of its own.
+    pub fn pin(&self) {
+        self.backend.pin_caller();
     }
 
     /// The message that rank 0 fills in before [`Rank::receive`].

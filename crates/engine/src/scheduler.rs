@@ -121,6 +121,7 @@ impl Scheduler {
     /// Why the engine cannot go on.
     pub fn run(mut self) -> Result<(), EngineError> {
         let _guard = NotePanic(self.inbox.stopped.clone());
+        self.rank.pin();
         let outcome = self.serve();
         if let Err(error) = &outcome {
             let message = error.to_string();

@@ -10,8 +10,9 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use thunder_cluster::local::{LOCAL_RANKS, LocalRanks};
+use thunder_cluster::local::{LOCAL_RANK, LOCAL_RANKS, LocalRanks};
 use thunder_collectives::{Config, Group, Op};
+use thunder_compute::cpu::pool::allowed_cores;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
 use thunder_engine::{Engine, EngineError, Limits, ModelInfo, Rank, Sampling, Scheduler};
@@ -66,6 +67,9 @@ pub struct EngineArgs {
     /// Threads of each rank [default: this machine's cores, divided among its ranks]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Let threads move from core to core even if they take all that there are
+    #[arg(long)]
+    pub no_pin: bool,
     /// Tokens that prompt and answer may have together [default: what the model was made for and memory allows]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
@@ -240,8 +244,11 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
             (Some(config), Some(ranks))
         }
     };
-    let local_ranks = std::env::var(LOCAL_RANKS).ok().and_then(|n| n.parse().ok());
-    let local_ranks = if ranks.is_some() { args.layout.world_size() } else { local_ranks.unwrap_or(1) };
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<usize>().ok());
+    let (local_rank, local_ranks) = match ranks {
+        Some(_) => (0, args.layout.world_size()),
+        None => (number(LOCAL_RANK).unwrap_or(0), number(LOCAL_RANKS).unwrap_or(1).max(1)),
+    };
     let mut world = match config {
         Some(mut config) => {
             if std::env::var_os("THUNDER_STALL_LIMIT_MS").is_none() {
@@ -257,7 +264,7 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let plan = plan(&folder, &args.layout, world.size())?;
     let demands = demand(&folder, &plan, args.layout.kv.into())?;
     let limits = limits(&folder, args, &demands, &mut world, local_ranks)?;
-    let cpu = cpu_config(args, local_ranks)?;
+    let cpu = cpu_config(args, local_rank, local_ranks)?;
     let capacity = Capacity {
         rows: limits.rows,
         logit_rows: limits.sequences,
@@ -328,15 +335,18 @@ fn transport(world: &Group) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-fn cpu_config(args: &EngineArgs, local_ranks: usize) -> anyhow::Result<CpuConfig> {
+fn cpu_config(args: &EngineArgs, local_rank: usize, local_ranks: usize) -> anyhow::Result<CpuConfig> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = args.threads.unwrap_or_else(|| (cores / local_ranks).max(1));
     if threads == 0 || threads > 1024 {
         bail!("--threads is {threads}, but must be between 1 and 1024");
     }
+    // Only threads that take all cores are pinned: beside others, who might pin theirs to the same ones, the system places them
+    // better.
+    let pinned = !args.no_pin && threads * local_ranks == allowed_cores().len();
     Ok(CpuConfig {
         threads,
-        first_core: None,
+        first_core: pinned.then_some(local_rank * threads),
         isa: Isa::detect().map_err(anyhow::Error::msg)?,
         activations: args.activations.into(),
     })

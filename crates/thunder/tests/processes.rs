@@ -134,6 +134,48 @@ fn an_idle_engine_uses_no_processor() {
 }
 
 #[test]
+fn ranks_that_take_all_cores_have_each_their_own() {
+    let status = |file: String, field: &str| {
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let value = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+        value.trim().to_owned()
+    };
+    let allowed = status("/proc/self/status".into(), "Cpus_allowed_list:");
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if cores < 2 {
+        return; // nothing to tell apart
+    }
+    let ranks = cores.to_string();
+    for (options, pinned) in [(vec![], true), (vec!["--no-pin"], false)] {
+        let all = [&["--model", "builtin", "--ranks", &ranks, "--threads", "1"], &options[..]].concat();
+        let server = Server::start(&all);
+        assert_eq!(
+            post(&server.url("/v1/completions"), &json!({ "model": "builtin", "prompt": "a" })).0,
+            200
+        );
+        let scheduler = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap().find_map(|task| {
+            let task = task.unwrap().path().display().to_string();
+            (std::fs::read_to_string(format!("{task}/comm")).ok()?.trim() == "scheduler").then_some(task)
+        });
+        let others = server.children().into_iter().map(|process| format!("/proc/{process}"));
+        let mut seen: Vec<String> = std::iter::once(scheduler.unwrap())
+            .chain(others)
+            .map(|task| status(format!("{task}/status"), "Cpus_allowed_list:"))
+            .collect();
+        let main = status(format!("/proc/{}/status", server.id()), "Cpus_allowed_list:");
+        assert_eq!(main, allowed, "what does not compute is not bound");
+        if pinned {
+            assert!(seen.iter().all(|core| core.parse::<usize>().is_ok()), "one core each: {seen:?}");
+            seen.sort();
+            seen.dedup();
+            assert_eq!(seen.len(), cores, "each another: {seen:?}");
+        } else {
+            assert!(seen.iter().all(|cores| *cores == allowed), "{seen:?}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_takes_its_share_of_the_weights_and_little_more() {
     let dir = tempfile::tempdir().unwrap();
     let folder = &synth(&dir);

@@ -12,12 +12,13 @@ use crate::hostfile::Hostfile;
 const FIRST_PORT: u16 = 32323;
 
 /// What the launcher sets for some backend, so that an inherited value would mislead the ranks.
-pub(super) const OWN: [&str; 13] = [
+pub(super) const OWN: [&str; 14] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
     "THUNDER_COORDINATOR",
     "THUNDER_SECRET",
     "THUNDER_LOCAL_RANKS",
+    "THUNDER_LOCAL_RANK",
     "MLX_RANK",
     "MLX_WORLD_SIZE",
     "MLX_HOSTFILE",
@@ -107,9 +108,11 @@ pub(super) fn settle(launch: &Launch) -> Result<Variables, LaunchError> {
         let mut environment = common.clone();
         let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
         set("THUNDER_LOCAL_RANKS", places.iter().filter(same_host).count().to_string());
+        let local_rank = places[..rank].iter().filter(same_host).count().to_string();
         if backend == Backend::Nccl {
-            set("CUDA_VISIBLE_DEVICES", places[..rank].iter().filter(same_host).count().to_string());
+            set("CUDA_VISIBLE_DEVICES", local_rank.clone());
         }
+        set("THUNDER_LOCAL_RANK", local_rank);
         for (name, value) in &launch.environment {
             set(name, value.clone());
         }

@@ -36,6 +36,8 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Where the calling thread belongs.
+    core: Option<usize>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -46,7 +48,7 @@ impl std::fmt::Debug for Shared {
 
 impl Pool {
     /// A pool of `threads` threads, the caller's included. With `first_core`, thread `i` is pinned to the core
-    /// `first_core + i`, the caller's thread too.
+    /// `first_core + i` of [`allowed_cores`], if there are so many; thread 0 only by [`Pool::pin_caller`].
     pub fn new(threads: usize, first_core: Option<usize>) -> Self {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
@@ -56,24 +58,32 @@ impl Pool {
             panicked: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        if let Some(core) = first_core {
-            pin(core);
-        }
+        let allowed = allowed_cores();
+        let cores = first_core.and_then(|first| allowed.get(first..first + threads.max(1)));
         let workers = (1..threads.max(1))
             .filter_map(|index| {
                 let shared = shared.clone();
+                let core = cores.map(|cores| cores[index]);
                 std::thread::Builder::new()
                     .name(format!("compute-{index}"))
                     .spawn(move || {
-                        if let Some(core) = first_core {
-                            pin(core + index);
+                        if let Some(core) = core {
+                            pin(core);
                         }
                         work(&shared, index);
                     })
                     .ok()
             })
             .collect();
-        Self { shared, workers }
+        Self { shared, workers, core: cores.map(|cores| cores[0]) }
+    }
+
+    /// Pins the calling thread to thread 0's core, if the pool is pinned. Threads that it starts afterwards inherit this, so
+    /// it is for a thread that computes and does nothing else.
+    pub fn pin_caller(&self) {
+        if let Some(core) = self.core {
+            pin(core);
+        }
     }
 
     /// Threads that take part in a job.
@@ -189,16 +199,30 @@ fn relax(spins: &mut u32) {
     }
 }
 
-/// Binds the calling thread to a core, where the system can. Best effort: a thread that floats is only slower.
-pub fn pin(core: usize) {
+/// The cores that the calling thread may run on, in the order of their numbers; empty where the system does not tell.
+pub fn allowed_cores() -> Vec<usize> {
+    #[cfg(target_os = "linux")]
+    // SAFETY: plain data, zero is a valid empty set, which the call fills; CPU_ISSET is given an index below the set's size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let size = size_of::<libc::cpu_set_t>();
+        match libc::sched_getaffinity(0, size, &mut set) {
+            0 => (0..8 * size).filter(|core| libc::CPU_ISSET(*core, &set)).collect(),
+            _ => Vec::new(),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    Vec::new()
+}
+
+/// Binds the calling thread to one of [`allowed_cores`]. Best effort: a thread that floats is only slower.
+fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: plain data, zero is a valid empty set; CPU_SET is given an index below the set's size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if core < 8 * size_of::<libc::cpu_set_t>() {
-            libc::CPU_SET(core, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-        }
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = core;
@@ -235,6 +259,36 @@ mod tests {
             });
         });
         assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_stay_on_their_cores_and_only_on_allowed_ones() {
+        // On a thread of its own, whose cores the test sets.
+        let test = || {
+            let last = *allowed_cores().last().unwrap();
+            pin(last);
+            let pool = Pool::new(1, Some(0));
+            pool.pin_caller();
+            assert_eq!(allowed_cores(), [last], "counted among the allowed cores, not all");
+            let mut pool = Pool::new(2, Some(0));
+            let seen = std::sync::Mutex::new(Vec::new());
+            pool.run(&|_| seen.lock().unwrap().push(allowed_cores()));
+            assert_eq!(seen.into_inner().unwrap(), [[last], [last]], "two threads on one core float");
+            assert_eq!(pool.core, None);
+        };
+        std::thread::spawn(test).join().unwrap();
+        let allowed = allowed_cores();
+        if allowed.len() > 1 {
+            let mut pool = Pool::new(2, Some(0));
+            let seen = std::sync::Mutex::new(vec![Vec::new(); 2]);
+            pool.run(&|thread| seen.lock().unwrap()[thread] = allowed_cores());
+            assert_eq!(
+                seen.into_inner().unwrap(),
+                [&allowed[..], &allowed[1..2]],
+                "the caller is asked first"
+            );
+        }
     }
 
     #[test]
