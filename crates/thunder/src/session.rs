@@ -67,9 +67,10 @@ pub struct EngineArgs {
     /// Threads of each rank [default: this machine's cores, divided among its ranks]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Let threads move from core to core even if they take all that there are
+    /// Keep each thread on a core of its own, if there are enough: faster on a machine that does nothing else, slower beside
+    /// other work
     #[arg(long)]
-    pub no_pin: bool,
+    pub pin: bool,
     /// Tokens that prompt and answer may have together [default: what the model was made for and memory allows]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
@@ -341,12 +342,10 @@ fn cpu_config(args: &EngineArgs, local_rank: usize, local_ranks: usize) -> anyho
     if threads == 0 || threads > 1024 {
         bail!("--threads is {threads}, but must be between 1 and 1024");
     }
-    // Only threads that take all cores are pinned: beside others, who might pin theirs to the same ones, the system places them
-    // better.
-    let pinned = !args.no_pin && threads * local_ranks == allowed_cores().len();
     Ok(CpuConfig {
         threads,
-        first_core: pinned.then_some(local_rank * threads),
+        first_core: (args.pin && threads * local_ranks <= allowed_cores().len())
+            .then_some(local_rank * threads),
         isa: Isa::detect().map_err(anyhow::Error::msg)?,
         activations: args.activations.into(),
     })

@@ -134,7 +134,7 @@ fn an_idle_engine_uses_no_processor() {
 }
 
 #[test]
-fn ranks_that_take_all_cores_have_each_their_own() {
+fn pinned_ranks_have_each_their_own_core() {
     let status = |file: String, field: &str| {
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
         let value = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -146,7 +146,7 @@ fn ranks_that_take_all_cores_have_each_their_own() {
         return; // nothing to tell apart
     }
     let ranks = cores.to_string();
-    for (options, pinned) in [(vec![], true), (vec!["--no-pin"], false)] {
+    for (options, pinned) in [(vec!["--pin"], true), (vec![], false)] {
         let all = [&["--model", "builtin", "--ranks", &ranks, "--threads", "1"], &options[..]].concat();
         let server = Server::start(&all);
         assert_eq!(
