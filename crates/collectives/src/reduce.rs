@@ -1,5 +1,9 @@
 //! The reduction loops: any number of sources, taken in rank order, into one destination.
 
+mod registers;
+
+use std::ops::Range;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -16,26 +20,38 @@ const IN_REGISTERS: usize = 32;
 /// Every source and `out` must be valid for `count` elements of `dtype` (no alignment needed). `out` may be one of the
 /// sources, but must not otherwise overlap one.
 pub(crate) unsafe fn reduce(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], count: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let done = if op == Op::Sum { registers::sum(dtype, out, sources, count) } else { 0 };
+        plain(dtype, op, out, sources, done..count);
+    }
+}
+
+/// Reduces a range of elements by loops that the compiler makes of plain text.
+///
+/// # Safety
+/// As for `reduce`, of the range's end.
+unsafe fn plain(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], range: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2; the pointers are as promised by the caller.
-        unsafe { avx2(dtype, op, out, sources, count) };
+        unsafe { avx2(dtype, op, out, sources, range) };
         return;
     }
     // SAFETY: as promised by the caller.
-    unsafe { portable(dtype, op, out, sources, count) }
+    unsafe { portable(dtype, op, out, sources, range) }
 }
 
 /// The same loops, compiled for AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn avx2(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], count: usize) {
+unsafe fn avx2(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], range: Range<usize>) {
     // SAFETY: as promised by the caller.
-    unsafe { portable(dtype, op, out, sources, count) }
+    unsafe { portable(dtype, op, out, sources, range) }
 }
 
 #[inline(always)]
-unsafe fn portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], count: usize) {
+unsafe fn portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], range: Range<usize>) {
     macro_rules! dispatch {
         ($($name:ident => $type:ty),*) => {
             match dtype {
@@ -43,10 +59,10 @@ unsafe fn portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], co
                     // SAFETY: as promised by the caller.
                     unsafe {
                         match op {
-                            Op::Sum => blocks::<$type, Sum>(out, sources, count),
-                            Op::Prod => blocks::<$type, Prod>(out, sources, count),
-                            Op::Max => blocks::<$type, Max>(out, sources, count),
-                            Op::Min => blocks::<$type, Min>(out, sources, count),
+                            Op::Sum => blocks::<$type, Sum>(out, sources, range),
+                            Op::Prod => blocks::<$type, Prod>(out, sources, range),
+                            Op::Max => blocks::<$type, Max>(out, sources, range),
+                            Op::Min => blocks::<$type, Min>(out, sources, range),
                         }
                     }
                 })*
@@ -162,13 +178,13 @@ trait Combine<A> {
 }
 
 #[inline(always)]
-unsafe fn blocks<L: Lane, C: Combine<L::Acc>>(out: *mut u8, sources: &[*const u8], count: usize) {
+unsafe fn blocks<L: Lane, C: Combine<L::Acc>>(out: *mut u8, sources: &[*const u8], range: Range<usize>) {
     // SAFETY: as promised by the caller.
     unsafe {
         match *sources {
-            // Two are most common, and a loop over a known number of sources keeps the sums in registers.
-            [a, b] if L::REGISTERS => blocks_of::<L, C, IN_REGISTERS>(out, &[a, b], count),
-            _ => blocks_of::<L, C, BLOCK>(out, sources, count),
+            // Two are most common, and a loop over a known number of sources keeps the results in registers.
+            [a, b] if L::REGISTERS => blocks_of::<L, C, IN_REGISTERS>(out, &[a, b], range),
+            _ => blocks_of::<L, C, BLOCK>(out, sources, range),
         }
     }
 }
@@ -177,16 +193,16 @@ unsafe fn blocks<L: Lane, C: Combine<L::Acc>>(out: *mut u8, sources: &[*const u8
 unsafe fn blocks_of<L: Lane, C: Combine<L::Acc>, const N: usize>(
     out: *mut u8,
     sources: &[*const u8],
-    count: usize,
+    range: Range<usize>,
 ) {
-    let whole = count - count % N;
-    for start in (0..whole).step_by(N) {
-        // SAFETY: `start + N <= count`, for which the caller vouches.
+    let whole = range.end - range.len() % N;
+    for start in (range.start..whole).step_by(N) {
+        // SAFETY: within the range, for which the caller vouches.
         unsafe { block::<L, C, N>(out, sources, start, N) };
     }
-    if whole < count {
+    if whole < range.end {
         // SAFETY: as above, of the rest.
-        unsafe { block::<L, C, N>(out, sources, whole, count - whole) };
+        unsafe { block::<L, C, N>(out, sources, whole, range.end - whole) };
     }
 }
 

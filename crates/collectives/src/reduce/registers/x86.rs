@@ -1,0 +1,154 @@
+//! AVX-512, and AVX2 with conversions of half precision.
+#![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
+
+use std::arch::is_x86_feature_detected;
+use std::arch::x86_64::*;
+
+use super::{Simd, Sum, sum_by};
+use crate::DType;
+
+/// What this processor has, the fastest first.
+pub(super) fn loops() -> impl Iterator<Item = (&'static str, Sum)> {
+    let has_avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+    let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+    let avx512 = has_avx512.then_some(("AVX-512", avx512 as Sum));
+    avx512.into_iter().chain(has_avx2.then_some(("AVX2", avx2 as Sum)))
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn avx512(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
+    // SAFETY: as promised by the caller; this function has the instructions.
+    unsafe { sum_by::<Avx512>(dtype, out, sources, bytes) }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn avx2(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
+    // SAFETY: as promised by the caller; this function has the instructions.
+    unsafe { sum_by::<Avx2>(dtype, out, sources, bytes) }
+}
+
+/// The upper of two 16-bit numbers.
+const UPPER: i32 = 0xffff_0000_u32 as i32;
+/// What rounds the lower 16 bits of 32 up from one half on, and in the middle together with the lowest bit that stays.
+const BELOW_HALF: i32 = 0x7fff;
+/// The bit that makes what is not a number a quiet one. It stays in 16 bits, so it is not taken for infinity.
+const QUIET: i32 = 0x40_0000;
+
+struct Avx512;
+
+// SAFETY: each method is the instructions of that meaning.
+unsafe impl Simd for Avx512 {
+    type Vector = __m512;
+    const BYTES: usize = 64;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m512 {
+        _mm512_loadu_ps(from.cast())
+    }
+    #[inline(always)]
+    unsafe fn store(vector: __m512, to: *mut u8) {
+        _mm512_storeu_ps(to.cast(), vector);
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn lower(pairs: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(pairs)))
+    }
+    #[inline(always)]
+    unsafe fn upper(pairs: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(UPPER)))
+    }
+    #[inline(always)]
+    unsafe fn pairs(lower: __m512, upper: __m512) -> __m512 {
+        const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
+        let lower = _mm512_srli_epi32::<16>(Self::round(lower));
+        _mm512_castsi512_ps(_mm512_mask_mov_epi16(lower, UPPER_HALVES, Self::round(upper)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(vector: __m512, to: *mut u8) {
+        _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector));
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}
+
+impl Avx512 {
+    /// To `bf16` in the upper halves; the lower ones are of no meaning.
+    #[inline(always)]
+    unsafe fn round(vector: __m512) -> __m512i {
+        let bits = _mm512_castps_si512(vector);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(BELOW_HALF)), odd);
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
+        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(QUIET))
+    }
+}
+
+struct Avx2;
+
+// SAFETY: each method is the instructions of that meaning.
+unsafe impl Simd for Avx2 {
+    type Vector = __m256;
+    const BYTES: usize = 32;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m256 {
+        _mm256_loadu_ps(from.cast())
+    }
+    #[inline(always)]
+    unsafe fn store(vector: __m256, to: *mut u8) {
+        _mm256_storeu_ps(to.cast(), vector);
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        _mm256_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn lower(pairs: __m256) -> __m256 {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)))
+    }
+    #[inline(always)]
+    unsafe fn upper(pairs: __m256) -> __m256 {
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(UPPER)))
+    }
+    #[inline(always)]
+    unsafe fn pairs(lower: __m256, upper: __m256) -> __m256 {
+        const UPPER_HALVES: i32 = 0b1010_1010;
+        let lower = _mm256_srli_epi32::<16>(Self::round(lower));
+        _mm256_castsi256_ps(_mm256_blend_epi16::<UPPER_HALVES>(lower, Self::round(upper)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> __m256 {
+        _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(vector: __m256, to: *mut u8) {
+        _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector));
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}
+
+impl Avx2 {
+    /// To `bf16` in the upper halves; the lower ones are of no meaning.
+    #[inline(always)]
+    unsafe fn round(vector: __m256) -> __m256i {
+        let bits = _mm256_castps_si256(vector);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(BELOW_HALF)), odd);
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector));
+        _mm256_blendv_epi8(rounded, quiet, is_nan)
+    }
+}
