@@ -2,6 +2,7 @@
 
 mod board;
 mod chain;
+mod direct;
 mod hierarchical;
 mod int8;
 
@@ -18,7 +19,8 @@ use crate::{CommError, DType, Op};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// Everyone sends everything to everyone, and reduces it all: one step, for short messages.
+    /// Everyone sends everything to everyone, and reduces it all: one step, for short messages. On one host, messages of 2 MiB
+    /// and more are reduced as by `Mesh`, straight from the others' memory where the system allows that.
     OneShot,
     /// Each rank reduces one part of the data, then sends the result to all: two steps, each byte moves twice.
     Mesh,
@@ -113,6 +115,12 @@ pub(crate) async unsafe fn all_reduce(
     if rounded && record_bytes.is_none() && count * dtype.size() >= INT8_BYTES {
         // SAFETY: as promised by the caller.
         return unsafe { int8::all_reduce(core, data, count, dtype, algorithm).await };
+    }
+    let long = count * dtype.size() >= direct::FROM_BYTES;
+    let on_board = matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh) && record_bytes.is_some();
+    if on_board && long && core.size > 1 && core.reads_mates().await? {
+        // SAFETY: as promised by the caller.
+        return unsafe { direct::all_reduce(core, data, count, (dtype, op)).await };
     }
     match (algorithm, record_bytes) {
         // SAFETY: as promised by the caller.

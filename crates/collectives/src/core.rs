@@ -5,6 +5,7 @@
 
 mod board;
 mod exchange;
+mod mates;
 mod wait;
 
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub(crate) struct Core {
     board: Option<Board>,
     /// The record of all that is waited for, and its header.
     awaited: Option<(u64, Header)>,
+    /// Whether the ranks can read each other's memory, once they know.
+    pub reads_mates: Option<bool>,
     watch: Option<Watch>,
     patience: Patience,
     outgoing: Vec<Outgoing>,
@@ -137,6 +140,7 @@ impl Core {
             hosts,
             board,
             awaited: None,
+            reads_mates: None,
             watch,
             patience,
             outgoing: (0..size).map(|_| outgoing()).collect(),

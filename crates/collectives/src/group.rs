@@ -36,7 +36,7 @@ pub struct Stats {
 
 /// A number of ranks that work together; this is one rank's part. Used by one thread at a time.
 pub struct Group {
-    core: Core,
+    pub(crate) core: Core,
     config: Config,
     stats: Stats,
     forced: Option<Algorithm>,

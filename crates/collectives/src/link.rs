@@ -5,6 +5,7 @@
 //! credits (RDMA) fits: a frame's payload is the view, and consuming it returns the credit.
 
 use crate::Transport;
+use crate::platform::Process;
 
 pub(crate) mod board;
 mod flags;
@@ -90,6 +91,11 @@ pub(crate) trait Link: Send {
 
     /// Makes the peer's descriptors ready, for a peer that sleeps because of something else than this link.
     fn wake(&self) {}
+
+    /// The peer's process, where its memory may be readable.
+    fn process(&self) -> Option<Process> {
+        None
+    }
 
     /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer.
     fn fault(&self) -> Option<String> {

@@ -1,14 +1,19 @@
-//! What differs between Linux and macOS: shared memory objects, local sockets, the host's identity, socket options.
+//! What differs between Linux and macOS: shared memory objects, local sockets, the host's identity, socket options,
+//! reading another process's memory.
 
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{bind_local, connect_local, host_identity, limit_unacknowledged, shared_object};
+pub(crate) use linux::{
+    Process, bind_local, connect_local, host_identity, limit_unacknowledged, peer_process, shared_object,
+};
 
 #[cfg(not(target_os = "linux"))]
 mod macos;
 #[cfg(not(target_os = "linux"))]
-pub(crate) use macos::{bind_local, connect_local, host_identity, limit_unacknowledged, shared_object};
+pub(crate) use macos::{
+    Process, bind_local, connect_local, host_identity, limit_unacknowledged, peer_process, shared_object,
+};
 
 mod unix;
 pub(crate) use unix::{

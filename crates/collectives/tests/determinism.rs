@@ -26,14 +26,27 @@ fn value(state: &mut u64) -> f32 {
 }
 
 fn input<T>(rank: usize, convert: impl Fn(f32) -> T) -> Vec<T> {
+    input_of(COUNT, rank, convert)
+}
+
+fn input_of<T>(count: usize, rank: usize, convert: impl Fn(f32) -> T) -> Vec<T> {
     let mut state = 77 + rank as u64;
-    (0..COUNT).map(|_| convert(value(&mut state))).collect()
+    (0..count).map(|_| convert(value(&mut state))).collect()
+}
+
+fn expected<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(T) -> f32) -> Vec<T> {
+    expected_of(COUNT, ranks, convert, back)
 }
 
 /// Sums in rank order, accumulated in f32.
-fn expected<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(T) -> f32) -> Vec<T> {
-    let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input(rank, convert)).collect();
-    (0..COUNT)
+fn expected_of<T: Copy>(
+    count: usize,
+    ranks: usize,
+    convert: impl Fn(f32) -> T + Copy,
+    back: impl Fn(T) -> f32,
+) -> Vec<T> {
+    let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input_of(count, rank, convert)).collect();
+    (0..count)
         .map(|index| {
             let sum = inputs[1..].iter().fold(back(inputs[0][index]), |sum, input| sum + back(input[index]));
             convert(sum)
@@ -76,6 +89,23 @@ fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
             });
             assert_eq!(done.unwrap().len(), ranks);
         }
+    }
+}
+
+/// From 2 MiB on, ranks of a host read each other's memory.
+#[test]
+fn long_messages_give_the_same_bits() {
+    const FLOATS: usize = 1_300_003;
+    const HALVES: usize = 1_048_577;
+    for ranks in 2..=5 {
+        let sums = expected_of(FLOATS, ranks, |v| v, |v| v);
+        let halves = expected_of(HALVES, ranks, bf16::from_f32, bf16::to_f32);
+        let done = local::run(ranks, TransportChoice::Shm, |mut group| {
+            let rank = group.rank();
+            all_runs(&mut group, &input_of(FLOATS, rank, |v| v), &sums, 5);
+            all_runs(&mut group, &input_of(HALVES, rank, bf16::from_f32), &halves, 5);
+        });
+        assert_eq!(done.unwrap().len(), ranks);
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Closed, Interest, Link, flags};
 use crate::Transport;
-use crate::platform::Mapping;
+use crate::platform::{self, Mapping, Process};
 
 /// Messages start on a cache line, so that vector loads from the ring do not straddle two.
 const ALIGN: u64 = 64;
@@ -39,6 +39,7 @@ pub(crate) struct ShmLink {
     // Keeps the memory that the four pointers below point into.
     _mapping: Mapping,
     doorbell: UnixStream,
+    process: Option<Process>,
     peer_gone: bool,
     ring_bytes: u64,
     out: *const Control,
@@ -77,6 +78,7 @@ impl ShmLink {
         };
         let (out, inc) = if lower { (direction(0), direction(1)) } else { (direction(1), direction(0)) };
         Ok(Self {
+            process: platform::peer_process(&doorbell),
             doorbell,
             peer_gone: false,
             ring_bytes: ring_bytes as u64,
@@ -261,5 +263,9 @@ impl Link for ShmLink {
 
     fn wake(&self) {
         self.ring();
+    }
+
+    fn process(&self) -> Option<Process> {
+        self.process
     }
 }

@@ -52,3 +52,51 @@ pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::R
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
+
+/// Who called `connect` at the other end, or `listen`.
+pub(super) fn credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `credentials`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut length,
+        )
+    };
+    if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Another process, by the number that it has for this one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Process(libc::pid_t);
+
+/// The process at the other end, if it can be seen from here.
+pub(crate) fn peer_process(socket: &UnixStream) -> Option<Process> {
+    credentials(socket).ok().map(|credentials| credentials.pid).filter(|pid| *pid > 0).map(Process)
+}
+
+impl Process {
+    /// Reads from its memory. The system may not allow that: it is the right to debug it.
+    ///
+    /// # Safety
+    /// `to` must be valid for `length` bytes.
+    pub unsafe fn read(self, from: u64, to: *mut u8, length: usize) -> io::Result<()> {
+        let mut done = 0;
+        while done < length {
+            let left = length - done;
+            let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: left };
+            let remote = libc::iovec { iov_base: (from as usize + done) as *mut _, iov_len: left };
+            // SAFETY: `local` lies within what the caller vouches for; the kernel checks `remote`.
+            match unsafe { libc::process_vm_readv(self.0, &local, 1, &remote, 1, 0) } {
+                count @ 1.. => done += count as usize,
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => return Err(io::Error::last_os_error()),
+            }
+        }
+        Ok(())
+    }
+}

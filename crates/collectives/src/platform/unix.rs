@@ -127,22 +127,7 @@ pub(crate) fn peer_is_same_user(socket: &UnixStream) -> io::Result<bool> {
     own += unsafe { libc::geteuid() };
     #[cfg(target_os = "linux")]
     {
-        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: pointer and length describe `credentials`.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut credentials).cast(),
-                &mut length,
-            )
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        user += credentials.uid;
+        user += super::linux::credentials(socket)?.uid;
     }
     #[cfg(not(target_os = "linux"))]
     {

@@ -1,0 +1,80 @@
+//! Reading straight from the memory of the other ranks of a host, where the system lets one process read another's.
+
+use super::Core;
+use crate::header::{Header, Kind};
+use crate::{CommError, DType};
+
+/// Steps of the agreement, as headers tell them.
+const NONCES: u8 = 11;
+const VERDICTS: u8 = 12;
+
+impl Core {
+    /// Whether all ranks, which must share a board, can read each other's memory. They find out together the first time.
+    pub async fn reads_mates(&mut self) -> Result<bool, CommError> {
+        if let Some(known) = self.reads_mates {
+            return Ok(known);
+        }
+        // A process is known by its number, which may be another's in another namespace: it must have what it says.
+        let mut nonce = [0u8; size_of::<u64>()];
+        let random = getrandom::fill(&mut nonce).is_ok();
+        let mut memory = std::mem::take(&mut self.wire_room);
+        memory.clear();
+        memory.extend(nonce);
+        let header =
+            |core: &Self, phase| core.header(Kind::AllReduce, DType::U64, 0, phase, size_of::<u64>());
+        let nonces = header(self, NONCES);
+        let record = self.post_words(&nonces, [memory.as_ptr() as u64, u64::from_ne_bytes(nonce)]);
+        self.await_record(record, &nonces).await?;
+        let read = |rank: usize| {
+            let [place, nonce] = self.words_of(rank, record);
+            let mut seen = 0u64;
+            let process = self.links[rank].as_ref().and_then(|link| link.process());
+            // SAFETY: `seen` is as long as what is read.
+            let result = process
+                .map(|process| unsafe { process.read(place, (&raw mut seen).cast(), size_of_val(&seen)) });
+            matches!(result, Some(Ok(()))) && seen == nonce
+        };
+        let all = random && (0..self.size).all(|rank| rank == self.rank || read(rank));
+        let verdicts = header(self, VERDICTS);
+        let record = self.post_words(&verdicts, [u64::from(all), 0]);
+        self.await_record(record, &verdicts).await?;
+        self.wire_room = memory;
+        let known = (0..self.size).all(|rank| self.words_of(rank, record)[0] == 1);
+        self.reads_mates = Some(known);
+        Ok(known)
+    }
+
+    /// Posts a record of two words.
+    pub fn post_words(&mut self, header: &Header, words: [u64; 2]) -> u64 {
+        let (record, to) = self.take_record(size_of_val(&words));
+        // SAFETY: the record holds as much.
+        unsafe { to.cast::<[u64; 2]>().write_unaligned(words) };
+        self.post_record(record, header);
+        record
+    }
+
+    /// What a rank, of a board of all ranks, has posted so.
+    pub fn words_of(&self, rank: usize, record: u64) -> [u64; 2] {
+        // SAFETY: everyone has posted the record, and nobody writes there before this rank has posted others.
+        unsafe { self.record_of(rank, record).cast::<[u64; 2]>().read_unaligned() }
+    }
+
+    /// Reads from a rank's memory.
+    ///
+    /// # Safety
+    /// `to` must be valid for `length` bytes.
+    pub unsafe fn read_mate(
+        &mut self,
+        rank: usize,
+        from: u64,
+        to: *mut u8,
+        length: usize,
+    ) -> Result<(), CommError> {
+        let process = self.links[rank].as_ref().and_then(|link| link.process());
+        // SAFETY: as promised by the caller.
+        match process.map(|process| unsafe { process.read(from, to, length) }) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.closed(rank)),
+        }
+    }
+}
