@@ -15,7 +15,7 @@ target=${CARGO_TARGET_DIR:-target}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cargo build --quiet --release -p thunder-collectives --example comm
+cargo build --quiet --locked --release --workspace --example comm
 comm=$target/release/examples/comm
 mpicc -O3 -march=native -o "$work/mpi" bench/allreduce_mpi.c
 

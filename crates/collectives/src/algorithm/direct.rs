@@ -14,9 +14,9 @@ pub(super) const FROM_BYTES: usize = 2 << 20;
 /// What a rank reads of the others before it reduces that: fits the second-level cache.
 const READ_BYTES: usize = 512 << 10;
 /// Steps, as headers tell them.
-const PLACES: u8 = 8;
-const REDUCED: u8 = 9;
-const READ: u8 = 10;
+const PLACES: u8 = 13;
+const REDUCED: u8 = 14;
+const READ: u8 = 15;
 
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype` until this returns, and `core.reads_mates()` have said yes.

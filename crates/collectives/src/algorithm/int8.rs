@@ -15,6 +15,9 @@ const SCALE_BYTES: usize = size_of::<f32>();
 const BLOCK_BYTES: usize = SCALE_BYTES + BLOCK;
 /// The largest value of a block becomes this.
 const LIMIT: f32 = 127.0;
+/// To add this rounds a float to the nearest whole number, ties to even, and leaves it in the lowest bits: in those of 0 / 0,
+/// 0. Unlike a call to round, it needs no instruction that only newer processors have.
+const ROUNDING: f32 = (3 << 22) as f32;
 const SUM: u8 = Op::Sum as u8;
 /// Steps, as headers tell them.
 const WHOLE: u8 = 8;
@@ -154,14 +157,15 @@ unsafe fn encode(dtype: DType, data: *const u8, count: usize, wire: &mut [u8]) {
         let values = &mut values[..levels.len()];
         // SAFETY: the block's values lie within `count`.
         unsafe { load(dtype, data.add(index * BLOCK * dtype.size()), values) };
-        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        // Without their signs, floats are in the order of their bits, and what is no number is above infinity.
+        let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
         // A value that is no number, or infinite, makes the whole block no number.
-        let finite = values.iter().all(|value| value.is_finite());
-        let scale = if finite { largest / LIMIT } else { f32::NAN };
+        let finite = largest < f32::INFINITY.to_bits();
+        let scale = if finite { f32::from_bits(largest) / LIMIT } else { f32::NAN };
         scale_bytes.copy_from_slice(&scale.to_le_bytes());
         for (level, value) in levels.iter_mut().zip(values.iter()) {
-            // The conversion turns 0 / 0 into 0, and what rounding put above the limit into it.
-            *level = (value / scale).round_ties_even() as i8 as u8;
+            // A scale so small that it is rounded itself leaves values above the limit.
+            *level = ((value / scale).clamp(-LIMIT, LIMIT) + ROUNDING).to_bits() as u8;
         }
     }
 }
