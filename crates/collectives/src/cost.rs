@@ -38,6 +38,9 @@ pub(crate) struct Model {
     /// Each host's ranks are consecutive, so all algorithms add in rank order. Where one does not, its choice would make a
     /// result depend on the length of the message.
     in_order: bool,
+    /// All ranks share a board. What goes by links between its ranks, or by one of them, is never faster for long, whatever
+    /// the lines say: a probe's two sizes do not show that long messages are read straight from memory.
+    board: bool,
 }
 
 impl Model {
@@ -90,14 +93,18 @@ impl Model {
             };
             Cost { algorithm, fixed_us, us_per_kib: moved_us + added * ADD_US_PER_KIB }
         });
-        Self { costs, in_order }
+        Self { costs, in_order, board }
     }
 
     /// The cheapest algorithm for this many bytes.
     pub fn choose(&self, bytes: usize) -> Algorithm {
         let mut best = &self.costs[0];
         for cost in &self.costs[1..] {
-            let fits = self.in_order || cost.algorithm != Algorithm::Hierarchical;
+            let fits = match cost.algorithm {
+                Algorithm::OneShot | Algorithm::Mesh => true,
+                Algorithm::Chain => !self.board,
+                Algorithm::Hierarchical => !self.board && self.in_order,
+            };
             if fits && cost.predict_us(bytes) < best.predict_us(bytes) {
                 best = cost;
             }
@@ -190,6 +197,16 @@ mod tests {
         }
         let scattered = Model::guess(&[vec![0, 2], vec![1, 3]]);
         assert_ne!(scattered.choose(256 << 10), Algorithm::Hierarchical, "it would not add in rank order");
+    }
+
+    #[test]
+    fn a_board_is_used_whatever_a_probe_says_of_links() {
+        let mut model = Model::guess(&even(3, 1));
+        for cost in &mut model.costs {
+            let by_links = matches!(cost.algorithm, Algorithm::Chain | Algorithm::Hierarchical);
+            cost.us_per_kib = if by_links { 0.01 } else { 0.02 };
+        }
+        assert!(matches!(model.choose(16 << 20), Algorithm::OneShot | Algorithm::Mesh));
     }
 
     #[test]
