@@ -5,11 +5,11 @@
 #
 # Needs `apt-get install openmpi-bin libopenmpi-dev`. MLX is measured when the Python in $MLX_PYTHON has it
 # (`pip install "mlx[cpu]"`). In each round every library measures every size, one after the other; a table's figure is the
-# median over the rounds. NICE is how everything is started (default `nice -n 0`).
+# median over the rounds. NICE is how everything is started (default `nice -n 0`), SIZES replaces the bytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-f32} milliseconds=${2:-100} rounds=${3:-5}
-sizes="8 1024 8192 16384 65536 1048576 16777216"
+sizes=${SIZES:-8 1024 8192 16384 65536 1048576 16777216}
 nice=${NICE:-nice -n 0}
 target=${CARGO_TARGET_DIR:-target}
 work=$(mktemp -d)
