@@ -67,6 +67,8 @@ pub struct CpuBackend {
     quantized: Vec<QuantRows>,
     /// The same in bf16.
     halves: HalfRows,
+    /// Rows of the step at hand, and how many of them, from the first on, are of generated tokens; none before the first step.
+    step: Option<(usize, usize)>,
     /// One for each thread.
     scratch: Vec<isa::Scratch>,
     rotations: Vec<rows::Rotation>,
@@ -92,6 +94,7 @@ impl CpuBackend {
             arena: Arena::default(),
             quantized: Vec::new(),
             halves: HalfRows::default(),
+            step: None,
             rotations: Vec::new(),
         }
     }
@@ -111,20 +114,33 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// Brings `x` into the forms that the parts of `w` need.
-    fn prepare(&mut self, x: &Buffer, w: &Linear) {
-        let (isa, data, stride) = (self.isa, SendPtr(x.data.as_ptr().cast_mut()), x.width);
+    /// How many of so many rows, from the first on, are of generated tokens. These, and rows that were picked from a step, are multiplied
+    /// exactly, so that a sequence's tokens do not depend on what else is in the batch; those of prompts may be bf16.
+    fn generated(&self, rows: usize) -> usize {
+        match self.step {
+            Some((all, generated)) if all == rows => generated,
+            Some(_) => rows,
+            None if rows < MANY_ROWS => rows,
+            None => 0,
+        }
+    }
+
+    /// Brings rows of `x` into the forms that the parts of `w` need.
+    fn prepare(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, prompts: bool) {
+        // SAFETY: the rows are within the buffer.
+        let data = SendPtr(unsafe { x.data.as_ptr().add(rows.start * x.width) }.cast_mut());
+        let (isa, stride, count) = (self.isa, x.width, rows.len());
         let (mut used, mut halved) = (0, false);
         for part in &w.parts {
-            match Form::of(part.encoding, x.rows, self.isa, self.activations) {
+            match Form::of(part.encoding, prompts, self.isa, self.activations) {
                 Form::Floats => {}
                 Form::Halves => {
                     if std::mem::replace(&mut halved, true) {
                         continue;
                     }
-                    self.halves.shape(x.rows, part.cols);
+                    self.halves.shape(count, part.cols);
                     let writer = self.halves.writer();
-                    for_rows(&mut self.pool, x.rows, &|rows| {
+                    for_rows(&mut self.pool, count, &|rows| {
                         // SAFETY: the rows are within `x`, which nobody writes; each is rounded by one thread.
                         unsafe { isa::round_rows(isa, data.at(0), stride, rows, part.cols, writer) }
                     });
@@ -137,9 +153,9 @@ impl CpuBackend {
                         self.quantized.push(QuantRows::default());
                     }
                     let quantized = &mut self.quantized[used];
-                    quantized.shape(x.rows, part.cols, group, self.activations);
+                    quantized.shape(count, part.cols, group, self.activations);
                     let writer = quantized.writer();
-                    for_rows(&mut self.pool, x.rows, &|rows| {
+                    for_rows(&mut self.pool, count, &|rows| {
                         // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
                         unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
                     });
@@ -149,7 +165,50 @@ impl CpuBackend {
         }
         self.quantized.truncate(used.max(1));
     }
+
+    /// Multiplies some rows.
+    fn multiply(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, prompts: bool, out: &mut Buffer) {
+        self.prepare(x, rows.clone(), w, prompts);
+        let (isa, activations, quantized, halves) =
+            (self.isa, self.activations, &self.quantized, &self.halves);
+        // SAFETY: the rows are within the buffer.
+        let data = SendPtr(unsafe { x.data.as_ptr().add(rows.start * x.width) }.cast_mut());
+        let (stride, out) = (x.width, out.output(rows));
+        let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
+        let (threads, scratch) = (self.pool.threads(), SendPtr(self.scratch.as_mut_ptr()));
+        self.pool.run(&|thread| {
+            let range = share(panels, thread, threads);
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
+            let (mut first_panel, mut column) = (0, 0);
+            for part in &w.parts {
+                let count = part.panel_count();
+                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
+                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
+                let input = match Form::of(part.encoding, prompts, isa, activations) {
+                    // SAFETY: the first row.
+                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
+                    Form::Halves => Input::Halves(halves),
+                    Form::Integers { group } => {
+                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
+                            unreachable!("quantized for every part")
+                        };
+                        Input::Quantized(rows)
+                    }
+                };
+                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
+                unsafe {
+                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
+                }
+                first_panel += count;
+                column += part.rows;
+            }
+        });
+    }
 }
+
+/// Without a step, so many rows are a prompt.
+const MANY_ROWS: usize = 9;
 
 /// How activations enter a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,10 +223,10 @@ enum Form {
 }
 
 impl Form {
-    /// For so many rows and such weights.
-    fn of(encoding: Encoding, rows: usize, isa: Isa, activations: Activations) -> Self {
+    /// For such weights, and rows of prompts or others.
+    fn of(encoding: Encoding, prompts: bool, isa: Isa, activations: Activations) -> Self {
         match (activations, encoding) {
-            (Activations::Auto, encoding) if isa::takes_halves(isa, encoding, rows) => Self::Halves,
+            (Activations::Auto, encoding) if prompts && isa::takes_halves(isa, encoding) => Self::Halves,
             (Activations::F32, _) | (_, Encoding::Float(_)) => Self::Floats,
             (_, Encoding::Affine { group, .. }) => Self::Integers { group },
         }
@@ -206,11 +265,7 @@ impl Backend for CpuBackend {
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
-        Buffer::new(rows, width).map_err(|error| ComputeError::Memory {
-            bytes: rows * width * size_of::<f32>(),
-            what: "activations",
-            reason: error.to_string(),
-        })
+        Ok(Buffer::new(rows, width))
     }
 
     fn kv_cache(&mut self, shape: KvShape) -> Result<Kv, ComputeError> {
@@ -222,6 +277,7 @@ impl Backend for CpuBackend {
     }
 
     fn begin(&mut self, step: &Step, ropes: &[Rope]) {
+        self.step = Some((step.rows(), step.generated()));
         self.rotations.resize_with(ropes.len(), rows::Rotation::default);
         for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
             rotation.compute(step, rope);
@@ -261,41 +317,12 @@ impl Backend for CpuBackend {
     fn linear(&mut self, x: &Buffer, w: &Linear, out: &mut Buffer) {
         out.shape(x.rows);
         debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
-        self.prepare(x, w);
-        let (isa, activations, quantized, halves) =
-            (self.isa, self.activations, &self.quantized, &self.halves);
-        let (data, stride) = (SendPtr(x.data.as_ptr().cast_mut()), x.width);
-        let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
-        let out = out.output(0);
-        let (threads, scratch) = (self.pool.threads(), SendPtr(self.scratch.as_mut_ptr()));
-        self.pool.run(&|thread| {
-            let range = share(panels, thread, threads);
-            // SAFETY: each thread has its own.
-            let scratch = unsafe { &mut *scratch.at(thread) };
-            let (mut first_panel, mut column) = (0, 0);
-            for part in &w.parts {
-                let count = part.panel_count();
-                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
-                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
-                let input = match Form::of(part.encoding, x.rows, isa, activations) {
-                    // SAFETY: the start of the buffer.
-                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
-                    Form::Halves => Input::Halves(halves),
-                    Form::Integers { group } => {
-                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
-                            unreachable!("quantized for every part")
-                        };
-                        Input::Quantized(rows)
-                    }
-                };
-                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
-                unsafe {
-                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
-                }
-                first_panel += count;
-                column += part.rows;
+        let generated = self.generated(x.rows);
+        for (rows, prompts) in [(0..generated, false), (generated..x.rows, true)] {
+            if !rows.is_empty() {
+                self.multiply(x, rows, w, prompts, out);
             }
-        });
+        }
     }
 
     fn attention(

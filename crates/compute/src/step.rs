@@ -12,6 +12,9 @@ pub struct StepSequence {
     pub rows: Range<usize>,
     /// Position of its first row's token in the sequence.
     pub start: usize,
+    /// Whether these are a prompt's tokens, which backends may multiply otherwise than generated ones. At first that is so if they
+    /// are more than one.
+    pub prompt: bool,
     /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on.
     pub blocks: Range<usize>,
 }
@@ -35,6 +38,14 @@ impl Step {
         self.tokens.len()
     }
 
+    /// Rows before the first prompt. Those of prompts come last.
+    pub fn generated(&self) -> usize {
+        self.sequences
+            .iter()
+            .find(|sequence| sequence.prompt)
+            .map_or(self.rows(), |sequence| sequence.rows.start)
+    }
+
     /// Empties the step and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
@@ -54,6 +65,7 @@ impl Step {
         self.sequences.push(StepSequence {
             rows: row..self.tokens.len(),
             start,
+            prompt: tokens.len() > 1,
             blocks: block..self.blocks.len(),
         });
         if logits {

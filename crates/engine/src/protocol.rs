@@ -50,7 +50,7 @@ impl Message {
         self.words.extend([0, kind as u32, 0]);
     }
 
-    /// Adds tokens of a slot's sequence. The slot's table becomes its first `kept` blocks and `new` ones.
+    /// Adds tokens of a slot's sequence, with whether logits are wanted and whether they are a prompt's. The slot's table becomes its first `kept` blocks and `new` ones.
     pub fn push(
         &mut self,
         slot: usize,
@@ -58,9 +58,10 @@ impl Message {
         kept: usize,
         new: &[u32],
         tokens: &[u32],
-        logits: bool,
+        (logits, prompt): (bool, bool),
     ) {
-        let numbers = [slot, start, kept, new.len(), tokens.len(), usize::from(logits)];
+        let flags = usize::from(logits) | usize::from(prompt) << 1;
+        let numbers = [slot, start, kept, new.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
         self.words.extend_from_slice(new);
         self.words.extend_from_slice(tokens);
@@ -100,7 +101,7 @@ impl Message {
         let kind = Kind::from_word(take(&mut rest, 1)?[0]).ok_or(Garbled)?;
         let sequences = take(&mut rest, 1)?[0];
         for _ in 0..sequences {
-            let &[slot, start, kept, new, tokens, logits] = take(&mut rest, 6)? else { return Err(Garbled) };
+            let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else { return Err(Garbled) };
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let slot = slot as usize;
             if slot >= 1 << 16 {
@@ -116,7 +117,10 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(Garbled);
             }
-            step.push(tokens, start as usize, table, logits != 0);
+            step.push(tokens, start as usize, table, flags & 1 != 0);
+            if let Some(sequence) = step.sequences.last_mut() {
+                sequence.prompt = flags & 2 != 0;
+            }
         }
         Ok(kind)
     }
@@ -143,9 +147,9 @@ mod tests {
                 if group.rank() == 0 {
                     message.begin(Kind::Argmax);
                     if round == 0 {
-                        message.push(2, 0, 0, &(0..16).collect::<Vec<_>>(), &long, true);
+                        message.push(2, 0, 0, &(0..16).collect::<Vec<_>>(), &long, (true, true));
                     } else {
-                        message.push(2, 499 + round, 16, &[], &[7], true);
+                        message.push(2, 499 + round, 16, &[], &[7], (true, false));
                     }
                 }
                 message.exchange(&mut group).unwrap();

@@ -56,6 +56,16 @@ struct Sequence {
     first_token: Option<Instant>,
 }
 
+impl Sequence {
+    /// Tokens that are computed as a prompt: a single one is not.
+    fn prompt_rows(&self) -> usize {
+        match self.request.prompt.len() {
+            1 => 0,
+            rows => rows,
+        }
+    }
+}
+
 /// A step whose results have not come.
 struct UnderWay {
     kind: Kind,
@@ -249,6 +259,9 @@ impl Scheduler {
         let share = self.running().div_ceil(self.rank.stages()).max(1);
         let decodes = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 == s.tokens.len();
         let reads = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 < s.tokens.len();
+        // What was generated before a preemption is read again, too, but not as a prompt, or its numbers would be others.
+        let reads_again = |s: &Sequence| reads(s) && s.computed >= s.prompt_rows();
+        let reads_prompt = |s: &Sequence| reads(s) && s.computed < s.prompt_rows();
         for slot in 0..self.sequences.len() {
             if rows > 0
                 && plan.len() < share
@@ -262,10 +275,17 @@ impl Scheduler {
         if !plan.is_empty() {
             rows = rows.min(PROMPT_ROWS_BESIDE_DECODES);
         }
-        for slot in 0..self.sequences.len() {
-            let Some(sequence) = self.sequences[slot].as_ref().filter(|s| reads(s)) else { continue };
-            let count = rows.min(sequence.tokens.len() - sequence.computed);
-            if count > 0 && plan.len() < self.limits.sequences && self.room(slot, count) {
+        let kinds: [&dyn Fn(&Sequence) -> bool; 2] = [&reads_again, &reads_prompt];
+        let slots = self.sequences.len();
+        for (kind, slot) in (0..kinds.len()).flat_map(|kind| (0..slots).map(move |slot| (kind, slot))) {
+            let Some(sequence) = self.sequences[slot].as_ref().filter(|s| kinds[kind](s)) else { continue };
+            let count = if sequence.computed < sequence.prompt_rows() {
+                prompt_piece(sequence.prompt_rows() - sequence.computed, rows)
+            } else {
+                rows.min(sequence.tokens.len() - sequence.computed)
+            };
+            let planned = plan.iter().any(|(other, _)| *other == slot);
+            if count > 0 && !planned && plan.len() < self.limits.sequences && self.room(slot, count) {
                 plan.push((slot, count));
                 rows -= count;
             }
@@ -351,7 +371,8 @@ impl Scheduler {
             let logits = wants(sequence, count);
             let new = &sequence.blocks[sequence.sent_blocks..];
             let tokens = &sequence.tokens[sequence.computed..sequence.computed + count];
-            message.push(slot, sequence.computed, sequence.sent_blocks, new, tokens, logits);
+            let prompt = sequence.computed < sequence.prompt_rows();
+            message.push(slot, sequence.computed, sequence.sent_blocks, new, tokens, (logits, prompt));
             sequence.sent_blocks = sequence.blocks.len();
             sequence.computed += count;
             sequence.under_way += 1;
@@ -455,5 +476,36 @@ impl Scheduler {
             self.sequences[slot] = None;
             self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// Rows of a prompt's next piece, of which `left` tokens are left and at least 2, where a step has room for `room`. Never a single
+/// one, nor one that leaves a single one: backends take it for one that generates, whose numbers may differ in the last bits.
+fn prompt_piece(left: usize, room: usize) -> usize {
+    let count = left.min(room);
+    match (count, left - count) {
+        (0 | 1, _) | (2, 1) => 0,
+        (_, 1) => count - 1,
+        _ => count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_piece_of_a_prompt_is_a_single_token() {
+        for room in 3..9 {
+            for prompt in 2..40 {
+                let mut left = prompt;
+                while left > 0 {
+                    let piece = prompt_piece(left, room);
+                    assert!((2..=room).contains(&piece), "{piece} of {left}, with room for {room}");
+                    left -= piece;
+                }
+            }
+        }
+        assert_eq!((prompt_piece(5, 1), prompt_piece(3, 2)), (0, 0), "they wait for the next step");
     }
 }

@@ -12,19 +12,23 @@ use serde_json::{Value, json};
 #[test]
 fn every_number_of_ranks_gives_the_same_text() {
     let questions = ["What is tensor parallelism?", "Which machines can I use?", "tell me a joke about cats"];
+    // Sums of shards differ in their last bits. Rounded to bf16, that decides what is nearly a tie, as the second question is.
+    let run = |question, options: &[&str]| {
+        run_json(&[&["run", "builtin", question, "--json", "--activations", "int16"], options].concat())
+    };
     for question in questions {
-        let alone = run_json(&["run", "builtin", question, "--json"]);
+        let alone = run(question, &[]);
         assert_eq!(alone["finish_reason"], "stop", "{alone}");
         for ranks in ["2", "3", "4", "5"] {
             for parallel in ["tensor", "pipeline"] {
                 for transport in ["shm", "tcp"] {
                     let options = ["--ranks", ranks, "--parallel", parallel, "--transport", transport];
-                    let sharded = run_json(&[&["run", "builtin", question, "--json"], &options[..]].concat());
+                    let sharded = run(question, &options);
                     assert_eq!(alone["text"], sharded["text"], "{question} with {options:?}");
                 }
             }
         }
-        let uneven = run_json(&["run", "builtin", question, "--json", "--ranks", "3", "--split", "3,1,0.5"]);
+        let uneven = run(question, &["--ranks", "3", "--split", "3,1,0.5"]);
         assert_eq!(alone["text"], uneven["text"], "{question} on an uneven split");
     }
 }

@@ -42,6 +42,12 @@ impl Heads<'_> {
         self.rows.len() * self.spec.queries_of[self.kv_head].len()
     }
 
+    /// Whether these are a prompt's.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
+    pub fn of_prompt(&self) -> bool {
+        self.sequence.prompt
+    }
+
     /// Row and head of a query.
     #[inline(always)]
     fn place(&self, query: usize) -> (usize, usize) {

@@ -1,10 +1,12 @@
 //! Rows of activations.
 
-use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use super::matmul::Output;
-use super::memory::Region;
+use super::simd::LANES;
+
+/// A cache line.
+const LINE_BYTES: usize = 64;
 
 /// Rows of floats.
 #[derive(Debug)]
@@ -15,12 +17,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Room for `rows` rows.
-    ///
-    /// # Errors
-    /// When memory cannot be had.
-    pub(super) fn new(rows: usize, width: usize) -> io::Result<Self> {
-        Ok(Self { data: Floats(Region::zeroed(rows * width * size_of::<f32>())?), width, rows: 0 })
+    /// Room for `rows` rows; pages are taken from the system when they are first written.
+    pub(super) fn new(rows: usize, width: usize) -> Self {
+        // Not an allocation that is aligned itself: to zero such a one means to write it.
+        let all = vec![0.0; rows * width + LANES];
+        let start = all.as_ptr().align_offset(LINE_BYTES).min(LANES);
+        Self { data: Floats { all, start }, width, rows: 0 }
     }
 
     pub(super) fn shape(&mut self, rows: usize) {
@@ -28,29 +30,33 @@ impl Buffer {
         self.rows = rows;
     }
 
-    pub(super) fn output(&mut self, column: usize) -> Output {
-        debug_assert!(column <= self.width);
-        // SAFETY: within the buffer's first row, or one past it when the buffer is empty.
-        let data = unsafe { self.data.as_mut_ptr().add(column) };
-        Output { data, stride: self.width, rows: self.rows }
+    /// Where results of some rows go.
+    pub(super) fn output(&mut self, rows: Range<usize>) -> Output {
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        // SAFETY: within the buffer.
+        let data = unsafe { self.data.as_mut_ptr().add(rows.start * self.width) };
+        Output { data, stride: self.width, rows: rows.len() }
     }
 }
 
-/// Aligned to cache lines, because vectors across two of them are stored at half the speed.
+/// Floats from a cache line's start on, which results are streamed to.
 #[derive(Debug)]
-pub(super) struct Floats(Region);
+pub(super) struct Floats {
+    /// Never grows, so never moves.
+    all: Vec<f32>,
+    start: usize,
+}
 
 impl Deref for Floats {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: a region begins at a cache line, and all bits are floats.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() / size_of::<f32>()) }
+        &self.all[self.start..self.all.len() - LANES + self.start]
     }
 }
 
 impl DerefMut for Floats {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and nobody else has it.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() / size_of::<f32>()) }
+        let end = self.all.len() - LANES + self.start;
+        &mut self.all[self.start..end]
     }
 }

@@ -215,11 +215,9 @@ pub(super) unsafe fn matmul(
     }
 }
 
-/// Whether so many rows times such weights are best multiplied in bf16, by a matrix unit.
-pub fn takes_halves(isa: Isa, encoding: Encoding, rows: usize) -> bool {
-    /// Fewer rows do not pay for the weights' unpacking.
-    const FROM_ROWS: usize = 9;
-    tile_arithmetic(isa).is_some() && rows >= FROM_ROWS && encoding != Encoding::Float(Float::F32)
+/// Whether there is a matrix unit that multiplies such weights in bf16.
+pub fn takes_halves(isa: Isa, encoding: Encoding) -> bool {
+    tile_arithmetic(isa).is_some() && encoding != Encoding::Float(Float::F32)
 }
 
 entry! {
@@ -242,15 +240,7 @@ entry! {
     /// One row's gated activation.
     fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = gated
 }
-/// Whether so many queries of a KV head are best multiplied in bf16, by a matrix unit, where that is `allowed`.
-pub fn attends_in_halves(isa: Isa, allowed: bool, queries: usize) -> bool {
-    /// Fewer leave a unit's rows empty.
-    const FROM_QUERIES: usize = 32;
-    allowed && tile_arithmetic(isa).is_some() && queries >= FROM_QUERIES
-}
-
-/// Queries of one KV head over its sequence's keys and values; in bf16 where that is allowed, there is a matrix unit, and they
-/// are many.
+/// Queries of one KV head over its sequence's keys and values; a prompt's in bf16 where that is allowed and there is a matrix unit.
 ///
 /// # Safety
 /// `isa` was detected on this CPU, and the kernel's own conditions hold.
@@ -258,7 +248,7 @@ pub(super) unsafe fn attention(isa: Isa, halves: bool, heads: &Heads<'_>, scratc
     // SAFETY: the caller's conditions.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if attends_in_halves(isa, halves, heads.count()) {
+        if halves && isa == Isa::Amx && heads.of_prompt() {
             return amx::attend(heads, scratch);
         }
         #[cfg(not(target_arch = "x86_64"))]

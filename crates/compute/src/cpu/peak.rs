@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::isa::{self, Isa};
 use super::pool::Pool;
 use super::simd::{LANES, Simd};
-use super::{Activations, Form};
+use super::{Activations, Form, MANY_ROWS};
 use crate::source::Encoding;
 
 /// What a kernel multiplies.
@@ -23,20 +23,17 @@ pub enum Arithmetic {
 impl Arithmetic {
     /// What products of so many rows with such weights do.
     pub fn of_product(isa: Isa, activations: Activations, encoding: Encoding, rows: usize) -> Self {
-        match Form::of(encoding, rows, isa, activations) {
+        match Form::of(encoding, rows >= MANY_ROWS, isa, activations) {
             Form::Floats => Self::Floats,
             Form::Integers { .. } => Self::Bytes,
             Form::Halves => Self::Tiles,
         }
     }
 
-    /// What so many queries of a KV head do.
-    pub fn of_attention(isa: Isa, activations: Activations, queries: usize) -> Self {
-        if isa::attends_in_halves(isa, activations == Activations::Auto, queries) {
-            Self::Tiles
-        } else {
-            Self::Floats
-        }
+    /// What attention does for so many rows of a sequence.
+    pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
+        let halves = activations == Activations::Auto && rows > 1 && isa::tile_arithmetic(isa).is_some();
+        if halves { Self::Tiles } else { Self::Floats }
     }
 }
 

@@ -79,9 +79,9 @@ impl KernelsCommand {
             let (bytes_peak, floats_peak, tiles_peak) =
                 (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Tiles));
             let activations = self.activations.into();
-            let mut backend =
-                CpuBackend::new(&CpuConfig { threads, first_core: None, isa, activations }, Group::solo());
             for &operation in &operations {
+                let config = CpuConfig { threads, first_core: None, isa, activations };
+                let mut backend = CpuBackend::new(&config, Group::solo());
                 let mut subject = Subject::new(operation, &mut backend)?;
                 for &step in &self.rows {
                     let step = usize::from(step);

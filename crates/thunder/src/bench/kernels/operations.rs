@@ -206,8 +206,7 @@ impl Subject {
                     _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
                 };
                 let sequences_of = if rows <= SEQUENCES { rows } else { 1 };
-                let queries = rows / sequences_of * HEADS / KV_HEADS;
-                let arithmetic = Arithmetic::of_attention(isa, activations, queries);
+                let arithmetic = Arithmetic::of_attention(isa, activations, rows / sequences_of);
                 (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, arithmetic)
             }
             Self::Norm { x, .. } => {
