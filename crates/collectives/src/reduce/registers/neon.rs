@@ -6,7 +6,6 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{Simd, Sum, sum_by};
-use crate::DType;
 
 /// What this processor has.
 pub(super) fn loops() -> impl Iterator<Item = (&'static str, Sum)> {
