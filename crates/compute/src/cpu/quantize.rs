@@ -6,14 +6,14 @@ use super::simd::{LANES, Simd};
 /// How precisely activations enter products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// Two bytes each: bf16 where a matrix unit multiplies many rows, with 0.2 % error in a product of halves; integers as
-    /// with `Int16` elsewhere.
+    /// Two bytes each: bf16 where a matrix unit multiplies prompts, with about 0.2 % error in a product; integers as with `Int16`
+    /// elsewhere.
     #[default]
     Auto,
     /// One byte each: half the arithmetic, 1 to 4 % error in a product.
     Int8,
-    /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits however many rows
-    /// a product has.
+    /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
+    /// instruction set.
     Int16,
     /// Plain floats, with weights made floats as well: many times slower on prompts, and what the others are held against.
     F32,
