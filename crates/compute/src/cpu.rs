@@ -163,7 +163,6 @@ impl CpuBackend {
                 }
             }
         }
-        self.quantized.truncate(used.max(1));
     }
 
     /// Multiplies some rows.

@@ -140,7 +140,7 @@ pub struct MatrixSource<'a> {
     /// Added to the output, one for each row.
     pub bias: Option<Vec<f32>>,
     /// The file's pages, if `bytes` are a mapped file's.
-    pub release: Option<&'a dyn FilePages>,
+    pub pages: Option<&'a dyn FilePages>,
 }
 
 impl MatrixSource<'_> {

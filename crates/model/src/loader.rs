@@ -211,7 +211,7 @@ impl<'a> Loader<'a> {
             weight: strided(weight.bytes, input * weight_bits / 8, rows, cols, weight_bits),
             scales,
             bias,
-            release: self.pages,
+            pages: self.pages,
         })
     }
 

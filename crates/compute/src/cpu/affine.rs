@@ -86,9 +86,11 @@ unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>
     let mut acc = [[0.0f64; LANES]; ROWS];
     for g in 0..groups {
         let header = p.cast::<i16>();
+        S::prefetch(p.wrapping_add(PREFETCH_BYTES));
         let (scales, biases) = (S::widen(header, 1.0), S::widen(header.add(LANES), bias_unit));
         p = p.add(HEADER_BYTES);
         let mut sums = [[S::zero_i(); PLANES]; ROWS];
+        let mut more_sums = sums;
         for col in (g * group..(g + 1) * group).step_by(OCTET) {
             for line in 0..BITS as usize {
                 S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
@@ -98,22 +100,29 @@ unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>
             if ROWS == 8 && col % BLOCK == 0 {
                 for line in 0..ROWS * PLANES {
                     let (m, k) = (line % ROWS, line / ROWS);
-                    S::prefetch(x.wrapping_add(block_bytes + k * plane + m * BLOCK).cast());
+                    S::prefetch_near(x.wrapping_add(block_bytes + k * plane + m * BLOCK).cast());
                 }
             }
             let steps = octet::<S, BITS>(p);
-            // Written out: the compiler would keep sums that a loop indexes in memory.
+            // A dot product takes as long as several begin, so that the sums of few rows come in two chains. Written out: the
+            // compiler would keep sums that a loop indexes in memory.
+            let others = if ROWS <= 4 { &mut more_sums } else { &mut sums };
+            dots::<S, PLANES, ROWS>(others, steps[1], x.add(4), plane);
+            dots::<S, PLANES, ROWS>(others, steps[3], x.add(12), plane);
+            dots::<S, PLANES, ROWS>(others, steps[5], x.add(20), plane);
+            dots::<S, PLANES, ROWS>(others, steps[7], x.add(28), plane);
             dots::<S, PLANES, ROWS>(&mut sums, steps[0], x, plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[1], x.add(4), plane);
             dots::<S, PLANES, ROWS>(&mut sums, steps[2], x.add(8), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[3], x.add(12), plane);
             dots::<S, PLANES, ROWS>(&mut sums, steps[4], x.add(16), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[5], x.add(20), plane);
             dots::<S, PLANES, ROWS>(&mut sums, steps[6], x.add(24), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[7], x.add(28), plane);
             p = p.add(BITS as usize * STEP_BYTES);
         }
         for m in 0..ROWS {
+            if ROWS <= 4 {
+                for k in 0..PLANES {
+                    sums[m][k] = S::add_i(sums[m][k], more_sums[m][k]);
+                }
+            }
             S::add_exactly(&mut acc[m], sums[m], &scales, &biases, *x_sums.add(m * groups + g));
         }
     }

@@ -1,9 +1,10 @@
-//! Products of many rows on AMX, in bf16: tiles of 16 rows × 32 columns, multiplied and added up in f32.
+//! Products of prompts on AMX, in bf16: tiles of 16 rows × 32 columns, multiplied and added up in f32.
 //!
 //! Two panels' columns are unpacked to bf16 in the layout of tiles, as many as stay in the first-level cache, and multiplied
 //! with all row tiles, two by two. The sums stay in tile registers for these columns and in [`Scratch`] between them.
 
 mod attend;
+mod exact;
 mod tiles;
 mod unpack;
 
@@ -14,8 +15,8 @@ use super::attention::Heads;
 use super::halves::{BLOCK, CHUNK, HalfRows, TILE_ROWS};
 use super::matmul::{Output, finish};
 use super::matrix::Matrix;
+use super::quantize::QuantRows;
 use super::simd::{LANES, avx512::Avx512};
-pub(super) use attend::QUERIES;
 use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
 
@@ -38,10 +39,11 @@ type Weights = [[Tile; 2]; CHUNK];
 /// Sums of two row tiles and two panels: `[row tile][panel]`.
 type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
-/// What a thread works in. Memory that is not used yet takes none.
+/// What a thread works in: 0.9 MiB.
 #[derive(Debug)]
 pub(super) struct Scratch {
     product: Box<Memory>,
+    exact: Box<exact::Memory>,
     attention: Box<attend::Memory>,
 }
 
@@ -56,7 +58,11 @@ impl Default for Scratch {
     fn default() -> Self {
         // SAFETY: numbers, for which zero is a value. Not `Box::new`, which would build them on the stack first.
         unsafe {
-            Self { product: Box::new_zeroed().assume_init(), attention: Box::new_zeroed().assume_init() }
+            Self {
+                product: Box::new_zeroed().assume_init(),
+                exact: Box::new_zeroed().assume_init(),
+                attention: Box::new_zeroed().assume_init(),
+            }
         }
     }
 }
@@ -100,6 +106,27 @@ pub(super) unsafe fn multiply(
     }
     // Streamed results must be there before other threads are told so.
     _mm_sfence();
+}
+
+/// Whether [`multiply_exactly`] takes so many rows.
+pub(super) fn takes_quantized(rows: usize) -> bool {
+    rows >= exact::FROM_ROWS
+}
+
+/// Quantized rows times the given panels of a quantized matrix.
+///
+/// # Safety
+/// AMX is [`permitted`], and as [`super::matmul::panel`].
+pub(super) unsafe fn multiply_exactly(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's; what has AMX has the other instructions.
+    unsafe { exact::multiply(w, panels, x, rows, out, &mut scratch.exact) };
 }
 
 /// As [`super::attention::attend`], for many queries.

@@ -22,6 +22,9 @@ pub(super) use kernel::attend;
 #[cfg(target_arch = "x86_64")]
 pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
 
+/// Queries of a KV head that a thread takes at a time, as many as a matrix unit works on together.
+pub(super) const PIECE_QUERIES: usize = 128;
+
 /// Some rows of one sequence and one KV head. Its queries are those of one row that share the KV head, then the next row's.
 pub(super) struct Heads<'a> {
     pub spec: &'a AttentionSpec<Arc<[f32]>>,
@@ -122,9 +125,7 @@ pub(super) fn run(
     });
     let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
     let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
-    // Where only some sequences have many rows, those with few take one piece whatever its size.
-    let piece_queries = if halves { isa::TILE_QUERIES } else { kernel::QUERIES };
-    let piece_rows = (piece_queries / group.max(1)).max(1);
+    let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
     let next = AtomicUsize::new(0);
     // Pieces differ in cost by their position, so threads take the next one when they are done.
     pool.run(&|thread| {

@@ -48,15 +48,13 @@ pub enum Isa {
 /// are read again for the next rows.
 const CACHED_INPUT_BYTES: usize = 512 << 10;
 
-/// What a thread works in, and the most queries that it takes at a time on a matrix unit.
+/// What a thread works in.
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::{QUERIES as TILE_QUERIES, Scratch};
+pub(super) use amx::Scratch;
 /// What a thread works in: nothing.
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Debug, Default)]
 pub(super) struct Scratch;
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) const TILE_QUERIES: usize = 64;
 
 impl Isa {
     /// The environment variable that forces a set.
@@ -206,8 +204,15 @@ pub(super) unsafe fn matmul(
     // SAFETY: the caller's conditions.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if let Input::Halves(rows) = x {
-            return amx::multiply(w, panels, rows, out, scratch);
+        match x {
+            Input::Halves(rows) => return amx::multiply(w, panels, rows, out, scratch),
+            Input::Quantized(x) if isa == Isa::Amx && amx::takes_quantized(out.rows) => {
+                for rows in cached_rows(Input::Quantized(x), w.cols, out.rows) {
+                    amx::multiply_exactly(w, panels.clone(), x, rows, out, scratch);
+                }
+                return;
+            }
+            _ => {}
         }
         #[cfg(not(target_arch = "x86_64"))]
         let Scratch = scratch;
@@ -287,14 +292,20 @@ pub(super) fn tile_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
 
 #[inline(always)]
 unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
-    let together = x.rows_of(CACHED_INPUT_BYTES, w.cols);
-    for first in (0..out.rows).step_by(together) {
-        let rows = first..out.rows.min(first + together);
+    // Not a closure: those do not have the instruction set of the function around them.
+    for rows in cached_rows(x, w.cols, out.rows) {
         for index in panels.clone() {
             // SAFETY: the caller's conditions.
             unsafe { panel::<S>(w, index, x, rows.clone(), out) };
         }
     }
+}
+
+/// All rows, in parts that stay in the cache.
+#[inline(always)]
+fn cached_rows(x: Input<'_>, cols: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let together = x.rows_of(CACHED_INPUT_BYTES, cols);
+    (0..rows).step_by(together).map(move |first| first..rows.min(first + together))
 }
 
 #[inline(always)]

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::fixed::{Fixed, HEADER_BYTES};
+use super::matmul::of_bits;
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, SendPtr, planes, record_bytes};
 use super::pool::Pool;
 use super::simd::LANES;
@@ -31,13 +32,13 @@ pub(super) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Po
     let numbers = || numbers.into_iter().flatten();
     pool.split(panels, &|mine| {
         let mut packer = Packer::new(source);
-        if let Some(pages) = source.release {
+        if let Some(pages) = source.pages {
             numbers().for_each(|part| pages.need(part.span(rows(&mine))));
         }
         for first in mine.clone().step_by(piece) {
             let panels = first..mine.end.min(first + piece);
             let weights = source.weight.span(rows(&panels));
-            if let Some(pages) = source.release {
+            if let Some(pages) = source.pages {
                 pages.need(weights);
             }
             for panel in panels {
@@ -53,13 +54,13 @@ pub(super) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Po
                 };
                 packer.panel(panel, out, units);
             }
-            if let Some(pages) = source.release {
+            if let Some(pages) = source.pages {
                 pages.release(weights);
             }
         }
     });
     // These are a few pages for each thread, side by side: none may let another's go.
-    if let Some(pages) = source.release {
+    if let Some(pages) = source.pages {
         numbers().for_each(|part| pages.release(part.span(0..source.rows)));
     }
 }
@@ -118,20 +119,15 @@ impl<'a> Packer<'a> {
                 let rows = self.rows(&self.source.weight, panel);
                 columns(&rows, self.source.cols, float.bytes(), out);
             }
-            (Encoding::Affine { bits, group, scales }, Some(units)) => match bits {
-                2 => self.affine::<2>(panel, group, scales, units, out),
-                3 => self.affine::<3>(panel, group, scales, units, out),
-                4 => self.affine::<4>(panel, group, scales, units, out),
-                5 => self.affine::<5>(panel, group, scales, units, out),
-                6 => self.affine::<6>(panel, group, scales, units, out),
-                _ => self.affine::<8>(panel, group, scales, units, out),
-            },
+            (Encoding::Affine { bits, group, scales }, Some(units)) => {
+                of_bits!(bits, [Self::affine], [], (self, panel, group, scales, units, out));
+            }
             (Encoding::Affine { .. }, None) => unreachable!("quantized matrices have units"),
         }
     }
 
     #[inline(always)]
-    fn affine<const BITS: usize>(
+    fn affine<const BITS: u32>(
         &mut self,
         panel: usize,
         group: usize,
@@ -139,7 +135,7 @@ impl<'a> Packer<'a> {
         units: &mut [f32; LANES],
         out: &mut [u8],
     ) {
-        let fixed = Fixed::of(BITS as u32);
+        let fixed = Fixed::of(BITS);
         let groups = self.source.cols / group;
         let Some((scales, biases)) = &self.source.scales else { unreachable!("affine sources carry scales") };
         for (index, stored) in [scales, biases].into_iter().enumerate() {
@@ -153,14 +149,14 @@ impl<'a> Packer<'a> {
         let inverse = Fixed::inverse(units);
         let rows = self.rows(&self.source.weight, panel);
         let octets_of_group = group / OCTET;
-        for (g, record) in out.chunks_exact_mut(record_bytes(BITS as u32, group)).enumerate() {
+        for (g, record) in out.chunks_exact_mut(record_bytes(BITS, group)).enumerate() {
             let (header, octets) = record.split_at_mut(HEADER_BYTES);
             let encoded = fixed.encode(&inverse, &scales[g], &biases[g]);
             for (to, number) in header.as_chunks_mut::<2>().0.iter_mut().zip(encoded.as_flattened()) {
                 *to = number.to_le_bytes();
             }
-            for (o, octet) in octets.chunks_exact_mut(BITS * STEP_BYTES).enumerate() {
-                let at = (g * octets_of_group + o) * OCTET * BITS / 8;
+            for (o, octet) in octets.chunks_exact_mut(BITS as usize * STEP_BYTES).enumerate() {
+                let at = (g * octets_of_group + o) * OCTET * BITS as usize / 8;
                 let lines = octet.as_chunks_mut::<STEP_BYTES>().0;
                 // SAFETY: a row has the bytes of all octets of its columns.
                 unsafe { pack_octet::<BITS>(&rows, at, lines) };
@@ -216,7 +212,7 @@ fn columns(rows: &Rows, cols: usize, size: usize, out: &mut [u8]) {
 /// # Safety
 /// Each row has `4 * BITS` bytes from there on.
 #[inline(always)]
-unsafe fn pack_octet<const BITS: usize>(rows: &Rows, at: usize, lines: &mut [[u8; STEP_BYTES]]) {
+unsafe fn pack_octet<const BITS: u32>(rows: &Rows, at: usize, lines: &mut [[u8; STEP_BYTES]]) {
     match BITS {
         // A word is a step of its lane, or two that are to share a line.
         4 | 8 => {
@@ -236,9 +232,10 @@ unsafe fn pack_octet<const BITS: usize>(rows: &Rows, at: usize, lines: &mut [[u8
         _ => {
             let mut steps = [[0; LANES]; STEPS];
             for (index, step) in steps.iter_mut().enumerate() {
-                let first_bit = index * 4 * BITS;
+                let bits = BITS as usize;
+                let first_bit = index * 4 * bits;
                 // A word that holds all of the step and ends within the octet.
-                let byte = (first_bit / 8).min(4 * BITS - size_of::<u32>());
+                let byte = (first_bit / 8).min(4 * bits - size_of::<u32>());
                 for (word, row) in step.iter_mut().zip(rows) {
                     // SAFETY: within the octet's bytes.
                     let stored = unsafe { row.add(at + byte).cast::<[u8; 4]>().read() };
@@ -252,7 +249,7 @@ unsafe fn pack_octet<const BITS: usize>(rows: &Rows, at: usize, lines: &mut [[u8
 
 /// Four levels in the lowest bits of a word, as bytes.
 #[inline(always)]
-fn one_step<const BITS: usize>(word: u32) -> u32 {
+fn one_step<const BITS: u32>(word: u32) -> u32 {
     let level = (1u32 << BITS) - 1;
     let pairs = (word & ((1 << (2 * BITS)) - 1)) | (word >> (2 * BITS)) << 16;
     (pairs & (level * 0x1_0001)) | (pairs & ((level << BITS) * 0x1_0001)) << (8 - BITS)
@@ -268,9 +265,9 @@ fn two_steps(word: u32) -> u32 {
 
 /// Steps, packed to lines of as many as fit, plane by plane.
 #[inline(always)]
-fn in_planes<const BITS: usize>(steps: &[[u32; LANES]; STEPS], lines: &mut [[u8; STEP_BYTES]]) {
+fn in_planes<const BITS: u32>(steps: &[[u32; LANES]; STEPS], lines: &mut [[u8; STEP_BYTES]]) {
     let mut lines = lines.iter_mut();
-    for &(width, first) in planes(BITS as u32) {
+    for &(width, first) in planes(BITS) {
         let mask = ((1u32 << width) - 1) * 0x0101_0101;
         for together in steps.chunks_exact((8 / width) as usize) {
             let Some(line) = lines.next() else { unreachable!("an octet has as many lines as bits") };

@@ -63,11 +63,17 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     const BLOCK_ROWS: usize = 4;
 
     unsafe fn zero_i() -> Self::I;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
 
     unsafe fn load_b(p: *const u8) -> Self::B;
-    /// Asks for the cache line at `p`, which may lie outside of any allocation.
+    /// Asks for the cache line at `p`, which may lie outside of any allocation, from memory. On x86 into the second-level cache:
+    /// the first can wait for fewer lines at a time than memory could deliver.
     unsafe fn prefetch(p: *const u8);
+    /// Asks for a line that lies in the second-level cache.
+    unsafe fn prefetch_near(p: *const u8) {
+        Self::prefetch(p);
+    }
     /// Bits `SHIFT..SHIFT + BITS` of each byte, moved to the bottom.
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B;
     /// `a | (b << SHIFT)`, byte by byte; the shifted bits must fit.

@@ -96,7 +96,7 @@ impl Stored {
             weight: self.view(&self.weight),
             scales,
             bias,
-            release: None,
+            pages: None,
         }
     }
 }

@@ -10,14 +10,14 @@ use std::arch::x86_64::*;
 use super::tiles::{self, Configured};
 use super::{LANES, Sums, TILE_ROWS, Tile};
 use crate::backend::KvFormat;
-use crate::cpu::attention::{Byte, Element, Half, Heads, NO_SCORE};
+use crate::cpu::attention::{Byte, Element, Half, Heads, NO_SCORE, PIECE_QUERIES};
 use crate::cpu::halves::BLOCK;
 use crate::cpu::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{Simd, avx512::Avx512};
 use crate::step::KV_BLOCK_TOKENS;
 
 /// Queries for which keys and values are unpacked once.
-pub(in super::super) const QUERIES: usize = 128;
+const QUERIES: usize = PIECE_QUERIES;
 /// Blocks of tokens between two looks at the highest score.
 const SPAN: usize = 4;
 /// The most tiles that a head's dimensions take.

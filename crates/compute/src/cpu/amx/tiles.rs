@@ -9,8 +9,8 @@ use super::{Sums, TILE_ROWS, Tile};
 pub(in super::super) fn permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
-        /// Leaf 7, EDX: amx-bf16 and amx-tile.
-        const FEATURES: u32 = 1 << 22 | 1 << 24;
+        /// Leaf 7, EDX: amx-bf16, amx-tile and amx-int8.
+        const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
         /// `ARCH_REQ_XCOMP_PERM` of `arch_prctl`, and the tile data's state component.
         const REQUEST_PERMISSION: libc::c_long = 0x1023;
         const TILE_DATA: libc::c_long = 18;
@@ -24,8 +24,11 @@ pub(in super::super) fn permitted() -> bool {
     false
 }
 
-/// The thread's tiles, all 16 rows of 64 bytes, until this is dropped.
+/// The thread's tiles, until this is dropped.
 pub(super) struct Configured;
+
+/// Rows of a tile, and bytes of a row.
+pub(super) type Shape = (u8, u16);
 
 #[repr(C, align(64))]
 struct Palette {
@@ -37,17 +40,23 @@ struct Palette {
 }
 
 impl Configured {
+    /// All tiles 16 rows of 64 bytes.
+    ///
     /// # Safety
     /// AMX is [`permitted`].
     pub unsafe fn new() -> Self {
-        let used = |value| std::array::from_fn(|tile| if tile < 8 { value } else { 0 });
-        let palette = Palette {
-            id: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: used(64),
-            rows: used(16).map(|rows: u16| rows as u8),
-        };
+        // SAFETY: the caller's.
+        unsafe { Self::with([(16, 64); 8]) }
+    }
+
+    /// # Safety
+    /// AMX is [`permitted`]; tiles have at most 16 rows of 64 bytes.
+    pub unsafe fn with(shapes: [Shape; 8]) -> Self {
+        let mut palette =
+            Palette { id: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (tile, (rows, bytes)) in shapes.into_iter().enumerate() {
+            (palette.rows[tile], palette.row_bytes[tile]) = (rows, bytes);
+        }
         // SAFETY: a valid palette; the CPU has the instruction.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const palette, options(nostack, readonly)) };
         Self
@@ -156,6 +165,67 @@ product!(
         "tileloadd tmm7, [{weights} + {line} + 1024]",
         "tdpbf16ps tmm1, tmm4, tmm7",
     ]
+);
+
+/// `product(rows, block_bytes, weights, blocks, sums)`: the sums of a group, of its blocks of up to 64 columns: one or two tiles of
+/// signed bytes, the second right behind the first, times a tile of unsigned ones, which are 1 KiB a block.
+///
+/// Contract: tiles are [`Configured`]: 0 and 1 for the sums, 2 and 3 for the rows, 4 for the weights; pointers hold the blocks (at
+/// least 1).
+pub(super) type ByteProduct = unsafe fn(*const i8, usize, *const u8, usize, *mut i32);
+
+macro_rules! byte_product {
+    ($name:ident, [$($zero:literal),*], [$($step:literal),* $(,)?], [$($store:literal),*]) => {
+        /// A [`ByteProduct`] of one or two tiles.
+        pub(super) unsafe fn $name(
+            rows: *const i8,
+            block_bytes: usize,
+            weights: *const u8,
+            blocks: usize,
+            sums: *mut i32,
+        ) {
+            // SAFETY: the contract of `ByteProduct`.
+            unsafe {
+                asm!(
+                    $($zero,)*
+                    "2:",
+                    $($step,)*
+                    "add {rows}, {block_bytes}",
+                    "add {weights}, 1024",
+                    "dec {blocks}",
+                    "jnz 2b",
+                    $($store,)*
+                    rows = inout(reg) rows => _,
+                    block_bytes = in(reg) block_bytes,
+                    weights = inout(reg) weights => _,
+                    blocks = inout(reg) blocks => _,
+                    sums = in(reg) sums,
+                    line = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+byte_product!(
+    bytes_of_one,
+    ["tilezero tmm0"],
+    ["tileloadd tmm4, [{weights} + {line}]", "tileloadd tmm2, [{rows} + {line}]", "tdpbsud tmm0, tmm2, tmm4",],
+    ["tilestored [{sums} + {line}], tmm0"]
+);
+byte_product!(
+    bytes_of_two,
+    ["tilezero tmm0", "tilezero tmm1"],
+    [
+        "tileloadd tmm4, [{weights} + {line}]",
+        "tileloadd tmm2, [{rows} + {line}]",
+        "tdpbsud tmm0, tmm2, tmm4",
+        "tileloadd tmm3, [{rows} + {line} + 1024]",
+        "tdpbsud tmm1, tmm3, tmm4",
+    ],
+    ["tilestored [{sums} + {line}], tmm0", "tilestored [{sums} + {line} + 1024], tmm1"]
 );
 
 /// Operations of a pass of [`arithmetic`].

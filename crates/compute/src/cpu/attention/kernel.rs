@@ -13,7 +13,7 @@ use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
 /// Queries whose state is kept at a time: those that a block of keys serves while it is in the first-level cache.
-pub(super) const QUERIES: usize = 64;
+const QUERIES: usize = 64;
 /// Lower than any score, and finite, so that differences of it are no NaN.
 pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
 const TILES: usize = KV_BLOCK_TOKENS / LANES;

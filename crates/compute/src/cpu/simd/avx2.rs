@@ -127,6 +127,10 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
         [_mm256_setzero_si256(); 2]
     }
     #[inline(always)]
+    unsafe fn add_i(a: I, b: I) -> I {
+        [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])]
+    }
+    #[inline(always)]
     unsafe fn to_f(a: I) -> F {
         [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])]
     }
@@ -136,6 +140,10 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[inline(always)]

@@ -109,6 +109,10 @@ unsafe impl Simd for Avx512 {
         _mm512_setzero_si512()
     }
     #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_add_epi32(a, b)
+    }
+    #[inline(always)]
     unsafe fn to_f(a: __m512i) -> __m512 {
         _mm512_cvtepi32_ps(a)
     }
@@ -118,7 +122,11 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast())
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[inline(always)]
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: __m512i) -> __m512i {

@@ -133,6 +133,10 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
         [vdupq_n_s32(0); 4]
     }
     #[inline(always)]
+    unsafe fn add_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| vaddq_s32(a[i], b[i]))
+    }
+    #[inline(always)]
     unsafe fn to_f(a: I) -> F {
         a.map(|a| vcvtq_f32_s32(a))
     }

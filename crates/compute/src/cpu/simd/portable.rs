@@ -104,6 +104,10 @@ unsafe impl Simd for Portable {
         [0; LANES]
     }
     #[inline(always)]
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
     unsafe fn to_f(a: Self::I) -> Self::F {
         a.map(|x| x as f32)
     }

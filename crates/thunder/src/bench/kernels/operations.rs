@@ -290,7 +290,7 @@ fn matrices(encoding: Encoding, backend: &mut CpuBackend) -> Result<Vec<Matrix>,
         scales: matches!(encoding, Encoding::Affine { .. })
             .then(|| (view(&numbers_of_groups), view(&numbers_of_groups))),
         bias: None,
-        release: None,
+        pages: None,
     };
     (0..WEIGHT_BYTES.div_ceil(source.bytes()))
         .map(|_| backend.matrix(std::slice::from_ref(&source)))

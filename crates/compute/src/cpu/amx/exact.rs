@@ -1,0 +1,148 @@
+//! Products of a few quantized rows on AMX: the same exact sums of integers as by byte dot products (`affine.rs`), but a tile takes
+//! all rows at once, so that a batch that decodes reads its weights as fast as a single sequence.
+//!
+//! A group's levels are unpacked to a tile, which the rows' byte planes are multiplied with, and its sums are scaled by vectors. The
+//! three run one group apart, so that none waits for what another has just stored.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::tiles::{self, ByteProduct, Configured};
+use super::{LANES, Tile};
+use crate::cpu::affine::{PREFETCH_BYTES, finish, octet};
+use crate::cpu::fixed::{Fixed, HEADER_BYTES};
+use crate::cpu::matmul::{Output, of_bits};
+use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
+use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
+use crate::cpu::simd::{Simd, avx512::Avx512};
+use crate::source::Encoding;
+
+/// From so many rows on, tiles are faster than byte dot products; with fewer, both wait for the memory.
+pub(super) const FROM_ROWS: usize = 3;
+/// Two byte planes of each row.
+const MAX_LINES: usize = 2 * TILE_ROWS;
+/// Tiles of the widest group.
+const GROUP_TILES: usize = 2;
+
+/// What a thread works in: of the group at hand and the one before.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Memory {
+    weights: [[Tile; GROUP_TILES]; 2],
+    /// `[plane][row]`.
+    sums: [[[i32; LANES]; MAX_LINES]; 2],
+}
+
+/// Rows times the given panels of a quantized matrix.
+///
+/// # Safety
+/// AMX is permitted, and as [`crate::cpu::matmul::panel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn multiply(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+    memory: &mut Memory,
+) {
+    let Encoding::Affine { bits, .. } = w.encoding else { unreachable!("quantized rows meet such only") };
+    let lines = x.planes * x.tile_rows;
+    let first = lines.min(TILE_ROWS) as u8;
+    let second = lines as u8 - first;
+    let deep = x.group.min(BLOCK) as u16;
+    let (sums, activations) = (|rows| (rows, 64), |rows| (rows, deep));
+    let unused = (0, 0);
+    let _configured = Configured::with([
+        sums(first),
+        if second > 0 { sums(second) } else { unused },
+        activations(first),
+        if second > 0 { activations(second) } else { unused },
+        ((deep / 4) as u8, 64),
+        unused,
+        unused,
+        unused,
+    ]);
+    let product: ByteProduct = if second > 0 { tiles::bytes_of_two } else { tiles::bytes_of_one };
+    for panel in panels {
+        for first in rows.clone().step_by(x.tile_rows) {
+            let rows = first..rows.end.min(first + x.tile_rows);
+            if x.planes == 1 {
+                of_bits!(bits, [tile], [1], (w, panel, x, rows, product, out, memory));
+            } else {
+                of_bits!(bits, [tile], [2], (w, panel, x, rows, product, out, memory));
+            }
+        }
+    }
+}
+
+/// A tile's rows times a panel.
+#[inline(always)]
+unsafe fn tile<const PLANES: usize, const BITS: u32>(
+    w: &Matrix,
+    panel: usize,
+    x: &QuantRows,
+    rows: Range<usize>,
+    product: ByteProduct,
+    out: Output,
+    memory: &mut Memory,
+) {
+    let fixed = Fixed::of(BITS);
+    let bias_unit = f64::from(1u32 << fixed.shift);
+    let (groups, group) = (x.groups(), x.group);
+    let records = w.panels.as_ptr().add(panel * w.panel_bytes());
+    let record = |g: usize| records.add(g * record_bytes(BITS, group));
+    let q = x.bytes().add(x.offset(rows.start));
+    let mut acc = [[0.0f64; LANES]; TILE_ROWS];
+    for g in 0..groups + 2 {
+        if g < groups {
+            let record = record(g);
+            for line in (0..record_bytes(BITS, group)).step_by(STEP_BYTES) {
+                Avx512::prefetch(record.wrapping_add(PREFETCH_BYTES + line));
+            }
+            unpack::<BITS>(record.add(HEADER_BYTES), group, &mut memory.weights[g % 2]);
+        }
+        if let Some(g) = g.checked_sub(1).filter(|g| *g < groups) {
+            let weights = match BITS {
+                8 => record(g).add(HEADER_BYTES),
+                _ => memory.weights[g % 2].as_ptr().cast(),
+            };
+            let col = g * group;
+            let rows = q.add(col / BLOCK * x.block_bytes() + col % BLOCK);
+            let sums = memory.sums[g % 2].as_mut_ptr().cast();
+            product(rows, x.block_bytes(), weights, group.div_ceil(BLOCK), sums);
+        }
+        if let Some(g) = g.checked_sub(2) {
+            let header = record(g).cast::<i16>();
+            let (scales, biases) = (Avx512::widen(header, 1.0), Avx512::widen(header.add(LANES), bias_unit));
+            let sums = &memory.sums[g % 2];
+            for (m, row) in rows.clone().enumerate() {
+                let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
+                    _mm512_loadu_si512(sums[plane * x.tile_rows + m].as_ptr().cast())
+                });
+                let x_sum = *x.sums.as_ptr().add(row * groups + g);
+                Avx512::add_exactly(&mut acc[m], planes, &scales, &biases, x_sum);
+            }
+        }
+    }
+    for (row, acc) in rows.zip(&acc) {
+        finish(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
+    }
+}
+
+/// A group's levels as rows of tiles. Those of 8 bits lie so already.
+#[inline(always)]
+unsafe fn unpack<const BITS: u32>(packed: *const u8, group: usize, to: &mut [Tile; GROUP_TILES]) {
+    if BITS == 8 {
+        return;
+    }
+    let to = to.as_mut_ptr().cast::<__m512i>();
+    for o in 0..group / OCTET {
+        let steps = octet::<Avx512, BITS>(packed.add(o * BITS as usize * STEP_BYTES));
+        for (s, step) in steps.into_iter().enumerate() {
+            _mm512_store_si512(to.add(o * STEPS + s), step);
+        }
+    }
+}
