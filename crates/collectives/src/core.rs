@@ -64,7 +64,7 @@ pub(crate) struct Core {
     /// Whether the ranks can read each other's memory, once they know.
     pub reads_mates: Option<bool>,
     watch: Option<Watch>,
-    patience: Patience,
+    pub patience: Patience,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     sources: Vec<*const u8>,

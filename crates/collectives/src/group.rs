@@ -198,6 +198,14 @@ impl Group {
         Self::connect(config, address, &table)
     }
 
+    /// Whether waits leave their core to other threads nearly at once, for a thread that shares it with one that computes. Returns
+    /// what was so before.
+    pub fn set_crowded(&mut self, crowded: bool) -> bool {
+        let patience = &mut self.core.patience;
+        patience.spin = spin(&self.config, crowded);
+        std::mem::replace(&mut patience.crowded, crowded)
+    }
+
     /// Runs an operation to its end on this thread.
     fn run(
         &mut self,
@@ -223,11 +231,15 @@ impl Group {
     }
 }
 
+fn spin(config: &Config, crowded: bool) -> Duration {
+    config.spin.unwrap_or(if crowded { CROWDED_SPIN } else { SPIN })
+}
+
 fn patience(config: &Config, local_ranks: usize) -> Patience {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let crowded = local_ranks > cores;
     Patience {
-        spin: config.spin.unwrap_or(if crowded { CROWDED_SPIN } else { SPIN }),
+        spin: spin(config, crowded),
         crowded,
         idle_spin: if crowded { config.idle_spin.min(CROWDED_SPIN) } else { config.idle_spin },
         stall_limit: config.stall_limit,

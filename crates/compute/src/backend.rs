@@ -153,9 +153,30 @@ impl KvShape {
     }
 }
 
+/// Rows of activations that a product multiplies, or what is made of them on the way to it, which never lies in memory as a whole.
+#[derive(Debug)]
+pub enum LinearInput<'a, Buffer, Vector> {
+    /// The rows themselves.
+    Plain(&'a Buffer),
+    /// `x / sqrt(mean(x²) + eps) * weight`.
+    Normed {
+        /// The rows.
+        x: &'a Buffer,
+        /// One for each column.
+        weight: &'a Vector,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
+    /// `silu(gate) * up`, where the rows hold gate and up side by side.
+    Gated(&'a Buffer),
+}
+
+/// The rows that a backend's product takes.
+pub type InputOf<'a, B> = LinearInput<'a, <B as Backend>::Buffer, <B as Backend>::Vector>;
+
 /// One rank's device: memory, and the operations of a transformer on it.
 ///
-/// A buffer is `[rows, width]` in f32. Operations work on the rows of the current step; reductions over ranks go through
+/// A buffer is `[rows, width]` in f32. Operations work on rows of the current step; reductions over ranks go through
 /// the tensor-parallel group that the backend was made with, so that a device may use its own wires for them.
 pub trait Backend {
     /// Weights, packed for this device.
@@ -187,28 +208,44 @@ pub trait Backend {
     /// Bytes that a packed matrix takes.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
 
-    /// Begins a step: sizes buffers' rows, computes rotations. Called before any operation of the step.
-    fn begin(&mut self, step: &Step, ropes: &[Rope]);
+    /// Begins a step: computes rotations, and says in which parts the layers should take its rows, one after the other. The second
+    /// part may be empty. Called before any operation of the step.
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> [Range<usize>; 2];
     /// `out[r] = scale * table[ids[r] - first]`; zero where the table does not hold the id.
     fn embed(&mut self, table: &Self::Matrix, ids: &[u32], first: u32, scale: f32, out: &mut Self::Buffer);
-    /// `out = x / sqrt(mean(x²) + eps) * weight`, row by row.
-    fn rms_norm(&mut self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, out: &mut Self::Buffer);
-    /// `out = x · Wᵀ + bias`.
-    fn linear(&mut self, x: &Self::Buffer, w: &Self::Matrix, out: &mut Self::Buffer);
-    /// Normalises and rotates queries and keys of `qkv`, appends keys and values to the cache, and attends.
+    /// `out = x · Wᵀ + bias`, for these rows.
+    fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Self::Matrix, out: &mut Self::Buffer);
+    /// `residual += all_reduce(x · Wᵀ + bias)`, for these rows: the end of each half of a layer. The sum runs over the
+    /// tensor-parallel group, in rank order. If the step has two parts, that of one may be under way, and not added yet, until this
+    /// is called for the other, or [`Backend::settle`].
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    fn linear_reduce_add(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Self::Matrix,
+        residual: &mut Self::Buffer,
+    ) -> Result<(), CommError>;
+    /// Waits for what [`Backend::linear_reduce_add`] left under way, and adds it.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    fn settle(&mut self, residual: &mut Self::Buffer) -> Result<(), CommError>;
+    /// Normalises and rotates queries and keys of these rows of `qkv`, appends keys and values to the cache, and attends. The
+    /// keys and values of earlier rows must have been appended.
+    #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
     fn attention(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,
         step: &Step,
+        rows: Range<usize>,
         qkv: &mut Self::Buffer,
         kv: &mut Self::Kv,
         layer: usize,
         out: &mut Self::Buffer,
     );
-    /// `out = silu(gate) * up`, where `gate_up` holds gate and up side by side.
-    fn swiglu(&mut self, gate_up: &Self::Buffer, out: &mut Self::Buffer);
-    /// `y += x`.
-    fn add(&mut self, x: &Self::Buffer, y: &mut Self::Buffer);
     /// Sums over the tensor-parallel group, in rank order.
     ///
     /// # Errors
@@ -220,34 +257,4 @@ pub trait Backend {
     fn read<'a>(&'a self, x: &'a Self::Buffer) -> &'a [f32];
     /// Overwrites the current rows of a buffer.
     fn write(&mut self, values: &[f32], x: &mut Self::Buffer);
-
-    /// `rms_norm`, then `linear`. `scratch` holds the normalised rows.
-    fn norm_linear(
-        &mut self,
-        x: &Self::Buffer,
-        norm: (&Self::Vector, f32),
-        w: &Self::Matrix,
-        scratch: &mut Self::Buffer,
-        out: &mut Self::Buffer,
-    ) {
-        self.rms_norm(x, norm.0, norm.1, scratch);
-        self.linear(scratch, w, out);
-    }
-
-    /// `residual += all_reduce(x · Wᵀ)`: the end of each half of a layer.
-    ///
-    /// # Errors
-    /// When a peer was lost.
-    fn linear_reduce_add(
-        &mut self,
-        x: &Self::Buffer,
-        w: &Self::Matrix,
-        scratch: &mut Self::Buffer,
-        residual: &mut Self::Buffer,
-    ) -> Result<(), CommError> {
-        self.linear(x, w, scratch);
-        self.all_reduce(scratch)?;
-        self.add(scratch, residual);
-        Ok(())
-    }
 }

@@ -16,7 +16,9 @@ mod memory;
 mod pack;
 pub mod peak;
 pub mod pool;
+mod product;
 mod quantize;
+mod reducer;
 mod rows;
 pub mod simd;
 pub(crate) mod stream;
@@ -24,28 +26,34 @@ pub(crate) mod stream;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use thunder_collectives::{CommError, Group, Op};
+use thunder_collectives::{CommError, Group, Op, Stats};
 
-use crate::backend::{AttentionSpec, Backend, ComputeError, KvShape, Rope};
-use crate::source::{Encoding, MatrixSource};
+use crate::backend::{AttentionSpec, Backend, ComputeError, InputOf, KvShape, LinearInput, Rope};
+use crate::source::MatrixSource;
 use crate::step::Step;
 pub use buffer::Buffer;
-use halves::HalfRows;
 pub use isa::Isa;
 use kv::Kv;
-use matmul::Input;
 use matrix::{Matrix, SendPtr};
 use memory::Arena;
-use pool::{Pool, share};
+use pool::Pool;
+use product::{MANY_ROWS, Product, Workspace};
 pub use quantize::Activations;
-use quantize::QuantRows;
+pub use reducer::Overlap;
+use reducer::Reducer;
+
+/// Rows of a step's first part are a multiple of this: what tiles take.
+const PART_ROWS: usize = 32;
 
 /// How a [`CpuBackend`] works.
 #[derive(Debug, Clone)]
 pub struct CpuConfig {
     /// Threads, the calling one included.
     pub threads: usize,
+    /// Threads that pack weights before the first step, if they are more.
+    pub packing_threads: usize,
     /// Pin thread `i` to the core `first_core + i` of those that this process may run on, the computing thread itself when it
     /// calls [`CpuBackend::pin_caller`]. For cores that nothing else runs on; `None` lets the threads float.
     pub first_core: Option<usize>,
@@ -53,25 +61,34 @@ pub struct CpuConfig {
     pub isa: Isa,
     /// Precision of activations in products with quantized weights.
     pub activations: Activations,
+    /// Whether prompts' sums over the ranks are hidden behind computing; the same on all ranks.
+    pub overlap: Overlap,
 }
 
 /// One rank's CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
     pool: Pool,
+    /// Packs weights; gone with the first step.
+    packing: Option<Pool>,
     isa: Isa,
     activations: Activations,
-    group: Group,
+    reducer: Reducer,
     arena: Arena,
-    /// Quantized inputs of the product at hand, one for each group size among its parts.
-    quantized: Vec<QuantRows>,
-    /// The same in bf16.
-    halves: HalfRows,
-    /// Rows of the step at hand, and how many of them, from the first on, are of generated tokens; none before the first step.
-    step: Option<(usize, usize)>,
-    /// One for each thread.
-    scratch: Vec<isa::Scratch>,
+    space: Workspace,
+    step: Option<Rows>,
+    /// Partial sums of each part of a step; the one that is under way is away.
+    partial: [Option<Buffer>; 2],
     rotations: Vec<rows::Rotation>,
+}
+
+/// What rows the step at hand has.
+#[derive(Debug, Clone)]
+struct Rows {
+    all: usize,
+    /// Those of generated tokens, from the first on.
+    generated: usize,
+    parts: [Range<usize>; 2],
 }
 
 /// Matrices that share their input, one after the other.
@@ -86,22 +103,37 @@ impl CpuBackend {
     pub fn new(config: &CpuConfig, group: Group) -> Self {
         let pool = Pool::new(config.threads, config.first_core);
         Self {
-            scratch: (0..pool.threads()).map(|_| isa::Scratch::default()).collect(),
+            space: Workspace::new(pool.threads()),
+            packing: (config.packing_threads > config.threads)
+                .then(|| Pool::new(config.packing_threads, None)),
             pool,
             isa: config.isa,
             activations: config.activations,
-            group,
+            reducer: Reducer::new(group, config.overlap),
             arena: Arena::default(),
-            quantized: Vec::new(),
-            halves: HalfRows::default(),
             step: None,
+            partial: [None, None],
             rotations: Vec::new(),
         }
     }
 
     /// The tensor-parallel group.
     pub fn group(&mut self) -> &mut Group {
-        &mut self.group
+        self.reducer.group()
+    }
+
+    /// Measures the group, so that it chooses what is fastest for each size, and that a step knows whether to hide its sums behind
+    /// computing: they have rows of `width`, and this rank reads `weight_bytes` for each. All ranks call this together, idle.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub fn tune(&mut self, width: usize, weight_bytes: usize) -> Result<(), CommError> {
+        self.reducer.tune(width * size_of::<f32>(), weight_bytes / self.pool.threads())
+    }
+
+    /// Reductions since the last call, and the time that this rank waited for them.
+    pub fn reductions(&mut self) -> Stats {
+        self.reducer.take_stats()
     }
 
     /// Pins the calling thread to the first of the backend's cores, if it has cores of its own.
@@ -114,122 +146,71 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// How many of so many rows, from the first on, are of generated tokens. These, and rows that were picked from a step, are multiplied
-    /// exactly, so that a sequence's tokens do not depend on what else is in the batch; those of prompts may be bf16.
+    /// How many of so many rows, from the first on, are of generated tokens. These, and rows that were picked from a step, are
+    /// multiplied exactly, so that a sequence's tokens do not depend on what else is in the batch; those of prompts may be bf16.
     fn generated(&self, rows: usize) -> usize {
-        match self.step {
-            Some((all, generated)) if all == rows => generated,
+        match &self.step {
+            Some(step) if step.all == rows => step.generated,
             Some(_) => rows,
             None if rows < MANY_ROWS => rows,
             None => 0,
         }
     }
 
-    /// Brings rows of `x` into the forms that the parts of `w` need.
-    fn prepare(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, prompts: bool) {
-        // SAFETY: the rows are within the buffer.
-        let data = SendPtr(unsafe { x.data.as_ptr().add(rows.start * x.width) }.cast_mut());
-        let (isa, stride, count) = (self.isa, x.width, rows.len());
-        let (mut used, mut halved) = (0, false);
-        for part in &w.parts {
-            match Form::of(part.encoding, prompts, self.isa, self.activations) {
-                Form::Floats => {}
-                Form::Halves => {
-                    if std::mem::replace(&mut halved, true) {
-                        continue;
-                    }
-                    self.halves.shape(count, part.cols);
-                    let writer = self.halves.writer();
-                    for_rows(&mut self.pool, count, &|rows| {
-                        // SAFETY: the rows are within `x`, which nobody writes; each is rounded by one thread.
-                        unsafe { isa::round_rows(isa, data.at(0), stride, rows, part.cols, writer) }
-                    });
-                }
-                Form::Integers { group } => {
-                    if self.quantized[..used].iter().any(|q| q.group == group) {
-                        continue;
-                    }
-                    if used == self.quantized.len() {
-                        self.quantized.push(QuantRows::default());
-                    }
-                    let quantized = &mut self.quantized[used];
-                    quantized.shape(count, part.cols, group, self.activations);
-                    let writer = quantized.writer();
-                    for_rows(&mut self.pool, count, &|rows| {
-                        // SAFETY: the rows are within `x`, which nobody writes; each is quantized by one thread.
-                        unsafe { isa::quantize_rows(isa, data.at(0), stride, rows, writer) }
-                    });
-                    used += 1;
-                }
+    /// Multiplies rows, those of prompts apart from the others.
+    fn product(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Linear,
+        out: &mut Buffer,
+        adds: bool,
+    ) {
+        let all = x.buffer().rows;
+        out.shape(all);
+        debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
+        let generated = self.generated(all);
+        let prompts = generated.max(rows.start)..rows.end;
+        for (rows, prompts) in [(rows.start..generated.min(rows.end), false), (prompts, true)] {
+            if !rows.is_empty() {
+                let out = out.output(rows.clone(), adds);
+                let (isa, activations) = (self.isa, self.activations);
+                let (pool, space) = (&mut self.pool, &mut self.space);
+                Product { isa, activations, pool, space, prompts }.run(&x, rows, w, out);
             }
         }
     }
 
-    /// Multiplies some rows.
-    fn multiply(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, prompts: bool, out: &mut Buffer) {
-        self.prepare(x, rows.clone(), w, prompts);
-        let (isa, activations, quantized, halves) =
-            (self.isa, self.activations, &self.quantized, &self.halves);
-        // SAFETY: the rows are within the buffer.
-        let data = SendPtr(unsafe { x.data.as_ptr().add(rows.start * x.width) }.cast_mut());
-        let (stride, out) = (x.width, out.output(rows));
-        let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
-        let (threads, scratch) = (self.pool.threads(), SendPtr(self.scratch.as_mut_ptr()));
-        self.pool.run(&|thread| {
-            let range = share(panels, thread, threads);
-            // SAFETY: each thread has its own.
-            let scratch = unsafe { &mut *scratch.at(thread) };
-            let (mut first_panel, mut column) = (0, 0);
-            for part in &w.parts {
-                let count = part.panel_count();
-                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
-                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
-                let input = match Form::of(part.encoding, prompts, isa, activations) {
-                    // SAFETY: the first row.
-                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
-                    Form::Halves => Input::Halves(halves),
-                    Form::Integers { group } => {
-                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
-                            unreachable!("quantized for every part")
-                        };
-                        Input::Quantized(rows)
-                    }
-                };
-                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
-                unsafe {
-                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
-                }
-                first_panel += count;
-                column += part.rows;
+    /// `to[rows] += x[rows]`.
+    fn add(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) {
+        let width = x.width;
+        debug_assert_eq!(width, to.width);
+        let to = SendPtr(to.data[rows.start * width..rows.end * width].as_mut_ptr());
+        let x = &x.data[rows.start * width..rows.end * width];
+        for_rows(&mut self.pool, rows.len(), &|rows| {
+            // SAFETY: each row is one thread's.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start * width), rows.len() * width) };
+            for (to, x) in to.iter_mut().zip(&x[rows.start * width..]) {
+                *to += x;
             }
         });
     }
 }
 
-/// Without a step, so many rows are a prompt.
-const MANY_ROWS: usize = 9;
-
-/// How activations enter a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Floats,
-    /// Quantized, with sums of groups of `group` columns.
-    Integers {
-        group: usize,
-    },
-    /// In bf16.
-    Halves,
-}
-
-impl Form {
-    /// For such weights, and rows of prompts or others.
-    fn of(encoding: Encoding, prompts: bool, isa: Isa, activations: Activations) -> Self {
-        match (activations, encoding) {
-            (Activations::Auto, encoding) if prompts && isa::takes_halves(isa, encoding) => Self::Halves,
-            (Activations::F32, _) | (_, Encoding::Float(_)) => Self::Floats,
-            (_, Encoding::Affine { group, .. }) => Self::Integers { group },
+impl<Vector> LinearInput<'_, Buffer, Vector> {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Self::Plain(x) | Self::Normed { x, .. } | Self::Gated(x) => x,
         }
     }
+}
+
+/// At least `len` elements, of which new ones are `value`; allocates only when more are needed than ever before.
+fn grown<T: Clone>(all: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
+    if all.len() < len {
+        all.resize(len, value);
+    }
+    &mut all[..len]
 }
 
 /// Few rows are not worth a hand-over to the threads.
@@ -239,16 +220,17 @@ fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
 
 impl Backend for CpuBackend {
     type Matrix = Linear;
-    type Vector = std::sync::Arc<[f32]>;
+    type Vector = Arc<[f32]>;
     type Buffer = Buffer;
     type Kv = Kv;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
+        let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
         let parts: Vec<Matrix> = parts
             .iter()
             .filter(|source| source.rows > 0)
             .map(|source| {
-                Matrix::pack(source, &mut self.arena, &mut self.pool).map_err(|error| ComputeError::Memory {
+                Matrix::pack(source, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
                     bytes: source.bytes(),
                     what: "weights",
                     reason: error.to_string(),
@@ -275,12 +257,18 @@ impl Backend for CpuBackend {
         matrix.parts.iter().map(Matrix::bytes).sum()
     }
 
-    fn begin(&mut self, step: &Step, ropes: &[Rope]) {
-        self.step = Some((step.rows(), step.generated()));
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> [Range<usize>; 2] {
+        self.packing = None;
+        let (all, generated) = (step.rows(), step.generated());
+        let half = (all / 2).next_multiple_of(PART_ROWS).min(all);
+        let cut = if generated < all && self.reducer.overlaps(all) { half } else { all };
+        let parts = [0..cut, cut..all];
+        self.step = Some(Rows { all, generated, parts: parts.clone() });
         self.rotations.resize_with(ropes.len(), rows::Rotation::default);
         for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
             rotation.compute(step, rope);
         }
+        parts
     }
 
     fn embed(&mut self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) {
@@ -299,35 +287,55 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn rms_norm(&mut self, x: &Buffer, weight: &Self::Vector, eps: f32, out: &mut Buffer) {
-        out.shape(x.rows);
-        let (isa, to, width) = (self.isa, SendPtr(out.data.as_mut_ptr()), x.width);
-        for_rows(&mut self.pool, x.rows, &|range| {
-            for row in range {
-                let x = &x.data[row * width..][..width];
-                // SAFETY: each row of the output is written by one thread.
-                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
-                // SAFETY: the instruction set was detected.
-                unsafe { isa::rms_norm(isa, x, weight, eps, out) };
-            }
-        });
+    fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Linear, out: &mut Buffer) {
+        self.product(x, rows, w, out, false);
     }
 
-    fn linear(&mut self, x: &Buffer, w: &Linear, out: &mut Buffer) {
-        out.shape(x.rows);
-        debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
-        let generated = self.generated(x.rows);
-        for (rows, prompts) in [(0..generated, false), (generated..x.rows, true)] {
-            if !rows.is_empty() {
-                self.multiply(x, rows, w, prompts, out);
-            }
+    fn linear_reduce_add(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Linear,
+        residual: &mut Buffer,
+    ) -> Result<(), CommError> {
+        if self.reducer.is_alone() {
+            self.product(x, rows, w, residual, true);
+            return Ok(());
         }
+        let parts = self.step.as_ref().map(|step| step.parts.clone());
+        let part = usize::from(parts.as_ref().is_some_and(|parts| parts[1] == rows));
+        let mut partial = match self.partial[part].take() {
+            Some(partial) => partial,
+            None => Buffer::new(residual.capacity(), residual.width),
+        };
+        self.product(x, rows.clone(), w, &mut partial, false);
+        if parts.is_some_and(|parts| !parts[1].is_empty()) {
+            self.settle(residual)?;
+            self.reducer.begin(partial, rows);
+            return Ok(());
+        }
+        let width = partial.width;
+        let sum = &mut partial.data[rows.start * width..rows.end * width];
+        self.reducer.group().all_reduce(sum, Op::Sum)?;
+        self.add(&partial, rows, residual);
+        self.partial[part] = Some(partial);
+        Ok(())
+    }
+
+    fn settle(&mut self, residual: &mut Buffer) -> Result<(), CommError> {
+        if let Some((partial, rows)) = self.reducer.end()? {
+            let part = usize::from(rows.start > 0);
+            self.add(&partial, rows, residual);
+            self.partial[part] = Some(partial);
+        }
+        Ok(())
     }
 
     fn attention(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,
         step: &Step,
+        rows: Range<usize>,
         qkv: &mut Buffer,
         kv: &mut Kv,
         layer: usize,
@@ -336,13 +344,12 @@ impl Backend for CpuBackend {
         out.shape(step.rows());
         let rotation = spec.rope.map(|rope| &self.rotations[rope]);
         let halves = self.activations == Activations::Auto;
-        let scratch = SendPtr(self.scratch.as_mut_ptr());
+        let scratch = SendPtr(self.space.scratch.as_mut_ptr());
         attention::run(
             &mut self.pool,
             (self.isa, halves),
             scratch,
-            spec,
-            step,
+            (spec, step, rows),
             rotation,
             qkv,
             kv,
@@ -351,29 +358,8 @@ impl Backend for CpuBackend {
         );
     }
 
-    fn swiglu(&mut self, gate_up: &Buffer, out: &mut Buffer) {
-        out.shape(gate_up.rows);
-        let (isa, to, width) = (self.isa, SendPtr(out.data.as_mut_ptr()), out.width);
-        for_rows(&mut self.pool, gate_up.rows, &|range| {
-            for row in range {
-                let (gate, up) = gate_up.data[row * gate_up.width..][..2 * width].split_at(width);
-                // SAFETY: each row of the output is written by one thread.
-                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
-                // SAFETY: the instruction set was detected.
-                unsafe { isa::swiglu(isa, gate, up, out) };
-            }
-        });
-    }
-
-    fn add(&mut self, x: &Buffer, y: &mut Buffer) {
-        let len = x.rows * x.width;
-        for (y, x) in y.data[..len].iter_mut().zip(&x.data[..len]) {
-            *y += x;
-        }
-    }
-
     fn all_reduce(&mut self, x: &mut Buffer) -> Result<(), CommError> {
-        self.group.all_reduce(&mut x.data[..x.rows * x.width], Op::Sum)
+        self.reducer.group().all_reduce(&mut x.data[..x.rows * x.width], Op::Sum)
     }
 
     fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) {

@@ -9,7 +9,9 @@ pub mod memory;
 pub mod source;
 pub mod step;
 
-pub use backend::{AttentionSpec, Backend, ComputeError, KvFormat, KvLayer, KvShape, QkNorm, Rope};
-pub use cpu::{Activations, CpuBackend, CpuConfig, Isa};
+pub use backend::{
+    AttentionSpec, Backend, ComputeError, InputOf, KvFormat, KvLayer, KvShape, LinearInput, QkNorm, Rope,
+};
+pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use source::{Encoding, FilePages, Float, MatrixSource, Strided};
 pub use step::{Step, StepSequence};

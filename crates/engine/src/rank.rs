@@ -31,7 +31,7 @@ pub enum EngineError {
     /// The ranks were started with different models or plans.
     #[error(
         "rank {rank} has another model or plan than rank 0: start all ranks with the same model (the same files), --split, \
-         --parallel, --activations, --kv, --context and --max-batch"
+         --parallel, --activations, --overlap, --kv, --context and --max-batch"
     )]
     Mismatch {
         /// The rank that differs.
@@ -89,8 +89,8 @@ impl Rank {
             world.broadcast_idle(root, &mut ready)?;
         }
         // All ranks are here and idle, as the probe needs them.
-        backend.group().tune()?;
-        backend.group().reset_stats();
+        backend.tune(folder.spec.hidden, model.bytes_per_reduction())?;
+        backend.reductions();
         let last = plan.ranks() - tensor_ranks;
         let vocab =
             (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();
@@ -153,7 +153,7 @@ impl Rank {
 
     /// Time and bytes of the reductions since the last call; for a rank that is alone, zero.
     pub fn reductions(&mut self) -> Stats {
-        self.backend.group().reset_stats()
+        self.backend.reductions()
     }
 
     /// Exchanges the message and reads the step.
@@ -300,7 +300,7 @@ fn agree(
     if world.size() == 1 {
         return Ok(());
     }
-    let what = format!("{:?} {plan:?} {capacity:?} {:?}", folder.spec, cpu.activations);
+    let what = format!("{:?} {plan:?} {capacity:?} {:?} {:?}", folder.spec, cpu.activations, cpu.overlap);
     let own: [u8; 64] = std::array::from_fn({
         let parts = [Sha256::digest(what).into(), folder.weights.fingerprint()];
         move |index| parts[index / 32][index % 32]

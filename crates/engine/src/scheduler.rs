@@ -4,6 +4,8 @@
 //! pipeline, as many steps are under way as it has stages; a sequence is in one of them at most, unless it is still
 //! reading its prompt.
 
+mod plan;
+
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -20,8 +22,6 @@ use crate::sampler::{Sampler, Scratch, log_probabilities};
 
 /// An idle engine asks this often whether all ranks are there.
 const PING: Duration = Duration::from_millis(500);
-/// Prompt tokens of a step while others decode: they wait for it.
-const PROMPT_ROWS_BESIDE_DECODES: usize = 64;
 
 /// The scheduler's settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +57,18 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Tokens that are computed as a prompt: a single one is not.
+    /// Tokens that are computed as a prompt: a single one is not, nor is what was generated before a preemption, or its numbers
+    /// would be others.
     fn prompt_rows(&self) -> usize {
         match self.request.prompt.len() {
             1 => 0,
             rows => rows,
         }
+    }
+
+    /// Whether the next tokens to compute are a prompt's.
+    fn reads_prompt(&self) -> bool {
+        self.computed < self.prompt_rows()
     }
 }
 
@@ -253,44 +259,7 @@ impl Scheduler {
 
     /// Forms the next step and computes this rank's part of it. False if there is nothing to compute.
     fn issue(&mut self) -> Result<bool, EngineError> {
-        let mut plan: Vec<(usize, usize)> = Vec::new();
-        let mut rows = self.limits.rows;
-        // In a pipeline each step takes its share of the sequences, so that every stage has one to work on.
-        let share = self.running().div_ceil(self.rank.stages()).max(1);
-        let decodes = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 == s.tokens.len();
-        let reads = |s: &Sequence| !s.ended && !s.awaits_token && s.computed + 1 < s.tokens.len();
-        // What was generated before a preemption is read again, too, but not as a prompt, or its numbers would be others.
-        let reads_again = |s: &Sequence| reads(s) && s.computed >= s.prompt_rows();
-        let reads_prompt = |s: &Sequence| reads(s) && s.computed < s.prompt_rows();
-        for slot in 0..self.sequences.len() {
-            if rows > 0
-                && plan.len() < share
-                && self.sequences[slot].as_ref().is_some_and(decodes)
-                && self.room(slot, 1)
-            {
-                plan.push((slot, 1));
-                rows -= 1;
-            }
-        }
-        if !plan.is_empty() {
-            rows = rows.min(PROMPT_ROWS_BESIDE_DECODES);
-        }
-        let kinds: [&dyn Fn(&Sequence) -> bool; 2] = [&reads_again, &reads_prompt];
-        let slots = self.sequences.len();
-        for (kind, slot) in (0..kinds.len()).flat_map(|kind| (0..slots).map(move |slot| (kind, slot))) {
-            let Some(sequence) = self.sequences[slot].as_ref().filter(|s| kinds[kind](s)) else { continue };
-            let count = if sequence.computed < sequence.prompt_rows() {
-                prompt_piece(sequence.prompt_rows() - sequence.computed, rows)
-            } else {
-                rows.min(sequence.tokens.len() - sequence.computed)
-            };
-            let planned = plan.iter().any(|(other, _)| *other == slot);
-            if count > 0 && !planned && plan.len() < self.limits.sequences && self.room(slot, count) {
-                plan.push((slot, count));
-                rows -= count;
-            }
-        }
-        plan.retain(|(slot, _)| self.sequences[*slot].is_some());
+        let plan = self.plan();
         if plan.is_empty() {
             return Ok(false);
         }
@@ -317,43 +286,6 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Makes room for `count` more tokens of a sequence; if need be, the youngest sequence starts over later. Never one
-    /// that is older than the one that needs room, or two could drive each other out for ever.
-    fn room(&mut self, slot: usize, count: usize) -> bool {
-        loop {
-            let Some(sequence) = self.sequences[slot].as_mut() else { return false };
-            if self.blocks.extend(&mut sequence.blocks, sequence.computed + count) {
-                return true;
-            }
-            let submitted = sequence.submitted;
-            let can_go = |s: &Sequence| s.under_way == 0 && s.submitted >= submitted;
-            let youngest = (0..self.sequences.len())
-                .filter(|&other| self.sequences[other].as_ref().is_some_and(can_go))
-                .max_by_key(|&other| self.sequences[other].as_ref().map(|s| s.submitted));
-            match youngest {
-                Some(other) if self.running() > 1 => self.put_back(other),
-                _ => return false,
-            }
-            if self.sequences[slot].is_none() {
-                return false;
-            }
-        }
-    }
-
-    /// Takes a sequence's blocks; it will read its prompt and answer so far again.
-    fn put_back(&mut self, slot: usize) {
-        if let Some(mut sequence) = self.sequences[slot].take() {
-            self.blocks.release(&mut sequence.blocks);
-            sequence.computed = 0;
-            sequence.sent_blocks = 0;
-            tracing::debug!(slot, tokens = sequence.tokens.len(), "starts over later: the KV cache is full");
-            self.waiting.push_front(sequence);
-            self.inbox.counters.preempted.fetch_add(1, Ordering::Relaxed);
-            self.inbox.counters.waiting.fetch_add(1, Ordering::Relaxed);
-            self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// Writes the message of a step of these slots and token counts.
     fn describe(&mut self, plan: &[(usize, usize)]) -> UnderWay {
         let wants = |s: &Sequence, count: usize| s.computed + count == s.tokens.len();
@@ -371,7 +303,7 @@ impl Scheduler {
             let logits = wants(sequence, count);
             let new = &sequence.blocks[sequence.sent_blocks..];
             let tokens = &sequence.tokens[sequence.computed..sequence.computed + count];
-            let prompt = sequence.computed < sequence.prompt_rows();
+            let prompt = sequence.reads_prompt();
             message.push(slot, sequence.computed, sequence.sent_blocks, new, tokens, (logits, prompt));
             sequence.sent_blocks = sequence.blocks.len();
             sequence.computed += count;
@@ -476,36 +408,5 @@ impl Scheduler {
             self.sequences[slot] = None;
             self.inbox.counters.running.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-}
-
-/// Rows of a prompt's next piece, of which `left` tokens are left and at least 2, where a step has room for `room`. Never a single
-/// one, nor one that leaves a single one: backends take it for one that generates, whose numbers may differ in the last bits.
-fn prompt_piece(left: usize, room: usize) -> usize {
-    let count = left.min(room);
-    match (count, left - count) {
-        (0 | 1, _) | (2, 1) => 0,
-        (_, 1) => count - 1,
-        _ => count,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_piece_of_a_prompt_is_a_single_token() {
-        for room in 3..9 {
-            for prompt in 2..40 {
-                let mut left = prompt;
-                while left > 0 {
-                    let piece = prompt_piece(left, room);
-                    assert!((2..=room).contains(&piece), "{piece} of {left}, with room for {room}");
-                    left -= piece;
-                }
-            }
-        }
-        assert_eq!((prompt_piece(5, 1), prompt_piece(3, 2)), (0, 0), "they wait for the next step");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat, Overlap};
 use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Request, Sampling, Scheduler, Stream};
 use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
 
@@ -23,9 +23,11 @@ fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl F
     let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig {
         threads: 1,
+        packing_threads: 1,
         first_core: None,
         isa: Isa::detect().unwrap(),
         activations: Activations::default(),
+        overlap: Overlap::default(),
     };
     let capacity = Capacity {
         rows: limits.rows,

@@ -4,7 +4,7 @@ mod load;
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, ComputeError, Rope, Step};
+use thunder_compute::{AttentionSpec, Backend, ComputeError, LinearInput, Rope, Step};
 
 pub use load::{Capacity, Demand, Progress, demand, lookup_bytes};
 
@@ -53,14 +53,12 @@ struct Attention<B: Backend> {
 }
 
 enum FeedForward<B: Backend> {
-    Gated { gate_up: B::Matrix, down: B::Matrix, gate_up_buffer: usize, channels_buffer: usize },
+    Gated { gate_up: B::Matrix, down: B::Matrix, gate_up_buffer: usize },
 }
 
 /// Activations of a step. Those of layers are shared by all layers of the same width.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
-    normed: B::Buffer,
-    partial: B::Buffer,
     last: B::Buffer,
     logits: B::Buffer,
     inner: Vec<B::Buffer>,
@@ -78,8 +76,8 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, normed, partial, last, logits, inner } = &mut self.buffers;
-        backend.begin(step, &self.ropes);
+        let Buffers { residual, last, logits, inner } = &mut self.buffers;
+        let parts = backend.begin(step, &self.ropes);
         match (&self.embedding, hidden) {
             (_, Some(hidden)) => backend.write(hidden, residual),
             (Some(table), None) => {
@@ -89,36 +87,53 @@ impl<B: Backend> Model<B> {
             }
             (None, None) => unreachable!("a stage without the embedding is given hidden states"),
         }
+        let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
         for (index, layer) in self.layers.iter().enumerate() {
-            let norm = (&layer.norms[0], layer.eps);
-            match &layer.mixer {
-                Mixer::Attention(a) => {
-                    let [qkv, heads] = pair(inner, a.qkv_buffer, a.heads_buffer);
-                    backend.norm_linear(residual, norm, &a.qkv, normed, qkv);
-                    backend.attention(&a.spec, step, qkv, &mut self.kv, index, heads);
-                    backend.linear_reduce_add(heads, &a.out, partial, residual)?;
+            let Layer { norms: [mixer_norm, feed_forward_norm], eps, mixer, feed_forward } = layer;
+            for rows in parts() {
+                match mixer {
+                    Mixer::Attention(a) => {
+                        let [qkv, heads] = pair(inner, a.qkv_buffer, a.heads_buffer);
+                        let x = LinearInput::Normed { x: &*residual, weight: mixer_norm, eps: *eps };
+                        backend.linear(x, rows.clone(), &a.qkv, qkv);
+                        backend.attention(&a.spec, step, rows.clone(), qkv, &mut self.kv, index, heads);
+                        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &a.out, residual)?;
+                    }
                 }
             }
-            let norm = (&layer.norms[1], layer.eps);
-            match &layer.feed_forward {
-                FeedForward::Gated { gate_up, down, gate_up_buffer, channels_buffer } => {
-                    let [both, channels] = pair(inner, *gate_up_buffer, *channels_buffer);
-                    backend.norm_linear(residual, norm, gate_up, normed, both);
-                    backend.swiglu(both, channels);
-                    backend.linear_reduce_add(channels, down, partial, residual)?;
+            for rows in parts() {
+                match feed_forward {
+                    FeedForward::Gated { gate_up, down, gate_up_buffer } => {
+                        let both = &mut inner[*gate_up_buffer];
+                        let x = LinearInput::Normed { x: &*residual, weight: feed_forward_norm, eps: *eps };
+                        backend.linear(x, rows.clone(), gate_up, both);
+                        backend.linear_reduce_add(LinearInput::Gated(both), rows, down, residual)?;
+                    }
                 }
             }
         }
+        backend.settle(residual)?;
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
             backend.take_rows(residual, &step.logit_rows, last);
             let matrix = head.matrix.as_ref().or(self.embedding.as_ref().map(|table| &table.matrix));
             if let Some(matrix) = matrix {
-                backend.norm_linear(last, (&head.norm, head.eps), matrix, normed, logits);
+                let x = LinearInput::Normed { x: &*last, weight: &head.norm, eps: head.eps };
+                backend.linear(x, 0..step.logit_rows.len(), matrix, logits);
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the weights that are read for one sum over the ranks: the largest half of a layer.
+    pub fn bytes_per_reduction(&self) -> usize {
+        let halves = self.layers.iter().flat_map(|layer| {
+            let Mixer::Attention(attention) = &layer.mixer;
+            let FeedForward::Gated { gate_up, down, .. } = &layer.feed_forward;
+            [[&attention.qkv, &attention.out], [gate_up, down]]
+        });
+        halves.map(|half| half.into_iter().map(B::matrix_bytes).sum()).max().unwrap_or(0)
     }
 
     /// After [`Model::forward`]: the residual stream, for the next stage, `[rows, hidden]`.

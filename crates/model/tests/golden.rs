@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
 
 fn cases() -> Vec<PathBuf> {
@@ -50,11 +50,18 @@ fn logits(
     folder: &ModelFolder,
     plan: &Plan,
     group: Group,
-    activations: Activations,
+    (activations, overlap): (Activations, Overlap),
     chunk: usize,
 ) -> Vec<Vec<f32>> {
     let rank = group.rank();
-    let config = CpuConfig { threads: 1, first_core: None, isa: Isa::detect().unwrap(), activations };
+    let config = CpuConfig {
+        threads: 1,
+        packing_threads: 2,
+        first_core: None,
+        isa: Isa::detect().unwrap(),
+        activations,
+        overlap,
+    };
     let mut backend = CpuBackend::new(&config, group);
     let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, kv_format: KvFormat::F16 };
     let mut model =
@@ -82,11 +89,11 @@ fn logits(
 fn sharded_logits(
     folder: &ModelFolder,
     plan: &Plan,
-    activations: Activations,
+    arithmetic: (Activations, Overlap),
     chunk: usize,
 ) -> Vec<Vec<f32>> {
     let parts = local::run(plan.ranks(), TransportChoice::Shm, |group| {
-        logits(folder, plan, group, activations, chunk)
+        logits(folder, plan, group, arithmetic, chunk)
     })
     .unwrap();
     (0..3)
@@ -150,7 +157,7 @@ fn one_rank_agrees_with_mlx() {
         for (activations, what) in
             [(Activations::Auto, "auto"), (Activations::Int16, "int16"), (Activations::Int8, "int8")]
         {
-            let ours = logits(&folder, &plan, Group::solo(), activations, 70);
+            let ours = logits(&folder, &plan, Group::solo(), (activations, Overlap::Auto), 70);
             check(&case, what, compare(&case, &ours), limits(activations));
         }
     }
@@ -162,11 +169,11 @@ fn token_by_token_gives_the_bits_of_the_whole_prompt() {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
         let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
-        let whole = logits(&folder, &plan, Group::solo(), Activations::Int16, 70);
+        let whole = logits(&folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
         for chunk in [1, 13] {
             assert_eq!(
                 whole,
-                logits(&folder, &plan, Group::solo(), Activations::Int16, chunk),
+                logits(&folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), chunk),
                 "{name} by {chunk}"
             );
         }
@@ -181,7 +188,9 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
         // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = Plan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
-            let ours = sharded_logits(&folder, &plan, Activations::Int16, 33);
+            let [ours, in_halves] = [Overlap::Never, Overlap::Always]
+                .map(|overlap| sharded_logits(&folder, &plan, (Activations::Int16, overlap), 45));
+            assert_eq!(ours, in_halves, "{}, {weights:?}: sums in the background", case.display());
             check(case, &format!("{weights:?}"), compare(case, &ours), limits(Activations::Int16));
         }
     }
@@ -202,7 +211,7 @@ fn a_wrapped_checkpoint_finds_its_head() {
     assert!(file.names().contains(&"lm_head.weight"), "the case is untied");
     let whole = ModelFolder::open(&case).unwrap();
     let plan = Plan::new(&whole.spec, Parallelism::Tensor, &[1.0]).unwrap();
-    let expected = logits(&whole, &plan, Group::solo(), Activations::Int16, 70);
+    let expected = logits(&whole, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
     for (inner, head) in
         [("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")]
     {
@@ -213,7 +222,7 @@ fn a_wrapped_checkpoint_finds_its_head() {
         let renamed: Vec<_> = file.tensors().into_iter().map(|(name, view)| (rename(&name), view)).collect();
         safetensors::serialize_to_file(renamed, None, &dir.path().join("model.safetensors")).unwrap();
         let folder = ModelFolder::open(dir.path()).unwrap();
-        let ours = logits(&folder, &plan, Group::solo(), Activations::Int16, 70);
+        let ours = logits(&folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
         assert!(ours == expected, "{inner} and {head}");
     }
 }

@@ -14,7 +14,7 @@ use thunder_cluster::local::{LOCAL_RANK, LOCAL_RANKS, LocalRanks};
 use thunder_collectives::{Config, Group, Op};
 use thunder_compute::cpu::pool::allowed_cores;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat, Overlap};
 use thunder_engine::{Engine, EngineError, Limits, ModelInfo, Rank, Sampling, Scheduler};
 use thunder_model::model::demand;
 use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Parallelism, Plan};
@@ -64,7 +64,7 @@ pub struct EngineArgs {
     /// Who holds what.
     #[command(flatten)]
     pub layout: Layout,
-    /// Threads of each rank [default: this machine's cores, divided among its ranks]
+    /// Threads that compute in each rank [default: this machine's cores, divided among its ranks, as many as load it]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Keep each thread on a core of its own, if there are enough: faster on a machine that does nothing else, slower beside
@@ -82,6 +82,10 @@ pub struct EngineArgs {
     /// no matrix unit, f32 rules them out as the cause of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     pub activations: ActivationBits,
+    /// Sum a prompt's rows over the ranks in two halves, one while the other is computed: auto does so where the ranks' links are
+    /// slower than reading a layer's weights twice
+    #[arg(long, value_enum, default_value_t = OverlapWhen::Auto)]
+    pub overlap: OverlapWhen,
     /// What ranks talk over
     #[arg(long, value_enum, default_value_t = TransportName::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportName,
@@ -117,6 +121,27 @@ impl From<ActivationBits> for Activations {
             ActivationBits::Int8 => Self::Int8,
             ActivationBits::Int16 => Self::Int16,
             ActivationBits::F32 => Self::F32,
+        }
+    }
+}
+
+/// `--overlap`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlapWhen {
+    /// Where it should pay.
+    Auto,
+    /// For every prompt.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl From<OverlapWhen> for Overlap {
+    fn from(when: OverlapWhen) -> Self {
+        match when {
+            OverlapWhen::Auto => Self::Auto,
+            OverlapWhen::Always => Self::Always,
+            OverlapWhen::Never => Self::Never,
         }
     }
 }
@@ -338,16 +363,19 @@ fn transport(world: &Group) -> String {
 
 fn cpu_config(args: &EngineArgs, local_rank: usize, local_ranks: usize) -> anyhow::Result<CpuConfig> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = args.threads.unwrap_or_else(|| (cores / local_ranks).max(1));
+    let share = (cores / local_ranks).max(1);
+    let threads = args.threads.unwrap_or(share);
     if threads == 0 || threads > 1024 {
         bail!("--threads is {threads}, but must be between 1 and 1024");
     }
     Ok(CpuConfig {
         threads,
+        packing_threads: share,
         first_core: (args.pin && threads * local_ranks <= allowed_cores().len())
             .then_some(local_rank * threads),
         isa: Isa::detect().map_err(anyhow::Error::msg)?,
         activations: args.activations.into(),
+        overlap: args.overlap.into(),
     })
 }
 

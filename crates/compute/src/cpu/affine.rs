@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::fixed::{Fixed, HEADER_BYTES};
-use super::matmul::{Output, of_bits};
+use super::matmul::{Output, finish, of_bits};
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
 use super::quantize::{BLOCK, QuantRows};
 use super::simd::{LANES, Simd};
@@ -127,7 +127,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>
         }
     }
     for (m, acc) in acc.iter().enumerate() {
-        finish(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
+        scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
     }
     ROWS
 }
@@ -147,12 +147,12 @@ unsafe fn dots<S: Simd, const PLANES: usize, const ROWS: usize>(
     }
 }
 
-/// Scales a row's 16 exact sums, adds the bias and stores them; fewer in the last panel.
+/// Scales a row's 16 exact sums and finishes them.
 ///
 /// # Safety
-/// The output holds the row and the panel's columns.
+/// The output holds the row and the panel's columns; the CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn finish(
+pub(super) unsafe fn scaled<S: Simd>(
     w: &Matrix,
     panel: usize,
     row: usize,
@@ -160,24 +160,12 @@ pub(super) unsafe fn finish(
     sums: &[f64; LANES],
     out: Output,
 ) {
-    let first = panel * LANES;
-    let units = &w.units[first..first + LANES];
+    let units = &w.units[panel * LANES..(panel + 1) * LANES];
     let mut results = [0.0; LANES];
     for lane in 0..LANES {
         results[lane] = sums[lane] as f32 * units[lane] * scale;
     }
-    let to = out.data.add(row * out.stride + first);
-    let count = LANES.min(w.rows - first);
-    if !w.bias.is_empty() {
-        for (result, bias) in results.iter_mut().zip(&w.bias[first..first + count]) {
-            *result += bias;
-        }
-    }
-    if count == LANES {
-        to.cast::<[f32; LANES]>().write_unaligned(results);
-    } else {
-        std::ptr::copy_nonoverlapping(results.as_ptr(), to, count);
-    }
+    finish::<S>(w, panel, row, S::load(results.as_ptr()), out);
 }
 
 /// The 8 steps of an octet, as bytes.

@@ -192,7 +192,8 @@ unsafe fn store(w: &Matrix, panel: usize, row: usize, sums: &[f32; LANES], out: 
             sums = _mm512_mul_ps(sums, _mm512_mul_ps(units, _mm512_set1_ps(unpack::unit(w.encoding))));
         }
         let to = out.data.add(row * out.stride + panel * LANES);
-        if w.bias.is_empty() && (panel + 1) * LANES <= w.rows && to.cast::<__m512>().is_aligned() {
+        if w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows && to.cast::<__m512>().is_aligned()
+        {
             _mm512_stream_ps(to, sums);
         } else {
             finish::<Avx512>(w, panel, row, sums, out);

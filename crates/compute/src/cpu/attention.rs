@@ -104,8 +104,7 @@ pub(super) fn run(
     pool: &mut Pool,
     (isa, halves): (Isa, bool),
     scratch: SendPtr<isa::Scratch>,
-    spec: &AttentionSpec<Arc<[f32]>>,
-    step: &Step,
+    (spec, step, part): (&AttentionSpec<Arc<[f32]>>, &Step, Range<usize>),
     rotation: Option<&Rotation>,
     qkv: &mut Buffer,
     kv: &mut Kv,
@@ -119,7 +118,8 @@ pub(super) fn run(
     let kv = kv.layer(layer);
     let (queries, query_stride) = (SendPtr(qkv.data.as_mut_ptr()), qkv.width);
     let arrivals = Arrivals { spec, step, rotation, kv, qkv: queries, stride: query_stride };
-    for_rows(pool, step.rows(), &|rows| {
+    for_rows(pool, part.len(), &|rows| {
+        let rows = part.start + rows.start..part.start + rows.end;
         // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
         unsafe { isa::arrive(isa, &arrivals, rows) };
     });
@@ -134,17 +134,18 @@ pub(super) fn run(
         let mut first = 0;
         let mut item = next.fetch_add(1, Ordering::Relaxed);
         for sequence in &step.sequences {
-            let count = sequence.rows.len().div_ceil(piece_rows) * spec.kv_heads();
+            let rows = sequence.rows.start.max(part.start)..sequence.rows.end.min(part.end);
+            let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
             while item < first + count {
                 let (piece, kv_head) = ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
-                let start = sequence.rows.start + piece * piece_rows;
+                let start = rows.start + piece * piece_rows;
                 let heads = Heads {
                     spec,
                     kv,
                     kv_head,
                     sequence,
                     blocks: &step.blocks[sequence.blocks.clone()],
-                    rows: start..sequence.rows.end.min(start + piece_rows),
+                    rows: start..rows.end.min(start + piece_rows),
                     queries,
                     query_stride,
                     out: to,

@@ -30,12 +30,17 @@ impl Buffer {
         self.rows = rows;
     }
 
-    /// Where results of some rows go.
-    pub(super) fn output(&mut self, rows: Range<usize>) -> Output {
+    /// The most rows that it has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.data.len() / self.width.max(1)
+    }
+
+    /// Where results of some rows go, or what they are added to.
+    pub(super) fn output(&mut self, rows: Range<usize>, adds: bool) -> Output {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         // SAFETY: within the buffer.
         let data = unsafe { self.data.as_mut_ptr().add(rows.start * self.width) };
-        Output { data, stride: self.width, rows: rows.len() }
+        Output { data, stride: self.width, rows: rows.len(), adds }
     }
 }
 

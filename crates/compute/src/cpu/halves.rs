@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::grown;
 use super::matrix::SendPtr;
 
 /// Rows of a tile.
@@ -30,7 +31,8 @@ impl HalfRows {
     /// Room for `rows` rows; allocates only when more is needed than ever before.
     pub fn shape(&mut self, rows: usize, cols: usize) {
         (self.rows, self.cols) = (rows, cols);
-        self.lines.resize(rows.next_multiple_of(TILE_ROWS) * self.blocks(), Line([bf16::ZERO; BLOCK]));
+        let lines = rows.next_multiple_of(TILE_ROWS) * self.blocks();
+        grown(&mut self.lines, lines, Line([bf16::ZERO; BLOCK]));
     }
 
     /// Blocks of columns, the last of which may be partly empty.
@@ -71,10 +73,12 @@ impl HalfWriter<'_> {
     /// Rounds one row.
     ///
     /// # Safety
-    /// No other thread writes this row.
+    /// `x` holds the columns; no other thread writes this row.
     #[inline(always)]
-    pub unsafe fn round(self, row: usize, x: &[f32]) {
-        for (block, x) in x[..self.to.cols].chunks(BLOCK).enumerate() {
+    pub unsafe fn round(self, row: usize, x: *const f32) {
+        // SAFETY: the caller's.
+        let x = unsafe { std::slice::from_raw_parts(x, self.to.cols) };
+        for (block, x) in x.chunks(BLOCK).enumerate() {
             // SAFETY: a line of the row.
             let line = unsafe { &mut *self.lines.at(self.to.line(row, block)) };
             let mut halves = [bf16::ZERO; BLOCK];

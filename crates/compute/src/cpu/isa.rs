@@ -226,16 +226,16 @@ pub fn takes_halves(isa: Isa, encoding: Encoding) -> bool {
 }
 
 entry! {
-    /// Rounds the given rows to bf16.
-    fn round_rows(x: *const f32, stride: usize, rows: Range<usize>, cols: usize, to: HalfWriter<'_>) = round
+    /// Rounds a row to bf16.
+    fn round_row(x: *const f32, row: usize, to: HalfWriter<'_>) = round
 }
 entry! {
     /// Products by vectors.
     fn vectors(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
 }
 entry! {
-    /// Quantizes the given rows.
-    fn quantize_rows(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter<'_>) = quantize
+    /// Quantizes a row.
+    fn quantize_row(x: *const f32, row: usize, to: RowWriter<'_>) = quantize
 }
 entry! {
     /// One row's norm.
@@ -309,20 +309,16 @@ fn cached_rows(x: Input<'_>, cols: usize, rows: usize) -> impl Iterator<Item = R
 }
 
 #[inline(always)]
-unsafe fn quantize<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, to: RowWriter<'_>) {
-    for row in rows {
-        // SAFETY: the caller's conditions.
-        unsafe { to.quantize::<S>(row, x.add(row * stride)) };
-    }
+unsafe fn quantize<S: Simd>(x: *const f32, row: usize, to: RowWriter<'_>) {
+    // SAFETY: the caller's conditions.
+    unsafe { to.quantize::<S>(row, x) };
 }
 
 #[allow(clippy::extra_unused_type_parameters, reason = "plain Rust, compiled for the set's instructions")]
 #[inline(always)]
-unsafe fn round<S: Simd>(x: *const f32, stride: usize, rows: Range<usize>, cols: usize, to: HalfWriter<'_>) {
-    for row in rows {
-        // SAFETY: the caller's conditions.
-        unsafe { to.round(row, std::slice::from_raw_parts(x.add(row * stride), cols)) };
-    }
+unsafe fn round<S: Simd>(x: *const f32, row: usize, to: HalfWriter<'_>) {
+    // SAFETY: the caller's conditions.
+    unsafe { to.round(row, x) };
 }
 
 #[inline(always)]

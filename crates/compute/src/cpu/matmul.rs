@@ -51,6 +51,8 @@ pub(super) struct Output {
     pub data: *mut f32,
     pub stride: usize,
     pub rows: usize,
+    /// Whether results are added to what is there.
+    pub adds: bool,
 }
 
 // SAFETY: only a pointer until it is written through, and each thread writes its own columns.
@@ -113,7 +115,7 @@ pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, rows
     }
 }
 
-/// Adds the bias and stores 16 results of a row, fewer in the last panel.
+/// Adds the bias and stores 16 results of a row, fewer in the last panel, or adds them to what is there.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
     let first = panel * LANES;
@@ -122,11 +124,13 @@ pub(super) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: 
     let mut lanes = [0.0; LANES];
     if count == LANES {
         let bias = if w.bias.is_empty() { S::splat(0.0) } else { S::load(w.bias.as_ptr().add(first)) };
-        S::store(to, S::add(acc, bias));
+        let result = S::add(acc, bias);
+        S::store(to, if out.adds { S::add(S::load(to), result) } else { result });
     } else {
         S::store(lanes.as_mut_ptr(), acc);
         for (i, x) in lanes[..count].iter().enumerate() {
-            *to.add(i) = x + w.bias.get(first + i).copied().unwrap_or(0.0);
+            let result = x + w.bias.get(first + i).copied().unwrap_or(0.0);
+            *to.add(i) = if out.adds { *to.add(i) + result } else { result };
         }
     }
 }

@@ -3,10 +3,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use super::Activations;
 use super::isa::{self, Isa};
 use super::pool::Pool;
+use super::product::{Form, MANY_ROWS};
 use super::simd::{LANES, Simd};
-use super::{Activations, Form, MANY_ROWS};
 use crate::source::Encoding;
 
 /// What a kernel multiplies.

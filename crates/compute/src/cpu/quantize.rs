@@ -1,5 +1,6 @@
 //! Activations as integers: what byte dot products multiply packed weights with.
 
+use super::grown;
 use super::matrix::SendPtr;
 use super::simd::{LANES, Simd};
 
@@ -63,9 +64,10 @@ impl QuantRows {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, activations.planes());
         self.tile_rows = rows.min(TILE_ROWS);
         let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
-        self.q.resize(lines, Line([0; BLOCK]));
-        self.scales.resize(rows, 0.0);
-        self.sums.resize(rows * self.groups(), 0.0);
+        let sums = rows * self.groups();
+        grown(&mut self.q, lines, Line([0; BLOCK]));
+        grown(&mut self.scales, rows, 0.0);
+        grown(&mut self.sums, sums, 0.0);
     }
 
     pub fn groups(&self) -> usize {

@@ -1,12 +1,15 @@
 //! The kernels against plain arithmetic, on every instruction set of this CPU.
 
+mod attention;
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 use thunder_collectives::Group;
 
+use super::product::Form;
 use super::*;
-use crate::backend::{KvFormat, KvLayer, QkNorm};
-use crate::source::{Float, Strided};
+use crate::backend::LinearInput::Plain;
+use crate::source::{Encoding, Float, Strided};
 
 /// A repeatable sequence of numbers in −1..1.
 struct Numbers(u64);
@@ -25,7 +28,11 @@ impl Numbers {
 }
 
 fn backend(isa: Isa, threads: usize, activations: Activations) -> CpuBackend {
-    CpuBackend::new(&CpuConfig { threads, first_core: None, isa, activations }, Group::solo())
+    let overlap = Overlap::default();
+    CpuBackend::new(
+        &CpuConfig { threads, packing_threads: 1, first_core: None, isa, activations, overlap },
+        Group::solo(),
+    )
 }
 
 fn encode(float: Float, values: &[f32]) -> Vec<u8> {
@@ -154,7 +161,7 @@ fn products_match_plain_arithmetic_in_every_encoding() {
                 let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
                 let x = filled(&mut backend, &x, cols);
                 let mut out = backend.buffer(batch, rows).unwrap();
-                backend.linear(&x, &w, &mut out);
+                backend.linear(Plain(&x), 0..batch, &w, &mut out);
                 let error = distance(backend.read(&out), &expected);
                 assert!(error < limit, "{encoding:?} on {}: {activations:?} is off by {error}", isa.name());
             }
@@ -181,11 +188,11 @@ fn a_row_does_not_depend_on_the_batch() {
             let w = backend.matrix(&[stored.source(None)]).unwrap();
             let all = filled(&mut backend, &values, cols);
             let mut together = backend.buffer(batch, rows).unwrap();
-            backend.linear(&all, &w, &mut together);
+            backend.linear(Plain(&all), 0..batch, &w, &mut together);
             for (x, expected) in values.chunks(cols).zip(backend.read(&together).to_vec().chunks(rows)) {
                 let x = filled(&mut backend, x, cols);
                 let mut alone = backend.buffer(1, rows).unwrap();
-                backend.linear(&x, &w, &mut alone);
+                backend.linear(Plain(&x), 0..1, &w, &mut alone);
                 assert_eq!(backend.read(&alone), expected, "{encoding:?}, {activations:?} on {}", isa.name());
             }
         }
@@ -211,7 +218,7 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
                 for batch in [batch, 1, 2, 7, 8, 9, 12, 16, 33] {
                     let x = filled(&mut backend, &values[..batch * cols], cols);
                     let mut out = backend.buffer(batch, rows).unwrap();
-                    backend.linear(&x, &w, &mut out);
+                    backend.linear(Plain(&x), 0..batch, &w, &mut out);
                     let out = backend.read(&out);
                     if expected.is_empty() {
                         expected = out.to_vec();
@@ -251,9 +258,9 @@ fn products_of_halves_are_right_in_any_shape() {
             for batch in [9, 16, 17, 32, 33, 48, 530] {
                 let x = filled(&mut exact, &values[..batch * cols], cols);
                 let mut expected = exact.buffer(batch, rows).unwrap();
-                exact.linear(&x, &w, &mut expected);
+                exact.linear(Plain(&x), 0..batch, &w, &mut expected);
                 let mut out = halved.buffer(batch, rows).unwrap();
-                halved.linear(&x, &w_halved, &mut out);
+                halved.linear(Plain(&x), 0..batch, &w_halved, &mut out);
                 let error = distance(halved.read(&out), exact.read(&expected));
                 assert!(error < 4e-3, "{encoding:?}, {batch} rows on {}: off by {error}", isa.name());
             }
@@ -315,12 +322,12 @@ fn several_matrices_of_different_encodings_share_one_product() {
     let sources: Vec<_> = parts.iter().map(|part| part.source(None)).collect();
     let fused = backend.matrix(&sources).unwrap();
     let mut out = backend.buffer(2, 60).unwrap();
-    backend.linear(&x, &fused, &mut out);
+    backend.linear(Plain(&x), 0..2, &fused, &mut out);
     let out = backend.read(&out).to_vec();
     for (i, source) in sources.iter().enumerate() {
         let alone = backend.matrix(std::slice::from_ref(source)).unwrap();
         let mut expected = backend.buffer(2, 20).unwrap();
-        backend.linear(&x, &alone, &mut expected);
+        backend.linear(Plain(&x), 0..2, &alone, &mut expected);
         for row in 0..2 {
             assert_eq!(out[row * 60 + i * 20..][..20], backend.read(&expected)[row * 20..][..20]);
         }
@@ -352,174 +359,8 @@ fn exponential_is_accurate() {
     check::<simd::neon::Neon<false>>();
 }
 
-/// Attention by its definition, for one sequence that begins at position 0: `[row][head][dim]`.
-fn plain_attention(
-    spec: &AttentionSpec<std::sync::Arc<[f32]>>,
-    rope: &Rope,
-    qkv: &[f32],
-    rows: usize,
-) -> Vec<f32> {
-    let (dim, heads, kv_heads, width) = (spec.head_dim, spec.heads(), spec.kv_heads(), spec.qkv_width());
-    let head = |row: usize, index: usize| {
-        let mut x = qkv[row * width + index * dim..][..dim].to_vec();
-        if index >= heads + kv_heads {
-            return x;
-        }
-        if let Some(norm) = &spec.qk_norm {
-            let weight = if index < heads { &norm.query } else { &norm.key };
-            let rms = (x.iter().map(|x| x * x).sum::<f32>() / dim as f32 + norm.eps).sqrt();
-            x.iter_mut().zip(weight.iter()).for_each(|(x, w)| *x = *x / rms * w);
-        }
-        let half = rope.inverse_frequencies.len();
-        for i in 0..half {
-            let (sin, cos) = (row as f32 * rope.inverse_frequencies[i]).sin_cos();
-            (x[i], x[i + half]) = (x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin);
-        }
-        x
-    };
-    let mut out = Vec::new();
-    for row in 0..rows {
-        for query in 0..heads {
-            let kv = spec.queries_of.iter().position(|range| range.contains(&query)).unwrap();
-            let first = spec.window.map_or(0, |window| (row + 1).saturating_sub(window));
-            let q = head(row, query);
-            let scores: Vec<f32> = (first..=row)
-                .map(|t| q.iter().zip(head(t, heads + kv)).map(|(q, k)| q * k).sum::<f32>() * spec.scale)
-                .collect();
-            let best = scores.iter().copied().fold(f32::MIN, f32::max);
-            let total: f32 = scores.iter().map(|s| (s - best).exp()).sum();
-            let mut sum = vec![0.0; dim];
-            for (t, score) in (first..=row).zip(&scores) {
-                let v = head(t, heads + kv_heads + kv);
-                sum.iter_mut().zip(v).for_each(|(s, v)| *s += (score - best).exp() / total * v);
-            }
-            out.extend(sum);
-        }
-    }
-    out
-}
-
-#[test]
-fn attention_matches_its_definition_however_the_prompt_is_cut() {
-    let mut numbers = Numbers(5);
-    let rows = 300;
-    let rope = Rope { inverse_frequencies: (0..16).map(|i| 0.5f32.powi(i)).collect(), amplitude: 1.0 };
-    for (dim, window, norm, queries_of) in [
-        (32, None, true, vec![0..4, 4..8]),
-        (48, Some(20), false, vec![0..3]),
-        (128, Some(133), true, vec![0..1, 1..2, 2..4]),
-    ] {
-        let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
-            head_dim: dim,
-            queries_of,
-            scale: 0.2,
-            window,
-            qk_norm: norm.then(|| QkNorm {
-                query: numbers.vec(dim).into(),
-                key: numbers.vec(dim).into(),
-                eps: 1e-5,
-            }),
-            rope: Some(0),
-            temperature: None,
-            out_column: 0,
-        };
-        let values = numbers.vec(rows * spec.qkv_width());
-        let expected = plain_attention(&spec, &rope, &values, rows);
-        let layers = vec![KvLayer { heads: spec.kv_heads(), head_dim: dim }];
-        for (isa, (activations, format, limit)) in Isa::available().into_iter().flat_map(|isa| {
-            [
-                (Activations::Int16, KvFormat::F16, 1e-3),
-                (Activations::Int16, KvFormat::Int8, 1e-2),
-                (Activations::Auto, KvFormat::F16, 8e-3),
-                (Activations::Auto, KvFormat::Int8, 1.5e-2),
-            ]
-            .map(|case| (isa, case))
-        }) {
-            let shape = KvShape { layers: layers.clone(), blocks: 12, format };
-            let mut whole = Vec::new();
-            for cuts in [vec![300], vec![1, 131, 1, 167], vec![33, 20, 20, 2, 225]] {
-                let mut backend = backend(isa, 2, activations);
-                let mut kv = backend.kv_cache(shape.clone()).unwrap();
-                let (mut start, mut result) = (0, Vec::new());
-                for cut in cuts {
-                    let mut step = Step::default();
-                    step.push(&vec![0; cut], start, &[5, 2, 7, 1, 9, 11, 0, 3, 4, 6], false);
-                    let part = &values[start * spec.qkv_width()..][..cut * spec.qkv_width()];
-                    let mut qkv = filled(&mut backend, part, spec.qkv_width());
-                    let mut out = backend.buffer(cut, spec.heads() * dim).unwrap();
-                    backend.begin(&step, std::slice::from_ref(&rope));
-                    backend.attention(&spec, &step, &mut qkv, &mut kv, 0, &mut out);
-                    result.extend_from_slice(backend.read(&out));
-                    start += cut;
-                }
-                let error = distance(&result, &expected);
-                let what = format!("{activations:?}, {format:?}, window {window:?} on {}", isa.name());
-                println!("{what}: {error}");
-                assert!(error < limit, "{what}: off by {error}");
-                if activations == Activations::Auto {
-                    continue;
-                }
-                if whole.is_empty() {
-                    whole = result;
-                } else {
-                    assert_eq!(whole, result, "{what}: the cut changed the result");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_sequence_attends_alike_alone_and_among_others() {
-    let mut numbers = Numbers(6);
-    let (dim, context) = (48, 70);
-    let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
-        head_dim: dim,
-        queries_of: vec![0..5],
-        scale: 0.15,
-        window: None,
-        qk_norm: None,
-        rope: None,
-        temperature: None,
-        out_column: 0,
-    };
-    let layers = vec![KvLayer { heads: 1, head_dim: dim }];
-    let prompts: Vec<_> = (0..3).map(|_| numbers.vec(context * spec.qkv_width())).collect();
-    let blocks = [[0, 4, 8], [7, 3, 5], [1, 2, 6]];
-    for (isa, format) in Isa::available()
-        .into_iter()
-        .flat_map(|isa| [KvFormat::F16, KvFormat::Int8].map(|format| (isa, format)))
-    {
-        let attend = |which: &[usize]| {
-            let mut backend = backend(isa, 3, Activations::Int16);
-            let mut kv = backend.kv_cache(KvShape { layers: layers.clone(), blocks: 9, format }).unwrap();
-            let mut step = Step::default();
-            which.iter().for_each(|i| step.push(&[0; 70], 0, &blocks[*i], false));
-            let rows: Vec<f32> = which.iter().flat_map(|i| prompts[*i].iter().copied()).collect();
-            let mut qkv = filled(&mut backend, &rows, spec.qkv_width());
-            let mut out = backend.buffer(step.rows(), spec.heads() * dim).unwrap();
-            backend.begin(&step, &[]);
-            backend.attention(&spec, &step, &mut qkv, &mut kv, 0, &mut out);
-            backend.read(&out).to_vec()
-        };
-        let together = attend(&[0, 1, 2]);
-        let alone: Vec<f32> = (0..3).flat_map(|i| attend(&[i])).collect();
-        assert_eq!(together, alone, "{format:?} on {}", isa.name());
-    }
-}
-
-#[test]
-fn a_head_too_wide_for_the_kernel_is_refused() {
-    let mut backend = backend(Isa::Portable, 1, Activations::Int16);
-    for head_dim in [40, 512] {
-        let shape =
-            KvShape { layers: vec![KvLayer { heads: 1, head_dim }], blocks: 1, format: KvFormat::F16 };
-        let error = backend.kv_cache(shape).unwrap_err().to_string();
-        assert!(error.contains(&head_dim.to_string()) && error.contains("multiple of 16"), "{error}");
-    }
-}
-
 proptest! {
+    /// Norms and gates on their way into a product with a unit matrix.
     #[test]
     fn norm_and_gate_match_plain_arithmetic(len in 1usize..200, seed in 0u64..1000) {
         let mut numbers = Numbers(seed);
@@ -527,16 +368,27 @@ proptest! {
         let rms = (x.iter().map(|x| x * x).sum::<f32>() / len as f32 + 1e-5).sqrt();
         let normed: Vec<f32> = x.iter().zip(&w).map(|(x, w)| x / rms * w).collect();
         let gated: Vec<f32> = x.iter().zip(&up).map(|(x, up)| x / (1.0 + (-x).exp()) * up).collect();
+        let unit: Vec<f32> = (0..len * len).map(|i| f32::from(u8::from(i % (len + 1) == 0))).collect();
+        let stored = Stored {
+            rows: len,
+            cols: len,
+            encoding: Encoding::Float(Float::F32),
+            weight: encode(Float::F32, &unit),
+            scales: vec![],
+            biases: vec![],
+            values: unit,
+        };
         for isa in Isa::available() {
             let mut backend = backend(isa, 1, Activations::Int16);
+            let unit = backend.matrix(&[stored.source(None)]).unwrap();
             let input = filled(&mut backend, &x, len);
             let weight = backend.vector(&w);
             let mut out = backend.buffer(1, len).unwrap();
-            backend.rms_norm(&input, &weight, 1e-5, &mut out);
+            backend.linear(LinearInput::Normed { x: &input, weight: &weight, eps: 1e-5 }, 0..1, &unit, &mut out);
             prop_assert!(distance(backend.read(&out), &normed) < 1e-5);
             let both: Vec<f32> = x.iter().chain(&up).copied().collect();
             let both = filled(&mut backend, &both, 2 * len);
-            backend.swiglu(&both, &mut out);
+            backend.linear(LinearInput::Gated(&both), 0..1, &unit, &mut out);
             prop_assert!(distance(backend.read(&out), &gated) < 1e-5);
         }
     }

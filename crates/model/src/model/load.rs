@@ -379,7 +379,6 @@ impl<B: Backend> Model<B> {
             });
             let feed_forward = FeedForward::Gated {
                 gate_up_buffer: inner.get(backend, "gate_up", 2 * down.cols)?,
-                channels_buffer: inner.get(backend, "channels", down.cols)?,
                 gate_up: pack(backend, &gate_up)?,
                 down: pack(backend, &[down])?,
             };
@@ -404,8 +403,6 @@ impl<B: Backend> Model<B> {
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
-            normed: backend.buffer(rows, spec.hidden)?,
-            partial: backend.buffer(rows, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
             inner: inner.buffers,

@@ -11,7 +11,7 @@ use serde_json::json;
 use thunder_collectives::Group;
 use thunder_compute::cpu::peak::{self, Arithmetic};
 use thunder_compute::cpu::pool::Pool;
-use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
+use thunder_compute::{CpuBackend, CpuConfig, Isa, Overlap, memory};
 
 use crate::session::ActivationBits;
 use crate::table;
@@ -80,7 +80,9 @@ impl KernelsCommand {
                 (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Tiles));
             let activations = self.activations.into();
             for &operation in &operations {
-                let config = CpuConfig { threads, first_core: None, isa, activations };
+                let overlap = Overlap::default();
+                let config =
+                    CpuConfig { threads, packing_threads: 1, first_core: None, isa, activations, overlap };
                 let mut backend = CpuBackend::new(&config, Group::solo());
                 let mut subject = Subject::new(operation, &mut backend)?;
                 for &step in &self.rows {

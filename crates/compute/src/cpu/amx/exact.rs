@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured};
 use super::{LANES, Tile};
-use crate::cpu::affine::{PREFETCH_BYTES, finish, octet};
+use crate::cpu::affine::{PREFETCH_BYTES, octet, scaled};
 use crate::cpu::fixed::{Fixed, HEADER_BYTES};
 use crate::cpu::matmul::{Output, of_bits};
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
@@ -128,7 +128,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
         }
     }
     for (row, acc) in rows.zip(&acc) {
-        finish(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
+        scaled::<Avx512>(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
     }
 }
 

@@ -8,7 +8,7 @@ use thunder_compute::cpu::peak::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activations, AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, Isa, KvFormat, KvLayer,
-    KvShape, MatrixSource, Rope, Step, Strided,
+    KvShape, LinearInput, MatrixSource, Rope, Step, Strided,
 };
 
 /// The most rows of a step.
@@ -19,6 +19,10 @@ const WEIGHT_BYTES: usize = 256 << 20;
 /// A matrix of a 1B model: the product reads as many bytes as there.
 const OUTPUTS: usize = 8192;
 const INPUTS: usize = 2048;
+
+/// A product that takes hardly more time than what is made of its input on the way.
+const FEW_OUTPUTS: usize = 16;
+const FEW_ENCODING: Encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
 
 /// Heads of an 8B model.
 const HEAD_DIM: usize = 128;
@@ -38,7 +42,9 @@ pub enum Operation {
     Linear(Encoding),
     /// Queries over keys and values of this format.
     Attention(KvFormat),
+    /// A norm on its way into a product with little else.
     Norm,
+    /// A gated activation on its way into such a product.
     Swiglu,
 }
 
@@ -118,16 +124,21 @@ pub enum Subject {
         next: usize,
         x: Buffer,
         out: Buffer,
+        rows: usize,
     },
     Attention(Box<Sequences>),
     Norm {
         weight: <CpuBackend as Backend>::Vector,
+        matrix: Matrix,
         x: Buffer,
         out: Buffer,
+        rows: usize,
     },
     Swiglu {
+        matrix: Matrix,
         x: Buffer,
         out: Buffer,
+        rows: usize,
     },
 }
 
@@ -154,6 +165,7 @@ impl Subject {
                 next: 0,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, OUTPUTS)?,
+                rows: 0,
             },
             Operation::Attention(format) => {
                 let spec = spec((0..KV_HEADS).map(|head| {
@@ -174,12 +186,16 @@ impl Subject {
             }
             Operation::Norm => Self::Norm {
                 weight: backend.vector(&[1.0; INPUTS]),
+                matrix: matrix(FEW_OUTPUTS, INPUTS, FEW_ENCODING, backend)?,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
-                out: backend.buffer(MAX_ROWS, INPUTS)?,
+                out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
+                rows: 0,
             },
             Operation::Swiglu => Self::Swiglu {
+                matrix: matrix(FEW_OUTPUTS, OUTPUTS, FEW_ENCODING, backend)?,
                 x: backend.buffer(MAX_ROWS, 2 * OUTPUTS)?,
-                out: backend.buffer(MAX_ROWS, OUTPUTS)?,
+                out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
+                rows: 0,
             },
         })
     }
@@ -191,6 +207,12 @@ impl Subject {
         (isa, activations): (Isa, Activations),
         rows: usize,
     ) -> Work {
+        if let Self::Linear { rows: now, .. }
+        | Self::Norm { rows: now, .. }
+        | Self::Swiglu { rows: now, .. } = self
+        {
+            *now = rows;
+        }
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
@@ -211,12 +233,12 @@ impl Subject {
             }
             Self::Norm { x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
-                (2 * 4 * rows * INPUTS, 2 * 2 * rows * INPUTS, Arithmetic::Floats)
+                (4 * rows * INPUTS, 2 * 2 * rows * INPUTS, Arithmetic::Floats)
             }
             // The exponent takes more operations than the products that are counted.
             Self::Swiglu { x, .. } => {
                 backend.write(&numbers(rows * 2 * OUTPUTS), x);
-                (3 * 4 * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
+                (2 * 4 * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
             }
         };
         Work { bytes, operations, arithmetic }
@@ -225,13 +247,17 @@ impl Subject {
     /// Computes a step.
     pub fn run(&mut self, backend: &mut CpuBackend) {
         match self {
-            Self::Linear { matrices, next, x, out, .. } => {
-                backend.linear(x, &matrices[*next], out);
+            Self::Linear { matrices, next, x, out, rows, .. } => {
+                backend.linear(LinearInput::Plain(x), 0..*rows, &matrices[*next], out);
                 *next = (*next + 1) % matrices.len();
             }
             Self::Attention(sequences) => sequences.run(backend),
-            Self::Norm { weight, x, out } => backend.rms_norm(x, weight, 1e-5, out),
-            Self::Swiglu { x, out } => backend.swiglu(x, out),
+            Self::Norm { weight, matrix, x, out, rows } => {
+                backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..*rows, matrix, out);
+            }
+            Self::Swiglu { matrix, x, out, rows } => {
+                backend.linear(LinearInput::Gated(x), 0..*rows, matrix, out);
+            }
         }
     }
 }
@@ -247,7 +273,8 @@ impl Sequences {
         }
         backend.begin(&self.step, std::slice::from_ref(&self.rope));
         let layer = self.next / SEQUENCES;
-        backend.attention(&self.spec, &self.step, &mut self.qkv, &mut self.kv, layer, &mut self.out);
+        let rows = 0..self.step.rows();
+        backend.attention(&self.spec, &self.step, rows, &mut self.qkv, &mut self.kv, layer, &mut self.out);
     }
 }
 
@@ -263,38 +290,46 @@ fn numbers(count: usize) -> Vec<f32> {
 
 /// Matrices of [`WEIGHT_BYTES`] together, all with the same weights.
 fn matrices(encoding: Encoding, backend: &mut CpuBackend) -> Result<Vec<Matrix>, ComputeError> {
-    let values = numbers(OUTPUTS * INPUTS);
+    let count = WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS));
+    (0..count).map(|_| matrix(OUTPUTS, INPUTS, encoding, backend)).collect()
+}
+
+fn matrix(
+    rows: usize,
+    cols: usize,
+    encoding: Encoding,
+    backend: &mut CpuBackend,
+) -> Result<Matrix, ComputeError> {
     let (weight, numbers_of_groups) = match encoding {
-        Encoding::Float(Float::F32) => (values.iter().flat_map(|x| x.to_le_bytes()).collect(), Vec::new()),
-        Encoding::Float(Float::F16) => {
-            (values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(), Vec::new())
+        Encoding::Float(float) => {
+            let bytes = |x: f32| match float {
+                Float::F32 => x.to_le_bytes().to_vec(),
+                Float::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+                Float::BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
+            };
+            (numbers(rows * cols).into_iter().flat_map(bytes).collect(), Vec::new())
         }
-        Encoding::Float(Float::BF16) => {
-            (values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(), Vec::new())
+        Encoding::Affine { bits, group, .. } => {
+            let levels = numbers(rows * cols * bits as usize / 8);
+            let levels: Vec<u8> = levels.iter().map(|x| (x * 128.0) as i8 as u8).collect();
+            (levels, f16::from_f32(0.01).to_le_bytes().repeat(rows * cols / group))
         }
-        Encoding::Affine { bits, group, .. } => (
-            values[..OUTPUTS * INPUTS * bits as usize / 8].iter().map(|x| (x * 128.0) as i8 as u8).collect(),
-            f16::from_f32(0.01).to_le_bytes().repeat(OUTPUTS * INPUTS / group),
-        ),
     };
     let view = |bytes| -> Strided<'_> {
         let bytes: &[u8] = bytes;
-        Strided { bytes, stride: bytes.len() / OUTPUTS, row_bytes: bytes.len() / OUTPUTS }
+        Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows }
     };
     let weight: Vec<u8> = weight;
-    let source = MatrixSource {
-        rows: OUTPUTS,
-        cols: INPUTS,
+    backend.matrix(&[MatrixSource {
+        rows,
+        cols,
         encoding,
         weight: view(&weight),
         scales: matches!(encoding, Encoding::Affine { .. })
             .then(|| (view(&numbers_of_groups), view(&numbers_of_groups))),
         bias: None,
         pages: None,
-    };
-    (0..WEIGHT_BYTES.div_ceil(source.bytes()))
-        .map(|_| backend.matrix(std::slice::from_ref(&source)))
-        .collect()
+    }])
 }
 
 fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
@@ -328,7 +363,7 @@ fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Kv, Comput
         push(&mut step, sequence, 0, CONTEXT);
         backend.begin(&step, &[]);
         for layer in 0..LAYERS {
-            backend.attention(&spec, &step, &mut qkv, &mut kv, layer, &mut out);
+            backend.attention(&spec, &step, 0..CONTEXT, &mut qkv, &mut kv, layer, &mut out);
         }
     }
     Ok(kv)

@@ -1,0 +1,232 @@
+//! Products: rows are brought into the form that a matrix is multiplied with, then all threads multiply.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::halves::HalfRows;
+use super::isa::{self, Isa};
+use super::matmul::{Input, Output};
+use super::matrix::{Matrix, SendPtr};
+use super::pool::{Pool, share};
+use super::quantize::{Activations, QuantRows};
+use super::simd::LANES;
+use super::{Buffer, Linear, grown};
+use crate::backend::LinearInput;
+use crate::source::Encoding;
+
+/// Without a step, so many rows are a prompt.
+pub(super) const MANY_ROWS: usize = 9;
+
+/// How activations enter a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Floats,
+    /// Quantized, with sums of groups of `group` columns.
+    Integers {
+        group: usize,
+    },
+    /// In bf16.
+    Halves,
+}
+
+impl Form {
+    /// For such weights, and rows of prompts or others.
+    pub fn of(encoding: Encoding, prompts: bool, isa: Isa, activations: Activations) -> Self {
+        match (activations, encoding) {
+            (Activations::Auto, encoding) if prompts && isa::takes_halves(isa, encoding) => Self::Halves,
+            (Activations::F32, _) | (_, Encoding::Float(_)) => Self::Floats,
+            (_, Encoding::Affine { group, .. }) => Self::Integers { group },
+        }
+    }
+}
+
+/// Rows on their way into a product.
+#[derive(Debug, Clone, Copy)]
+struct Incoming<'a> {
+    data: SendPtr<f32>,
+    stride: usize,
+    made: Made<'a>,
+}
+
+/// What is made of them.
+#[derive(Debug, Clone, Copy)]
+enum Made<'a> {
+    Themselves,
+    Norm { weight: &'a [f32], eps: f32 },
+    Gated,
+}
+
+impl<'a> Incoming<'a> {
+    fn new(input: &LinearInput<'a, Buffer, Arc<[f32]>>) -> Self {
+        let (x, made) = match input {
+            LinearInput::Plain(x) => (x, Made::Themselves),
+            LinearInput::Normed { x, weight, eps } => (x, Made::Norm { weight, eps: *eps }),
+            LinearInput::Gated(x) => (x, Made::Gated),
+        };
+        Self { data: SendPtr(x.data.as_ptr().cast_mut()), stride: x.width, made }
+    }
+
+    /// One row of `cols` numbers, made in `room` if it is not there already.
+    ///
+    /// # Safety
+    /// The row is within the buffer, which nobody writes; `room` holds `cols` numbers that nobody else uses.
+    unsafe fn row(&self, isa: Isa, row: usize, cols: usize, room: *mut f32) -> *const f32 {
+        // SAFETY: the caller's; the instruction set was detected.
+        unsafe {
+            let x = self.data.at(row * self.stride).cast_const();
+            let slice = |from: *const f32| std::slice::from_raw_parts(from, cols);
+            match self.made {
+                Made::Themselves => return x,
+                Made::Norm { weight, eps } => {
+                    isa::rms_norm(isa, slice(x), weight, eps, std::slice::from_raw_parts_mut(room, cols));
+                }
+                Made::Gated => {
+                    let out = std::slice::from_raw_parts_mut(room, cols);
+                    isa::swiglu(isa, slice(x), slice(x.add(cols)), out);
+                }
+            }
+            room
+        }
+    }
+}
+
+/// What products work in.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    /// Quantized inputs of the product at hand, one for each group size among its parts.
+    quantized: Vec<QuantRows>,
+    /// The same rows in bf16.
+    halves: HalfRows,
+    /// The same rows as floats, where they are made of others.
+    floats: Vec<f32>,
+    /// A row for each thread.
+    rooms: Vec<f32>,
+    /// One for each thread.
+    pub scratch: Vec<isa::Scratch>,
+}
+
+impl Workspace {
+    pub fn new(threads: usize) -> Self {
+        Self { scratch: (0..threads).map(|_| isa::Scratch::default()).collect(), ..Self::default() }
+    }
+}
+
+/// Rows times a matrix.
+pub(super) struct Product<'a> {
+    pub isa: Isa,
+    pub activations: Activations,
+    pub pool: &'a mut Pool,
+    pub space: &'a mut Workspace,
+    /// Whether the rows are prompts', which may be rounded to bf16.
+    pub prompts: bool,
+}
+
+impl Product<'_> {
+    /// `out[r] = x[r] · Wᵀ + bias`, or adds that.
+    pub fn run(
+        &mut self,
+        x: &LinearInput<'_, Buffer, Arc<[f32]>>,
+        rows: Range<usize>,
+        w: &Linear,
+        out: Output,
+    ) {
+        let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
+        let x = Incoming::new(x);
+        let is_made = !matches!(x.made, Made::Themselves);
+        self.prepare(&x, rows.clone(), w, cols, is_made);
+        let Workspace { quantized, halves, floats, scratch, .. } = &mut *self.space;
+        // SAFETY: the rows are within the buffer.
+        let plain = unsafe { SendPtr(x.data.at(rows.start * x.stride)) };
+        let (data, stride) = if is_made { (SendPtr(floats.as_mut_ptr()), cols) } else { (plain, x.stride) };
+        let (isa, activations, prompts) = (self.isa, self.activations, self.prompts);
+        let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
+        let (threads, scratch) = (self.pool.threads(), SendPtr(scratch.as_mut_ptr()));
+        self.pool.run(&|thread| {
+            let range = share(panels, thread, threads);
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
+            let (mut first_panel, mut column) = (0, 0);
+            for part in &w.parts {
+                let count = part.panel_count();
+                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
+                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
+                let input = match Form::of(part.encoding, prompts, isa, activations) {
+                    // SAFETY: the first row.
+                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
+                    Form::Halves => Input::Halves(halves),
+                    Form::Integers { group } => {
+                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
+                            unreachable!("quantized for every part")
+                        };
+                        Input::Quantized(rows)
+                    }
+                };
+                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
+                unsafe {
+                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
+                }
+                first_panel += count;
+                column += part.rows;
+            }
+        });
+    }
+
+    /// Brings the rows into the forms that the parts of `w` need.
+    fn prepare(&mut self, x: &Incoming<'_>, rows: Range<usize>, w: &Linear, cols: usize, is_made: bool) {
+        let (isa, count) = (self.isa, rows.len());
+        let Workspace { quantized, halves, floats, rooms, .. } = &mut *self.space;
+        let room = cols.next_multiple_of(LANES);
+        let rooms = SendPtr(grown(rooms, self.pool.threads() * room, 0.0).as_mut_ptr());
+        // SAFETY: the row is within the buffer; each thread has a room of its own.
+        let row = |thread, row| unsafe { x.row(isa, rows.start + row, cols, rooms.at(thread * room)) };
+        let (mut integers, mut halved, mut floated) = (0, false, false);
+        for part in &w.parts {
+            match Form::of(part.encoding, self.prompts, isa, self.activations) {
+                Form::Floats => {
+                    if is_made && !std::mem::replace(&mut floated, true) {
+                        let to = SendPtr(grown(floats, count * cols, 0.0).as_mut_ptr());
+                        // SAFETY: each row is written by one thread.
+                        each_row(self.pool, count, &|thread, i| unsafe {
+                            to.at(i * cols).copy_from_nonoverlapping(row(thread, i), cols);
+                        });
+                    }
+                }
+                Form::Halves => {
+                    if !std::mem::replace(&mut halved, true) {
+                        halves.shape(count, cols);
+                        let writer = halves.writer();
+                        // SAFETY: each row is rounded by one thread.
+                        each_row(self.pool, count, &|thread, i| unsafe {
+                            isa::round_row(isa, row(thread, i), i, writer);
+                        });
+                    }
+                }
+                Form::Integers { group } => {
+                    if quantized[..integers].iter().any(|q| q.group == group) {
+                        continue;
+                    }
+                    if integers == quantized.len() {
+                        quantized.push(QuantRows::default());
+                    }
+                    let quantized = &mut quantized[integers];
+                    quantized.shape(count, cols, group, self.activations);
+                    let writer = quantized.writer();
+                    // SAFETY: each row is quantized by one thread.
+                    each_row(self.pool, count, &|thread, i| unsafe {
+                        isa::quantize_row(isa, row(thread, i), i, writer);
+                    });
+                    integers += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Calls a job with a thread and each of its rows. Few rows are not worth a hand-over to the threads.
+fn each_row(pool: &mut Pool, rows: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+    if rows < 4 {
+        return (0..rows).for_each(|row| job(0, row));
+    }
+    let threads = pool.threads();
+    pool.run(&|thread| share(rows, thread, threads).for_each(|row| job(thread, row)));
+}
