@@ -4,6 +4,8 @@ mod affine;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod buffer;
 mod dequantized;
 mod fixed;

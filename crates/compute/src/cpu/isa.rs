@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
 use super::halves::HalfWriter;
 use super::matmul::{Input, Output, panel};
@@ -17,6 +15,8 @@ use super::simd::{Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Avx2, avx512::Avx512};
 use super::stream::sum;
+#[cfg(target_arch = "x86_64")]
+use super::{amx, bf16};
 use crate::source::{Encoding, Float};
 
 /// An instruction set that this program has kernels for and this CPU can run.
@@ -33,7 +33,10 @@ pub enum Isa {
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX-512 with VNNI, and AMX for many rows.
+    /// The same with dot products of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    /// The same with AMX.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// NEON with dot products.
@@ -97,6 +100,9 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         if Avx512::detected() {
             all.push(Self::Avx512);
+            if bf16::detected() {
+                all.push(Self::Avx512Bf16);
+            }
             if amx::permitted() {
                 all.push(Self::Amx);
             }
@@ -121,6 +127,8 @@ impl Isa {
             Self::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
@@ -173,7 +181,7 @@ macro_rules! entry {
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 | Isa::Amx => avx512($($arg),*),
+                    Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => avx2($($arg),*),
                     #[cfg(target_arch = "x86_64")]
@@ -205,7 +213,13 @@ pub(super) unsafe fn matmul(
     unsafe {
         #[cfg(target_arch = "x86_64")]
         match x {
-            Input::Halves(rows) => return amx::multiply(w, panels, rows, out, scratch),
+            Input::Halves(rows) if isa == Isa::Amx => return amx::multiply(w, panels, rows, out, scratch),
+            Input::Halves(x) => {
+                for rows in cached_rows(Input::Halves(x), w.cols, out.rows) {
+                    bf16::multiply(w, panels.clone(), x, rows, out);
+                }
+                return;
+            }
             Input::Quantized(x) if isa == Isa::Amx && amx::takes_quantized(out.rows) => {
                 for rows in cached_rows(Input::Quantized(x), w.cols, out.rows) {
                     amx::multiply_exactly(w, panels.clone(), x, rows, out, scratch);
@@ -220,9 +234,23 @@ pub(super) unsafe fn matmul(
     }
 }
 
-/// Whether there is a matrix unit that multiplies such weights in bf16.
+/// Whether prompts are multiplied with such weights in bf16. Without a matrix unit, that is faster only where integers are no choice.
 pub fn takes_halves(isa: Isa, encoding: Encoding) -> bool {
-    tile_arithmetic(isa).is_some() && encoding != Encoding::Float(Float::F32)
+    match (isa, encoding) {
+        (_, Encoding::Float(Float::F32)) => false,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx, _) | (Isa::Avx512Bf16, Encoding::Float(_)) => true,
+        _ => false,
+    }
+}
+
+/// Whether attention takes prompts in bf16.
+pub(super) fn attends_in_halves(isa: Isa) -> bool {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => true,
+        _ => false,
+    }
 }
 
 entry! {
@@ -281,11 +309,13 @@ entry! {
     fn arithmetic(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass
 }
 
-/// Products of tiles, so many passes of them, and the operations of a pass, where the set has tiles.
-pub(super) fn tile_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
+/// Products of bf16, so many passes of them, and the operations of a pass, where the set has them.
+pub(super) fn halves_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => Some((amx::arithmetic, amx::PASS_OPERATIONS)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
         _ => None,
     }
 }

@@ -17,8 +17,8 @@ pub enum Arithmetic {
     Bytes,
     /// Floats: products with plain weights, attention.
     Floats,
-    /// Tiles of bf16: products of many rows, where there is a matrix unit.
-    Tiles,
+    /// bf16: products of prompts, where there is a matrix unit.
+    Halves,
 }
 
 impl Arithmetic {
@@ -27,14 +27,14 @@ impl Arithmetic {
         match Form::of(encoding, rows >= MANY_ROWS, isa, activations) {
             Form::Floats => Self::Floats,
             Form::Integers { .. } => Self::Bytes,
-            Form::Halves => Self::Tiles,
+            Form::Halves => Self::Halves,
         }
     }
 
     /// What attention does for so many rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
-        let halves = activations == Activations::Auto && rows > 1 && isa::tile_arithmetic(isa).is_some();
-        if halves { Self::Tiles } else { Self::Floats }
+        let halves = activations == Activations::Auto && rows > 1 && isa::attends_in_halves(isa);
+        if halves { Self::Halves } else { Self::Floats }
     }
 }
 
@@ -60,13 +60,13 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     let macs = match arithmetic {
         Arithmetic::Bytes => 4 * LANES,
         Arithmetic::Floats => LANES,
-        Arithmetic::Tiles => 0,
+        Arithmetic::Halves => 0,
     };
     let mut pool = Pool::new(threads, None);
     let (mut best, began) = (0.0f64, Instant::now());
     while began.elapsed() < time || best == 0.0 {
-        if arithmetic == Arithmetic::Tiles {
-            let Some((multiply, operations)) = isa::tile_arithmetic(isa) else { return 0.0 };
+        if arithmetic == Arithmetic::Halves {
+            let Some((multiply, operations)) = isa::halves_arithmetic(isa) else { return 0.0 };
             let (round, passes) = (Instant::now(), PASSES * VECTORS);
             // SAFETY: the set was detected.
             pool.run(&|_| unsafe { multiply(passes) });
@@ -106,7 +106,7 @@ pub(super) unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chai
             (Arithmetic::Floats, 4) => floats::<S, 4>(from),
             (Arithmetic::Floats, 8) => floats::<S, 8>(from),
             (Arithmetic::Floats, _) => floats::<S, 12>(from),
-            (Arithmetic::Tiles, _) => unreachable!("tiles are not vectors"),
+            (Arithmetic::Halves, _) => unreachable!("tiles are not vectors"),
         };
     }
 }

@@ -1,5 +1,6 @@
 //! A pass that only reads, to know what memory gives.
 
+use super::affine::PREFETCH_BYTES;
 use super::isa::{self, Isa};
 use super::memory::Region;
 use super::pool::Pool;
@@ -34,7 +35,10 @@ pub(super) unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
         let mut acc = [S::splat(0.0); 4];
         for piece in bytes.chunks_exact(4 * LANES * size_of::<f32>()) {
             for (i, acc) in acc.iter_mut().enumerate() {
-                *acc = S::add(*acc, S::load(piece.as_ptr().add(i * LANES * size_of::<f32>()).cast()));
+                let line = piece.as_ptr().add(i * LANES * size_of::<f32>());
+                // As the kernels do: without it, this would read more slowly than they.
+                S::prefetch(line.wrapping_add(PREFETCH_BYTES));
+                *acc = S::add(*acc, S::load(line.cast()));
             }
         }
         *out = S::reduce_add(S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3])));

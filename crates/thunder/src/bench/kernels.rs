@@ -76,8 +76,8 @@ impl KernelsCommand {
         let mut rows = Vec::new();
         for isa in kernels {
             let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));
-            let (bytes_peak, floats_peak, tiles_peak) =
-                (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Tiles));
+            let (bytes_peak, floats_peak, halves_peak) =
+                (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Halves));
             let activations = self.activations.into();
             for &operation in &operations {
                 let overlap = Overlap::default();
@@ -92,7 +92,7 @@ impl KernelsCommand {
                     let peak = match work.arithmetic {
                         Arithmetic::Floats => floats_peak,
                         Arithmetic::Bytes => bytes_peak,
-                        Arithmetic::Tiles => tiles_peak,
+                        Arithmetic::Halves => halves_peak,
                     };
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
                     let operations_per_s = work.operations as f64 / us * 1e6;

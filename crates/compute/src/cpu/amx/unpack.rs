@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::{BLOCK, LANES, Tile, Weights};
 use crate::cpu::affine::{PREFETCH_BYTES, octet};
+use crate::cpu::bf16::four_columns;
 use crate::cpu::fixed::{Fixed, HEADER_BYTES};
 use crate::cpu::matmul::of_bits;
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
@@ -116,54 +117,10 @@ unsafe fn twice(from: *const i16, unit: f32) -> __m512h {
 
 #[inline(always)]
 unsafe fn floats(float: Float, panel: *const u8, columns: Range<usize>, out: *mut u8) {
-    /// Bytes of four columns.
-    const FOUR: usize = 4 * LANES * size_of::<u16>();
     for (i, col) in columns.clone().step_by(4).enumerate() {
-        let mut from = panel.add(col / 4 * FOUR);
-        Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES));
-        Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES + FOUR / 2));
-        let mut last = [0; FOUR];
-        if col + 4 > columns.end {
-            from.copy_to_nonoverlapping(last.as_mut_ptr(), (columns.end - col) * FOUR / 4);
-            from = last.as_ptr();
-        }
-        let [a, b] = if float == Float::BF16 {
-            [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(FOUR / 2).cast())]
-        } else {
-            [from_f16(from), from_f16(from.add(FOUR / 2))]
-        };
         let to = place(out, 4 * i);
-        _mm512_store_si512(to, _mm512_permutex2var_epi16(a, order(0), b));
-        _mm512_store_si512(to.add(1), _mm512_permutex2var_epi16(a, order(1), b));
+        let [first, second] = four_columns(float, panel, col, columns.end);
+        _mm512_store_si512(to, first);
+        _mm512_store_si512(to.add(1), second);
     }
-}
-
-/// Takes columns `first` and `first + 2` of four in turns.
-#[inline(always)]
-unsafe fn order(first: usize) -> __m512i {
-    const ORDER: [[u16; 2 * LANES]; 2] = {
-        let mut order = [[0; 2 * LANES]; 2];
-        let mut i = 0;
-        while i < 2 * LANES {
-            order[0][i] = (i % 2 * 2 * LANES + i / 2) as u16;
-            order[1][i] = order[0][i] + LANES as u16;
-            i += 1;
-        }
-        order
-    };
-    _mm512_loadu_si512(ORDER[first].as_ptr().cast())
-}
-
-/// Two columns of f16 in bf16, rounded.
-#[inline(always)]
-unsafe fn from_f16(from: *const u8) -> __m512i {
-    let (a, b) = (Avx512::load_f16(from.cast()), Avx512::load_f16(from.cast::<u16>().add(LANES)));
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(upper_halves(a)), upper_halves(b))
-}
-
-/// The upper halves of numbers, rounded to the nearest, away from zero in the middle.
-#[inline(always)]
-unsafe fn upper_halves(x: __m512) -> __m256i {
-    let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
 }
