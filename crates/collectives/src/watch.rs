@@ -5,13 +5,13 @@
 //! cut cable (see `limit_unacknowledged`); inside a host nothing is sent and nobody wakes up.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::platform;
 
@@ -19,6 +19,8 @@ use crate::platform;
 const HEARTBEATS: u32 = 6;
 /// How long the kernel waits for an acknowledgement before it sends again, which is when its own clock starts.
 const FIRST_REPEAT: Duration = Duration::from_millis(200);
+/// How long a rank that leaves waits until the others have heard it.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(300);
 const FRAME_BYTES: usize = 8;
 const BYE: u8 = 1;
 const HEARTBEAT: u8 = 2;
@@ -165,7 +167,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         // The thread ends when the pipe does.
-        let _ = self.pipe.shutdown(std::net::Shutdown::Write);
+        let _ = self.pipe.shutdown(Shutdown::Write);
         if let Some(thread) = self.thread.take() {
             // It has no result, and a panic there has been printed.
             let _ = thread.join();
@@ -240,12 +242,36 @@ impl Watcher {
         loop {
             match self.pipe.read(&mut command) {
                 Ok(0) => {
-                    self.tell_all(&frame(BYE, self.rank, self.rank, 0));
+                    self.leave();
                     return false;
                 }
                 Ok(_) => self.tell_all(&command),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return true,
+            }
+        }
+    }
+
+    /// Says goodbye, and waits until the others have closed their ends. To close a connection on which something came that
+    /// was not read, such as a heartbeat, resets it, and a reset can overtake what was said before.
+    fn leave(&mut self) {
+        self.tell_all(&frame(BYE, self.rank, self.rank, 0));
+        // One that cannot be shut down is closed already, as reading it shows.
+        self.peers.iter().for_each(|peer| drop(peer.stream.shutdown(Shutdown::Write)));
+        let deadline = Instant::now() + GOODBYE_LIMIT;
+        let mut set = Vec::with_capacity(self.peers.len());
+        loop {
+            self.peers.retain(Peer::is_open);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.peers.is_empty() || left.is_zero() {
+                return;
+            }
+            set.clear();
+            let watched =
+                |peer: &Peer| libc::pollfd { fd: peer.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            set.extend(self.peers.iter().map(watched));
+            if platform::poll(&mut set, Some(left)).is_err() {
+                return;
             }
         }
     }
@@ -259,6 +285,19 @@ impl Watcher {
 }
 
 impl Peer {
+    /// Reads what has come, for nobody. False once the other end is closed.
+    fn is_open(&self) -> bool {
+        let mut bytes = [0; 64];
+        loop {
+            match (&self.stream).read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+    }
+
     /// Reads what has come. False when there is nothing more to expect from this peer.
     fn listen(&mut self, shared: &Shared) -> bool {
         loop {
@@ -304,5 +343,60 @@ impl Peer {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// The watches of `size` ranks on as many hosts.
+    fn watches(size: usize, loss_limit: Duration) -> Vec<Watch> {
+        let mut anchors: Vec<Vec<Option<TcpStream>>> =
+            (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for (one, other) in (0..size).flat_map(|one| (0..one).map(move |other| (one, other))) {
+            anchors[one][other] = Some(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            anchors[other][one] = Some(listener.accept().unwrap().0);
+        }
+        let start = |(rank, anchors)| Watch::start(rank, anchors, &vec![true; size], loss_limit).unwrap();
+        anchors.into_iter().enumerate().map(start).collect()
+    }
+
+    /// On a machine with much else to do, as that is when a rank leaves with heartbeats unread.
+    #[test]
+    fn a_rank_that_leaves_amid_heartbeats_is_not_lost() {
+        const SIZE: usize = 4;
+        const ROUNDS: u64 = 100;
+        const PATIENCE: Duration = Duration::from_secs(20);
+        // A heartbeat every ms.
+        let limit = HEARTBEATS * Duration::from_millis(1);
+        let over = AtomicBool::new(false);
+        let verdicts: Vec<Verdict> = std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let leave = |round| {
+                let mut watches = watches(SIZE, limit);
+                std::thread::sleep(Duration::from_micros(round * 37 % 3000));
+                drop(watches.pop());
+                let deadline = Instant::now() + PATIENCE;
+                let has_news = |watch: &Watch| watch.departed(SIZE - 1) || watch.verdict().is_some();
+                while !watches.iter().all(has_news) && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                watches.iter().filter_map(Watch::verdict).collect::<Vec<_>>()
+            };
+            let verdicts = (0..ROUNDS).flat_map(leave).collect();
+            over.store(true, Ordering::Relaxed);
+            verdicts
+        });
+        assert_eq!(verdicts, []);
     }
 }

@@ -44,37 +44,37 @@ pub(super) async unsafe fn all_reduce(
     let mut room = std::mem::take(&mut core.wire_room);
     room.resize(room.len().max((ranks - 1) * share_bytes), 0);
     let (reduced, done) = (header(core, REDUCED), header(core, READ));
+    let mut sources = Vec::with_capacity(ranks);
     let mut before = None;
-    for start in (0..count).step_by(ranks * share) {
-        let (at, bytes) = part_of(start, mine);
-        let mut sources = Vec::with_capacity(ranks);
-        let mut free = room.as_mut_ptr();
-        for (rank, place) in places.iter().enumerate() {
-            if rank == mine {
-                // SAFETY: parts lie within `count` elements.
-                sources.push(unsafe { data.add(at) }.cast_const());
-                continue;
+    // A block's results are read once this rank has reduced the next block, the last one's at the end.
+    for block in (0..count).step_by(ranks * share).map(Some).chain([None]) {
+        let mut posted = None;
+        if let Some(start) = block {
+            let (at, bytes) = part_of(start, mine);
+            sources.clear();
+            let mut free = room.as_mut_ptr();
+            for (rank, place) in places.iter().enumerate() {
+                if rank == mine {
+                    // SAFETY: parts lie within `count` elements.
+                    sources.push(unsafe { data.add(at) }.cast_const());
+                    continue;
+                }
+                // SAFETY: parts are no longer than a share, and the room holds a share of each other rank.
+                unsafe { core.read_mate(rank, place + at as u64, free, bytes)? };
+                sources.push(free.cast_const());
+                free = free.wrapping_add(bytes);
             }
-            // SAFETY: parts are no longer than a share, and the room holds a share of each other rank.
-            unsafe { core.read_mate(rank, place + at as u64, free, bytes)? };
-            sources.push(free.cast_const());
-            free = free.wrapping_add(bytes);
+            // SAFETY: as above, for each source.
+            unsafe { reduce(dtype, op, data.add(at), &sources, bytes / size) };
+            posted = Some((start, core.post_words(&reduced, [0; 2])));
         }
-        // SAFETY: as above, for each source.
-        unsafe { reduce(dtype, op, data.add(at), &sources, bytes / size) };
-        let record = core.post_words(&reduced, [0; 2]);
-        if let Some((start, record)) = before.replace((start, record)) {
+        if let Some((start, record)) = std::mem::replace(&mut before, posted) {
             core.await_record(record, &reduced).await?;
             // SAFETY: as promised by the caller.
             unsafe { read_results(core, data, &places, |rank| part_of(start, rank))? };
         }
     }
     core.wire_room = room;
-    if let Some((start, record)) = before {
-        core.await_record(record, &reduced).await?;
-        // SAFETY: as promised by the caller.
-        unsafe { read_results(core, data, &places, |rank| part_of(start, rank))? };
-    }
     // The others read this rank's data until they say that they have it all.
     let record = core.post_words(&done, [0; 2]);
     core.await_record(record, &done).await

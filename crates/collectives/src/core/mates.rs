@@ -28,11 +28,8 @@ impl Core {
         let read = |rank: usize| {
             let [place, nonce] = self.words_of(rank, record);
             let mut seen = 0u64;
-            let process = self.links[rank].as_ref().and_then(|link| link.process());
             // SAFETY: `seen` is as long as what is read.
-            let result = process
-                .map(|process| unsafe { process.read(place, (&raw mut seen).cast(), size_of_val(&seen)) });
-            matches!(result, Some(Ok(()))) && seen == nonce
+            unsafe { self.try_read(rank, place, (&raw mut seen).cast(), size_of_val(&seen)) && seen == nonce }
         };
         let all = random && (0..self.size).all(|rank| rank == self.rank || read(rank));
         let verdicts = header(self, VERDICTS);
@@ -70,11 +67,20 @@ impl Core {
         to: *mut u8,
         length: usize,
     ) -> Result<(), CommError> {
+        // SAFETY: as promised by the caller.
+        match unsafe { self.try_read(rank, from, to, length) } {
+            true => Ok(()),
+            false => Err(self.closed(rank)),
+        }
+    }
+
+    /// Reads from a rank's memory, if that can be done.
+    ///
+    /// # Safety
+    /// `to` must be valid for `length` bytes.
+    unsafe fn try_read(&self, rank: usize, from: u64, to: *mut u8, length: usize) -> bool {
         let process = self.links[rank].as_ref().and_then(|link| link.process());
         // SAFETY: as promised by the caller.
-        match process.map(|process| unsafe { process.read(from, to, length) }) {
-            Some(Ok(())) => Ok(()),
-            _ => Err(self.closed(rank)),
-        }
+        process.is_some_and(|process| unsafe { process.read(from, to, length) }.is_ok())
     }
 }

@@ -13,6 +13,8 @@ mod operations;
 mod ranks;
 mod series;
 mod slow_network;
+#[cfg(target_os = "linux")]
+mod unreadable;
 mod work;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -24,8 +26,14 @@ fn main() {
     if let Ok(name) = std::env::var(ranks::WORK) {
         return work::run(&name);
     }
-    let tests = [cases::tests(), series::tests(), slow_network::tests()].concat();
-    let trials = tests.into_iter().map(|(name, test, ignored)| {
+    let tests = [
+        cases::tests(),
+        series::tests(),
+        slow_network::tests(),
+        #[cfg(target_os = "linux")]
+        unreadable::tests(),
+    ];
+    let trials = tests.concat().into_iter().map(|(name, test, ignored)| {
         let run = move || {
             test();
             Ok::<(), Failed>(())

@@ -25,6 +25,8 @@ pub fn run(work: &str) {
             }
             println!("right");
         }
+        #[cfg(target_os = "linux")]
+        "unreadable" => crate::unreadable::work(group),
         "steady" => steady(group),
         "rebuild" => rebuild(group, &config),
         "rejoin" => println!("whole {}", sum(&mut group)),

@@ -22,8 +22,8 @@ pub struct CommCommand {
     /// Operations: all_reduce, all_gather, …
     #[arg(long = "op", value_delimiter = ',', default_value = "all_reduce")]
     operations: Vec<Operation>,
-    /// Message sizes in bytes [default: 8 B to 64 MiB]
-    #[arg(long, value_delimiter = ',')]
+    /// Message sizes in bytes, or as 64K or 1MiB, powers of 1024 both [default: 8 B to 64 MiB]
+    #[arg(long, value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
     /// Algorithms to force, one after the other [default: what the cost model chooses]
     #[arg(long = "algorithm", value_delimiter = ',')]
@@ -43,6 +43,24 @@ pub struct CommCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Longer messages are a slip of the pen: every rank holds two.
+const LONGEST_GIB: usize = 1 << 10;
+
+fn bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => Some(1),
+        "K" | "KiB" => Some(1 << 10),
+        "M" | "MiB" => Some(1 << 20),
+        "G" | "GiB" => Some(1 << 30),
+        _ => None,
+    };
+    let bytes = digits.parse().ok().zip(unit).and_then(|(number, unit): (usize, _)| number.checked_mul(unit));
+    bytes
+        .filter(|bytes| *bytes <= LONGEST_GIB << 30)
+        .ok_or_else(|| format!("write bytes as 65536, 64K or 64KiB (also M and G), up to {LONGEST_GIB}G"))
 }
 
 impl CommCommand {
@@ -112,4 +130,29 @@ fn print(rows: &[Row]) {
         ]);
     }
     println!("{table}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units_of_1024() {
+        for (text, expected) in [
+            ("0", 0),
+            ("8", 8),
+            ("8B", 8),
+            ("64K", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("1M", 1 << 20),
+            ("1MiB", 1 << 20),
+            ("2G", 2 << 30),
+            ("1024GiB", 1 << 40),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "K", "-1", "1.5M", "64 K", "64KB", "64k", "1025G", "99999999999999999999", "1Mi"] {
+            assert!(bytes(text).unwrap_err().contains("64KiB"), "{text:?}");
+        }
+    }
 }
