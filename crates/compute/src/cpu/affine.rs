@@ -57,12 +57,13 @@ unsafe fn blocks_of_planes<S: Simd, const BITS: u32, const PLANES: usize>(
 ) {
     let mut row = range.start;
     while row < range.end {
-        let left = range.end - row;
+        let left = (range.end - row).min(x.tile_rows - row % x.tile_rows);
         row += match left {
             1 => rows::<S, BITS, PLANES, 1>(w, panel, x, row, out),
             2 | 3 => rows::<S, BITS, PLANES, 2>(w, panel, x, row, out),
             4..8 => rows::<S, BITS, PLANES, 4>(w, panel, x, row, out),
             _ if S::BLOCK_ROWS == 4 => rows::<S, BITS, PLANES, 4>(w, panel, x, row, out),
+            12.. if PLANES == 1 => rows::<S, BITS, 1, 12>(w, panel, x, row, out),
             _ => rows::<S, BITS, PLANES, 8>(w, panel, x, row, out),
         };
     }
@@ -97,7 +98,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>
             }
             let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
             // Many rows come from the second-level cache; a prefetch past the last block does no harm.
-            if ROWS == 8 && col % BLOCK == 0 {
+            if ROWS >= 8 && col % BLOCK == 0 {
                 for line in 0..ROWS * PLANES {
                     let (m, k) = (line % ROWS, line / ROWS);
                     S::prefetch_near(x.wrapping_add(block_bytes + k * plane + m * BLOCK).cast());
