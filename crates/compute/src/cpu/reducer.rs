@@ -161,3 +161,71 @@ impl Drop for Background {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thunder_collectives::{TransportChoice, local};
+
+    use super::*;
+
+    const ROWS: usize = 6;
+    const WIDTH: usize = 40;
+
+    fn filled(rank: usize) -> Buffer {
+        let mut x = Buffer::new(ROWS, WIDTH);
+        x.data.fill(1.0 + rank as f32);
+        x
+    }
+
+    #[test]
+    fn a_part_is_summed_in_the_background_and_nothing_else() {
+        let sums = local::run(3, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            let mut reducer = Reducer::new(group, Overlap::Always);
+            assert!(reducer.end().unwrap().is_none(), "nothing was begun");
+            for _ in 0..3 {
+                reducer.begin(filled(rank), 2..5);
+                let (x, rows) = reducer.end().unwrap().unwrap();
+                for (row, numbers) in x.data.chunks(WIDTH).take(ROWS).enumerate() {
+                    let expected = if rows.contains(&row) { 6.0 } else { 1.0 + rank as f32 };
+                    assert!(numbers.iter().all(|x| *x == expected), "row {row} of rank {rank}");
+                }
+            }
+            reducer.take_stats()
+        });
+        let bytes = 3 * 3 * WIDTH as u64 * 4;
+        assert!(sums.unwrap().iter().all(|stats| (stats.operations, stats.bytes) == (3, bytes)));
+    }
+
+    #[test]
+    fn a_lost_peer_ends_a_sum_in_the_background() {
+        let errors = local::run(2, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            let mut reducer = Reducer::new(group, Overlap::Always);
+            (rank == 0).then(|| {
+                reducer.begin(filled(rank), 0..ROWS);
+                reducer.end().unwrap_err()
+            })
+        });
+        let error = errors.unwrap().swap_remove(0).unwrap();
+        assert!(matches!(error, CommError::PeerLost { rank: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn parts_pay_where_sums_take_longer_than_reading_weights_again() {
+        for (reread_bytes, overlap, expected) in [
+            (1, Overlap::Auto, true),
+            (1 << 40, Overlap::Auto, false),
+            (1, Overlap::Never, false),
+            (1 << 40, Overlap::Always, true),
+        ] {
+            let found = local::run(2, TransportChoice::Shm, |group| {
+                let mut reducer = Reducer::new(group, overlap);
+                reducer.tune(4096, reread_bytes).unwrap();
+                reducer.overlaps(256)
+            });
+            assert_eq!(found.unwrap(), [expected; 2], "{reread_bytes} bytes, {overlap:?}");
+        }
+        assert!(!Reducer::new(Group::solo(), Overlap::Always).overlaps(256), "nobody to sum with");
+    }
+}
