@@ -66,7 +66,8 @@ impl std::str::FromStr for Algorithm {
 }
 
 /// How the values of an all-reduce travel. All ranks of a group must have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// As they are.
     #[default]

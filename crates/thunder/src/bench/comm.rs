@@ -92,7 +92,7 @@ impl CommCommand {
         };
         if group.rank() == 0 {
             match self.json {
-                true => println!("{}", json!({ "dtype": self.dtype, "rows": rows })),
+                true => println!("{}", json!({ "dtype": self.dtype, "wire": self.wire, "rows": rows })),
                 false => print(&rows),
             }
         }
