@@ -5,6 +5,7 @@ mod chain;
 mod direct;
 mod hierarchical;
 mod int8;
+mod ring;
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::header::Kind;
 use crate::link::board::Board;
 use crate::{CommError, DType, Op};
 
-/// How an all-reduce is done. All give the same bits, but for what `Hierarchical` says.
+/// How an all-reduce is done. All give the same bits, but for what `Hierarchical` and `Ring` say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
@@ -32,11 +33,15 @@ pub enum Algorithm {
     /// the hosts; where a rank has none, it counts as a host. In rank order where each host's ranks are consecutive,
     /// otherwise host by host.
     Hierarchical,
+    /// Parts of sums travel around a ring of ranks, half of them each way, and results after them: only neighbours talk, and
+    /// each direction of their links carries `(n - 1) / n` of the data. The sum of each part starts at another rank, so floats
+    /// get other bits than by the other algorithms; for them it is used only when it is forced.
+    Ring,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::OneShot, Self::Mesh, Self::Chain, Self::Hierarchical];
+    pub const ALL: [Self; 5] = [Self::OneShot, Self::Mesh, Self::Chain, Self::Hierarchical, Self::Ring];
 
     /// The name by which it is forced and printed.
     pub fn name(self) -> &'static str {
@@ -45,6 +50,7 @@ impl Algorithm {
             Self::Mesh => "mesh",
             Self::Chain => "chain",
             Self::Hierarchical => "hierarchical",
+            Self::Ring => "ring",
         }
     }
 }
@@ -53,15 +59,15 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| format!("unknown algorithm {name:?}: use one-shot, mesh, chain or hierarchical"))
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+            format!("unknown algorithm {name:?}: use {}", Self::ALL.map(Self::name).join(", "))
+        })
     }
 }
 
 /// How the values of an all-reduce travel. All ranks of a group must have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// As they are.
     #[default]
@@ -148,6 +154,8 @@ pub(crate) async unsafe fn all_reduce(
         (Algorithm::Hierarchical, _) => unsafe {
             hierarchical::all_reduce(core, data, count, (dtype, op)).await
         },
+        // SAFETY: as promised by the caller.
+        (Algorithm::Ring, _) => unsafe { ring::all_reduce(core, data, count, (dtype, op)).await },
     }
 }
 

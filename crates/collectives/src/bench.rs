@@ -115,7 +115,7 @@ pub struct Row {
     pub operation: Operation,
     /// The all-reduce's algorithm.
     pub algorithm: Option<Algorithm>,
-    /// What rank 0 talks over, e.g. `shared memory` or `shared memory + tcp`.
+    /// What this rank talks over, e.g. `shared memory` or `shared memory + tcp`.
     pub transport: String,
     /// Ranks of the group.
     pub ranks: usize,
@@ -140,7 +140,7 @@ const MIN_CALLS: f64 = 5.0;
 /// And at most this many: more would not make the median better.
 const MAX_CALLS: f64 = 20_000.0;
 
-/// Runs the plan with elements of type `T`; every rank of the group must call it, and gets the same rows.
+/// Runs the plan with elements of type `T`; every rank of the group must call it, and gets the same figures.
 ///
 /// # Errors
 /// [`CommError`], as every operation.

@@ -325,6 +325,11 @@ impl Core {
         self.incoming[peer].active
     }
 
+    /// Whether a message to this peer is still on its way.
+    pub fn is_sending(&self, peer: usize) -> bool {
+        self.outgoing[peer].active
+    }
+
     /// What `arrived` has counted.
     pub fn view(&self, peer: usize) -> &[u8] {
         self.links[peer].as_ref().map_or(&[], |link| link.view())

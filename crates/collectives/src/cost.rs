@@ -84,6 +84,11 @@ impl Model {
                     let us_per_kib = if board { links_us_per_kib } else { WIRE_US_PER_KIB };
                     (steps * step_us, sent * us_per_kib, 1.0)
                 }
+                // Two ways on one wire.
+                Algorithm::Ring => {
+                    let us_per_kib = if board { links_us_per_kib } else { WIRE_US_PER_KIB };
+                    (2.0 * others * step_us, 2.0 * others / ranks * us_per_kib, others / ranks)
+                }
                 Algorithm::Hierarchical => {
                     let (steps, sent) = if board { (0.0, 0.0) } else { chain(hosts) };
                     let (fixed, moved) = if mates > 0.0 { (2.0, 3.0 + mates) } else { (0.0, 0.0) };
@@ -96,14 +101,15 @@ impl Model {
         Self { costs, in_order, board }
     }
 
-    /// The cheapest algorithm for this many bytes.
-    pub fn choose(&self, bytes: usize) -> Algorithm {
+    /// The cheapest algorithm for this many bytes, of those that add in rank order unless `any_order` will do.
+    pub fn choose(&self, bytes: usize, any_order: bool) -> Algorithm {
         let mut best = &self.costs[0];
         for cost in &self.costs[1..] {
             let fits = match cost.algorithm {
                 Algorithm::OneShot | Algorithm::Mesh => true,
                 Algorithm::Chain => !self.board,
-                Algorithm::Hierarchical => !self.board && self.in_order,
+                Algorithm::Hierarchical => !self.board && (self.in_order || any_order),
+                Algorithm::Ring => !self.board && any_order,
             };
             if fits && cost.predict_us(bytes) < best.predict_us(bytes) {
                 best = cost;
@@ -181,10 +187,10 @@ mod tests {
         for ranks in 2..=8 {
             for hosts in [1, ranks] {
                 let model = Model::guess(&even(ranks, hosts));
-                assert_eq!(model.choose(64), Algorithm::OneShot);
+                assert_eq!(model.choose(64, false), Algorithm::OneShot);
                 // On a board of two, one-shot moves no more bytes than the others.
                 let long = if (ranks, hosts) == (2, 1) { Algorithm::OneShot } else { Algorithm::Mesh };
-                assert_eq!(model.choose(1 << 20), long, "{ranks} ranks on {hosts} hosts");
+                assert_eq!(model.choose(1 << 20, false), long, "{ranks} ranks on {hosts} hosts");
             }
         }
     }
@@ -192,21 +198,37 @@ mod tests {
     #[test]
     fn long_messages_between_hosts_of_several_ranks_cross_the_wire_once() {
         for (ranks, hosts) in [(4, 2), (8, 2), (12, 4)] {
-            let chosen = Model::guess(&even(ranks, hosts)).choose(256 << 10);
+            let chosen = Model::guess(&even(ranks, hosts)).choose(256 << 10, false);
             assert_eq!(chosen, Algorithm::Hierarchical, "{ranks} ranks on {hosts} hosts");
         }
         let scattered = Model::guess(&[vec![0, 2], vec![1, 3]]);
-        assert_ne!(scattered.choose(256 << 10), Algorithm::Hierarchical, "it would not add in rank order");
+        assert_ne!(
+            scattered.choose(256 << 10, false),
+            Algorithm::Hierarchical,
+            "it would not add in rank order"
+        );
     }
 
     #[test]
     fn a_board_is_used_whatever_a_probe_says_of_links() {
         let mut model = Model::guess(&even(3, 1));
         for cost in &mut model.costs {
-            let by_links = matches!(cost.algorithm, Algorithm::Chain | Algorithm::Hierarchical);
-            cost.us_per_kib = if by_links { 0.01 } else { 0.02 };
+            let on_board = matches!(cost.algorithm, Algorithm::OneShot | Algorithm::Mesh);
+            cost.us_per_kib = if on_board { 0.02 } else { 0.01 };
         }
-        assert!(matches!(model.choose(16 << 20), Algorithm::OneShot | Algorithm::Mesh));
+        for any_order in [false, true] {
+            assert!(matches!(model.choose(16 << 20, any_order), Algorithm::OneShot | Algorithm::Mesh));
+        }
+    }
+
+    #[test]
+    fn a_ring_is_chosen_only_where_order_makes_no_difference() {
+        let mut model = Model::guess(&even(4, 4));
+        for cost in model.costs.iter_mut().filter(|cost| cost.algorithm == Algorithm::Ring) {
+            (cost.fixed_us, cost.us_per_kib) = (0.0, 0.0);
+        }
+        assert_eq!(model.choose(1 << 20, true), Algorithm::Ring);
+        assert_ne!(model.choose(1 << 20, false), Algorithm::Ring);
     }
 
     #[test]

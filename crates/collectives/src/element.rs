@@ -37,6 +37,11 @@ impl DType {
         }
     }
 
+    /// Whether reductions round, so that their order shows: in extremes too, as 0 and -0 are equal.
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
+    }
+
     pub(crate) fn from_wire(value: u8) -> Option<Self> {
         const ALL: [DType; 13] = [
             DType::F32,

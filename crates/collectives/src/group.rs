@@ -14,7 +14,7 @@ use crate::cost::{Cost, Model};
 use crate::header::Kind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, Address};
-use crate::{Algorithm, CommError, Config, InitError, Transport};
+use crate::{Algorithm, CommError, Config, DType, InitError, Transport};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
 const CROWDED_SPIN: Duration = Duration::from_micros(20);
@@ -131,9 +131,13 @@ impl Group {
         std::mem::replace(&mut self.forced, algorithm)
     }
 
-    /// The algorithm that an all-reduce of this many bytes uses.
+    /// The algorithm that an all-reduce of this many bytes of floats uses.
     pub fn algorithm(&self, bytes: usize) -> Algorithm {
-        self.forced.unwrap_or_else(|| self.model.choose(bytes))
+        self.algorithm_of(bytes, DType::F32)
+    }
+
+    fn algorithm_of(&self, bytes: usize, dtype: DType) -> Algorithm {
+        self.forced.unwrap_or_else(|| self.model.choose(bytes, !dtype.is_float()))
     }
 
     /// What each algorithm is thought to cost; a guess before [`Group::tune`].

@@ -45,13 +45,33 @@ fn expected_of<T: Copy>(
     convert: impl Fn(f32) -> T + Copy,
     back: impl Fn(T) -> f32,
 ) -> Vec<T> {
+    sums(count, ranks, convert, back, |_| (0..ranks).collect())
+}
+
+/// Sums in the order of ranks that an element has, accumulated in f32.
+fn sums<T: Copy>(
+    count: usize,
+    ranks: usize,
+    convert: impl Fn(f32) -> T + Copy,
+    back: impl Fn(T) -> f32,
+    order: impl Fn(usize) -> Vec<usize>,
+) -> Vec<T> {
     let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input_of(count, rank, convert)).collect();
-    (0..count)
-        .map(|index| {
-            let sum = inputs[1..].iter().fold(back(inputs[0][index]), |sum, input| sum + back(input[index]));
-            convert(sum)
-        })
-        .collect()
+    let sum = |index| order(index).into_iter().map(|rank| back(inputs[rank][index])).reduce(|a, b| a + b);
+    (0..count).map(|index| convert(sum(index).unwrap())).collect()
+}
+
+/// What a ring makes of it: the first half of the elements goes up the ranks, the other down, each in parts that begin on
+/// cache lines, whose sums start at the rank with the part's number.
+fn ring<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(T) -> f32) -> Vec<T> {
+    let part = |count: usize, parts: usize| count.div_ceil(parts).next_multiple_of(64 / size_of::<T>());
+    let up = if ranks == 2 { COUNT } else { part(COUNT, 2) };
+    sums(COUNT, ranks, convert, back, |index| {
+        let (at, length) = if index < up { (index, up) } else { (index - up, COUNT - up) };
+        let first = at / part(length, ranks);
+        let station = (0..ranks).map(|step| (first + step) % ranks);
+        if index < up { station.collect() } else { station.map(|station| ranks - 1 - station).collect() }
+    })
 }
 
 fn pause(state: &mut u64) {
@@ -62,16 +82,21 @@ fn pause(state: &mut u64) {
 }
 
 fn all_runs<T: Element>(group: &mut Group, input: &[T], expected: &[T], runs: u64) {
+    // A ring has its own order.
+    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Ring) {
+        runs_of(group, algorithm, input, expected, runs);
+    }
+}
+
+fn runs_of<T: Element>(group: &mut Group, algorithm: Algorithm, input: &[T], expected: &[T], runs: u64) {
     let rank = group.rank() as u64;
-    for algorithm in Algorithm::ALL {
-        group.force_algorithm(Some(algorithm));
-        let mut state = 1 + rank;
-        for run in 0..runs {
-            pause(&mut state);
-            let mut data = input.to_vec();
-            group.all_reduce(&mut data, Op::Sum).unwrap();
-            assert!(data == expected, "{algorithm:?}, rank {rank}, run {run}");
-        }
+    group.force_algorithm(Some(algorithm));
+    let mut state = 1 + rank;
+    for run in 0..runs {
+        pause(&mut state);
+        let mut data = input.to_vec();
+        group.all_reduce(&mut data, Op::Sum).unwrap();
+        assert!(data == expected, "{algorithm:?}, rank {rank}, run {run}");
     }
 }
 
@@ -88,6 +113,26 @@ fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
                 all_runs(&mut group, &input(rank, f16::from_f32), &halves, runs / 10);
             });
             assert_eq!(done.unwrap().len(), ranks);
+        }
+    }
+}
+
+/// All ranks must have the bits of the ring's order, which for more than two ranks are not those of rank order.
+#[test]
+fn hundred_runs_of_a_ring_give_the_bits_of_its_order() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        for ranks in 2..=5 {
+            let floats = ring(ranks, |v| v, |v| v);
+            assert_eq!(floats == expected(ranks, |v| v, |v| v), ranks == 2, "the order makes no difference");
+            let bf16s = ring(ranks, bf16::from_f32, bf16::to_f32);
+            let f16s = ring(ranks, f16::from_f32, f16::to_f32);
+            local::run(ranks, transport, |mut group| {
+                let rank = group.rank();
+                runs_of(&mut group, Algorithm::Ring, &input(rank, |v| v), &floats, RUNS);
+                runs_of(&mut group, Algorithm::Ring, &input(rank, bf16::from_f32), &bf16s, RUNS);
+                runs_of(&mut group, Algorithm::Ring, &input(rank, f16::from_f32), &f16s, RUNS);
+            })
+            .unwrap();
         }
     }
 }

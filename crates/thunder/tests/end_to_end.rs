@@ -108,6 +108,43 @@ fn the_demo_shows_both() {
 }
 
 #[test]
+fn collectives_are_measured() {
+    let measured = run_json(&[
+        "bench",
+        "comm",
+        "--ranks",
+        "3",
+        "--op",
+        "all_reduce,barrier",
+        "--sizes",
+        "8,64K",
+        "--algorithm",
+        "mesh,ring",
+        "--transport",
+        "tcp",
+        "--wire",
+        "int8",
+        "--dtype",
+        "bf16",
+        "--time",
+        "1",
+        "--json",
+    ]);
+    assert_eq!((&measured["dtype"], &measured["wire"]), (&"bf16".into(), &"int8".into()));
+    let rows = measured["rows"].as_array().unwrap();
+    let what = |row: &serde_json::Value| (row["algorithm"].clone(), row["bytes"].as_u64().unwrap());
+    let expected = [("mesh", 8), ("ring", 8), ("mesh", 65536), ("ring", 65536)];
+    let expected = expected.map(|(algorithm, bytes)| (algorithm.into(), bytes));
+    assert_eq!(rows[..4].iter().map(what).collect::<Vec<_>>(), expected);
+    assert_eq!(what(&rows[4]), (serde_json::Value::Null, 0));
+    for row in rows {
+        assert_eq!((&row["transport"], &row["ranks"]), (&"tcp".into(), &3.into()));
+        let [low, middle, high] = ["min_us", "median_us", "p99_us"].map(|time| row[time].as_f64().unwrap());
+        assert!(0.0 < low && low <= middle && middle <= high, "{row}");
+    }
+}
+
+#[test]
 fn kernels_are_measured() {
     let measured =
         run_json(&["bench", "kernels", "--op", "2/128,attention", "--rows", "1,20", "--time", "1", "--json"]);

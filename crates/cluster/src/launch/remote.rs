@@ -111,12 +111,13 @@ pub(super) fn script(rank: &PlannedRank, launch: &Launch, folder: &Folder) -> St
     text
 }
 
-/// Shells without job control need `setsid` for a process group; macOS has no `setsid`, but a shell with job control.
+/// Shells without job control need `setsid` for a process group; macOS has no `setsid`, but a shell with job control. Until
+/// `setsid` has made the group, the process itself is what can be ended; once it is waited for, its number may be another's.
 const STAND_BY: &str = r#"command -v "$1" >/dev/null 2>&1 || { say "cannot start $1: no such program, or not executable"; exit 127; }
-own=
+own= ended=
 if command -v setsid >/dev/null 2>&1; then own=setsid; else set -m; fi
-stop() { kill -s "$1" -- "-$p"; } 2>/dev/null
-alive() { kill -s 0 -- "-$p"; } 2>/dev/null
+stop() { kill -s "$1" -- "-$p" || { [ -z "$ended" ] && kill -s "$1" "$p"; }; } 2>/dev/null
+alive() { stop 0; }
 gone() {
   i=0
   while alive; do
@@ -139,7 +140,7 @@ p=$!
 r=$!
 exec 4<&- 5>&-
 exec 2>/dev/null
-wait "$p"; status=$?
+wait "$p"; status=$? ended=1
 [ "$status" -ne 0 ] || gone
 stop TERM; gone || stop KILL
 kill "$r"

@@ -17,7 +17,7 @@ fn main() {
         Some("--as-rank") => programs::rank(&arguments[2]),
         _ => {}
     }
-    let tests: [(&str, fn()); 24] = [
+    let tests: [(&str, fn()); 25] = [
         ("the_first_failing_ranks_status_is_the_launchers", ends::first_failure),
         ("success_is_success_and_silent", ends::success),
         ("a_signal_counts_as_128_and_its_number", ends::signal),
@@ -39,6 +39,7 @@ fn main() {
         ("an_idle_launcher_uses_no_cpu", flow::idle),
         ("remote_ranks_get_variables_directory_and_input", remote::surroundings),
         ("remote_ranks_are_ended_and_their_status_counts", remote::ending),
+        ("a_remote_rank_is_ended_before_it_has_a_group", remote::ended_at_once),
         ("a_host_with_job_control_and_without_setsid_will_do", remote::job_control),
         ("secrets_are_in_no_command_line", remote::secrets),
         ("groups_form_under_every_backend", group::all_reduce),

@@ -2,7 +2,7 @@
 //! of its own, as the real one's other end does.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -133,20 +133,39 @@ pub fn ending() {
     assert_eq!(alive(folder.path().to_str().unwrap()), [""; 0]);
 }
 
-/// As on macOS: `sh` is bash, and there is no `setsid`.
-pub fn job_control() {
-    let folder = fake_ssh(&["mac"]);
-    let bin = folder.path().join("mac/bin");
+/// Leaves a host few programs, and none called `setsid`.
+fn only_programs(folder: &TempDir, host: &str, shell: &str) -> PathBuf {
+    let bin = folder.path().join(host).join("bin");
     std::fs::create_dir(&bin).unwrap();
-    for (name, program) in
-        [("sh", "bash"), ("bash", "bash"), ("sleep", "sleep"), ("mkdir", "mkdir"), ("rm", "rm")]
-            .into_iter()
-            .chain([("mkfifo", "mkfifo"), ("cat", "cat")])
-    {
+    let same = ["bash", "sleep", "mkdir", "rm", "mkfifo", "cat"].map(|name| (name, name));
+    for (name, program) in same.into_iter().chain([("sh", shell)]) {
         let path = ["/bin", "/usr/bin"].map(|folder| Path::new(folder).join(program));
         let path = path.iter().find(|path| path.exists()).unwrap();
         std::os::unix::fs::symlink(path, bin.join(name)).unwrap();
     }
+    bin
+}
+
+/// The launcher is killed when the rank has been started but is not yet in a group of its own.
+pub fn ended_at_once() {
+    let folder = fake_ssh(&["slow"]);
+    let setsid = only_programs(&folder, "slow", "sh").join("setsid");
+    std::fs::write(&setsid, "#!/bin/sh\nsleep 1\nexec /usr/bin/setsid \"$@\"\n").unwrap();
+    std::fs::set_permissions(&setsid, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let marker = marker();
+    let hang = program("hang", &[&marker]);
+    let hang: Vec<&str> = hang.iter().map(String::as_str).collect();
+    let mut child = start(&launch(&folder, &["slow"], &hang));
+    wait_for(&marker, 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for(&marker, 0);
+}
+
+/// As on macOS: `sh` is bash, and there is no `setsid`.
+pub fn job_control() {
+    let folder = fake_ssh(&["mac"]);
+    only_programs(&folder, "mac", "bash");
     let marker = marker();
     let hang = program("hang", &[&marker]).join(" ");
     let script = format!(

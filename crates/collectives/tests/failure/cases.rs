@@ -27,8 +27,9 @@ fn setting<'a>(work: &'a str, transport: &'a str, stall_limit: Duration) -> Sett
 
 /// In "idle" and "send" some survivors do not talk to the victim. The random series has the other operations.
 fn killed() {
+    let works = ["small", "large", "all_reduce_ring", "barrier", "all_to_all", "idle", "send", "computing"];
     for transport in ["shm", "tcp"] {
-        for work in ["small", "large", "barrier", "all_to_all", "idle", "send", "computing"] {
+        for work in works {
             for (victim, moment_us) in [(0, 100), (2, 21_000)] {
                 let mut ranks = Ranks::start_ready(setting(work, transport, Duration::from_secs(20)));
                 std::thread::sleep(Duration::from_micros(moment_us));

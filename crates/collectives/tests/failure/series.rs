@@ -13,10 +13,11 @@ const STALL: Duration = Duration::from_millis(500);
 /// A blow falls within this time after all ranks have begun.
 const MOMENT_US: u64 = 60_000;
 
-const WORKS: [&str; 14] = [
+const WORKS: [&str; 15] = [
     "small",
     "large",
     "chain",
+    "all_reduce_ring",
     "background",
     "barrier",
     "broadcast",
@@ -30,7 +31,7 @@ const WORKS: [&str; 14] = [
     "send",
 ];
 /// The last two wait for as long as the peers live, stopped or not.
-const BOUNDED_WORKS: usize = 12;
+const BOUNDED_WORKS: usize = 13;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Blow {

@@ -75,6 +75,10 @@ fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
             group.force_algorithm(Some(Algorithm::Chain));
             group.all_reduce(&mut vec![1f32; 1 << 20], Op::Sum)
         }
+        "all_reduce_ring" => {
+            group.force_algorithm(Some(Algorithm::Ring));
+            group.all_reduce(&mut vec![1f32; 1 << 20], Op::Sum)
+        }
         "background" => group.start_all_reduce(&mut vec![1f32; 100_000], Op::Sum)?.wait(),
         "barrier" => group.barrier(),
         "broadcast" => group.broadcast(1, &mut whole),

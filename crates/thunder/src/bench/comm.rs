@@ -25,7 +25,8 @@ pub struct CommCommand {
     /// Message sizes in bytes, or as 64K or 1MiB, powers of 1024 both [default: 8 B to 64 MiB]
     #[arg(long, value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
-    /// Algorithms to force, one after the other [default: what the cost model chooses]
+    /// Algorithms to force, one after the other: one-shot, mesh, chain, hierarchical, ring [default: what the cost model
+    /// chooses]
     #[arg(long = "algorithm", value_delimiter = ',')]
     algorithms: Vec<Algorithm>,
     /// What ranks of this machine talk over: auto, shm, tcp or rdma
@@ -91,7 +92,7 @@ impl CommCommand {
         };
         if group.rank() == 0 {
             match self.json {
-                true => println!("{}", json!({ "dtype": self.dtype, "rows": rows })),
+                true => println!("{}", json!({ "dtype": self.dtype, "wire": self.wire, "rows": rows })),
                 false => print(&rows),
             }
         }

@@ -54,7 +54,8 @@ pub struct Link {
 pub struct ChannelOptions {
     /// How frames travel.
     pub mode: Mode,
-    /// Slots of one frame (4 KiB) for short writes. More allow more short messages under way, each takes 8 KiB.
+    /// Slots of one frame (4 KiB) for short writes. More allow more short messages under way, each takes 8 KiB. One-sided, a
+    /// power of two, as `long_slots`.
     pub short_slots: u32,
     /// Bytes of a slot for long writes, a multiple of 4 KiB; 0 for no such lanes, which halves the queue pairs. Longer
     /// ones cost less per byte, and on Apple more padding at the end of a write.
@@ -73,6 +74,11 @@ impl ChannelOptions {
         for (what, value) in [("short_slots", self.short_slots), ("long_slots", self.long_slots)] {
             if value < MIN_SLOTS {
                 let rule = format!("credits need at least {MIN_SLOTS}");
+                return Err(Error::BadSize { what, value: value as usize, rule });
+            }
+            // A frame's slot is its number's remainder, and numbers begin anew after 2^32.
+            if self.mode == Mode::RcWrite && !value.is_power_of_two() {
+                let rule = "one-sided slots must be a power of two".to_string();
                 return Err(Error::BadSize { what, value: value as usize, rule });
             }
         }
@@ -338,5 +344,10 @@ mod tests {
         assert!(good.check().is_ok());
         assert!(ChannelOptions { short_slots: MIN_SLOTS - 1, ..good }.check().is_err());
         assert!(ChannelOptions { long_slot_bytes: 5000, ..good }.check().is_err());
+        // 2^32 frames are sent within hours: then frame 0 must have the slot behind that of frame 2^32 - 1.
+        let odd = ChannelOptions { long_slots: 12, ..good };
+        assert!(odd.check().is_ok());
+        assert!(ChannelOptions { mode: Mode::RcWrite, ..odd }.check().is_err());
+        assert!(ChannelOptions::new(Mode::RcWrite).check().is_ok());
     }
 }

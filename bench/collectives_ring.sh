@@ -1,0 +1,72 @@
+#!/bin/bash
+# All-reduce among 4 ranks of which only neighbours have a wire: every algorithm, as a Markdown table.
+#
+#   bench/collectives_ring.sh [MILLISECONDS_PER_ROW] [MBIT_PER_S...]
+#
+# Takes root: the ranks are in network namespaces, each with a veth pair to the next one around, whose ends `tc` limits to the
+# rate. What ranks that are no neighbours say to each other is passed on by those between. Times are medians.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+milliseconds=${1:-500}
+rates=("${@:2}")
+[ ${#rates[@]} != 0 ] || rates=(200)
+sizes="65536 1048576 16777216"
+ranks=4
+target=${CARGO_TARGET_DIR:-target}
+cargo build --quiet --locked --release -p thunder-collectives --example comm
+comm=$target/release/examples/comm
+work=$(mktemp -d) holders=()
+trap 'kill "${holders[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
+
+# A namespace lives as long as a process in it.
+for ((rank = 0; rank < ranks; rank++)); do
+    unshare --net sleep 3600 &
+    holders+=($!)
+done
+sleep 0.5
+inside() { nsenter --net="/proc/${holders[$1]}/ns/net" "${@:2}"; }
+# Wire R joins rank R (address 10.78.R.1, device right) and the next one (10.78.R.2, device left).
+for ((rank = 0; rank < ranks; rank++)); do
+    next=$(((rank + 1) % ranks))
+    inside $rank ip link set lo up
+    inside $rank sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
+    inside $rank ip link add right type veth peer name left netns "${holders[$next]}"
+    inside $rank ip addr add "10.78.$rank.1/24" dev right
+    inside $next ip addr add "10.78.$rank.2/24" dev left
+    # Short packets, for a short burst: with a long one, the median of a short message would not see the rate.
+    inside $rank ip link set right up gso_max_size 16384
+    inside $next ip link set left up gso_max_size 16384
+done
+for ((rank = 0; rank < ranks; rank++)); do
+    before=$(((rank + ranks - 1) % ranks)) next=$(((rank + 1) % ranks)) across=$(((rank + 2) % ranks))
+    inside $rank ip route add "10.78.$next.0/24" via "10.78.$rank.2"
+    inside $rank ip route add "10.78.$across.0/24" via "10.78.$before.1"
+done
+
+for rate in "${rates[@]}"; do
+    for ((rank = 0; rank < ranks; rank++)); do
+        for device in right left; do
+            inside $rank tc qdisc replace dev $device root tbf rate "${rate}mbit" burst 64kb latency 50ms
+        done
+    done
+    export THUNDER_WORLD_SIZE=$ranks THUNDER_TRANSPORT=tcp THUNDER_COORDINATOR=10.78.0.1:7777 THUNDER_SECRET=wire
+    others=()
+    for ((rank = 1; rank < ranks; rank++)); do
+        THUNDER_RANK=$rank inside $rank "$comm" --all --json --ms "$milliseconds" $sizes >/dev/null &
+        others+=($!)
+    done
+    THUNDER_RANK=0 inside 0 "$comm" --all --json --ms "$milliseconds" $sizes > "$work/$rate"
+    wait "${others[@]}"
+done
+
+python3 - "$work" "${rates[@]}" <<'PYTHON'
+import json, pathlib, sys
+work, rates = pathlib.Path(sys.argv[1]), sys.argv[2:]
+tables = {rate: [json.loads(line) for line in (work / rate).read_text().splitlines()] for rate in rates}
+names = list(dict.fromkeys(row["algorithm"] for rows in tables.values() for row in rows))
+print("f32, median, µs\n\n| Mbit/s | bytes | " + " | ".join(names) + " |\n|" + "---|" * (2 + len(names)))
+for rate, rows in tables.items():
+    for size in dict.fromkeys(row["bytes"] for row in rows):
+        times = {row["algorithm"]: row["median_us"] for row in rows if row["bytes"] == size}
+        print(f"| {rate} | {size} | " + " | ".join(f"{times[name]:.0f}" for name in names) + " |")
+PYTHON

@@ -1,0 +1,243 @@
+//! The all-reduce around a ring, both ways at once: a rank talks to the one before it and the one after it only, and each
+//! direction of their links carries `(n - 1) / n` of the data.
+//!
+//! Each way takes half of the elements, cut into a part per rank. A part's sum starts at its own rank and is complete once
+//! it has been at all others; then the result goes around. So a part's elements are added in the order of the ring from its
+//! rank on: the same on all ranks and in all runs, but not rank order. `f16` and `bf16` travel as `f32` until their sum is
+//! complete, so that they are rounded once.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use super::part;
+use crate::core::Core;
+use crate::header::{Header, Kind, STREAMED_PHASES};
+use crate::reduce::{accumulated_size, reduce, reduce_partial, widen};
+use crate::{CommError, DType, Op};
+
+const SUMS: u8 = STREAMED_PHASES + 4;
+const RESULTS: u8 = STREAMED_PHASES + 5;
+/// Bytes that are added before the next rank gets them: enough for the loops, little enough to stay in the cache.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// One way around, as this rank sees it.
+struct Way {
+    ranks: usize,
+    /// This rank's place in the order of the way.
+    station: usize,
+    next: usize,
+    before: usize,
+    /// The way's elements, and where the sums of those that do not fit into `data` are.
+    data: *mut u8,
+    sums: *mut u8,
+    count: usize,
+    dtype: DType,
+    op: Op,
+    /// Parts whose sending has begun, and parts that have come whole.
+    sent: usize,
+    received: usize,
+    /// Elements of the next part that have come.
+    come: usize,
+}
+
+/// # Safety
+/// `data` must be valid for `count` elements of `dtype` until this returns.
+pub(super) async unsafe fn all_reduce(
+    core: &mut Core,
+    data: *mut u8,
+    count: usize,
+    (dtype, op): (DType, Op),
+) -> Result<(), CommError> {
+    if core.size == 1 {
+        return Ok(());
+    }
+    let (rank, ranks, size, wide) = (core.rank, core.size, dtype.size(), accumulated_size(dtype));
+    let mut scratch = std::mem::take(&mut core.scratch);
+    let mut sums = data;
+    if wide != size {
+        scratch.resize(scratch.len().max(count), 0.0);
+        sums = scratch.as_mut_ptr().cast();
+    }
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let way = |range: Range<usize>, station, next, before| Way {
+        ranks,
+        station,
+        next,
+        before,
+        // `count` is as long as the data, so both stay within.
+        data: data.wrapping_add(range.start * size),
+        sums: sums.wrapping_add(range.start * wide),
+        count: range.len(),
+        dtype,
+        op,
+        sent: 0,
+        received: 0,
+        come: 0,
+    };
+    // Two ranks have one link, both of whose directions one way fills.
+    let up = if ranks == 2 { count } else { part(count, dtype, 0, 2).end };
+    let mut ways = vec![way(0..up, rank, next, before)];
+    if ranks > 2 {
+        ways.push(way(up..count, ranks - 1 - rank, before, next));
+    }
+    // SAFETY: as promised by the caller; the scratch memory holds `count` accumulated elements.
+    let result = unsafe { go_around(core, &mut ways).await };
+    core.scratch = scratch;
+    result
+}
+
+/// # Safety
+/// The ways' pointers must be valid for their elements.
+async unsafe fn go_around(core: &mut Core, ways: &mut [Way]) -> Result<(), CommError> {
+    for way in ways.iter().filter(|way| way.widens()) {
+        let own = way.part(way.station);
+        // SAFETY: as promised by the caller.
+        unsafe { widen(way.dtype, way.sums_at(own.start), way.data_at(own.start), own.len()) };
+    }
+    loop {
+        let mut moved = false;
+        for way in ways.iter_mut() {
+            // SAFETY: as promised by the caller.
+            moved |= unsafe { way.receive(core)? };
+            // SAFETY: as above.
+            unsafe { way.offer(core) };
+        }
+        moved |= core.step_sends()?;
+        if ways.iter().all(Way::is_done) && core.idle_messages() {
+            return Ok(());
+        }
+        core.turn(moved).await?;
+    }
+}
+
+impl Way {
+    fn is_done(&self) -> bool {
+        self.sent == self.steps() && self.received == self.steps()
+    }
+
+    /// Parts that each link carries.
+    fn steps(&self) -> usize {
+        2 * (self.ranks - 1)
+    }
+
+    /// Whether what is sent in a step is a result, and not a sum that lacks ranks.
+    fn is_result(&self, step: usize) -> bool {
+        step >= self.ranks - 1
+    }
+
+    fn widens(&self) -> bool {
+        accumulated_size(self.dtype) != self.dtype.size()
+    }
+
+    fn part(&self, station: usize) -> Range<usize> {
+        part(self.count, self.dtype, station % self.ranks, self.ranks)
+    }
+
+    /// What this rank sends in a step: first its own part, then what has come in the step before.
+    fn outgoing(&self, step: usize) -> Range<usize> {
+        self.part(self.station + 2 * self.ranks - step)
+    }
+
+    fn incoming(&self, step: usize) -> Range<usize> {
+        self.outgoing(step + 1)
+    }
+
+    fn data_at(&self, element: usize) -> *mut u8 {
+        self.data.wrapping_add(element * self.dtype.size())
+    }
+
+    fn sums_at(&self, element: usize) -> *mut u8 {
+        self.sums.wrapping_add(element * accumulated_size(self.dtype))
+    }
+
+    /// The bytes of an element as it travels in a step.
+    fn width(&self, step: usize) -> usize {
+        if self.is_result(step) { self.dtype.size() } else { accumulated_size(self.dtype) }
+    }
+
+    fn header(&self, core: &Core, step: usize, elements: usize) -> Header {
+        let phase = if self.is_result(step) { RESULTS } else { SUMS };
+        let bytes = elements * self.width(step);
+        core.header(Kind::AllReduce, self.dtype, self.op as u8, phase, bytes)
+    }
+
+    /// Takes what has come from the rank before.
+    ///
+    /// # Safety
+    /// The pointers must be valid for all elements.
+    unsafe fn receive(&mut self, core: &mut Core) -> Result<bool, CommError> {
+        let (step, peer) = (self.received, self.before);
+        if step == self.steps() {
+            return Ok(false);
+        }
+        let part = self.incoming(step);
+        if !core.expects(peer) {
+            let header = self.header(core, step, part.len());
+            core.queue_receive(peer, header, self.data_at(part.start));
+        }
+        let mut moved;
+        if self.is_result(step) {
+            // What it overwrites has been sent: the result holds it.
+            moved = core.step_receive(peer)?;
+            self.come = core.received(peer) / self.dtype.size();
+        } else {
+            moved = core.step_header(peer)?;
+            if core.header_done(peer) {
+                // SAFETY: as promised by the caller.
+                moved |= unsafe { self.add(core, part)? };
+            }
+        }
+        if !core.expects(peer) {
+            (self.received, self.come) = (step + 1, 0);
+        }
+        Ok(moved)
+    }
+
+    /// Adds this rank's elements of a part to the sums of them that have come.
+    ///
+    /// # Safety
+    /// As for `receive`.
+    unsafe fn add(&mut self, core: &mut Core, part: Range<usize>) -> Result<bool, CommError> {
+        let (width, peer) = (accumulated_size(self.dtype), self.before);
+        let at = part.start + self.come;
+        let ready = core.arrived(peer, ((part.end - at) * width).min(PIECE_BYTES))? / width;
+        let theirs = core.view(peer).as_ptr();
+        let own = self.data_at(at);
+        // SAFETY: the part has as many more elements, and the view holds as many sums.
+        unsafe {
+            if self.widens() {
+                let out = (!self.is_result(self.received + 1)).then(|| self.sums_at(at));
+                reduce_partial(self.dtype, self.op, theirs, own, out, ready);
+            } else {
+                reduce(self.dtype, self.op, own, &[theirs, own.cast_const()], ready);
+            }
+        }
+        core.consume(peer, ready * width);
+        self.come += ready;
+        Ok(ready > 0)
+    }
+
+    /// Lets the rank after have what is ready for it.
+    ///
+    /// # Safety
+    /// As for `receive`.
+    unsafe fn offer(&mut self, core: &mut Core) {
+        if self.sent < self.steps() && !core.is_sending(self.next) {
+            let part = self.outgoing(self.sent);
+            let header = self.header(core, self.sent, part.len());
+            let sums = !self.is_result(self.sent);
+            let from = if sums { self.sums_at(part.start) } else { self.data_at(part.start) };
+            // SAFETY: as promised by the caller.
+            unsafe { core.queue_send(self.next, header, from) };
+            self.sent += 1;
+        }
+        let step = self.sent - 1;
+        // Empty parts are sent before they have come, so what is sent may be ahead by more than a step.
+        let ready = match step.cmp(&(self.received + 1)) {
+            Ordering::Less => self.outgoing(step).len(),
+            Ordering::Equal => self.come,
+            Ordering::Greater => 0,
+        };
+        core.limit_send(self.next, ready * self.width(step));
+    }
+}
