@@ -35,13 +35,6 @@ pub(super) struct Memory {
     sums: [[[i32; LANES]; MAX_LINES]; 2],
 }
 
-/// How a tile's rows are multiplied.
-struct Products {
-    /// With groups of even and of odd number.
-    of_group: [ByteProduct; 2],
-    tile_bytes: usize,
-}
-
 /// Rows times the given panels of a quantized matrix.
 ///
 /// # Safety
@@ -56,18 +49,30 @@ pub(super) unsafe fn multiply(
     memory: &mut Memory,
 ) {
     let Encoding::Affine { bits, .. } = w.encoding else { unreachable!("quantized rows meet such only") };
-    // A tile takes both planes of few rows, or a plane of many.
     let lines = x.planes * x.tile_rows;
-    let (tiles, tile_rows) = if lines <= TILE_ROWS { (1, lines) } else { (2, x.tile_rows) };
-    let _configured = Configured::with(tiles::byte_shapes(tile_rows as u8, x.group.min(BLOCK) as u16));
-    let products = Products { of_group: tiles::BYTE_PRODUCTS[tiles - 1], tile_bytes: tile_rows * BLOCK };
+    let first = lines.min(TILE_ROWS) as u8;
+    let second = lines as u8 - first;
+    let deep = x.group.min(BLOCK) as u16;
+    let (sums, activations) = (|rows| (rows, 64), |rows| (rows, deep));
+    let unused = (0, 0);
+    let _configured = Configured::with([
+        sums(first),
+        if second > 0 { sums(second) } else { unused },
+        activations(first),
+        if second > 0 { activations(second) } else { unused },
+        ((deep / 4) as u8, 64),
+        unused,
+        unused,
+        unused,
+    ]);
+    let product: ByteProduct = if second > 0 { tiles::bytes_of_two } else { tiles::bytes_of_one };
     for panel in panels {
         for first in rows.clone().step_by(x.tile_rows) {
             let rows = first..rows.end.min(first + x.tile_rows);
             if x.planes == 1 {
-                of_bits!(bits, [tile], [1], (w, panel, x, rows, &products, out, memory));
+                of_bits!(bits, [tile], [1], (w, panel, x, rows, product, out, memory));
             } else {
-                of_bits!(bits, [tile], [2], (w, panel, x, rows, &products, out, memory));
+                of_bits!(bits, [tile], [2], (w, panel, x, rows, product, out, memory));
             }
         }
     }
@@ -80,7 +85,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     panel: usize,
     x: &QuantRows,
     rows: Range<usize>,
-    products: &Products,
+    product: ByteProduct,
     out: Output,
     memory: &mut Memory,
 ) {
@@ -107,8 +112,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
             let col = g * group;
             let rows = q.add(col / BLOCK * x.block_bytes() + col % BLOCK);
             let sums = memory.sums[g % 2].as_mut_ptr().cast();
-            let product = products.of_group[g % 2];
-            product(rows, products.tile_bytes, x.block_bytes(), weights, group.div_ceil(BLOCK), sums);
+            product(rows, x.block_bytes(), weights, group.div_ceil(BLOCK), sums);
         }
         if let Some(g) = g.checked_sub(2) {
             let header = record(g).cast::<i16>();

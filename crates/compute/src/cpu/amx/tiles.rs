@@ -167,26 +167,18 @@ product!(
     ]
 );
 
-/// `product(rows, tile_bytes, block_bytes, weights, blocks, sums)`: the sums of a group, of its blocks of up to 64 columns: one or
-/// two tiles of signed bytes, `tile_bytes` apart, times a tile of unsigned ones, which are 1 KiB a block.
+/// `product(rows, block_bytes, weights, blocks, sums)`: the sums of a group, of its blocks of up to 64 columns: one or two tiles of
+/// signed bytes, the second right behind the first, times a tile of unsigned ones, which are 1 KiB a block.
 ///
-/// Contract: tiles are [`Configured`] as [`byte_shapes`] says; pointers hold the blocks (at least 1).
-pub(super) type ByteProduct = unsafe fn(*const i8, usize, usize, *const u8, usize, *mut i32);
+/// Contract: tiles are [`Configured`]: 0 and 1 for the sums, 2 and 3 for the rows, 4 for the weights; pointers hold the blocks (at
+/// least 1).
+pub(super) type ByteProduct = unsafe fn(*const i8, usize, *const u8, usize, *mut i32);
 
-/// The shapes for [`ByteProduct`]s of tiles of so many rows of so many bytes: twice sums, sums, rows, weights, so that one group's
-/// need not wait for those of the one before.
-pub(super) fn byte_shapes(rows: u8, bytes: u16) -> [Shape; 8] {
-    let (sums, activations, weights) = ((rows, 64), (rows, bytes), ((bytes / 4) as u8, 64));
-    [sums, sums, activations, weights, sums, sums, activations, weights]
-}
-
-/// Writes a product in the tiles `$first`, `$second` (if there are two), `$rows` and `$weights`.
 macro_rules! byte_product {
-    ($name:ident, $first:literal $(and $second:literal)?, $rows:literal, $weights:literal) => {
-        /// A [`ByteProduct`].
-        unsafe fn $name(
+    ($name:ident, [$($zero:literal),*], [$($step:literal),* $(,)?], [$($store:literal),*]) => {
+        /// A [`ByteProduct`] of one or two tiles.
+        pub(super) unsafe fn $name(
             rows: *const i8,
-            tile_bytes: usize,
             block_bytes: usize,
             weights: *const u8,
             blocks: usize,
@@ -195,34 +187,21 @@ macro_rules! byte_product {
             // SAFETY: the contract of `ByteProduct`.
             unsafe {
                 asm!(
-                    concat!("tilezero ", $first),
-                    $(concat!("tilezero ", $second),)?
+                    $($zero,)*
                     "2:",
-                    concat!("tileloadd ", $weights, ", [{weights} + {line}]"),
-                    concat!("tileloadd ", $rows, ", [{rows} + {line}]"),
-                    concat!("tdpbsud ", $first, ", ", $rows, ", ", $weights),
-                    $(
-                        concat!("tileloadd ", $rows, ", [{second} + {line}]"),
-                        concat!("tdpbsud ", $second, ", ", $rows, ", ", $weights),
-                    )?
+                    $($step,)*
                     "add {rows}, {block_bytes}",
-                    "add {second}, {block_bytes}",
                     "add {weights}, 1024",
                     "dec {blocks}",
                     "jnz 2b",
-                    concat!("tilestored [{sums} + {line}], ", $first),
-                    "add {sums}, {tile}",
-                    $(concat!("tilestored [{sums} + {line}], ", $second),)?
+                    $($store,)*
                     rows = inout(reg) rows => _,
-                    second = inout(reg) rows.wrapping_add(tile_bytes) => _,
-                    tile = in(reg) tile_bytes,
                     block_bytes = in(reg) block_bytes,
                     weights = inout(reg) weights => _,
                     blocks = inout(reg) blocks => _,
-                    sums = inout(reg) sums => _,
+                    sums = in(reg) sums,
                     line = in(reg) 64usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
                     options(nostack),
                 );
             }
@@ -230,13 +209,24 @@ macro_rules! byte_product {
     };
 }
 
-byte_product!(one_even, "tmm0", "tmm2", "tmm3");
-byte_product!(one_odd, "tmm4", "tmm6", "tmm7");
-byte_product!(two_even, "tmm0" and "tmm1", "tmm2", "tmm3");
-byte_product!(two_odd, "tmm4" and "tmm5", "tmm6", "tmm7");
-
-/// Products of one or two tiles, for groups in turns.
-pub(super) const BYTE_PRODUCTS: [[ByteProduct; 2]; 2] = [[one_even, one_odd], [two_even, two_odd]];
+byte_product!(
+    bytes_of_one,
+    ["tilezero tmm0"],
+    ["tileloadd tmm4, [{weights} + {line}]", "tileloadd tmm2, [{rows} + {line}]", "tdpbsud tmm0, tmm2, tmm4",],
+    ["tilestored [{sums} + {line}], tmm0"]
+);
+byte_product!(
+    bytes_of_two,
+    ["tilezero tmm0", "tilezero tmm1"],
+    [
+        "tileloadd tmm4, [{weights} + {line}]",
+        "tileloadd tmm2, [{rows} + {line}]",
+        "tdpbsud tmm0, tmm2, tmm4",
+        "tileloadd tmm3, [{rows} + {line} + 1024]",
+        "tdpbsud tmm1, tmm3, tmm4",
+    ],
+    ["tilestored [{sums} + {line}], tmm0", "tilestored [{sums} + {line} + 1024], tmm1"]
+);
 
 /// Operations of a pass of [`arithmetic`].
 pub(in super::super) const PASS_OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
