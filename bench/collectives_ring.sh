@@ -13,7 +13,7 @@ rates=("${@:2}")
 sizes="65536 1048576 16777216"
 ranks=4
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet --locked --release -p thunder-collectives --example comm
+cargo build --quiet --locked --release --workspace --example comm
 comm=$target/release/examples/comm
 work=$(mktemp -d) holders=()
 trap 'kill "${holders[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
