@@ -4,12 +4,14 @@
 #
 #   bench/prefill_slow_link.sh MODEL [GBIT_PER_S...]
 #
-# Takes root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds; the figures are medians.
+# Takes root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds (ROUNDS); the
+# figures are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?a model folder, e.g. one that 'thunder model synth' has written}
 rates=("${@:2}")
 [ ${#rates[@]} != 0 ] || rates=(1 2.5 10)
+rounds=${ROUNDS:-3}
 thunder=${CARGO_TARGET_DIR:-target}/release/thunder
 [ -x "$thunder" ] || cargo build --quiet --locked --release
 source bench/wire.sh
@@ -24,7 +26,7 @@ measure() { # RATE OVERLAP
 
 for rate in "${rates[@]}"; do
     limit "$rate"
-    for round in 1 2 3; do
+    for ((round = 0; round < rounds; round++)); do
         for overlap in never always auto; do measure "$rate" $overlap; done
     done
 done
