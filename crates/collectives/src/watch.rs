@@ -2,16 +2,18 @@
 //!
 //! The kernel closes a process's connections when it ends, however it ends, so the others' threads wake up at once. A
 //! rank that gives up tells all others over the same connections. Between hosts a heartbeat makes the kernel notice a
-//! cut cable (see `limit_unacknowledged`); inside a host nothing is sent and nobody wakes up.
+//! cut cable (see `limit_unacknowledged`); inside a host nothing is sent and nobody wakes up. Who leaves in good order keeps
+//! its connections until the others have read its goodbye: closing one under what still comes in would reset it, and
+//! what it has not yet sent, the goodbye too, would be lost.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::platform;
 
@@ -19,6 +21,8 @@ use crate::platform;
 const HEARTBEATS: u32 = 6;
 /// How long the kernel waits for an acknowledgement before it sends again, which is when its own clock starts.
 const FIRST_REPEAT: Duration = Duration::from_millis(200);
+/// How long a rank that leaves waits until the others have heard it. Only who is stopped or cut off takes as long.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const FRAME_BYTES: usize = 8;
 const BYE: u8 = 1;
 const HEARTBEAT: u8 = 2;
@@ -71,7 +75,7 @@ impl Shared {
     }
 }
 
-/// The rank thread's side of the watch. Dropping it says goodbye to the others.
+/// The rank thread's side of the watch. Dropping it says goodbye to the others, and waits until their watches have heard it.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
     /// Commands to the thread; what comes back wakes a rank that sleeps in `poll`.
@@ -165,7 +169,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         // The thread ends when the pipe does.
-        let _ = self.pipe.shutdown(std::net::Shutdown::Write);
+        let _ = self.pipe.shutdown(Shutdown::Write);
         if let Some(thread) = self.thread.take() {
             // It has no result, and a panic there has been printed.
             let _ = thread.join();
@@ -196,18 +200,22 @@ struct Watcher {
 impl Watcher {
     fn run(mut self, heartbeat: Option<Duration>) {
         let mut set = Vec::with_capacity(self.peers.len() + 1);
+        let mut last_beat = Instant::now();
         loop {
             set.clear();
             set.push(libc::pollfd { fd: self.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             for peer in &self.peers {
                 set.push(libc::pollfd { fd: peer.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             }
-            let Ok(ready) = platform::poll(&mut set, heartbeat) else {
+            let limit = heartbeat.map(|period| period.saturating_sub(last_beat.elapsed()));
+            if platform::poll(&mut set, limit).is_err() {
                 // Without poll nobody can be watched; silence would be worse than an end.
                 self.shared.fail(Verdict::Lost(self.rank));
                 return;
-            };
-            if ready == 0 || heartbeat.is_some() {
+            }
+            // By the clock alone: two that sent at every wake-up would keep each other awake.
+            if heartbeat.is_some_and(|period| last_beat.elapsed() >= period) {
+                last_beat = Instant::now();
                 let beat = frame(HEARTBEAT, self.rank, self.rank, 0);
                 for peer in self.peers.iter().filter(|peer| peer.remote) {
                     // A full or broken connection shows itself below.
@@ -215,7 +223,7 @@ impl Watcher {
                 }
             }
             if set[0].revents != 0 && !self.command() {
-                return;
+                return self.leave();
             }
             let mut index = 0;
             while index < self.peers.len() {
@@ -239,14 +247,34 @@ impl Watcher {
         let mut command = [0; FRAME_BYTES];
         loop {
             match self.pipe.read(&mut command) {
-                Ok(0) => {
-                    self.tell_all(&frame(BYE, self.rank, self.rank, 0));
-                    return false;
-                }
+                Ok(0) => return false,
                 Ok(_) => self.tell_all(&command),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return true,
             }
+        }
+    }
+
+    /// Says goodbye, and waits until everyone has closed the connection in answer.
+    fn leave(mut self) {
+        self.tell_all(&frame(BYE, self.rank, self.rank, 0));
+        for peer in &self.peers {
+            // Fails where the peer has ended already.
+            let _ = peer.stream.shutdown(Shutdown::Write);
+        }
+        let begin = Instant::now();
+        let mut set = Vec::with_capacity(self.peers.len());
+        while !self.peers.is_empty() && begin.elapsed() < GOODBYE_LIMIT {
+            set.clear();
+            set.extend(self.peers.iter().map(|peer| libc::pollfd {
+                fd: peer.stream.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            }));
+            if platform::poll(&mut set, Some(GOODBYE_LIMIT.saturating_sub(begin.elapsed()))).is_err() {
+                return;
+            }
+            self.peers.retain(Peer::is_open);
         }
     }
 
@@ -259,6 +287,14 @@ impl Watcher {
 }
 
 impl Peer {
+    /// Throws away what has come. False when the peer has closed the connection.
+    fn is_open(&self) -> bool {
+        match (&self.stream).read(&mut [0; 512]) {
+            Ok(count) => count > 0,
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+
     /// Reads what has come. False when there is nothing more to expect from this peer.
     fn listen(&mut self, shared: &Shared) -> bool {
         loop {
@@ -304,5 +340,103 @@ impl Peer {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const LOSS_LIMIT: Duration = Duration::from_millis(600);
+
+    /// The watch of rank 0, whose only peer is on another host, and the peer's end of the connection.
+    fn watch() -> (Watch, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ours = listener.accept().unwrap().0;
+        (Watch::start(0, vec![None, Some(ours)], &[false, true], LOSS_LIMIT).unwrap(), theirs)
+    }
+
+    fn limit_receive_buffer(listener: &TcpListener, bytes: libc::c_int) {
+        let length = size_of_val(&bytes) as libc::socklen_t;
+        let (socket, value) = (listener.as_raw_fd(), (&raw const bytes).cast());
+        // SAFETY: the pointer and length describe `bytes`.
+        let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, value, length) };
+        assert_eq!(result, 0);
+    }
+
+    fn kinds(frames: &[u8]) -> Vec<u8> {
+        frames.chunks(FRAME_BYTES).map(|frame| frame[0]).collect()
+    }
+
+    /// Two that answered each other's heartbeats never slept, and a goodbye was queued behind what they had sent.
+    #[test]
+    fn heartbeats_keep_their_pace_whatever_comes_in() {
+        const PERIODS: u32 = 4;
+        let (watch, mut peer) = watch();
+        let period = LOSS_LIMIT / HEARTBEATS;
+        let begin = Instant::now();
+        while begin.elapsed() < period * PERIODS + period / 2 {
+            peer.write_all(&frame(HEARTBEAT, 1, 1, 0)).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let due = (begin.elapsed().as_millis() / period.as_millis()) as usize;
+        let mut bytes = [0; 64 << 10];
+        let count = peer.read(&mut bytes).unwrap();
+        let beats = kinds(&bytes[..count]).iter().filter(|kind| **kind == HEARTBEAT).count();
+        assert!((2..=due).contains(&beats), "{beats} heartbeats, {due} were due");
+        drop(peer);
+        drop(watch);
+    }
+
+    /// A socket that is closed is reset by what still comes, and what it has not yet sent is lost: the goodbye too.
+    #[test]
+    fn what_comes_after_the_goodbye_does_not_destroy_it() {
+        // More answers than the peer has room for, so that the goodbye waits behind them.
+        const PINGS: usize = 1000;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        limit_receive_buffer(&listener, 4096);
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        let watch = Watch::start(0, vec![None, Some(ours)], &[false, true], LOSS_LIMIT).unwrap();
+        peer.write_all(&frame(PING, 1, 1, 0).repeat(PINGS)).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(watch));
+            std::thread::sleep(Duration::from_millis(50));
+            peer.write_all(&frame(HEARTBEAT, 1, 1, 0)).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            let mut bytes = Vec::new();
+            let result = peer.read_to_end(&mut bytes);
+            let kinds = kinds(&bytes);
+            assert_eq!(kinds.last(), Some(&BYE), "{} frames, then {result:?}", kinds.len());
+            drop(peer);
+        });
+    }
+
+    #[test]
+    fn a_goodbye_to_who_does_not_listen_takes_no_longer_than_its_limit() {
+        let (watch, peer) = watch();
+        let begin = Instant::now();
+        drop(watch);
+        assert!((GOODBYE_LIMIT..2 * GOODBYE_LIMIT).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        drop(peer);
+    }
+
+    #[test]
+    fn two_that_leave_at_once_do_not_wait_for_each_other() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let two = listener.accept().unwrap().0;
+        let one = Watch::start(0, vec![None, Some(one)], &[false, true], LOSS_LIMIT).unwrap();
+        let two = Watch::start(1, vec![Some(two), None], &[true, false], LOSS_LIMIT).unwrap();
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(one));
+            scope.spawn(|| drop(two));
+        });
+        assert!(begin.elapsed() < GOODBYE_LIMIT / 2, "{:?}", begin.elapsed());
     }
 }
