@@ -27,6 +27,20 @@ pub enum TransportChoice {
     Rdma,
 }
 
+impl std::str::FromStr for TransportChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "shm" => Ok(Self::Shm),
+            "tcp" => Ok(Self::Tcp),
+            "rdma" => Ok(Self::Rdma),
+            _ => Err("use auto, shm, tcp or rdma".to_owned()),
+        }
+    }
+}
+
 /// What [`crate::Group::init`] needs to know. Start from [`Config::new`] or [`Config::from_env`] and change fields.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -130,13 +144,8 @@ impl Config {
         };
         config.secret = variable("THUNDER_SECRET").unwrap_or_default().into_bytes();
         if let Some(value) = variable("THUNDER_TRANSPORT") {
-            config.transport = match value.as_str() {
-                "auto" => TransportChoice::Auto,
-                "shm" => TransportChoice::Shm,
-                "tcp" => TransportChoice::Tcp,
-                "rdma" => TransportChoice::Rdma,
-                _ => return Err(setting("THUNDER_TRANSPORT", &value, "use auto, shm, tcp or rdma")),
-            };
+            config.transport =
+                value.parse().map_err(|remedy: String| setting("THUNDER_TRANSPORT", &value, &remedy))?;
         }
         config.rdma = rdma(variable, config.rank)?;
         let milliseconds = |name: &str, field: &mut Duration| -> Result<(), InitError> {

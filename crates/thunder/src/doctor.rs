@@ -30,27 +30,8 @@ impl DoctorCommand {
         println!("cores     {cores}");
         println!("memory    {} available", memory.map_or("unknown".into(), human_bytes));
         println!("kernels   {} (the last is used; {} forces one)", kernels.join(", "), Isa::VARIABLE);
-        println!("RDMA      {}", if rdma.usable { "usable" } else { "none that is usable" });
-        match (&rdma.library.found, &rdma.library.problem) {
-            (_, Some(problem)) => println!("  library {problem}"),
-            (Some(path), None) => println!("  library {path}"),
-            (None, None) => println!("  library not found (tried {})", rdma.library.tried.join(", ")),
-        }
-        for device in &rdma.devices {
-            println!(
-                "  device  {}{}",
-                device.name,
-                device.problem.as_ref().map_or(String::new(), |p| format!(": {p}"))
-            );
-            for port in &device.ports {
-                let rate = port.rate_gbits.map_or("unknown rate".into(), |gbits| format!("{gbits} Gbit/s"));
-                let (mtu, gids) = (port.active_mtu_bytes, port.gids.len());
-                println!("    port {}: {:?}, MTU {mtu}, {rate}, {gids} address(es)", port.number, port.state);
-            }
-        }
-        for advice in &rdma.advice {
-            println!("  -> {advice}");
-        }
+        println!("RDMA");
+        rdma.to_string().lines().for_each(|line| println!("  {line}"));
         Ok(())
     }
 }

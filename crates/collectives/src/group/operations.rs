@@ -89,9 +89,7 @@ impl Group {
         counts: &[usize],
         op: Op,
     ) -> Result<(), CommError> {
-        self.check_counts("reduce_scatter", counts)?;
-        same("reduce_scatter", "send", counts.iter().sum(), send.len())?;
-        same("reduce_scatter", "recv", counts[self.rank()], recv.len())?;
+        self.check_reduce_scatter(send.len(), recv.len(), counts)?;
         if self.size() == 1 {
             recv.copy_from_slice(send);
         }
@@ -329,7 +327,18 @@ impl Group {
         })
     }
 
-    fn check_rank(&self, operation: &'static str, rank: usize) -> Result<(), CommError> {
+    pub(super) fn check_reduce_scatter(
+        &self,
+        send: usize,
+        recv: usize,
+        counts: &[usize],
+    ) -> Result<(), CommError> {
+        self.check_counts("reduce_scatter", counts)?;
+        same("reduce_scatter", "send", counts.iter().sum(), send)?;
+        same("reduce_scatter", "recv", counts[self.rank()], recv)
+    }
+
+    pub(super) fn check_rank(&self, operation: &'static str, rank: usize) -> Result<(), CommError> {
         if rank < self.size() {
             return Ok(());
         }

@@ -126,6 +126,65 @@ impl Group {
         })
     }
 
+    /// Starts [`Group::reduce_scatter`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_reduce_scatter<'a, T: Element>(
+        &'a mut self,
+        send: &'a [T],
+        recv: &'a mut [T],
+        counts: &'a [usize],
+        op: Op,
+    ) -> Result<Pending<'a>, CommError> {
+        self.check_reduce_scatter(send.len(), recv.len(), counts)?;
+        if self.size() == 1 {
+            recv.copy_from_slice(send);
+        }
+        let (from, to) = (bytes_of(send), raw_bytes_of(recv).0);
+        self.start(Kind::ReduceScatter, from.len(), async move |core: &mut Core| {
+            // SAFETY: both slices are borrowed until the operation has ended, and their lengths are checked.
+            unsafe { algorithm::reduce_scatter(core, from.as_ptr(), to, counts, T::DTYPE, op).await }
+        })
+    }
+
+    /// Starts [`Group::broadcast`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or `root` is not in it.
+    pub fn start_broadcast<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        data: &'a mut [T],
+    ) -> Result<Pending<'a>, CommError> {
+        self.check_rank("broadcast", root)?;
+        let own = self.rank();
+        let (pointer, bytes) = raw_bytes_of(data);
+        let outgoing = move |_| (own == root).then_some((pointer.cast_const(), bytes));
+        let incoming = move |peer| (peer == root).then_some((pointer, bytes));
+        self.start(Kind::Broadcast, bytes, async move |core: &mut Core| {
+            // SAFETY: `data` is borrowed until the operation has ended.
+            unsafe {
+                algorithm::exchange(core, Kind::Broadcast, T::DTYPE, (0, 0), outgoing, incoming).await?;
+                make_valid(T::DTYPE, pointer, bytes);
+            }
+            Ok(())
+        })
+    }
+
+    /// Starts [`Group::barrier`].
+    ///
+    /// # Errors
+    /// When the group has failed before.
+    pub fn start_barrier(&mut self) -> Result<Pending<'_>, CommError> {
+        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
+        self.start(Kind::Barrier, 0, async move |core: &mut Core| {
+            let (outgoing, incoming) = (|_| Some((nothing.cast_const(), 0)), |_| Some((nothing, 0)));
+            // SAFETY: no byte is read or written.
+            unsafe { algorithm::exchange(core, Kind::Barrier, u8::DTYPE, (0, 0), outgoing, incoming).await }
+        })
+    }
+
     /// Starts [`Group::send`].
     ///
     /// # Errors

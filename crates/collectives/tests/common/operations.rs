@@ -1,6 +1,6 @@
 //! Every operation of a group once, checked against what it must give: for links that are slow, lossy or of another kind.
 
-use thunder_collectives::{Algorithm, Group, Op};
+use thunder_collectives::{Algorithm, Group, Op, Pending};
 
 /// Values repeat with this period, so that long buffers are compared at the speed of memory.
 const PERIOD: usize = 1000;
@@ -32,6 +32,13 @@ pub fn check_all_reduce(group: &mut Group, length: usize) {
     let mut data: Vec<f32> = (0..length).map(|index| value(group.rank(), index)).collect();
     group.all_reduce(&mut data, Op::Sum).expect("all_reduce");
     assert_periodic(&data, &expected(group.size(), |a, b| a + b), "all_reduce");
+}
+
+/// Looks in until the operation has ended.
+fn polled(mut pending: Pending<'_>) {
+    while !pending.poll().expect("poll") {
+        std::thread::yield_now();
+    }
 }
 
 /// Every operation on about `length` elements; uneven parts where they may be.
@@ -72,6 +79,15 @@ pub fn check_all(group: &mut Group, length: usize) {
     let mut text = if rank == root { whole.clone() } else { vec![0; total] };
     group.broadcast(root, &mut text).expect("broadcast");
     assert!(text == whole, "broadcast of {total}");
+
+    reduced.fill(0);
+    let pending = group.start_reduce_scatter(&whole, &mut reduced, &counts, Op::Max);
+    polled(pending.expect("start_reduce_scatter"));
+    assert_eq!(reduced, part, "reduce_scatter, not blocking");
+    let mut flags = vec![rank == root; length];
+    polled(group.start_broadcast(root, &mut flags).expect("start_broadcast"));
+    assert!(flags.iter().all(|flag| *flag), "broadcast, not blocking");
+    polled(group.start_barrier().expect("start_barrier"));
 
     let mut collected = vec![0; if rank == root { total } else { 0 }];
     group.gather(root, &part, (rank == root).then_some(&mut collected[..]), &counts).expect("gather");

@@ -19,9 +19,9 @@ pub struct CommCommand {
     /// Ranks to start on this machine
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
     ranks: u16,
-    /// Operations: all_reduce, all_gather, …
-    #[arg(long = "op", value_delimiter = ',', default_value = "all_reduce")]
-    operations: Vec<Operation>,
+    /// Operations: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send_recv, barrier, or all of them
+    #[arg(long = "op", value_delimiter = ',', default_value = "all_reduce", value_parser = operations)]
+    operations: Vec<Operations>,
     /// Message sizes in bytes, or as 64K or 1MiB, powers of 1024 both [default: 8 B to 64 MiB]
     #[arg(long, value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
@@ -46,6 +46,16 @@ pub struct CommCommand {
     json: bool,
 }
 
+/// What one name stands for.
+type Operations = std::sync::Arc<[Operation]>;
+
+fn operations(name: &str) -> Result<Operations, String> {
+    match name {
+        "all" => Ok(Operation::ALL.into()),
+        _ => name.parse().map(|operation| [operation].into()).map_err(|error| format!("{error}, or all")),
+    }
+}
+
 /// Longer messages are a slip of the pen: every rank holds two.
 const LONGEST_GIB: usize = 1 << 10;
 
@@ -68,7 +78,13 @@ impl CommCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let (mut config, ranks) = match Config::from_env()? {
-            Some(config) => (config, None),
+            Some(mut config) => {
+                config.transport = self
+                    .transport
+                    .parse()
+                    .map_err(|remedy| anyhow::anyhow!("--transport {}: {remedy}", self.transport))?;
+                (config, None)
+            }
             None => {
                 let (config, ranks) = LocalRanks::start(self.ranks.into(), &self.transport)?;
                 (config, Some(ranks))
@@ -78,7 +94,7 @@ impl CommCommand {
         let mut group = Group::init(config)?;
         group.tune()?;
         let mut plan = Plan {
-            operations: self.operations,
+            operations: self.operations.iter().flat_map(|named| named.iter().copied()).collect(),
             algorithms: self.algorithms,
             time_per_row: Duration::from_millis(self.time),
             ..Plan::default()
