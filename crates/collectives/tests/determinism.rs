@@ -76,7 +76,7 @@ fn ring<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(
 
 fn pause(state: &mut u64) {
     // Now and then so long that those who wait sleep.
-    if random(state) % 64 == 0 {
+    if random(state).is_multiple_of(64) {
         std::thread::sleep(Duration::from_millis(1));
     }
     let until = Instant::now() + Duration::from_micros(random(state) % 30);
