@@ -3,8 +3,7 @@
 #
 #   bench/collectives_ring.sh [MILLISECONDS_PER_ROW] [MBIT_PER_S...]
 #
-# Takes root: the ranks are in network namespaces, each with a veth pair to the next one around, whose ends `tc` limits to the
-# rate. What ranks that are no neighbours say to each other is passed on by those between. Times are medians.
+# Takes root: see wire.sh; each rank has a wire to the next one around. What ranks that are no neighbours say to each other is passed on by those between. Times are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 milliseconds=${1:-500}
@@ -15,27 +14,12 @@ ranks=4
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --locked --release --workspace --example comm
 comm=$target/release/examples/comm
-work=$(mktemp -d) holders=()
-trap 'kill "${holders[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
-
-# A namespace lives as long as a process in it.
-for ((rank = 0; rank < ranks; rank++)); do
-    unshare --net sleep 3600 &
-    holders+=($!)
-done
-sleep 0.5
-inside() { nsenter --net="/proc/${holders[$1]}/ns/net" "${@:2}"; }
+source bench/wire.sh
+hosts $ranks
 # Wire R joins rank R (address 10.78.R.1, device right) and the next one (10.78.R.2, device left).
 for ((rank = 0; rank < ranks; rank++)); do
-    next=$(((rank + 1) % ranks))
-    inside $rank ip link set lo up
+    wire $rank right "10.78.$rank.1/24" $(((rank + 1) % ranks)) left "10.78.$rank.2/24"
     inside $rank sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
-    inside $rank ip link add right type veth peer name left netns "${holders[$next]}"
-    inside $rank ip addr add "10.78.$rank.1/24" dev right
-    inside $next ip addr add "10.78.$rank.2/24" dev left
-    # Short packets, for a short burst: with a long one, the median of a short message would not see the rate.
-    inside $rank ip link set right up gso_max_size 16384
-    inside $next ip link set left up gso_max_size 16384
 done
 for ((rank = 0; rank < ranks; rank++)); do
     before=$(((rank + ranks - 1) % ranks)) next=$(((rank + 1) % ranks)) across=$(((rank + 2) % ranks))
@@ -45,9 +29,7 @@ done
 
 for rate in "${rates[@]}"; do
     for ((rank = 0; rank < ranks; rank++)); do
-        for device in right left; do
-            inside $rank tc qdisc replace dev $device root tbf rate "${rate}mbit" burst 64kb latency 50ms
-        done
+        for device in right left; do limit $rank $device "${rate}mbit"; done
     done
     export THUNDER_WORLD_SIZE=$ranks THUNDER_TRANSPORT=tcp THUNDER_COORDINATOR=10.78.0.1:7777 THUNDER_SECRET=wire
     others=()

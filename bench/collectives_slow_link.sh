@@ -14,6 +14,7 @@ target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --locked --release --workspace --example comm
 comm=$target/release/examples/comm
 source bench/wire.sh
+two_hosts
 
 measure() { # RATE NAME SETTING...
     THUNDER_RANK=1 inside 1 taskset -c 1 env "${@:3}" "$comm" --json --ms "$milliseconds" $sizes >/dev/null &
@@ -23,7 +24,7 @@ measure() { # RATE NAME SETTING...
 }
 
 for rate in "${rates[@]}"; do
-    limit "$rate"
+    limit_both "$rate"
     measure "$rate" "1 connection" THUNDER_CONNECTIONS=1
     measure "$rate" "2 connections" THUNDER_CONNECTIONS=2
     measure "$rate" "4 connections" THUNDER_CONNECTIONS=4

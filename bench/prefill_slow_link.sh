@@ -15,6 +15,7 @@ rounds=${ROUNDS:-3}
 thunder=${CARGO_TARGET_DIR:-target}/release/thunder
 [ -x "$thunder" ] || cargo build --quiet --locked --release
 source bench/wire.sh
+two_hosts
 
 measure() { # RATE OVERLAP
     local arguments=(bench prefill "$model" --threads 1 --prompt 512 --repeat 3 --overlap "$2" --json)
@@ -25,7 +26,7 @@ measure() { # RATE OVERLAP
 }
 
 for rate in "${rates[@]}"; do
-    limit "$rate"
+    limit_both "$rate"
     for ((round = 0; round < rounds; round++)); do
         for overlap in never always auto; do measure "$rate" $overlap; done
     done

@@ -203,10 +203,8 @@ impl Watcher {
         let mut last_beat = Instant::now();
         loop {
             set.clear();
-            set.push(libc::pollfd { fd: self.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-            for peer in &self.peers {
-                set.push(libc::pollfd { fd: peer.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-            }
+            set.push(readable(&self.pipe));
+            set.extend(self.peers.iter().map(|peer| readable(&peer.stream)));
             let limit = heartbeat.map(|period| period.saturating_sub(last_beat.elapsed()));
             if platform::poll(&mut set, limit).is_err() {
                 // Without poll nobody can be watched; silence would be worse than an end.
@@ -266,11 +264,7 @@ impl Watcher {
         let mut set = Vec::with_capacity(self.peers.len());
         while !self.peers.is_empty() && begin.elapsed() < GOODBYE_LIMIT {
             set.clear();
-            set.extend(self.peers.iter().map(|peer| libc::pollfd {
-                fd: peer.stream.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            }));
+            set.extend(self.peers.iter().map(|peer| readable(&peer.stream)));
             if platform::poll(&mut set, Some(GOODBYE_LIMIT.saturating_sub(begin.elapsed()))).is_err() {
                 return;
             }
@@ -284,6 +278,11 @@ impl Watcher {
             let _ = (&peer.stream).write(frame);
         }
     }
+}
+
+/// What to wait for to read from it.
+fn readable(stream: &impl AsRawFd) -> libc::pollfd {
+    libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 
 impl Peer {

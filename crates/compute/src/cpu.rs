@@ -67,6 +67,20 @@ pub struct CpuConfig {
     pub overlap: Overlap,
 }
 
+impl CpuConfig {
+    /// So many threads that float, and what is usual for the rest.
+    pub fn new(threads: usize, isa: Isa, activations: Activations) -> Self {
+        Self {
+            threads,
+            packing_threads: threads,
+            first_core: None,
+            isa,
+            activations,
+            overlap: Overlap::default(),
+        }
+    }
+}
+
 /// One rank's CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
@@ -85,12 +99,11 @@ pub struct CpuBackend {
 }
 
 /// What rows the step at hand has.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 struct Rows {
     all: usize,
     /// Those of generated tokens, from the first on.
     generated: usize,
-    parts: [Range<usize>; 2],
 }
 
 /// Matrices that share their input, one after the other.
@@ -151,7 +164,7 @@ impl CpuBackend {
     /// How many of so many rows, from the first on, are of generated tokens. These, and rows that were picked from a step, are
     /// multiplied exactly, so that a sequence's tokens do not depend on what else is in the batch; those of prompts may be bf16.
     fn generated(&self, rows: usize) -> usize {
-        match &self.step {
+        match self.step {
             Some(step) if step.all == rows => step.generated,
             Some(_) => rows,
             None if rows < MANY_ROWS => rows,
@@ -215,6 +228,11 @@ fn grown<T: Clone>(all: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
     &mut all[..len]
 }
 
+/// Which of a step's parts has these rows.
+fn part_of(rows: &Range<usize>) -> usize {
+    usize::from(rows.start > 0)
+}
+
 /// Few rows are not worth a hand-over to the threads.
 fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
     if rows < 4 { job(0..rows) } else { pool.split(rows, job) }
@@ -264,13 +282,12 @@ impl Backend for CpuBackend {
         let (all, generated) = (step.rows(), step.generated());
         let half = (all / 2).next_multiple_of(PART_ROWS).min(all);
         let cut = if generated < all && self.reducer.overlaps(all) { half } else { all };
-        let parts = [0..cut, cut..all];
-        self.step = Some(Rows { all, generated, parts: parts.clone() });
+        self.step = Some(Rows { all, generated });
         self.rotations.resize_with(ropes.len(), rows::Rotation::default);
         for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
             rotation.compute(step, rope);
         }
-        parts
+        [0..cut, cut..all]
     }
 
     fn embed(&mut self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) {
@@ -304,14 +321,13 @@ impl Backend for CpuBackend {
             self.product(x, rows, w, residual, true);
             return Ok(());
         }
-        let parts = self.step.as_ref().map(|step| step.parts.clone());
-        let part = usize::from(parts.as_ref().is_some_and(|parts| parts[1] == rows));
+        let part = part_of(&rows);
         let mut partial = match self.partial[part].take() {
             Some(partial) => partial,
             None => Buffer::new(residual.capacity(), residual.width),
         };
         self.product(x, rows.clone(), w, &mut partial, false);
-        if parts.is_some_and(|parts| !parts[1].is_empty()) {
+        if self.step.is_some_and(|step| rows.len() < step.all) {
             self.settle(residual)?;
             self.reducer.begin(partial, rows);
             return Ok(());
@@ -326,7 +342,7 @@ impl Backend for CpuBackend {
 
     fn settle(&mut self, residual: &mut Buffer) -> Result<(), CommError> {
         if let Some((partial, rows)) = self.reducer.end()? {
-            let part = usize::from(rows.start > 0);
+            let part = part_of(&rows);
             self.add(&partial, rows, residual);
             self.partial[part] = Some(partial);
         }

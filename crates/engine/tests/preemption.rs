@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuConfig, Isa, KvFormat, Overlap};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
 use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Request, Sampling, Scheduler, Stream};
 use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
 
@@ -21,14 +21,7 @@ fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl F
     let folder =
         ModelFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin/model")).unwrap();
     let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
-    let cpu = CpuConfig {
-        threads: 1,
-        packing_threads: 1,
-        first_core: None,
-        isa: Isa::detect().unwrap(),
-        activations: Activations::default(),
-        overlap: Overlap::default(),
-    };
+    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
         rows: limits.rows,
         logit_rows: limits.sequences,

@@ -8,22 +8,14 @@ use std::path::Path;
 use serde_json::Value;
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
 
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin");
 
 /// Logits after each token of each text, `[text][token × vocabulary]`.
 fn logits(folder: &ModelFolder, texts: &[Vec<u32>], activations: Activations, kv: KvFormat) -> Vec<Vec<f32>> {
-    let overlap = Overlap::default();
-    let config = CpuConfig {
-        threads: 1,
-        packing_threads: 1,
-        first_core: None,
-        isa: Isa::detect().unwrap(),
-        activations,
-        overlap,
-    };
+    let config = CpuConfig::new(1, Isa::detect().unwrap(), activations);
     let mut backend = CpuBackend::new(&config, Group::solo());
     let rows = texts.iter().map(Vec::len).max().unwrap();
     let blocks: Vec<u32> = (0..rows.div_ceil(KV_BLOCK_TOKENS) as u32).collect();

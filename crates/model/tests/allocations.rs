@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -43,15 +43,7 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     let folder =
         ModelFolder::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin/model"))).unwrap();
     let plan = Plan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
-    let overlap = Overlap::default();
-    let config = CpuConfig {
-        threads: 2,
-        packing_threads: 1,
-        first_core: None,
-        isa: Isa::detect().unwrap(),
-        activations,
-        overlap,
-    };
+    let config = CpuConfig::new(2, Isa::detect().unwrap(), activations);
     let rank = group.rank();
     let mut backend = CpuBackend::new(&config, group);
     let capacity = Capacity { rows: 40, logit_rows: 2, kv_blocks: 8, kv_format: KvFormat::F16 };

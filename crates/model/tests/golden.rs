@@ -54,14 +54,8 @@ fn logits(
     chunk: usize,
 ) -> Vec<Vec<f32>> {
     let rank = group.rank();
-    let config = CpuConfig {
-        threads: 1,
-        packing_threads: 2,
-        first_core: None,
-        isa: Isa::detect().unwrap(),
-        activations,
-        overlap,
-    };
+    let config =
+        CpuConfig { packing_threads: 2, overlap, ..CpuConfig::new(1, Isa::detect().unwrap(), activations) };
     let mut backend = CpuBackend::new(&config, group);
     let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, kv_format: KvFormat::F16 };
     let mut model =

@@ -116,14 +116,7 @@ impl Group {
         };
         let outgoing = move |_| Some((place(own).0.cast_const(), place(own).1));
         let incoming = move |peer| Some(place(peer));
-        self.start(Kind::AllGather, bytes, async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe {
-                algorithm::exchange(core, Kind::AllGather, T::DTYPE, (0, 0), outgoing, incoming).await?;
-                make_valid(T::DTYPE, pointer, bytes);
-            }
-            Ok(())
-        })
+        self.start_exchange::<T>(Kind::AllGather, bytes, outgoing, incoming, (pointer, bytes))
     }
 
     /// Starts [`Group::reduce_scatter`].
@@ -162,14 +155,7 @@ impl Group {
         let (pointer, bytes) = raw_bytes_of(data);
         let outgoing = move |_| (own == root).then_some((pointer.cast_const(), bytes));
         let incoming = move |peer| (peer == root).then_some((pointer, bytes));
-        self.start(Kind::Broadcast, bytes, async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe {
-                algorithm::exchange(core, Kind::Broadcast, T::DTYPE, (0, 0), outgoing, incoming).await?;
-                make_valid(T::DTYPE, pointer, bytes);
-            }
-            Ok(())
-        })
+        self.start_exchange::<T>(Kind::Broadcast, bytes, outgoing, incoming, (pointer, bytes))
     }
 
     /// Starts [`Group::barrier`].
@@ -178,11 +164,8 @@ impl Group {
     /// When the group has failed before.
     pub fn start_barrier(&mut self) -> Result<Pending<'_>, CommError> {
         let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
-        self.start(Kind::Barrier, 0, async move |core: &mut Core| {
-            let (outgoing, incoming) = (|_| Some((nothing.cast_const(), 0)), |_| Some((nothing, 0)));
-            // SAFETY: no byte is read or written.
-            unsafe { algorithm::exchange(core, Kind::Barrier, u8::DTYPE, (0, 0), outgoing, incoming).await }
-        })
+        let (outgoing, incoming) = (move |_| Some((nothing.cast_const(), 0)), move |_| Some((nothing, 0)));
+        self.start_exchange::<u8>(Kind::Barrier, 0, outgoing, incoming, (nothing, 0))
     }
 
     /// Starts [`Group::send`].
@@ -197,12 +180,8 @@ impl Group {
         self.check_peer("send", to)?;
         let from = bytes_of(data);
         let outgoing = move |peer| (peer == to).then_some((from.as_ptr(), from.len()));
-        self.start(Kind::SendReceive, from.len(), async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe {
-                algorithm::exchange(core, Kind::SendReceive, T::DTYPE, (0, 0), outgoing, |_| None).await
-            }
-        })
+        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
+        self.start_exchange::<T>(Kind::SendReceive, from.len(), outgoing, |_| None, (nothing, 0))
     }
 
     /// Starts [`Group::recv`].
@@ -217,11 +196,23 @@ impl Group {
         self.check_peer("recv", from)?;
         let (pointer, bytes) = raw_bytes_of(data);
         let incoming = move |peer| (peer == from).then_some((pointer, bytes));
-        self.start(Kind::SendReceive, bytes, async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
+        self.start_exchange::<T>(Kind::SendReceive, bytes, |_| None, incoming, (pointer, bytes))
+    }
+
+    /// Starts an exchange, which fills `filled`. The places must be in slices that are borrowed for `'a`.
+    fn start_exchange<'a, T: Element>(
+        &'a mut self,
+        kind: Kind,
+        bytes: usize,
+        outgoing: impl Fn(usize) -> Option<(*const u8, usize)> + 'a,
+        incoming: impl Fn(usize) -> Option<(*mut u8, usize)> + 'a,
+        (pointer, length): (*mut u8, usize),
+    ) -> Result<Pending<'a>, CommError> {
+        self.start(kind, bytes, async move |core: &mut Core| {
+            // SAFETY: the slices that hold the places are borrowed until the operation has ended.
             unsafe {
-                algorithm::exchange(core, Kind::SendReceive, T::DTYPE, (0, 0), |_| None, incoming).await?;
-                make_valid(T::DTYPE, pointer, bytes);
+                algorithm::exchange(core, kind, T::DTYPE, (0, 0), outgoing, incoming).await?;
+                make_valid(T::DTYPE, pointer, length);
             }
             Ok(())
         })

@@ -322,7 +322,6 @@ pub(super) fn halves_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
 
 #[inline(always)]
 unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
-    // Not a closure: those do not have the instruction set of the function around them.
     for rows in cached_rows(x, w.cols, out.rows) {
         for index in panels.clone() {
             // SAFETY: the caller's conditions.

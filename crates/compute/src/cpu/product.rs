@@ -66,6 +66,11 @@ impl<'a> Incoming<'a> {
         Self { data: SendPtr(x.data.as_ptr().cast_mut()), stride: x.width, made }
     }
 
+    /// Whether the rows are not there yet.
+    fn is_made(&self) -> bool {
+        !matches!(self.made, Made::Themselves)
+    }
+
     /// One row of `cols` numbers, made in `room` if it is not there already.
     ///
     /// # Safety
@@ -132,12 +137,12 @@ impl Product<'_> {
     ) {
         let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
         let x = Incoming::new(x);
-        let is_made = !matches!(x.made, Made::Themselves);
-        self.prepare(&x, rows.clone(), w, cols, is_made);
+        self.prepare(&x, rows.clone(), w, cols);
         let Workspace { quantized, halves, floats, scratch, .. } = &mut *self.space;
         // SAFETY: the rows are within the buffer.
         let plain = unsafe { SendPtr(x.data.at(rows.start * x.stride)) };
-        let (data, stride) = if is_made { (SendPtr(floats.as_mut_ptr()), cols) } else { (plain, x.stride) };
+        let (data, stride) =
+            if x.is_made() { (SendPtr(floats.as_mut_ptr()), cols) } else { (plain, x.stride) };
         let (isa, activations, prompts) = (self.isa, self.activations, self.prompts);
         let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
         let (threads, scratch) = (self.pool.threads(), SendPtr(scratch.as_mut_ptr()));
@@ -172,7 +177,7 @@ impl Product<'_> {
     }
 
     /// Brings the rows into the forms that the parts of `w` need.
-    fn prepare(&mut self, x: &Incoming<'_>, rows: Range<usize>, w: &Linear, cols: usize, is_made: bool) {
+    fn prepare(&mut self, x: &Incoming<'_>, rows: Range<usize>, w: &Linear, cols: usize) {
         let (isa, count) = (self.isa, rows.len());
         let Workspace { quantized, halves, floats, rooms, .. } = &mut *self.space;
         let room = cols.next_multiple_of(LANES);
@@ -183,7 +188,7 @@ impl Product<'_> {
         for part in &w.parts {
             match Form::of(part.encoding, self.prompts, isa, self.activations) {
                 Form::Floats => {
-                    if is_made && !std::mem::replace(&mut floated, true) {
+                    if x.is_made() && !std::mem::replace(&mut floated, true) {
                         let to = SendPtr(grown(floats, count * cols, 0.0).as_mut_ptr());
                         // SAFETY: each row is written by one thread.
                         each_row(self.pool, count, &|thread, i| unsafe {

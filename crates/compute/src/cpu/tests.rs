@@ -28,11 +28,7 @@ impl Numbers {
 }
 
 fn backend(isa: Isa, threads: usize, activations: Activations) -> CpuBackend {
-    let overlap = Overlap::default();
-    CpuBackend::new(
-        &CpuConfig { threads, packing_threads: 1, first_core: None, isa, activations, overlap },
-        Group::solo(),
-    )
+    CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo())
 }
 
 fn encode(float: Float, values: &[f32]) -> Vec<u8> {

@@ -11,7 +11,7 @@ use serde_json::json;
 use thunder_collectives::Group;
 use thunder_compute::cpu::peak::{self, Arithmetic};
 use thunder_compute::cpu::pool::Pool;
-use thunder_compute::{CpuBackend, CpuConfig, Isa, Overlap, memory};
+use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
 
 use crate::session::ActivationBits;
 use crate::table;
@@ -80,15 +80,13 @@ impl KernelsCommand {
                 (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Halves));
             let activations = self.activations.into();
             for &operation in &operations {
-                let overlap = Overlap::default();
-                let config =
-                    CpuConfig { threads, packing_threads: 1, first_core: None, isa, activations, overlap };
+                let config = CpuConfig::new(threads, isa, activations);
                 let mut backend = CpuBackend::new(&config, Group::solo());
                 let mut subject = Subject::new(operation, &mut backend)?;
                 for &step in &self.rows {
                     let step = usize::from(step);
                     let work = subject.begin(&mut backend, (isa, activations), step);
-                    let us = median_us(time, || subject.run(&mut backend));
+                    let us = median_us(time, || subject.run(&mut backend, step));
                     let peak = match work.arithmetic {
                         Arithmetic::Floats => floats_peak,
                         Arithmetic::Bytes => bytes_peak,

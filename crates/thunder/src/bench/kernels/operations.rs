@@ -22,7 +22,6 @@ const INPUTS: usize = 2048;
 
 /// A product that takes hardly more time than what is made of its input on the way.
 const FEW_OUTPUTS: usize = 16;
-const FEW_ENCODING: Encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
 
 /// Heads of an 8B model.
 const HEAD_DIM: usize = 128;
@@ -124,7 +123,6 @@ pub enum Subject {
         next: usize,
         x: Buffer,
         out: Buffer,
-        rows: usize,
     },
     Attention(Box<Sequences>),
     Norm {
@@ -132,13 +130,11 @@ pub enum Subject {
         matrix: Matrix,
         x: Buffer,
         out: Buffer,
-        rows: usize,
     },
     Swiglu {
         matrix: Matrix,
         x: Buffer,
         out: Buffer,
-        rows: usize,
     },
 }
 
@@ -149,7 +145,6 @@ pub struct Sequences {
     kv: Kv,
     bytes_per_token: usize,
     step: Step,
-    rows: usize,
     next: usize,
     qkv: Buffer,
     out: Buffer,
@@ -161,11 +156,15 @@ impl Subject {
         Ok(match operation {
             Operation::Linear(encoding) => Self::Linear {
                 encoding,
-                matrices: matrices(encoding, backend)?,
+                matrices: matrices(
+                    WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS)),
+                    [OUTPUTS, INPUTS],
+                    encoding,
+                    backend,
+                )?,
                 next: 0,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, OUTPUTS)?,
-                rows: 0,
             },
             Operation::Attention(format) => {
                 let spec = spec((0..KV_HEADS).map(|head| {
@@ -177,7 +176,6 @@ impl Subject {
                     bytes_per_token: shape(format).bytes_per_token() / LAYERS,
                     rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0 },
                     step: Step::default(),
-                    rows: 0,
                     next: 0,
                     qkv: backend.buffer(MAX_ROWS, spec.qkv_width())?,
                     out: backend.buffer(MAX_ROWS, HEADS * HEAD_DIM)?,
@@ -186,33 +184,25 @@ impl Subject {
             }
             Operation::Norm => Self::Norm {
                 weight: backend.vector(&[1.0; INPUTS]),
-                matrix: matrix(FEW_OUTPUTS, INPUTS, FEW_ENCODING, backend)?,
+                matrix: few_outputs(INPUTS, backend)?,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
-                rows: 0,
             },
             Operation::Swiglu => Self::Swiglu {
-                matrix: matrix(FEW_OUTPUTS, OUTPUTS, FEW_ENCODING, backend)?,
+                matrix: few_outputs(OUTPUTS, backend)?,
                 x: backend.buffer(MAX_ROWS, 2 * OUTPUTS)?,
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
-                rows: 0,
             },
         })
     }
 
-    /// Sets the rows of a step, and tells what a run is from now on.
+    /// Fills in the rows of a step, and tells what a run of so many is.
     pub fn begin(
         &mut self,
         backend: &mut CpuBackend,
         (isa, activations): (Isa, Activations),
         rows: usize,
     ) -> Work {
-        if let Self::Linear { rows: now, .. }
-        | Self::Norm { rows: now, .. }
-        | Self::Swiglu { rows: now, .. } = self
-        {
-            *now = rows;
-        }
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
@@ -220,7 +210,6 @@ impl Subject {
                 (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
-                sequences.rows = rows;
                 backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv);
                 // For each visible token a product for its score, and one for the weighted sum.
                 let (tokens, visible) = match rows {
@@ -244,29 +233,29 @@ impl Subject {
         Work { bytes, operations, arithmetic }
     }
 
-    /// Computes a step.
-    pub fn run(&mut self, backend: &mut CpuBackend) {
+    /// Computes a step of as many rows as [`Subject::begin`] was told.
+    pub fn run(&mut self, backend: &mut CpuBackend, rows: usize) {
         match self {
-            Self::Linear { matrices, next, x, out, rows, .. } => {
-                backend.linear(LinearInput::Plain(x), 0..*rows, &matrices[*next], out);
+            Self::Linear { matrices, next, x, out, .. } => {
+                backend.linear(LinearInput::Plain(x), 0..rows, &matrices[*next], out);
                 *next = (*next + 1) % matrices.len();
             }
-            Self::Attention(sequences) => sequences.run(backend),
-            Self::Norm { weight, matrix, x, out, rows } => {
-                backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..*rows, matrix, out);
+            Self::Attention(sequences) => sequences.run(backend, rows),
+            Self::Norm { weight, matrix, x, out } => {
+                backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..rows, matrix, out);
             }
-            Self::Swiglu { matrix, x, out, rows } => {
-                backend.linear(LinearInput::Gated(x), 0..*rows, matrix, out);
+            Self::Swiglu { matrix, x, out } => {
+                backend.linear(LinearInput::Gated(x), 0..rows, matrix, out);
             }
         }
     }
 }
 
 impl Sequences {
-    fn run(&mut self, backend: &mut CpuBackend) {
+    fn run(&mut self, backend: &mut CpuBackend, rows: usize) {
         self.step.clear();
-        let sequences = if self.rows <= SEQUENCES { self.rows } else { 1 };
-        let of_each = self.rows / sequences;
+        let sequences = if rows <= SEQUENCES { rows } else { 1 };
+        let of_each = rows / sequences;
         for _ in 0..sequences {
             push(&mut self.step, self.next % SEQUENCES, CONTEXT - of_each, of_each);
             self.next = (self.next + 1) % (SEQUENCES * LAYERS);
@@ -288,18 +277,13 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Matrices of [`WEIGHT_BYTES`] together, all with the same weights.
-fn matrices(encoding: Encoding, backend: &mut CpuBackend) -> Result<Vec<Matrix>, ComputeError> {
-    let count = WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS));
-    (0..count).map(|_| matrix(OUTPUTS, INPUTS, encoding, backend)).collect()
-}
-
-fn matrix(
-    rows: usize,
-    cols: usize,
+/// So many matrices, all with the same weights.
+fn matrices(
+    count: usize,
+    [rows, cols]: [usize; 2],
     encoding: Encoding,
     backend: &mut CpuBackend,
-) -> Result<Matrix, ComputeError> {
+) -> Result<Vec<Matrix>, ComputeError> {
     let (weight, numbers_of_groups) = match encoding {
         Encoding::Float(float) => {
             let bytes = |x: f32| match float {
@@ -320,7 +304,7 @@ fn matrix(
         Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows }
     };
     let weight: Vec<u8> = weight;
-    backend.matrix(&[MatrixSource {
+    let source = MatrixSource {
         rows,
         cols,
         encoding,
@@ -329,7 +313,13 @@ fn matrix(
             .then(|| (view(&numbers_of_groups), view(&numbers_of_groups))),
         bias: None,
         pages: None,
-    }])
+    };
+    (0..count).map(|_| backend.matrix(std::slice::from_ref(&source))).collect()
+}
+
+fn few_outputs(cols: usize, backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
+    let encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
+    Ok(matrices(1, [FEW_OUTPUTS, cols], encoding, backend)?.remove(0))
 }
 
 fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
