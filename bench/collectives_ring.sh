@@ -3,7 +3,8 @@
 #
 #   bench/collectives_ring.sh [MILLISECONDS_PER_ROW] [MBIT_PER_S...]
 #
-# Takes root: see wire.sh; each rank has a wire to the next one around. What ranks that are no neighbours say to each other is passed on by those between. Times are medians.
+# Takes root: see wire.sh; each rank has a wire to the next one around. What ranks that are no neighbours say to each other is
+# passed on by those between. Times are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 milliseconds=${1:-500}
