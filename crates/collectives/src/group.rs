@@ -1,5 +1,6 @@
 //! The group, as its users see it.
 
+mod exchange;
 mod operations;
 mod pending;
 

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use thunder_collectives::{Algorithm, CommError, Element, Group, Op, TransportChoice, local};
+use thunder_collectives::{Algorithm, CommError, Element, Group, Op, Pending, TransportChoice, local};
 
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
 
@@ -82,7 +82,13 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         let at: usize = counts[..rank].iter().sum();
         let mut part = vec![T::default(); counts[rank]];
         group.reduce_scatter(&values::<T>(rank, total), &mut part, &counts, op)?;
-        assert_eq!(part, reduced::<T>(size, total, op)[at..at + counts[rank]], "reduce_scatter {op:?}");
+        let expected = &reduced::<T>(size, total, op)[at..at + counts[rank]];
+        assert_eq!(part, expected, "reduce_scatter {op:?}");
+        let mut data = values::<T>(rank, total);
+        group.reduce_scatter_in_place(&mut data, &counts, op)?;
+        let mut around = values::<T>(rank, total);
+        around[at..at + counts[rank]].copy_from_slice(expected);
+        assert_eq!(data, around, "reduce_scatter_in_place {op:?}");
     }
     let counts: Vec<usize> = (0..size).map(|rank| count * (rank % 3) + rank).collect();
     let total: usize = counts.iter().sum();
@@ -101,6 +107,11 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         group.broadcast_idle(root, &mut data)?;
         assert_eq!(data, values::<T>(9, count), "broadcast_idle");
 
+        data.fill(T::default());
+        let send = values::<T>(9, count);
+        group.broadcast_into(root, (rank == root).then_some(&send), &mut data)?;
+        assert_eq!(data, send, "broadcast_into");
+
         let mut gathered = vec![T::default(); total];
         group.gather(root, &own, (rank == root).then_some(&mut gathered[..]), &counts)?;
         if rank == root {
@@ -109,6 +120,16 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         let mut part = vec![T::default(); counts[rank]];
         group.scatter(root, (rank == root).then_some(&everything[..]), &mut part, &counts)?;
         assert_eq!(part, own, "scatter");
+
+        let mut alone = vec![T::default(); total];
+        let at: usize = counts[..rank].iter().sum();
+        alone[at..at + own.len()].copy_from_slice(&own);
+        let mut data = alone.clone();
+        group.gather_in_place(root, &mut data, &counts)?;
+        assert_eq!(&data, if rank == root { &everything } else { &alone }, "gather_in_place");
+        data = if rank == root { everything.clone() } else { vec![T::default(); total] };
+        group.scatter_in_place(root, &mut data, &counts)?;
+        assert_eq!(&data, if rank == root { &everything } else { &alone }, "scatter_in_place");
     }
 
     // Rank a sends a + 2b + count elements to rank b.
@@ -121,6 +142,15 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
     let expected: Vec<T> =
         (0..size).flat_map(|from| values::<T>(10 * from + rank, length(from, rank))).collect();
     assert_eq!(recv, expected, "all_to_all");
+
+    // In place what goes is as long as what comes.
+    let counts: Vec<usize> = (0..size).map(|peer| count + peer + rank).collect();
+    let whole = |way: &dyn Fn(usize) -> usize| -> Vec<T> {
+        (0..size).flat_map(|peer| values::<T>(way(peer), counts[peer])).collect()
+    };
+    let mut data = whole(&|to| 10 * rank + to);
+    group.all_to_all_in_place(&mut data, &counts)?;
+    assert_eq!(data, whole(&|from| 10 * from + rank), "all_to_all_in_place");
 
     // Around the ring, one after the other.
     if size > 1 {
@@ -298,41 +328,110 @@ fn stats_count_operations_bytes_and_time() {
     }
 }
 
+/// Looks in until the operation has ended.
+fn polled(mut pending: Pending<'_>) -> Result<(), CommError> {
+    let mut polls = 0u64;
+    while !pending.poll()? {
+        polls += 1;
+    }
+    assert!(pending.poll()?, "it stays done after {polls} polls");
+    Ok(())
+}
+
+/// The non-blocking form of every operation gives what the blocking one does.
 #[test]
 fn started_operations_move_on_while_polled() {
     for transport in TRANSPORTS {
         for size in 1..=3 {
-            let results = local::run(size, transport, |mut group| {
-                let (rank, size) = (group.rank(), group.size());
-                for count in [3usize, 100_000] {
-                    let mut data = vec![rank as f32; count];
-                    let mut pending = group.start_all_reduce(&mut data, Op::Sum)?;
-                    let mut polls = 0u64;
-                    while !pending.poll()? {
-                        polls += 1;
-                    }
-                    assert!(pending.poll()?, "it stays done after {polls} polls");
-                    drop(pending);
-                    assert!(data.iter().all(|sum| *sum == (0..size).sum::<usize>() as f32));
-                    let counts = vec![count; size];
-                    let mut all = vec![false; count * size];
-                    all[rank * count..][..count].fill(rank % 2 == 0);
-                    group.start_all_gather_in_place(&mut all, &counts)?.wait()?;
-                    assert!((0..count * size).all(|index| all[index] == (index / count % 2 == 0)));
-                    if size > 1 && rank == 0 {
-                        // Dropped without a wait: it still arrives.
-                        drop(group.start_send(1, &data)?);
-                    } else if rank == 1 {
-                        data.fill(0.0);
-                        group.start_recv(0, &mut data)?.wait()?;
-                        assert!(data.iter().all(|sum| *sum == (0..size).sum::<usize>() as f32));
-                    }
-                }
-                group.barrier()
-            });
-            assert!(results.unwrap().into_iter().all(|result| result.is_ok()));
+            for count in [3, 50_000] {
+                let results = local::run(size, transport, |mut group| {
+                    start_all::<f32>(&mut group, count)?;
+                    start_all::<bool>(&mut group, count)
+                });
+                assert!(results.unwrap().into_iter().all(|result| result == Ok(())));
+            }
         }
     }
+}
+
+fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    let empty = |count: usize| vec![T::default(); count];
+    let sums = reduced::<T>(size, count, Op::Sum);
+    let mut data = values::<T>(rank, count);
+    polled(group.start_all_reduce(&mut data, Op::Sum)?)?;
+    assert_eq!(data, sums, "all_reduce");
+    data = empty(count);
+    group.start_all_reduce_into(&values::<T>(rank, count), &mut data, Op::Sum)?.wait()?;
+    assert_eq!(data, sums, "all_reduce_into");
+
+    let counts: Vec<usize> = (0..size).map(|rank| count + rank).collect();
+    let total: usize = counts.iter().sum();
+    let at: usize = counts[..rank].iter().sum();
+    let own_place = at..at + counts[rank];
+    let everything: Vec<T> = (0..size).flat_map(|rank| values::<T>(rank, counts[rank])).collect();
+    let own = &everything[own_place.clone()];
+    let mut alone = empty(total);
+    alone[own_place.clone()].copy_from_slice(own);
+
+    let mut all = empty(total);
+    polled(group.start_all_gather(own, &mut all, &counts)?)?;
+    assert_eq!(all, everything, "all_gather");
+    all = alone.clone();
+    polled(group.start_all_gather_in_place(&mut all, &counts)?)?;
+    assert_eq!(all, everything, "all_gather_in_place");
+
+    let mut part = empty(counts[rank]);
+    let send = values::<T>(rank, total);
+    let sums = &reduced::<T>(size, total, Op::Sum)[own_place.clone()];
+    polled(group.start_reduce_scatter(&send, &mut part, &counts, Op::Sum)?)?;
+    assert_eq!(part, sums, "reduce_scatter");
+    let mut data = send.clone();
+    polled(group.start_reduce_scatter_in_place(&mut data, &counts, Op::Sum)?)?;
+    assert_eq!(&data[own_place], sums, "reduce_scatter_in_place");
+
+    let root = size - 1;
+    let on_root = |data| (rank == root).then_some(data);
+    let mut data = if rank == root { everything.clone() } else { empty(total) };
+    polled(group.start_broadcast(root, &mut data)?)?;
+    assert_eq!(data, everything, "broadcast");
+    data = empty(total);
+    polled(group.start_broadcast_into(root, on_root(&everything[..]), &mut data)?)?;
+    assert_eq!(data, everything, "broadcast_into");
+
+    let expected = if rank == root { &everything } else { &alone };
+    let mut gathered = alone.clone();
+    polled(group.start_gather(root, own, (rank == root).then_some(&mut gathered[..]), &counts)?)?;
+    assert_eq!(&gathered, expected, "gather");
+    gathered = alone.clone();
+    polled(group.start_gather_in_place(root, &mut gathered, &counts)?)?;
+    assert_eq!(&gathered, expected, "gather_in_place");
+    part = empty(counts[rank]);
+    polled(group.start_scatter(root, on_root(&everything[..]), &mut part, &counts)?)?;
+    assert_eq!(part, own, "scatter");
+    let mut scattered = if rank == root { everything.clone() } else { empty(total) };
+    polled(group.start_scatter_in_place(root, &mut scattered, &counts)?)?;
+    assert_eq!(&scattered, expected, "scatter_in_place");
+
+    let send: Vec<T> = (0..size).flat_map(|to| values::<T>(10 * rank + to, count)).collect();
+    let expected: Vec<T> = (0..size).flat_map(|from| values::<T>(10 * from + rank, count)).collect();
+    let counts = vec![count; size];
+    let mut recv = empty(count * size);
+    polled(group.start_all_to_all(&send, &counts, &mut recv, &counts)?)?;
+    assert_eq!(recv, expected, "all_to_all");
+    recv = send;
+    polled(group.start_all_to_all_in_place(&mut recv, &counts)?)?;
+    assert_eq!(recv, expected, "all_to_all_in_place");
+
+    if size > 1 && rank == 0 {
+        // Dropped without a wait: it still arrives.
+        drop(group.start_send(1, &values::<T>(3, count))?);
+    } else if rank == 1 {
+        data = empty(count);
+        group.start_recv(0, &mut data)?.wait()?;
+        assert_eq!(data, values::<T>(3, count), "send and recv");
+    }
+    group.start_barrier()?.wait()
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use super::operations::{check_lengths, make_valid};
+use super::exchange::Exchange;
+use super::operations::{copy, own_part};
 use super::{Group, Stats};
 use crate::algorithm;
 use crate::core::Core;
@@ -97,6 +98,34 @@ impl Group {
         })
     }
 
+    /// Starts [`Group::all_reduce_into`]. `send` has been read when this returns.
+    ///
+    /// # Errors
+    /// When the group has failed before, or the lengths differ.
+    pub fn start_all_reduce_into<'a, T: Element>(
+        &'a mut self,
+        send: &[T],
+        recv: &'a mut [T],
+        op: Op,
+    ) -> Result<Pending<'a>, CommError> {
+        copy("all_reduce", send, recv)?;
+        self.start_all_reduce(recv, op)
+    }
+
+    /// Starts [`Group::all_gather`]. `send` has been read when this returns.
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_all_gather<'a, T: Element>(
+        &'a mut self,
+        send: &[T],
+        recv: &'a mut [T],
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        self.put_own(send, recv, counts)?;
+        self.start_all_gather_in_place(recv, counts)
+    }
+
     /// Starts [`Group::all_gather_in_place`].
     ///
     /// # Errors
@@ -106,17 +135,8 @@ impl Group {
         data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        check_lengths("all_gather", self.size(), counts, data.len())?;
-        let own = self.rank();
-        let (pointer, bytes) = raw_bytes_of(data);
-        let place = move |rank: usize| {
-            let at: usize = counts[..rank].iter().sum();
-            // SAFETY: within the sum of `counts`.
-            (unsafe { pointer.add(at * size_of::<T>()) }, counts[rank] * size_of::<T>())
-        };
-        let outgoing = move |_| Some((place(own).0.cast_const(), place(own).1));
-        let incoming = move |peer| Some(place(peer));
-        self.start_exchange::<T>(Kind::AllGather, bytes, outgoing, incoming, (pointer, bytes))
+        let exchange = self.seat().all_gather(data, counts)?;
+        self.start_exchange(exchange)
     }
 
     /// Starts [`Group::reduce_scatter`].
@@ -130,14 +150,30 @@ impl Group {
         counts: &'a [usize],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        self.check_reduce_scatter(send.len(), recv.len(), counts)?;
-        if self.size() == 1 {
-            recv.copy_from_slice(send);
-        }
+        self.check_reduce_scatter(send, recv, counts)?;
         let (from, to) = (bytes_of(send), raw_bytes_of(recv).0);
         self.start(Kind::ReduceScatter, from.len(), async move |core: &mut Core| {
             // SAFETY: both slices are borrowed until the operation has ended, and their lengths are checked.
             unsafe { algorithm::reduce_scatter(core, from.as_ptr(), to, counts, T::DTYPE, op).await }
+        })
+    }
+
+    /// Starts [`Group::reduce_scatter_in_place`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_reduce_scatter_in_place<'a, T: Element>(
+        &'a mut self,
+        data: &'a mut [T],
+        counts: &'a [usize],
+        op: Op,
+    ) -> Result<Pending<'a>, CommError> {
+        self.seat().check_counts("reduce_scatter", counts, "data", data.len())?;
+        let (pointer, bytes) = raw_bytes_of(data);
+        let own = own_part::<T>(pointer, counts, self.rank());
+        self.start(Kind::ReduceScatter, bytes, async move |core: &mut Core| {
+            // SAFETY: `data` is borrowed until the operation has ended; a result may take its own operand's place.
+            unsafe { algorithm::reduce_scatter(core, pointer, own, counts, T::DTYPE, op).await }
         })
     }
 
@@ -150,12 +186,108 @@ impl Group {
         root: usize,
         data: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        self.check_rank("broadcast", root)?;
-        let own = self.rank();
-        let (pointer, bytes) = raw_bytes_of(data);
-        let outgoing = move |_| (own == root).then_some((pointer.cast_const(), bytes));
-        let incoming = move |peer| (peer == root).then_some((pointer, bytes));
-        self.start_exchange::<T>(Kind::Broadcast, bytes, outgoing, incoming, (pointer, bytes))
+        let exchange = self.seat().broadcast(root, data)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::broadcast_into`]. `send` has been read when this returns.
+    ///
+    /// # Errors
+    /// When the group has failed before, `root` is not in it, or its `send` is missing or of another length.
+    pub fn start_broadcast_into<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        send: Option<&[T]>,
+        recv: &'a mut [T],
+    ) -> Result<Pending<'a>, CommError> {
+        self.put_broadcast(root, send, recv)?;
+        self.start_broadcast(root, recv)
+    }
+
+    /// Starts [`Group::gather`].
+    ///
+    /// # Errors
+    /// When the group has failed before, a length is not what `counts` says, or the root gives no `recv`.
+    pub fn start_gather<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        send: &'a [T],
+        recv: Option<&'a mut [T]>,
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().gather(root, send, recv, counts)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::gather_in_place`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_gather_in_place<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        data: &'a mut [T],
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().gather_in_place(root, data, counts)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::scatter`].
+    ///
+    /// # Errors
+    /// When the group has failed before, a length is not what `counts` says, or the root gives no `send`.
+    pub fn start_scatter<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        send: Option<&'a [T]>,
+        recv: &'a mut [T],
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().scatter(root, send, recv, counts)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::scatter_in_place`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_scatter_in_place<'a, T: Element>(
+        &'a mut self,
+        root: usize,
+        data: &'a mut [T],
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().scatter_in_place(root, data, counts)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::all_to_all`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what the counts say.
+    pub fn start_all_to_all<'a, T: Element>(
+        &'a mut self,
+        send: &'a [T],
+        send_counts: &'a [usize],
+        recv: &'a mut [T],
+        recv_counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().all_to_all(send, send_counts, recv, recv_counts)?;
+        self.start_exchange(exchange)
+    }
+
+    /// Starts [`Group::all_to_all_in_place`].
+    ///
+    /// # Errors
+    /// When the group has failed before, or a length is not what `counts` says.
+    pub fn start_all_to_all_in_place<'a, T: Element>(
+        &'a mut self,
+        data: &'a mut [T],
+        counts: &'a [usize],
+    ) -> Result<Pending<'a>, CommError> {
+        let exchange = self.seat().all_to_all_in_place(data, counts, &mut self.core.wire_room)?;
+        self.start_exchange(exchange)
     }
 
     /// Starts [`Group::barrier`].
@@ -163,9 +295,7 @@ impl Group {
     /// # Errors
     /// When the group has failed before.
     pub fn start_barrier(&mut self) -> Result<Pending<'_>, CommError> {
-        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
-        let (outgoing, incoming) = (move |_| Some((nothing.cast_const(), 0)), move |_| Some((nothing, 0)));
-        self.start_exchange::<u8>(Kind::Barrier, 0, outgoing, incoming, (nothing, 0))
+        self.start_exchange(self.seat().barrier())
     }
 
     /// Starts [`Group::send`].
@@ -177,11 +307,8 @@ impl Group {
         to: usize,
         data: &'a [T],
     ) -> Result<Pending<'a>, CommError> {
-        self.check_peer("send", to)?;
-        let from = bytes_of(data);
-        let outgoing = move |peer| (peer == to).then_some((from.as_ptr(), from.len()));
-        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
-        self.start_exchange::<T>(Kind::SendReceive, from.len(), outgoing, |_| None, (nothing, 0))
+        let exchange = self.seat().send(to, data)?;
+        self.start_exchange(exchange)
     }
 
     /// Starts [`Group::recv`].
@@ -193,28 +320,15 @@ impl Group {
         from: usize,
         data: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        self.check_peer("recv", from)?;
-        let (pointer, bytes) = raw_bytes_of(data);
-        let incoming = move |peer| (peer == from).then_some((pointer, bytes));
-        self.start_exchange::<T>(Kind::SendReceive, bytes, |_| None, incoming, (pointer, bytes))
+        let exchange = self.seat().recv(from, data)?;
+        self.start_exchange(exchange)
     }
 
-    /// Starts an exchange, which fills `filled`. The places must be in slices that are borrowed for `'a`.
-    fn start_exchange<'a, T: Element>(
-        &'a mut self,
-        kind: Kind,
-        bytes: usize,
-        outgoing: impl Fn(usize) -> Option<(*const u8, usize)> + 'a,
-        incoming: impl Fn(usize) -> Option<(*mut u8, usize)> + 'a,
-        (pointer, length): (*mut u8, usize),
-    ) -> Result<Pending<'a>, CommError> {
-        self.start(kind, bytes, async move |core: &mut Core| {
-            // SAFETY: the slices that hold the places are borrowed until the operation has ended.
-            unsafe {
-                algorithm::exchange(core, kind, T::DTYPE, (0, 0), outgoing, incoming).await?;
-                make_valid(T::DTYPE, pointer, length);
-            }
-            Ok(())
+    /// The slices that the exchange was made of must be borrowed for `'a`.
+    fn start_exchange<'a>(&'a mut self, exchange: Exchange<'a>) -> Result<Pending<'a>, CommError> {
+        self.start(exchange.kind, exchange.bytes, async move |core: &mut Core| {
+            // SAFETY: they are borrowed until the operation has ended.
+            unsafe { exchange.run(core).await }
         })
     }
 

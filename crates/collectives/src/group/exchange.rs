@@ -1,0 +1,349 @@
+//! What the operations that move parts without reducing them send and fill, checked: the same for the blocking and the
+//! non-blocking forms.
+
+use std::ptr::NonNull;
+
+use crate::core::Core;
+use crate::element::{bytes_of, raw_bytes_of};
+use crate::header::Kind;
+use crate::{CommError, DType, Element, algorithm};
+
+/// The bytes that go to each peer, or come from it.
+#[derive(Debug, Clone, Copy)]
+enum Parts<'a> {
+    Nothing,
+    One {
+        peer: usize,
+        at: *mut u8,
+        bytes: usize,
+    },
+    /// The same for everyone.
+    Same {
+        at: *mut u8,
+        bytes: usize,
+    },
+    /// Part `r` is rank `r`'s, one behind the other, in elements of so many bytes.
+    Each {
+        at: *mut u8,
+        counts: &'a [usize],
+        element: usize,
+    },
+}
+
+impl Parts<'_> {
+    fn of(self, rank: usize) -> Option<(*mut u8, usize)> {
+        match self {
+            Self::Nothing => None,
+            Self::One { peer, at, bytes } => (peer == rank).then_some((at, bytes)),
+            Self::Same { at, bytes } => Some((at, bytes)),
+            Self::Each { at, counts, element } => {
+                let before: usize = counts[..rank].iter().sum();
+                Some((at.wrapping_add(before * element), counts[rank] * element))
+            }
+        }
+    }
+
+    /// All of them together.
+    fn extent(self) -> (*mut u8, usize) {
+        match self {
+            Self::Nothing => (NonNull::dangling().as_ptr(), 0),
+            Self::One { at, bytes, .. } | Self::Same { at, bytes } => (at, bytes),
+            Self::Each { at, counts, element } => (at, counts.iter().sum::<usize>() * element),
+        }
+    }
+}
+
+/// An operation that sends a message to some peers and takes one from some. The slices that it was made of must be borrowed
+/// until it has ended.
+#[derive(Debug)]
+pub(super) struct Exchange<'a> {
+    pub kind: Kind,
+    dtype: DType,
+    /// Payload of the operation's arguments.
+    pub bytes: usize,
+    sends: Parts<'a>,
+    fills: Parts<'a>,
+}
+
+impl Exchange<'_> {
+    /// # Safety
+    /// As the type says.
+    pub async unsafe fn run(&self, core: &mut Core) -> Result<(), CommError> {
+        let outgoing = |peer| self.sends.of(peer).map(|(at, bytes)| (at.cast_const(), bytes));
+        let incoming = |peer| self.fills.of(peer);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            algorithm::exchange(core, self.kind, self.dtype, (0, 0), outgoing, incoming).await?;
+            let (at, bytes) = self.fills.extent();
+            make_valid(self.dtype, at, bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
+///
+/// # Safety
+/// `pointer` must be valid for `bytes` bytes.
+unsafe fn make_valid(dtype: DType, pointer: *mut u8, bytes: usize) {
+    if dtype != DType::Bool {
+        return;
+    }
+    for index in 0..bytes {
+        // SAFETY: within the bytes that the caller vouches for.
+        unsafe {
+            let byte = pointer.add(index);
+            *byte = u8::from(*byte != 0);
+        }
+    }
+}
+
+/// A rank's place in its group, which decides what an operation has it send and fill.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seat {
+    pub rank: usize,
+    pub size: usize,
+}
+
+impl Seat {
+    pub fn all_gather<'a, T: Element>(
+        self,
+        data: &mut [T],
+        counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_counts("all_gather", counts, "data", data.len())?;
+        let at: usize = counts[..self.rank].iter().sum();
+        let (at, bytes) = raw_bytes_of(&mut data[at..at + counts[self.rank]]);
+        let sends = Parts::Same { at, bytes };
+        Ok(self.exchange::<T>(Kind::AllGather, size_of_val(data), sends, each(data, counts)))
+    }
+
+    pub fn broadcast<T: Element>(self, root: usize, data: &mut [T]) -> Result<Exchange<'static>, CommError> {
+        self.check_rank("broadcast", root)?;
+        let (at, bytes) = raw_bytes_of(data);
+        let (sends, fills) = match self.rank == root {
+            true => (Parts::Same { at, bytes }, Parts::Nothing),
+            false => (Parts::Nothing, Parts::One { peer: root, at, bytes }),
+        };
+        Ok(self.exchange::<T>(Kind::Broadcast, bytes, sends, fills))
+    }
+
+    /// `recv` is looked at on the root only.
+    pub fn gather<'a, T: Element>(
+        self,
+        root: usize,
+        send: &[T],
+        recv: Option<&mut [T]>,
+        counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_part("gather", root, counts, ("send", send.len()))?;
+        let whole = match recv.filter(|_| self.rank == root) {
+            Some(recv) => recv,
+            None if self.rank == root => {
+                return Err(argument("gather", "the root needs a recv buffer".to_owned()));
+            }
+            None => return Ok(self.gather_part(root, send)),
+        };
+        self.check_counts("gather", counts, "recv", whole.len())?;
+        let at: usize = counts[..root].iter().sum();
+        whole[at..at + send.len()].copy_from_slice(send);
+        Ok(self.exchange::<T>(Kind::Gather, size_of_val(whole), Parts::Nothing, each(whole, counts)))
+    }
+
+    pub fn gather_in_place<'a, T: Element>(
+        self,
+        root: usize,
+        data: &mut [T],
+        counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_rank("gather", root)?;
+        self.check_counts("gather", counts, "data", data.len())?;
+        if self.rank != root {
+            let at: usize = counts[..self.rank].iter().sum();
+            return Ok(self.gather_part(root, &data[at..at + counts[self.rank]]));
+        }
+        Ok(self.exchange::<T>(Kind::Gather, size_of_val(data), Parts::Nothing, each(data, counts)))
+    }
+
+    fn gather_part<T: Element>(self, root: usize, part: &[T]) -> Exchange<'static> {
+        self.exchange::<T>(Kind::Gather, size_of_val(part), to(root, part), Parts::Nothing)
+    }
+
+    /// `send` is looked at on the root only.
+    pub fn scatter<'a, T: Element>(
+        self,
+        root: usize,
+        send: Option<&[T]>,
+        recv: &mut [T],
+        counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_part("scatter", root, counts, ("recv", recv.len()))?;
+        let whole = match send.filter(|_| self.rank == root) {
+            Some(send) => send,
+            None if self.rank == root => {
+                return Err(argument("scatter", "the root needs a send buffer".to_owned()));
+            }
+            None => return Ok(self.scatter_part(root, recv)),
+        };
+        self.check_counts("scatter", counts, "send", whole.len())?;
+        let at: usize = counts[..root].iter().sum();
+        recv.copy_from_slice(&whole[at..at + recv.len()]);
+        Ok(self.scatter_whole(whole, counts))
+    }
+
+    pub fn scatter_in_place<'a, T: Element>(
+        self,
+        root: usize,
+        data: &mut [T],
+        counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_rank("scatter", root)?;
+        self.check_counts("scatter", counts, "data", data.len())?;
+        if self.rank == root {
+            return Ok(self.scatter_whole(data, counts));
+        }
+        let at: usize = counts[..self.rank].iter().sum();
+        Ok(self.scatter_part(root, &mut data[at..at + counts[self.rank]]))
+    }
+
+    fn scatter_whole<'a, T: Element>(self, whole: &[T], counts: &'a [usize]) -> Exchange<'a> {
+        let sends = Parts::Each { at: start(whole), counts, element: size_of::<T>() };
+        self.exchange::<T>(Kind::Scatter, size_of_val(whole), sends, Parts::Nothing)
+    }
+
+    fn scatter_part<T: Element>(self, root: usize, part: &mut [T]) -> Exchange<'static> {
+        let (at, bytes) = raw_bytes_of(part);
+        self.exchange::<T>(Kind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
+    }
+
+    pub fn all_to_all<'a, T: Element>(
+        self,
+        send: &[T],
+        send_counts: &'a [usize],
+        recv: &mut [T],
+        recv_counts: &'a [usize],
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_counts("all_to_all", send_counts, "send", send.len())?;
+        self.check_counts("all_to_all", recv_counts, "recv", recv.len())?;
+        let (own, count) = (self.rank, send_counts[self.rank]);
+        same("all_to_all", "this rank's own part", count, recv_counts[own])?;
+        let place = |counts: &[usize]| -> usize { counts[..own].iter().sum() };
+        let (from, to) = (place(send_counts), place(recv_counts));
+        recv[to..to + count].copy_from_slice(&send[from..from + count]);
+        let bytes = size_of_val(send).max(size_of_val(recv));
+        let sends = Parts::Each { at: start(send), counts: send_counts, element: size_of::<T>() };
+        Ok(self.exchange::<T>(Kind::AllToAll, bytes, sends, each(recv, recv_counts)))
+    }
+
+    /// `room` takes a copy of what is sent, as what comes takes its place.
+    pub fn all_to_all_in_place<'a, T: Element>(
+        self,
+        data: &mut [T],
+        counts: &'a [usize],
+        room: &mut Vec<u8>,
+    ) -> Result<Exchange<'a>, CommError> {
+        self.check_counts("all_to_all", counts, "data", data.len())?;
+        let bytes = size_of_val(data);
+        room.clear();
+        room.extend_from_slice(bytes_of(data));
+        let sends = Parts::Each { at: room.as_mut_ptr(), counts, element: size_of::<T>() };
+        Ok(self.exchange::<T>(Kind::AllToAll, bytes, sends, each(data, counts)))
+    }
+
+    pub fn send<T: Element>(self, peer: usize, data: &[T]) -> Result<Exchange<'static>, CommError> {
+        self.check_peer("send", peer)?;
+        Ok(self.exchange::<T>(Kind::SendReceive, size_of_val(data), to(peer, data), Parts::Nothing))
+    }
+
+    pub fn recv<T: Element>(self, peer: usize, data: &mut [T]) -> Result<Exchange<'static>, CommError> {
+        self.check_peer("recv", peer)?;
+        let (at, bytes) = raw_bytes_of(data);
+        Ok(self.exchange::<T>(Kind::SendReceive, bytes, Parts::Nothing, Parts::One { peer, at, bytes }))
+    }
+
+    pub fn barrier(self) -> Exchange<'static> {
+        let nothing = Parts::Same { at: NonNull::dangling().as_ptr(), bytes: 0 };
+        self.exchange::<u8>(Kind::Barrier, 0, nothing, nothing)
+    }
+
+    fn exchange<'a, T: Element>(
+        self,
+        kind: Kind,
+        bytes: usize,
+        sends: Parts<'a>,
+        fills: Parts<'a>,
+    ) -> Exchange<'a> {
+        Exchange { kind, dtype: T::DTYPE, bytes, sends, fills }
+    }
+
+    fn check_rank(self, operation: &'static str, rank: usize) -> Result<(), CommError> {
+        if rank < self.size {
+            return Ok(());
+        }
+        Err(argument(operation, format!("rank {rank} is not in a group of {}", self.size)))
+    }
+
+    fn check_peer(self, operation: &'static str, rank: usize) -> Result<(), CommError> {
+        self.check_rank(operation, rank)?;
+        if rank != self.rank {
+            return Ok(());
+        }
+        Err(argument(operation, format!("rank {rank} is this rank itself")))
+    }
+
+    /// As many counts as ranks, which add up to the length of the buffer of this name.
+    pub fn check_counts(
+        self,
+        operation: &'static str,
+        counts: &[usize],
+        name: &str,
+        length: usize,
+    ) -> Result<(), CommError> {
+        same(operation, "counts", self.size, counts.len())?;
+        same(operation, name, counts.iter().sum(), length)
+    }
+
+    /// A root that there is, as many counts as ranks, and a part as long as this rank's count.
+    pub fn check_part(
+        self,
+        operation: &'static str,
+        root: usize,
+        counts: &[usize],
+        (name, length): (&str, usize),
+    ) -> Result<(), CommError> {
+        self.check_rank(operation, root)?;
+        same(operation, "counts", self.size, counts.len())?;
+        same(operation, name, counts[self.rank], length)
+    }
+}
+
+/// A part for each rank.
+fn each<'a, T: Element>(data: &mut [T], counts: &'a [usize]) -> Parts<'a> {
+    Parts::Each { at: raw_bytes_of(data).0, counts, element: size_of::<T>() }
+}
+
+/// A message to one peer.
+fn to<T: Element>(peer: usize, data: &[T]) -> Parts<'static> {
+    Parts::One { peer, at: start(data), bytes: size_of_val(data) }
+}
+
+/// Where a slice begins that is sent; it is only read.
+fn start<T: Element>(data: &[T]) -> *mut u8 {
+    data.as_ptr().cast_mut().cast()
+}
+
+fn argument(operation: &'static str, why: String) -> CommError {
+    CommError::Argument { operation, why }
+}
+
+pub(super) fn same(
+    operation: &'static str,
+    what: &str,
+    expected: usize,
+    found: usize,
+) -> Result<(), CommError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(argument(operation, format!("{what} has {found} elements, {expected} are needed")))
+}
