@@ -106,6 +106,19 @@ impl Config {
         }
     }
 
+    /// The configuration of this rank in a group without the rank `lost`: those above it move down. If that was rank 0, the new
+    /// one must listen, at a `coordinator` that all know.
+    #[must_use]
+    pub fn without(&self, lost: usize) -> Self {
+        let moved = |rank: usize| rank - usize::from(rank > lost);
+        let mut config = self.clone();
+        (config.rank, config.size, config.listener) = (moved(self.rank), self.size - 1, None);
+        if let Some(rdma) = &mut config.rdma {
+            rdma.renumber(|rank| (rank != lost).then(|| moved(rank)));
+        }
+        config
+    }
+
     /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
     /// (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (else `MLX_IBV_DEVICES`: a device file), `THUNDER_RDMA_MODE`
     /// (`uc`, `rc`, `rc-write`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,

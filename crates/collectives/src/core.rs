@@ -87,6 +87,8 @@ pub(crate) struct Core {
     started: Option<Instant>,
     turns: u32,
     waiting_since: Option<Instant>,
+    /// How long the wait under way had lasted when its links were last examined.
+    examined: Duration,
     saw_departure: bool,
     saw_divergence: bool,
     /// Whether the wait under way has given the core away, and how many waits lately ended so.
@@ -158,6 +160,7 @@ impl Core {
             started: None,
             turns: 0,
             waiting_since: None,
+            examined: Duration::ZERO,
             saw_departure: false,
             saw_divergence: false,
             yielded: false,
@@ -184,6 +187,9 @@ impl Core {
         if kind != Kind::SendReceive {
             self.sequence = self.sequence.wrapping_add(1);
         }
+        // What is noticed now was so before the operation began.
+        self.started = None;
+        self.check_verdict()?;
         self.started = start;
         for message in &mut self.outgoing {
             message.active = false;
@@ -192,7 +198,7 @@ impl Core {
             message.active = false;
         }
         self.moved();
-        self.check_verdict()
+        Ok(())
     }
 
     /// Ends an operation, with whatever result, and says when it began, as far as anyone has looked at the clock.

@@ -132,14 +132,14 @@ impl InitError {
 pub enum CommError {
     /// A rank has exited, was killed, or cannot be reached any more.
     #[error(
-        "rank {rank} is lost ({transport}, noticed after {after:?}): restart it and form the group again"
+        "rank {rank} is lost ({transport}, noticed {}): restart it and form the group again", noticed(*after)
     )]
     PeerLost {
         /// The rank.
         rank: usize,
         /// How this rank talked to it.
         transport: Transport,
-        /// Time from the start of the operation to the notice.
+        /// Time from the start of the operation to the notice; zero when it was noticed before an operation.
         after: Duration,
     },
     /// A rank is there, but the link to it failed: it lost data, or its device reported an error.
@@ -213,6 +213,10 @@ impl CommError {
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::PeerLost { .. } | Self::LinkFailed { .. } | Self::Stalled { .. })
     }
+}
+
+fn noticed(after: Duration) -> String {
+    if after.is_zero() { "between operations".to_owned() } else { format!("after {after:?}") }
 }
 
 fn list(ranks: &[usize]) -> String {

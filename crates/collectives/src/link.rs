@@ -77,6 +77,11 @@ pub(crate) trait Link: Send {
     /// Adds what to `poll`, and for which events.
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>);
 
+    /// Asked now and then by a wait that lasts: whether the link is still good, where nothing else would tell.
+    fn examine(&mut self) -> Result<(), Closed> {
+        Ok(())
+    }
+
     /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
     fn reports_end(&self) -> bool;
 
@@ -97,7 +102,7 @@ pub(crate) trait Link: Send {
         None
     }
 
-    /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer.
+    /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer and from a cut cable.
     fn fault(&self) -> Option<String> {
         None
     }

@@ -1,8 +1,9 @@
 //! How ranks find each other: each tells rank 0 where it can be reached, and gets everybody's answers back.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -31,6 +32,21 @@ pub(crate) struct Endpoint {
     pub local: String,
     /// Names the group that the ranks form; the lowest rank's counts.
     pub session: String,
+}
+
+impl Endpoint {
+    /// The same with its addresses ordered by how many leading bits they share with one of ours, as long as there are any.
+    pub fn nearest_first(&self, ours: &[Ipv4Addr]) -> Self {
+        let shared = |address: &IpAddr| match address {
+            IpAddr::V4(address) => {
+                ours.iter().map(|own| (own.to_bits() ^ address.to_bits()).leading_zeros()).max()
+            }
+            IpAddr::V6(_) => None,
+        };
+        let mut sorted = self.clone();
+        sorted.addresses.sort_by_key(|address| Reverse(shared(address)));
+        sorted
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -375,4 +391,27 @@ pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<T
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_on_the_cable_comes_first() {
+        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let listed = ["fe80::1", "10.0.1.9", "10.0.7.2", "127.0.0.1"];
+        let endpoint = Endpoint {
+            host: String::new(),
+            addresses: addresses(&listed),
+            port: 1,
+            connections: 1,
+            local: String::new(),
+            session: String::new(),
+        };
+        let sorted: Vec<IpAddr> = addresses(&["10.0.7.2", "10.0.1.9", "127.0.0.1", "fe80::1"]);
+        let ours = ["192.168.3.1", "10.0.7.1"].map(|text| text.parse().unwrap());
+        assert_eq!(endpoint.nearest_first(&ours).addresses, sorted);
+        assert_eq!(endpoint.nearest_first(&[]).addresses, addresses(&listed), "without cables as it was");
+    }
 }

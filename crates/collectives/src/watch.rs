@@ -46,6 +46,7 @@ pub(crate) enum Why {
     Lost = 1,
     Stalled,
     Mismatch,
+    LinkFailed,
 }
 
 impl Why {
@@ -53,6 +54,7 @@ impl Why {
         match value {
             2 => Self::Stalled,
             3 => Self::Mismatch,
+            4 => Self::LinkFailed,
             _ => Self::Lost,
         }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
 use crate::link::board::{Board, board_bytes};
-use crate::link::rdma::{RdmaConfig, RdmaLink};
+use crate::link::rdma::{RdmaConfig, RdmaLink, addresses_of};
 use crate::link::shm::{ShmLink, segment_bytes};
 use crate::link::tcp::TcpLink;
 use crate::platform::{self, Mapping};
@@ -134,7 +134,9 @@ pub(crate) fn form(
     let mut links: Vec<Option<Box<dyn Link>>> = (0..table.len()).map(|_| None).collect();
     for peer in 0..rank {
         let call = |purpose| Call { session: session.clone(), from: rank, to: peer, purpose };
-        let endpoint = &table[peer];
+        // A rank that a cable leads to is watched over that cable, so that it is lost when the cable is.
+        let ours = cables(peer).map_or(Vec::new(), |(_, devices)| addresses_of(devices));
+        let endpoint = &table[peer].nearest_first(&ours);
         anchors[peer] = Some(dial(config, endpoint, &call(Purpose::Anchor))?);
         if !local(peer) {
             let dial = |index| dial(config, endpoint, &call(Purpose::Data(index)));

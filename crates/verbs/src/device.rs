@@ -131,8 +131,7 @@ impl Context {
         })
     }
 
-    /// A port's state and addresses. Ports count from 1.
-    pub fn port(&self, number: u8) -> Result<PortInfo> {
+    fn query_port(&self, number: u8) -> Result<ibv_port_attr> {
         // SAFETY: all fields are integers, for which zero is a value.
         let mut raw: ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open; the exported function fills the head of the header's struct, the rest stays 0.
@@ -140,6 +139,17 @@ impl Context {
         if errno != 0 {
             return Err(Error::errno("ibv_query_port", &format!("{} port {number}", self.name), errno));
         }
+        Ok(raw)
+    }
+
+    /// A port's state alone, which takes one system call.
+    pub fn port_state(&self, number: u8) -> Result<PortState> {
+        self.query_port(number).map(|raw| PortState::from_raw(raw.state))
+    }
+
+    /// A port's state and addresses. Ports count from 1.
+    pub fn port(&self, number: u8) -> Result<PortInfo> {
+        let raw = self.query_port(number)?;
         let rows = u8::try_from(raw.gid_tbl_len.max(0)).unwrap_or(u8::MAX);
         Ok(PortInfo {
             number,
@@ -167,15 +177,31 @@ impl Context {
         Some(GidEntry { index, gid, kind, interface })
     }
 
+    fn active_port(&self) -> Result<PortInfo> {
+        let count = self.limits()?.ports;
+        let mut told = Vec::new();
+        for number in 1..=count {
+            let port = self.port(number)?;
+            if port.state.is_active() {
+                return Ok(port);
+            }
+            told.push(format!("port {number} is {:?}", port.state));
+        }
+        Err(Error::NoActivePort { device: self.name.clone(), ports: told.join(", ") })
+    }
+
+    /// The IPv4 addresses of the first active port, each once.
+    pub fn addresses(&self) -> Result<Vec<Ipv4Addr>> {
+        let mut addresses: Vec<Ipv4Addr> =
+            self.active_port()?.gids.iter().filter_map(|entry| entry.gid.ipv4()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Ok(addresses)
+    }
+
     /// The first active port, and the address on it that faces the peer (see [`gid::choose`]).
     pub fn choose_port(&self, facing: Option<Ipv4Addr>) -> Result<LocalPort> {
-        let count = self.limits()?.ports;
-        let ports = (1..=count).map(|number| self.port(number)).collect::<Result<Vec<_>>>()?;
-        let Some(port) = ports.iter().find(|port| port.state.is_active()) else {
-            let told = ports.iter().map(|port| format!("port {} is {:?}", port.number, port.state));
-            let ports = told.collect::<Vec<_>>().join(", ");
-            return Err(Error::NoActivePort { device: self.name.clone(), ports });
-        };
+        let port = self.active_port()?;
         let Some(entry) = gid::choose(&port.gids, facing) else {
             let wanted = facing.map_or("any address".to_string(), |ip| ip.to_string());
             let present = port.gids.iter().map(|entry| entry.gid.to_string()).collect::<Vec<_>>().join(", ");

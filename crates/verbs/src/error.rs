@@ -1,5 +1,6 @@
 //! What can go wrong, each with the value that was wrong and what to do.
 
+use crate::device::PortState;
 use std::time::Duration;
 
 /// The crate's result.
@@ -44,6 +45,16 @@ pub enum Error {
         device: String,
         /// Each port's state.
         ports: String,
+    },
+    /// A port that a channel uses has left the active state.
+    #[error("port {port} of {device} is {state:?}: the cable is out, or the machine at its other end is off")]
+    PortDown {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Its state now.
+        state: PortState,
     },
     /// The port has no address that could be used.
     #[error(
@@ -183,6 +194,11 @@ fn hint(errno: i32) -> &'static str {
 }
 
 impl Error {
+    /// Whether the link leads nowhere any more, though nothing that came over it was wrong.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::PortDown { .. } | Self::Completion { status: WcStatus::RetryExc, .. })
+    }
+
     /// A failed call that says why in `errno`.
     pub(crate) fn last_os(call: &'static str, target: &str) -> Self {
         Self::errno(call, target, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))

@@ -18,6 +18,8 @@ const NEWS_LIMIT: Duration = Duration::from_millis(100);
 const PURE_SPIN: Duration = Duration::from_micros(10);
 /// Waits that it takes to forget that a core is shared.
 const SHARED_CORE_LIMIT: i32 = 16;
+/// Between two looks at links that do not report their own end.
+const EXAMINE_EVERY: Duration = Duration::from_millis(50);
 /// How long a process may take to answer a ping before it counts as stopped.
 const PING_LIMIT: Duration = Duration::from_millis(300);
 
@@ -63,6 +65,7 @@ impl Core {
         }
         self.turns = 0;
         self.waiting_since = None;
+        self.examined = Duration::ZERO;
         self.saw_departure = false;
         self.saw_divergence = false;
     }
@@ -100,6 +103,17 @@ impl Core {
             }
             self.saw_divergence = true;
             return Ok(Duration::ZERO);
+        }
+        if waited - self.examined >= EXAMINE_EVERY {
+            self.examined = waited;
+            for peer in 0..self.size {
+                let any = self.interest(peer).any();
+                if let Some(link) = self.links[peer].as_mut().filter(|_| any)
+                    && link.examine().is_err()
+                {
+                    return Err(self.closed(peer));
+                }
+            }
         }
         if waited >= self.patience.stall_limit && !self.idle {
             let awaited = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
@@ -169,7 +183,7 @@ impl Core {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        self.started = Some(Instant::now());
+        self.started = None;
         self.check_verdict()?;
         let departed = |watch: &Watch| (0..self.size).find(|rank| watch.departed(*rank));
         match self.watch.as_ref().and_then(departed) {
@@ -184,13 +198,16 @@ impl Core {
         let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
         let error = match verdict {
             Verdict::Lost(rank) => lost(rank),
-            Verdict::Aborted { by, rank, why } if rank == self.rank => {
-                let lost = why == Why::Lost;
-                let why =
-                    if lost { "its link to this rank failed" } else { "it waited too long for this rank" };
-                CommError::Aborted { by, rank, why }
+            // Both ranks are there: what that one has lost is its link to this one.
+            Verdict::Aborted { by, rank, why: Why::Lost } if rank == self.rank => lost(by),
+            Verdict::Aborted { by, rank, why: Why::LinkFailed } if rank == self.rank => {
+                let reason = format!("rank {by} says so, its own error tells why");
+                CommError::LinkFailed { rank: by, transport: self.transport(by), reason }
             }
-            Verdict::Aborted { rank, why: Why::Lost, .. } => lost(rank),
+            Verdict::Aborted { by, rank, why: Why::Stalled } if rank == self.rank => {
+                CommError::Aborted { by, rank, why: "it waited too long for this rank" }
+            }
+            Verdict::Aborted { rank, why: Why::Lost | Why::LinkFailed, .. } => lost(rank),
             Verdict::Aborted { rank, why: Why::Stalled, .. } => {
                 CommError::Stalled { rank, transport: self.transport(rank), after }
             }
@@ -223,7 +240,7 @@ impl Core {
         self.fail(CommError::PeerLost { rank: peer, transport, after: self.after() })
     }
 
-    /// Since the operation began.
+    /// Since the operation began; zero where it has not.
     fn after(&self) -> Duration {
         self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
@@ -234,6 +251,7 @@ impl Core {
             let why = match error {
                 CommError::Stalled { .. } => Why::Stalled,
                 CommError::Mismatch { .. } | CommError::Aborted { .. } => Why::Mismatch,
+                CommError::LinkFailed { .. } => Why::LinkFailed,
                 _ => Why::Lost,
             };
             watch.abort(self.rank, rank, why);

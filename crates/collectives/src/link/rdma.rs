@@ -1,6 +1,7 @@
 //! RDMA: a `thunder_verbs::Channel` over the cables between two ranks.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,8 +14,6 @@ use crate::{InitError, Transport};
 /// The nap of a wait that spun in vain, doubled from the first to the last. Devices on macOS cannot wake a sleeper, so
 /// a longer nap costs latency after a pause, a shorter one costs processor time while idle.
 const NAPS_US: std::ops::RangeInclusive<u64> = 20..=1000;
-/// A long wait asks the peer for a frame, by whose number a lost one shows: on UC nothing else tells of it.
-const NAPS_PER_PROBE: u32 = 64;
 /// How long a link that is dropped waits for its last frames to leave.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
@@ -73,13 +72,18 @@ fn parse_row(text: &str, rank: usize) -> Result<BTreeMap<usize, Vec<String>>, St
     Ok(cabled.filter(|(peer, names)| *peer != rank && !names.is_empty()).collect())
 }
 
+/// The addresses of these devices; none of one that cannot be asked, as that shows when it is used.
+pub(crate) fn addresses_of(devices: &[String]) -> Vec<Ipv4Addr> {
+    let of = |name: &String| Context::open(name).and_then(|context| context.addresses()).unwrap_or_default();
+    devices.iter().flat_map(of).collect()
+}
+
 /// One rank's end of a pair's cables.
 pub(crate) struct RdmaLink {
     channel: Channel,
     shown: usize,
-    /// The next nap, and how many there were, while nothing moves.
+    /// The next nap, while nothing moves.
     nap_us: u64,
-    naps: u32,
     abandoned: bool,
 }
 
@@ -93,16 +97,17 @@ impl RdmaLink {
     ) -> Result<Self, InitError> {
         let failed = |source: Error| InitError::Rdma { rank: peer, source };
         let cable = |name: &String| Ok(Cable { context: Context::open(name)?, facing: None });
-        let cables = devices.iter().map(cable).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let mut cables = devices.iter().map(cable).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        Cable::face_peer(&mut cables, stream).map_err(failed)?;
         let pending = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
         // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
         let channel = pending.handshake(stream, Abort::new()).map_err(failed)?;
-        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), naps: 0, abandoned: false })
+        Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), abandoned: false })
     }
 
     fn moved(&mut self, count: usize) -> usize {
         if count > 0 {
-            (self.nap_us, self.naps) = (*NAPS_US.start(), 0);
+            self.nap_us = *NAPS_US.start();
         }
         count
     }
@@ -137,11 +142,6 @@ impl Link for RdmaLink {
     fn arm(&mut self, _interest: Interest) -> bool {
         std::thread::sleep(Duration::from_micros(self.nap_us));
         self.nap_us = (self.nap_us * 2).min(*NAPS_US.end());
-        self.naps += 1;
-        if self.naps.is_multiple_of(NAPS_PER_PROBE) {
-            // The channel keeps its failure, and the next look at it reports it.
-            let _ = self.channel.probe();
-        }
         false
     }
 
@@ -154,12 +154,18 @@ impl Link for RdmaLink {
         false
     }
 
+    fn examine(&mut self) -> Result<(), Closed> {
+        self.channel.probe().map_err(|_| Closed)
+    }
+
     fn abandon(&mut self) {
         self.abandoned = true;
     }
 
     fn fault(&self) -> Option<String> {
-        self.channel.failure().map(Error::to_string)
+        // A device may fail a send because its port is down before it says so.
+        let is_up = self.channel.check_ports().is_ok();
+        self.channel.failure().filter(|error| is_up && !error.is_cut()).map(Error::to_string)
     }
 }
 

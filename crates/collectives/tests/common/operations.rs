@@ -1,6 +1,7 @@
 //! Every operation of a group once, checked against what it must give: for links that are slow, lossy or of another kind.
 
-use thunder_collectives::{Algorithm, Group, Op, Pending};
+use half::{bf16, f16};
+use thunder_collectives::{Algorithm, Element, Group, Op, Pending};
 
 /// Values repeat with this period, so that long buffers are compared at the speed of memory.
 const PERIOD: usize = 1000;
@@ -34,6 +35,13 @@ pub fn check_all_reduce(group: &mut Group, length: usize) {
     assert_periodic(&data, &expected(group.size(), |a, b| a + b), "all_reduce");
 }
 
+/// An all-reduce of `length` elements that are all the same.
+fn check_uniform<T: Element>(group: &mut Group, length: usize, own: T, op: Op, expected: T) {
+    let mut data = vec![own; length];
+    group.all_reduce(&mut data, op).expect("all_reduce");
+    assert!(data.iter().all(|value| *value == expected), "all_reduce of {length} times {own:?}");
+}
+
 /// Looks in until the operation has ended.
 fn polled(mut pending: Pending<'_>) {
     while !pending.poll().expect("poll") {
@@ -57,9 +65,13 @@ pub fn check_all(group: &mut Group, length: usize) {
     data.copy_from_slice(&own);
     group.start_all_reduce(&mut data, Op::Min).expect("start_all_reduce").wait().expect("all_reduce");
     assert_periodic(&data, &expected(ranks, f32::min), "all_reduce, not blocking");
-    let mut integers = vec![rank as i64 + 2; length];
-    group.all_reduce(&mut integers, Op::Prod).expect("all_reduce");
-    assert_eq!(integers, vec![(2..ranks as i64 + 2).product::<i64>(); length]);
+    let product = (2..ranks as i64 + 2).product::<i64>();
+    check_uniform(group, length, rank as i64 + 2, Op::Prod, product);
+    let sum = (0..ranks).sum::<usize>() as f32;
+    check_uniform(group, length, f16::from_f32(rank as f32), Op::Sum, f16::from_f32(sum));
+    check_uniform(group, length, bf16::from_f32(rank as f32), Op::Sum, bf16::from_f32(sum));
+    check_uniform(group, length, rank == 0, Op::Sum, true);
+    check_uniform(group, length, rank == 0, Op::Prod, ranks == 1);
 
     // Rank r holds r parts more than the first: `length` and a bit over in all.
     let counts: Vec<usize> = (0..ranks).map(|rank| (length / ranks / 2 + 1) * (rank + 1)).collect();
@@ -95,6 +107,21 @@ pub fn check_all(group: &mut Group, length: usize) {
     let mut own_part = vec![0; counts[rank]];
     group.scatter(root, (rank == root).then_some(&whole[..]), &mut own_part, &counts).expect("scatter");
     assert!(own_part == part, "scatter of {counts:?}");
+
+    // In place: what was gathered is scattered again, and reduced where it lies.
+    let at: usize = counts[..rank].iter().sum();
+    let mut placed = vec![0; total];
+    placed[at..at + counts[rank]].copy_from_slice(&part);
+    group.gather_in_place(root, &mut placed, &counts).expect("gather_in_place");
+    assert!(rank != root || placed == whole, "gather_in_place of {counts:?}");
+    polled(group.start_scatter_in_place(root, &mut placed, &counts).expect("start_scatter_in_place"));
+    assert!(placed[at..at + counts[rank]] == part, "scatter_in_place of {counts:?}");
+    placed.copy_from_slice(&whole);
+    group.reduce_scatter_in_place(&mut placed, &counts, Op::Max).expect("reduce_scatter_in_place");
+    assert!(placed == whole, "reduce_scatter_in_place of {counts:?}");
+    let mut swapped: Vec<u16> = (0..ranks).flat_map(|peer| vec![peer as u16; length]).collect();
+    polled(group.start_all_to_all_in_place(&mut swapped, &vec![length; ranks]).expect("start_all_to_all"));
+    assert!(swapped.iter().all(|from| usize::from(*from) == rank), "all_to_all_in_place");
 
     // Rank r sends counts[r] bytes to each, so that every pair's two messages differ in length.
     let outgoing = vec![rank as u8 + 1; counts[rank] * ranks];

@@ -2,11 +2,15 @@
 //!
 //! The random series is short by default: `THUNDER_FAILURE_RUNS=50 THUNDER_FAILURE_SEED=8 cargo nextest run --release
 //! -p thunder-collectives --test failure --no-capture series` is a long one. What needs network namespaces (root) is
-//! ignored where they cannot be made; `./test` says so. What needs `sch_netem` too runs in the machine of tools/rdma-vm.
+//! ignored where they cannot be made; `./test` says so. What needs `sch_netem` or RDMA devices runs in the machine of
+//! tools/rdma-vm.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
+#[path = "../common/cables.rs"]
+mod cables;
 mod cases;
+mod cut_cables;
 mod hosts;
 #[path = "../common/operations.rs"]
 mod operations;
@@ -30,6 +34,7 @@ fn main() {
         cases::tests(),
         series::tests(),
         slow_network::tests(),
+        cut_cables::tests(),
         #[cfg(target_os = "linux")]
         unreadable::tests(),
     ];

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::cables;
 use crate::hosts::Hosts;
 
 /// Set for a rank's process: what it does.
@@ -17,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Setting<'a> {
     pub size: usize,
     pub work: &'a str,
+    /// As in the variable; for RDMA with the mode behind it, as in `rdma uc`.
     pub transport: &'a str,
     pub stall_limit: Duration,
     /// Where the ranks run; `None`: all here.
@@ -110,13 +112,19 @@ fn spawn(setting: Setting<'_>, rank: usize, port: u16) -> Rank {
         Some(hosts) => (hosts.command(rank, &program), Hosts::address(0)),
         None => (Command::new(program), "127.0.0.1".to_owned()),
     };
+    let (transport, mode) = setting.transport.split_once(' ').unwrap_or((setting.transport, ""));
+    if transport == "rdma" {
+        let file = std::env::temp_dir().join(format!("thunder-cables-{}.json", std::process::id()));
+        std::fs::write(&file, cables::device_file(setting.size)).unwrap();
+        command.env("THUNDER_RDMA_DEVICES", file).env("THUNDER_RDMA_MODE", mode);
+    }
     let mut child = command
         .env(WORK, setting.work)
         .env("THUNDER_RANK", rank.to_string())
         .env("THUNDER_WORLD_SIZE", setting.size.to_string())
         .env("THUNDER_COORDINATOR", format!("{coordinator}:{port}"))
         .env("THUNDER_SECRET", "of these tests")
-        .env("THUNDER_TRANSPORT", setting.transport)
+        .env("THUNDER_TRANSPORT", transport)
         .env("THUNDER_STALL_LIMIT_MS", setting.stall_limit.as_millis().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -10,6 +10,8 @@ use crate::{Test, cases};
 const SIZE: usize = 3;
 /// The stall limit of ranks that may be stopped.
 const STALL: Duration = Duration::from_millis(500);
+/// And on emulated processors.
+const STALL_EMULATED: Duration = Duration::from_secs(2);
 /// A blow falls within this time after all ranks have begun.
 const MOMENT_US: u64 = 60_000;
 
@@ -34,7 +36,7 @@ const WORKS: [&str; 15] = [
 const BOUNDED_WORKS: usize = 13;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Blow {
+pub enum Blow {
     Kill,
     Stop,
     CutLink,
@@ -50,7 +52,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-fn series(blow: Blow, transport: &str) {
+pub fn series(blow: Blow, transport: &str) {
     let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
     let (runs, seed) = (number("THUNDER_FAILURE_RUNS", 3), number("THUNDER_FAILURE_SEED", 1));
     let hosts = (blow == Blow::CutLink).then(|| Hosts::new(SIZE));
@@ -82,7 +84,8 @@ fn strike(
     victim: usize,
     moment: Duration,
 ) -> Duration {
-    let stall_limit = if blow == Blow::Stop { STALL } else { Duration::from_secs(20) };
+    let stall = if transport.starts_with("rdma") { STALL_EMULATED } else { STALL };
+    let stall_limit = if blow == Blow::Stop { stall } else { Duration::from_secs(20) };
     let mut ranks = Ranks::start_ready(Setting { size: SIZE, work, transport, stall_limit, hosts });
     std::thread::sleep(moment);
     let struck = Instant::now();
@@ -92,7 +95,7 @@ fn strike(
         (Blow::CutLink, hosts) => hosts.expect("made for this blow").cut(victim),
     }
     let (word, limit) = match blow {
-        Blow::Stop => ("stalled", STALL + cases::LIMIT),
+        Blow::Stop => ("stalled", stall + cases::LIMIT),
         Blow::Kill | Blow::CutLink => ("lost", cases::LIMIT),
     };
     let mut slowest = Duration::ZERO;

@@ -1,6 +1,6 @@
 //! What a rank's process does.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,8 @@ use thunder_collectives::{Algorithm, CommError, Config, Group, Op};
 
 use crate::operations;
 
+/// How long the end of a failed group may take: the goodbye to a rank that is stopped waits for a second.
+const DROP_LIMIT: Duration = Duration::from_millis(1500);
 /// How long threads that have nothing left to do may take to end.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(2);
 /// How long `steady` goes on.
@@ -39,8 +41,12 @@ pub fn run(work: &str) {
                 }
             };
             println!("{}", describe(&error));
+            let dropped = Instant::now();
             drop(group);
-            println!("{}", before.left());
+            match dropped.elapsed() {
+                took if took > DROP_LIMIT => println!("not clean: the end took {took:?}"),
+                _ => println!("{}", before.left()),
+            }
         }
     }
 }
@@ -131,16 +137,13 @@ fn steady(mut group: Group) {
     println!("done");
 }
 
-/// Once a rank is lost, forms a group without it, and then one with it again.
+/// Once a rank is lost, forms a group without it, whose coordinator is the lowest that is left, and then one with it again.
 fn rebuild(mut group: Group, config: &Config) {
-    let (rank, size) = (group.rank(), group.size());
-    let listeners = (rank == 0).then(|| [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap()));
-    let mut ports = [0u16; 2];
-    if let Some(listeners) = &listeners {
-        ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
-    }
-    group.broadcast(0, &mut ports).unwrap();
-    println!("ready {}", ports[1]);
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let own = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    let mut ports = vec![0; 2 * group.size()];
+    group.all_gather(&own, &mut ports, &vec![2; group.size()]).unwrap();
+    println!("ready {}", own[1]);
     let lost = loop {
         match group.barrier() {
             Ok(()) => {}
@@ -149,17 +152,16 @@ fn rebuild(mut group: Group, config: &Config) {
         }
     };
     drop(group);
-    let mut listeners = listeners.into_iter().flatten();
-    let mut form = |rank: usize, size: usize, port: u16| {
-        let mut next = config.clone();
-        (next.rank, next.size) = (rank, size);
-        next.coordinator = SocketAddr::from(([127, 0, 0, 1], port)).to_string();
-        next.listener = listeners.next().map(Arc::new);
-        Group::init(next).unwrap()
+    let [for_survivors, for_all] = listeners.map(Arc::new);
+    let form = |mut config: Config, port: u16, listener| {
+        config.coordinator = format!("127.0.0.1:{port}");
+        config.listener = (config.rank == 0).then_some(listener);
+        Group::init(config).unwrap()
     };
-    let mut without = form(rank - usize::from(rank > lost), size - 1, ports[0]);
-    println!("without {lost}: {}", sum(&mut without));
-    println!("whole {}", sum(&mut form(rank, size, ports[1])));
+    let first = usize::from(lost == 0);
+    let mut survivors = form(config.without(lost), ports[2 * first], for_survivors);
+    println!("without {lost}: {}", sum(&mut survivors));
+    println!("whole {}", sum(&mut form(config.clone(), ports[1], for_all)));
 }
 
 fn sum(group: &mut Group) -> f32 {

@@ -10,6 +10,7 @@
 
 mod abort;
 mod credit;
+mod facing;
 #[cfg(test)]
 mod foreign_bytes;
 mod frame;
@@ -20,7 +21,9 @@ pub use self::abort::Abort;
 pub use self::setup::{Armed, ChannelAddress, ChannelOptions, LaneAddress, Link, Mode, Pending, Readiness};
 
 use self::lane::Lane;
+use crate::device::Context;
 use crate::error::{Error, Result};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a wait sees nothing before it asks the peer for a frame, whose number tells of a loss.
@@ -32,6 +35,8 @@ const ROUNDS_PER_LOOK: u32 = 64;
 
 /// A connected stream to one peer.
 pub struct Channel {
+    /// What each link's frames go out of.
+    ports: Vec<(Arc<Context>, u8)>,
     /// The first has short slots; the rest, if any, have long ones.
     lanes: Vec<Lane>,
     next_bulk: usize,
@@ -47,8 +52,18 @@ pub struct Channel {
 }
 
 impl Channel {
-    fn new(lanes: Vec<Lane>, abort: Abort) -> Self {
-        Self { lanes, next_bulk: 0, next_out: 0, next_in: 0, reading: None, consumed: 0, abort, broken: None }
+    fn new(ports: Vec<(Arc<Context>, u8)>, lanes: Vec<Lane>, abort: Abort) -> Self {
+        Self {
+            ports,
+            lanes,
+            next_bulk: 0,
+            next_out: 0,
+            next_in: 0,
+            reading: None,
+            consumed: 0,
+            abort,
+            broken: None,
+        }
     }
 
     /// Takes in what has arrived and returns credits. Fails if a request failed, a frame was lost, or [`Abort`] was
@@ -224,10 +239,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Asks the peer for a frame on every lane: if one before it was lost, its number tells. For whoever waits long.
+    /// Asks the peer for a frame on every lane: if one before it was lost, its number tells. For whoever waits long; fails if a
+    /// port is down, which no frame could tell.
     pub fn probe(&mut self) -> Result<()> {
+        let checked = self.check_ports();
+        self.guard(checked)?;
         let probed = self.lanes.iter_mut().try_for_each(Lane::probe);
         self.guard(probed)
+    }
+
+    /// Whether all ports of the channel are active.
+    pub fn check_ports(&self) -> Result<()> {
+        self.ports.iter().try_for_each(|(context, port)| {
+            let state = context.port_state(*port)?;
+            if state.is_active() {
+                return Ok(());
+            }
+            Err(Error::PortDown { device: context.name().to_string(), port: *port, state })
+        })
     }
 
     /// One round of a wait in which nothing happened.

@@ -45,7 +45,8 @@ impl Mode {
 pub struct Link {
     /// The device at this end.
     pub context: Arc<Context>,
-    /// The address by which the device's interface faces the peer; without it, the interface's own is used.
+    /// The address by which the device's interface faces the peer ([`Link::face_peer`] finds it); without it, the
+    /// interface's own is used.
     pub facing: Option<Ipv4Addr>,
 }
 
@@ -135,6 +136,7 @@ pub struct Readiness {
 pub struct Pending {
     options: ChannelOptions,
     address: ChannelAddress,
+    ports: Vec<(Arc<Context>, u8)>,
     lanes: Vec<(QueuePair<Init>, LaneShape)>,
 }
 
@@ -147,6 +149,7 @@ struct LaneShape {
 
 /// Connected, receives posted. Nothing may be sent until the peer is as far, and it says so by its [`Readiness`].
 pub struct Armed {
+    ports: Vec<(Arc<Context>, u8)>,
     lanes: Vec<(QueuePair<ReadyToSend>, LaneShape, LaneAddress)>,
     mode: Mode,
     sessions: (u32, u32),
@@ -157,7 +160,7 @@ impl Channel {
     /// Makes the queue pairs of a channel over `links`.
     pub fn prepare(links: &[Link], options: ChannelOptions) -> Result<Pending> {
         options.check()?;
-        let mut lanes = Vec::new();
+        let (mut ports, mut lanes) = (Vec::new(), Vec::new());
         for (index, link) in links.iter().enumerate() {
             let domain = ProtectionDomain::new(&link.context)?;
             let port = link.context.choose_port(link.facing)?;
@@ -168,6 +171,7 @@ impl Channel {
                 let pair = QueuePair::create(&domain, options.queue(slot_bytes, slots))?.init(&port)?;
                 lanes.push((pair, LaneShape { slot_bytes, slots, equal_frames }));
             }
+            ports.push((Arc::clone(&link.context), port.number));
         }
         if lanes.is_empty() {
             let rule = "a channel needs at least one".to_string();
@@ -179,7 +183,7 @@ impl Channel {
             .collect();
         let (mode, session) = (options.mode, crate::random_u32()?);
         let address = ChannelAddress { version: VERSION, mode, session, lanes: addresses };
-        Ok(Pending { options, address, lanes })
+        Ok(Pending { options, address, ports, lanes })
     }
 }
 
@@ -207,7 +211,8 @@ impl Pending {
             lanes.push((pair, shape, peer.clone()));
         }
         let sessions = (self.address.session, peer.session);
-        Ok(Armed { lanes, mode: self.options.mode, sessions, readiness: Readiness { slots } })
+        let (ports, mode) = (self.ports, self.options.mode);
+        Ok(Armed { ports, lanes, mode, sessions, readiness: Readiness { slots } })
     }
 
     /// Connects by exchanging addresses, then readiness, over a stream to the peer, whose time limits are the
@@ -268,7 +273,7 @@ impl Armed {
                 equal_frames: shape.equal_frames,
             })
         });
-        Ok(Channel::new(lanes.collect(), abort))
+        Ok(Channel::new(self.ports, lanes.collect(), abort))
     }
 }
 

@@ -2,25 +2,30 @@
 
 use crate::world::*;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use thunder_verbs::{Abort, Channel, ChannelOptions, Mode, Profile};
+use thunder_verbs::{Abort, Channel, ChannelOptions, Link, Mode, Profile};
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for mode in MODES {
         tests.push((format!("ping_pong_{mode:?}"), Arc::new(move || ping_pong(mode, Profile::LINUX))));
-        tests.push((format!("odd_sizes_on_one_link_{mode:?}"), Arc::new(move || odd_sizes(mode, 1))));
-        tests.push((
-            format!("odd_sizes_striped_over_two_links_{mode:?}"),
-            Arc::new(move || odd_sizes(mode, 2)),
-        ));
+        for (links, on) in [(1, "on_one_link"), (2, "striped_over_two_links")] {
+            let name = format!("odd_sizes_{on}_{mode:?}");
+            tests.push((name, Arc::new(move || odd_sizes(mode, links, Profile::LINUX))));
+        }
         for ranks in [3, 4] {
             let name = format!("everyone_to_everyone_{ranks}_ranks_{mode:?}");
             tests.push((name, Arc::new(move || everyone_to_everyone(mode, ranks))));
         }
     }
     tests.push(("ping_pong_by_apples_rules".into(), Arc::new(|| ping_pong(Mode::Uc, Profile::APPLE))));
+    for (links, on) in [(1, "on_one_link"), (2, "striped_over_two_links")] {
+        let name = format!("odd_sizes_{on}_by_apples_rules");
+        tests.push((name, Arc::new(move || odd_sizes(Mode::Uc, links, Profile::APPLE))));
+    }
+    tests.push(("both_ends_face_each_other_by_the_network_that_they_share".into(), Arc::new(facing)));
     tests.push(("not_one_of_100000_messages_is_lost_over_uc".into(), Arc::new(a_hundred_thousand)));
     tests.push(("short_and_long_writes_stay_in_order".into(), Arc::new(mixed_lanes)));
     tests
@@ -57,14 +62,14 @@ fn ping_pong(mode: Mode, profile: Profile) {
 }
 
 /// From one byte to 16 MiB, around every border of slots and frames, both ways at once.
-fn odd_sizes(mode: Mode, links: usize) {
+fn odd_sizes(mode: Mode, links: usize, profile: Profile) {
     let options = ChannelOptions::new(mode);
     let payload = options.long_slot_bytes - 40;
     let sizes = [1, 2, 3, 63, 64, 65, 1000, 4055, 4056, 4057, 4096, 8191, payload - 1, payload, payload + 1]
         .into_iter()
         .chain([65_536, 100_003, (1 << 20) - 1, (1 << 20) + 7, 1 << 24]);
     let sizes: Vec<usize> = sizes.collect();
-    let channels = channel_pair(options, links, Profile::LINUX, &Abort::new());
+    let channels = channel_pair(options, links, profile, &Abort::new());
     both(channels, |rank, channel| {
         for (round, size) in sizes.iter().enumerate() {
             let seed = |rank: usize| (round * 2 + rank + 1) as u64;
@@ -79,6 +84,42 @@ fn odd_sizes(mode: Mode, links: usize) {
                 println!("{mode:?}, {links} link(s): {mb_each_way:.0} MB/s each way");
             }
         }
+    });
+}
+
+/// Each end has an address more, as from a VLAN, of which the peer has none.
+fn facing() {
+    let ends: Vec<End> = [(0, 1), (1, 0)]
+        .map(|(rank, peer)| ends().into_iter().find(|end| (end.rank, end.peer) == (rank, peer)).unwrap())
+        .into();
+    let ip = |verb: &str| {
+        for (end, address) in ends.iter().zip(["10.1.1.1/24", "172.16.1.2/24"]) {
+            let interface = end.device.strip_prefix("rdma_").expect("named after its interface");
+            let status = Command::new("ip").args(["address", verb, address, "dev", interface]).status();
+            assert!(status.unwrap().success(), "ip address {verb} {address} dev {interface}");
+        }
+    };
+    ip("add");
+    let (mut a, mut b) = UnixStream::pair().unwrap();
+    let [mut here, mut there] = [(0, 1), (1, 0)].map(|(rank, peer)| {
+        let mut links = links(rank, peer, 1, Profile::LINUX);
+        links[0].facing = None;
+        links
+    });
+    assert_eq!(here[0].context.addresses().unwrap().len(), 2, "the device has the new address too");
+    std::thread::scope(|scope| {
+        scope.spawn(|| Link::face_peer(&mut there, &mut b).unwrap());
+        Link::face_peer(&mut here, &mut a).unwrap();
+    });
+    assert_eq!([here[0].facing, there[0].facing], [Some(ends[0].ip), Some(ends[1].ip)]);
+    ip("del");
+
+    // One end that lists a cable less is told so.
+    let (mut a, mut b) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(Link::face_peer(&mut there, &mut b)));
+        let error = Link::face_peer(&mut [here.clone(), here.clone()].concat(), &mut a).unwrap_err();
+        assert!(error.to_string().contains("cables here 2, there 1"), "{error}");
     });
 }
 

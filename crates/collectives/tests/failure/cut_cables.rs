@@ -1,0 +1,109 @@
+//! Blows at ranks that talk over RDMA, on the devices of `tools/rdma-vm`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::Test;
+use crate::cables::{self, End};
+use crate::cases::{self, LIMIT, setting};
+use crate::ranks::Ranks;
+use crate::series::{Blow, series};
+
+const MODES: [&str; 3] = ["rdma uc", "rdma rc", "rdma rc-write"];
+/// Longer than a port takes to be up again.
+const PORT_LIMIT: Duration = Duration::from_secs(5);
+
+pub fn tests() -> Vec<Test> {
+    vec![
+        ("series_kill_rdma_uc", || series(Blow::Kill, MODES[0]), true),
+        ("series_kill_rdma_rc", || series(Blow::Kill, MODES[1]), true),
+        ("series_kill_rdma_rc_write", || series(Blow::Kill, MODES[2]), true),
+        ("series_stop_rdma_uc", || series(Blow::Stop, MODES[0]), true),
+        ("series_stop_rdma_rc", || series(Blow::Stop, MODES[1]), true),
+        ("series_stop_rdma_rc_write", || series(Blow::Stop, MODES[2]), true),
+        ("a_cable_that_is_cut_is_a_lost_rank_at_both_ends", cut, true),
+        ("an_idle_wait_over_a_cable_notices_the_cut", cut_while_idle, true),
+        ("survivors_over_cables_go_on_without_the_rank_and_then_with_it", rebuilt, true),
+    ]
+}
+
+/// A cable that is out until this is dropped.
+struct Cut {
+    end: End,
+}
+
+impl Cut {
+    /// Of the first cable between two ranks.
+    fn new(rank: usize, peer: usize) -> Self {
+        let mut ends = cables::ends().into_iter();
+        let cut = Self { end: ends.find(|end| (end.rank, end.peer) == (rank, peer)).expect("a cable") };
+        run(&["ip", "link", "set", interface(&cut.end.device), "down"]);
+        cut
+    }
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        let (here, there) = (interface(&self.end.device), interface(&self.end.peer_device));
+        run(&["ip", "link", "set", here, "up"]);
+        // The neighbour was forgotten with the cut.
+        let address = std::fs::read_to_string(format!("/sys/class/net/{there}/address")).unwrap();
+        let neighbour = ["ip", "neigh", "replace", &self.end.peer_ip, "dev", here, "lladdr", address.trim()];
+        run(&[&neighbour[..], &["nud", "permanent"]].concat());
+        let started = Instant::now();
+        for device in [&self.end.device, &self.end.peer_device] {
+            let state = format!("/sys/class/infiniband/{device}/ports/1/state");
+            while !std::fs::read_to_string(&state).unwrap().contains("ACTIVE") {
+                assert!(started.elapsed() < PORT_LIMIT, "{device} does not come up again");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}
+
+fn interface(device: &str) -> &str {
+    device.strip_prefix("rdma_").expect("named after its interface")
+}
+
+fn run(words: &[&str]) {
+    let status = Command::new(words[0]).args(&words[1..]).status();
+    assert!(status.unwrap().success(), "{words:?} failed");
+}
+
+/// The third rank has its cables, and is told.
+fn cut() {
+    for mode in MODES {
+        for work in ["small", "large", "barrier", "all_to_all"] {
+            let mut ranks = Ranks::start_ready(setting(work, mode, Duration::from_secs(20)));
+            std::thread::sleep(Duration::from_millis(21));
+            let moment = Instant::now();
+            let _cut = Cut::new(1, 2);
+            for (rank, lost) in [(1, &["lost 2"][..]), (2, &["lost 1"]), (0, &["lost 1", "lost 2"])] {
+                let (came, line) = ranks.next_line(rank);
+                assert!(lost.contains(&line.as_str()), "{work} over {mode}: rank {rank} says {line}");
+                let after = came - moment;
+                assert!(after < LIMIT, "{work} over {mode}: rank {rank} took {after:?}");
+                println!("{work} over {mode}: rank {rank} says {line} after {after:?}");
+            }
+        }
+    }
+}
+
+fn cut_while_idle() {
+    for mode in MODES {
+        let mut ranks = Ranks::start_ready(setting("idle", mode, Duration::from_millis(500)));
+        // Longer than the stall limit, which does not apply here.
+        std::thread::sleep(Duration::from_secs(1));
+        let moment = Instant::now();
+        let _cut = Cut::new(0, 2);
+        for (rank, lost) in [(0, &["lost 2"][..]), (2, &["lost 0"]), (1, &["lost 0", "lost 2"])] {
+            let (came, line) = ranks.next_line(rank);
+            assert!(lost.contains(&line.as_str()), "{mode}: rank {rank} says {line}");
+            assert!(came - moment < LIMIT, "{mode}: rank {rank} took {:?}", came - moment);
+        }
+    }
+}
+
+fn rebuilt() {
+    MODES.into_iter().for_each(cases::rebuilt_over);
+}
