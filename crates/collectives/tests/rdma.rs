@@ -7,6 +7,8 @@
 mod cables;
 #[path = "common/operations.rs"]
 mod operations;
+#[path = "common/order.rs"]
+mod order;
 
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +32,7 @@ fn main() {
             let name = format!("every_operation_{mode:?}_{ranks}_ranks_{cables}_cables");
             add(name, Box::new(move || every_operation(mode, ranks, cables)));
         }
+        add(format!("hundred_runs_give_the_same_bits_{mode:?}"), Box::new(move || same_bits(mode)));
     }
     add("some_pairs_by_rdma_others_by_shared_memory".into(), Box::new(mixed));
     add("a_lost_frame_is_told_from_a_lost_rank".into(), Box::new(lost_frame));
@@ -45,6 +48,8 @@ fn groups(mode: RdmaMode, ranks: usize, cables: usize) -> Vec<Group> {
     local::groups_with(ranks, |config| {
         config.transport = TransportChoice::Rdma;
         config.rdma = Some(rdma(Some(mode), config.rank, ranks, cables));
+        // Emulated processors take their time between two operations on 16 MiB.
+        config.stall_limit = Duration::from_secs(60);
     })
     .unwrap()
 }
@@ -69,6 +74,15 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
         assert_eq!(reversed.transport((reversed.rank() + 1) % ranks), Transport::Rdma);
         operations::check_all(&mut reversed, 9);
     });
+}
+
+fn same_bits(mode: RdmaMode) {
+    for ranks in 2..=4 {
+        local::run_on(groups(mode, ranks, 1), |mut group| {
+            order::check(&mut group);
+            order::check_ring(&mut group);
+        });
+    }
 }
 
 fn mixed() {

@@ -119,7 +119,8 @@ pub fn check_all(group: &mut Group, length: usize) {
     placed.copy_from_slice(&whole);
     group.reduce_scatter_in_place(&mut placed, &counts, Op::Max).expect("reduce_scatter_in_place");
     assert!(placed == whole, "reduce_scatter_in_place of {counts:?}");
-    let mut swapped: Vec<u16> = (0..ranks).flat_map(|peer| vec![peer as u16; length]).collect();
+    let mut swapped = vec![0u16; ranks * length];
+    swapped.chunks_mut(length).zip(0..).for_each(|(part, peer)| part.fill(peer));
     polled(group.start_all_to_all_in_place(&mut swapped, &vec![length; ranks]).expect("start_all_to_all"));
     assert!(swapped.iter().all(|from| usize::from(*from) == rank), "all_to_all_in_place");
 
