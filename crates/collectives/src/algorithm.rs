@@ -53,15 +53,21 @@ impl Algorithm {
             Self::Ring => "ring",
         }
     }
+
+    /// All names, as a list for people.
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
 }
 
 impl std::str::FromStr for Algorithm {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
-            format!("unknown algorithm {name:?}: use {}", Self::ALL.map(Self::name).join(", "))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+            .ok_or_else(|| format!("unknown algorithm {name:?}: use {}", Self::names()))
     }
 }
 
@@ -105,7 +111,29 @@ fn part(count: usize, dtype: DType, rank: usize, size: usize) -> Range<usize> {
     (each * rank).min(count)..(each * (rank + 1)).min(count)
 }
 
-/// All-reduce in place.
+/// Whether an all-reduce travels in 8 bits.
+fn is_rounded(core: &Core, bytes: usize, (dtype, op): (DType, Op)) -> bool {
+    let suits = core.wire == Wire::Int8 && bytes >= INT8_BYTES && int8::suits(dtype, op);
+    suits && core.board_of_all().is_none()
+}
+
+/// Whether an all-reduce goes straight from memory to memory, if the ranks can read each other's.
+fn is_direct(core: &Core, bytes: usize, algorithm: Algorithm) -> bool {
+    let suits = bytes >= direct::FROM_BYTES && matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh);
+    suits && core.size > 1 && core.board_of_all().is_some()
+}
+
+/// What an all-reduce for which `chosen` was chosen is done by. Rounded values travel in one step or by a mesh, and straight
+/// from memory is a mesh too; whether ranks can read it is known once they have tried.
+pub(crate) fn carried_out(core: &Core, bytes: usize, what: (DType, Op), chosen: Algorithm) -> Algorithm {
+    let by_mesh = match chosen {
+        Algorithm::OneShot => core.reads_mates == Some(true) && is_direct(core, bytes, chosen),
+        _ => is_rounded(core, bytes, what),
+    };
+    if by_mesh { Algorithm::Mesh } else { chosen }
+}
+
+/// All-reduce in place, by what [`carried_out`] says.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype` until this returns.
@@ -116,18 +144,16 @@ pub(crate) async unsafe fn all_reduce(
     (dtype, op): (DType, Op),
     algorithm: Algorithm,
 ) -> Result<(), CommError> {
-    let record_bytes = core.board_of_all().map(Board::record_bytes);
-    let rounded = core.wire == Wire::Int8 && int8::suits(dtype, op);
-    if rounded && record_bytes.is_none() && count * dtype.size() >= INT8_BYTES {
+    let bytes = count * dtype.size();
+    if is_rounded(core, bytes, (dtype, op)) {
         // SAFETY: as promised by the caller.
         return unsafe { int8::all_reduce(core, data, count, dtype, algorithm).await };
     }
-    let long = count * dtype.size() >= direct::FROM_BYTES;
-    let on_board = matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh) && record_bytes.is_some();
-    if on_board && long && core.size > 1 && core.reads_mates().await? {
+    if is_direct(core, bytes, algorithm) && core.reads_mates().await? {
         // SAFETY: as promised by the caller.
         return unsafe { direct::all_reduce(core, data, count, (dtype, op)).await };
     }
+    let record_bytes = core.board_of_all().map(Board::record_bytes);
     match (algorithm, record_bytes) {
         // SAFETY: as promised by the caller.
         (Algorithm::OneShot, Some(bytes)) => unsafe {

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::{Algorithm, CommError, Element, Group, Op};
+use crate::cost::PROBE_BYTES;
+use crate::{Algorithm, CommError, Cost, DType, Element, Group, Op};
 
 /// An operation that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -15,6 +16,10 @@ pub enum Operation {
     AllGather,
     ReduceScatter,
     Broadcast,
+    /// To rank 0.
+    Gather,
+    /// From rank 0.
+    Scatter,
     AllToAll,
     /// Rank 0 to rank 1 and back; the time is half of that.
     SendRecv,
@@ -23,11 +28,13 @@ pub enum Operation {
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::AllReduce,
         Self::AllGather,
         Self::ReduceScatter,
         Self::Broadcast,
+        Self::Gather,
+        Self::Scatter,
         Self::AllToAll,
         Self::SendRecv,
         Self::Barrier,
@@ -40,10 +47,17 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::Broadcast => "broadcast",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
             Self::AllToAll => "all_to_all",
             Self::SendRecv => "send_recv",
             Self::Barrier => "barrier",
         }
+    }
+
+    /// All names, as a list for people.
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
     }
 
     /// Bytes that cross the busiest rank's link per byte of the operation, as NCCL's tests count them, so that figures of
@@ -52,7 +66,7 @@ impl Operation {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {
             Self::AllReduce => 2.0 * others,
-            Self::AllGather | Self::ReduceScatter | Self::AllToAll => others,
+            Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll => others,
             Self::Broadcast | Self::SendRecv => 1.0,
             Self::Barrier => 0.0,
         }
@@ -63,10 +77,8 @@ impl std::str::FromStr for Operation {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|operation| operation.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|operation| operation.name()).collect();
-            format!("unknown operation {name:?}: use {}", names.join(", "))
-        })
+        let known = Self::ALL.into_iter().find(|operation| operation.name() == name);
+        known.ok_or_else(|| format!("unknown operation {name:?}: use {}", Self::names()))
     }
 }
 
@@ -75,9 +87,11 @@ impl std::str::FromStr for Operation {
 pub struct Plan {
     /// The operations, in this order.
     pub operations: Vec<Operation>,
-    /// Bytes of the whole message: what a rank holds after an all_gather, before a reduce_scatter.
+    /// Bytes of the whole message: what a rank holds after an all_gather, before a reduce_scatter, the root of a gather or
+    /// scatter.
     pub sizes: Vec<usize>,
-    /// Algorithms of the all-reduce; empty: the one that the group chooses for each size.
+    /// Algorithms of the all-reduce to force; empty: the one that the group chooses for each size. Those that come down to
+    /// the same have one row.
     pub algorithms: Vec<Algorithm>,
     /// Time to spend on each row, roughly.
     pub time_per_row: Duration,
@@ -113,7 +127,7 @@ impl Default for Plan {
 pub struct Row {
     /// The operation.
     pub operation: Operation,
-    /// The all-reduce's algorithm.
+    /// The algorithm by which the all-reduce was done.
     pub algorithm: Option<Algorithm>,
     /// What this rank talks over, e.g. `shared memory` or `shared memory + tcp`.
     pub transport: String,
@@ -148,29 +162,66 @@ pub fn run<T: Element>(group: &mut Group, plan: &Plan) -> Result<Vec<Row>, CommE
     let mut rows = Vec::new();
     for operation in &plan.operations {
         let sizes: &[usize] = if *operation == Operation::Barrier { &[0] } else { &plan.sizes };
-        for bytes in sizes {
-            if *operation != Operation::AllReduce {
-                rows.push(measure::<T>(group, *operation, *bytes, None, plan.time_per_row)?);
+        // Elements are whole.
+        for bytes in sizes.iter().map(|bytes| bytes.next_multiple_of(size_of::<T>())) {
+            if *operation != Operation::AllReduce || plan.algorithms.is_empty() {
+                rows.push(measure::<T>(group, *operation, bytes, plan.time_per_row)?);
                 continue;
             }
-            let chosen = [group.algorithm(*bytes)];
-            let algorithms = if plan.algorithms.is_empty() { &chosen[..] } else { &plan.algorithms };
-            for algorithm in algorithms {
+            let first = rows.len();
+            for algorithm in &plan.algorithms {
                 let before = group.force_algorithm(Some(*algorithm));
-                let row = measure::<T>(group, *operation, *bytes, Some(*algorithm), plan.time_per_row);
+                let comes_to = Some(group.algorithm(bytes, T::DTYPE, Op::Sum));
+                let is_new = rows[first..].iter().all(|row: &Row| row.algorithm != comes_to);
+                let row = is_new.then(|| measure::<T>(group, *operation, bytes, plan.time_per_row));
                 group.force_algorithm(before);
-                rows.push(row?);
+                rows.extend(row.transpose()?);
             }
         }
     }
     Ok(rows)
 }
 
+/// What the group's choice of algorithms goes by.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CostRow {
+    /// As in [`Row`].
+    pub transport: String,
+    /// The cost of an algorithm.
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// The least power of two of bytes from which sums of floats are done by it, if any are.
+    pub from_bytes: Option<usize>,
+}
+
+/// The costs that the group has found, of the algorithms that it has: rounded values take fewer ways than exact ones.
+pub fn costs(group: &mut Group) -> Vec<CostRow> {
+    // There is nothing to choose.
+    if group.size() == 1 {
+        return Vec::new();
+    }
+    let transport = transports(group);
+    let algorithm = |group: &Group, bytes| group.algorithm(bytes, DType::F32, Op::Sum);
+    let before = group.force_algorithm(None);
+    let mut rows = Vec::new();
+    for cost in group.costs() {
+        let from_bytes =
+            (0..usize::BITS).map(|power| 1 << power).find(|bytes| algorithm(group, *bytes) == cost.algorithm);
+        group.force_algorithm(Some(cost.algorithm));
+        let was_probed = algorithm(group, PROBE_BYTES[1]) == cost.algorithm;
+        group.force_algorithm(None);
+        if was_probed || from_bytes.is_some() {
+            rows.push(CostRow { transport: transport.clone(), cost, from_bytes });
+        }
+    }
+    group.force_algorithm(before);
+    rows
+}
+
 fn measure<T: Element>(
     group: &mut Group,
     operation: Operation,
     bytes: usize,
-    algorithm: Option<Algorithm>,
     time_per_row: Duration,
 ) -> Result<Row, CommError> {
     let size = group.size();
@@ -200,7 +251,8 @@ fn measure<T: Element>(
     let [median_us, p99_us, min_us] = figures;
     Ok(Row {
         operation,
-        algorithm,
+        // Asked for at the end: until it has been tried, nobody knows whether the ranks can read each other's memory.
+        algorithm: (operation == Operation::AllReduce).then(|| group.algorithm(bytes, T::DTYPE, Op::Sum)),
         transport: transports(group),
         ranks: size,
         bytes,
@@ -235,7 +287,7 @@ struct Work<T> {
 
 impl<T: Element> Work<T> {
     fn new(operation: Operation, bytes: usize, ranks: usize) -> Self {
-        let count = bytes.div_ceil(size_of::<T>());
+        let count = bytes / size_of::<T>();
         let counts = (0..ranks).map(|rank| count * (rank + 1) / ranks - count * rank / ranks).collect();
         let even = vec![count / ranks; ranks];
         Self { operation, data: vec![T::default(); count], other: vec![T::default(); count], counts, even }
@@ -251,6 +303,14 @@ impl<T: Element> Work<T> {
                 group.reduce_scatter(&self.data, own, &self.counts, Op::Sum)
             }
             Operation::Broadcast => group.broadcast(0, &mut self.data),
+            Operation::Gather => {
+                let own = &self.data[..self.counts[rank]];
+                group.gather(0, own, (rank == 0).then_some(&mut self.other[..]), &self.counts)
+            }
+            Operation::Scatter => {
+                let own = &mut self.other[..self.counts[rank]];
+                group.scatter(0, (rank == 0).then_some(&self.data[..]), own, &self.counts)
+            }
             Operation::AllToAll => {
                 let total: usize = self.even.iter().sum();
                 group.all_to_all(&self.data[..total], &self.even, &mut self.other[..total], &self.even)
@@ -269,7 +329,7 @@ impl<T: Element> Work<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TransportChoice, local};
+    use crate::{TransportChoice, Wire, local};
 
     #[test]
     fn every_operation_gives_a_row_per_size() {
@@ -283,9 +343,59 @@ mod tests {
             let rows = local::run(ranks, TransportChoice::Auto, |mut group| run::<f32>(&mut group, &plan));
             for rows in rows.unwrap() {
                 let rows = rows.unwrap();
-                assert_eq!(rows.len(), 3 * Algorithm::ALL.len() + 5 * 3 + 1);
+                assert_eq!(rows.len(), 3 * Algorithm::ALL.len() + 7 * 3 + 1);
                 assert!(rows.iter().all(|row| row.min_us <= row.median_us && row.median_us <= row.p99_us));
             }
+        }
+    }
+
+    fn all_reduces(sizes: &[usize]) -> Plan {
+        Plan {
+            sizes: sizes.to_vec(),
+            algorithms: Algorithm::ALL.to_vec(),
+            time_per_row: Duration::from_micros(10),
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn rounded_sums_have_a_row_for_each_way_that_they_take() {
+        let groups = local::groups_with(3, |config| {
+            (config.transport, config.wire) = (TransportChoice::Tcp, Wire::Int8);
+        });
+        let measured = local::run_on(groups.unwrap(), |mut group| {
+            group.tune()?;
+            Ok::<_, CommError>((run::<f32>(&mut group, &all_reduces(&[1023, 4]))?, costs(&mut group)))
+        });
+        for (rows, costs) in measured.into_iter().map(Result::unwrap) {
+            let done: Vec<_> = rows.iter().map(|row| (row.bytes, row.algorithm)).collect();
+            let expected: Vec<_> = [Algorithm::OneShot, Algorithm::Mesh]
+                .map(|algorithm| (1024, Some(algorithm)))
+                .into_iter()
+                .chain(Algorithm::ALL.map(|algorithm| (4, Some(algorithm))))
+                .collect();
+            assert_eq!(done, expected);
+            let long = costs.iter().filter(|row| row.from_bytes.is_none_or(|bytes| bytes >= 1024));
+            assert!(long.clone().count() > 0);
+            for row in long {
+                assert!(matches!(row.cost.algorithm, Algorithm::OneShot | Algorithm::Mesh), "{row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_read_straight_from_memory_is_called_a_mesh() {
+        let bytes = 2 << 20;
+        let measured = local::run(2, TransportChoice::Shm, |mut group| {
+            let rows = run::<f32>(&mut group, &all_reduces(&[bytes - 4, bytes]))?;
+            let reads_mates = group.core.reads_mates == Some(true);
+            let done: Vec<_> =
+                rows.iter().filter(|row| row.bytes == bytes).map(|row| row.algorithm).collect();
+            Ok::<_, CommError>((reads_mates, rows.len(), done))
+        });
+        for (reads_mates, rows, done) in measured.unwrap().into_iter().map(Result::unwrap) {
+            assert_eq!(done.contains(&Some(Algorithm::OneShot)), !reads_mates);
+            assert_eq!(rows, 2 * Algorithm::ALL.len() - usize::from(reads_mates));
         }
     }
 }

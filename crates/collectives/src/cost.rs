@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{Algorithm, CommError, Group, Op};
 
 /// The two sizes that the probe fits a line through: one where latency decides, one where bandwidth does.
-const PROBE_BYTES: [usize; 2] = [1 << 10, 256 << 10];
+pub(crate) const PROBE_BYTES: [usize; 2] = [1 << 10, 256 << 10];
 /// Calls per probe, and the time that they may take: there are two probes for each algorithm.
 const PROBE_CALLS: f64 = 24.0;
 const PROBE_US: f64 = 4000.0;
@@ -175,7 +175,7 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TransportChoice, local};
+    use crate::{DType, TransportChoice, local};
 
     fn even(ranks: usize, hosts: usize) -> Vec<Vec<usize>> {
         let each = ranks / hosts;
@@ -234,7 +234,9 @@ mod tests {
     #[test]
     fn all_ranks_choose_alike_after_tuning() {
         let chosen = local::run(3, TransportChoice::Auto, |mut group| {
-            group.tune().map(|()| [64, 8 << 10, 100 << 10, 8 << 20].map(|bytes| group.algorithm(bytes)))
+            group.tune().map(|()| {
+                [64, 8 << 10, 100 << 10, 8 << 20].map(|bytes| group.algorithm(bytes, DType::F32, Op::Sum))
+            })
         });
         let chosen = chosen.unwrap();
         assert!(chosen[0].is_ok());

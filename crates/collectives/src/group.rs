@@ -10,12 +10,13 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::algorithm;
 use crate::core::{Core, Patience};
 use crate::cost::{Cost, Model};
 use crate::header::Kind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, Address};
-use crate::{Algorithm, CommError, Config, DType, InitError, Transport};
+use crate::{Algorithm, CommError, Config, DType, InitError, Op, Transport};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
 const CROWDED_SPIN: Duration = Duration::from_micros(20);
@@ -132,13 +133,11 @@ impl Group {
         std::mem::replace(&mut self.forced, algorithm)
     }
 
-    /// The algorithm that an all-reduce of this many bytes of floats uses.
-    pub fn algorithm(&self, bytes: usize) -> Algorithm {
-        self.algorithm_of(bytes, DType::F32)
-    }
-
-    fn algorithm_of(&self, bytes: usize, dtype: DType) -> Algorithm {
-        self.forced.unwrap_or_else(|| self.model.choose(bytes, !dtype.is_float()))
+    /// The algorithm by which an all-reduce of this many bytes is done: the one that is forced, else the cheapest, but for
+    /// what [`Algorithm::OneShot`] and [`Wire::Int8`](crate::Wire::Int8) say.
+    pub fn algorithm(&self, bytes: usize, dtype: DType, op: Op) -> Algorithm {
+        let chosen = self.forced.unwrap_or_else(|| self.model.choose(bytes, !dtype.is_float()));
+        algorithm::carried_out(&self.core, bytes, (dtype, op), chosen)
     }
 
     /// What each algorithm is thought to cost; a guess before [`Group::tune`].

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -172,9 +173,10 @@ impl<S: Stream> Waiting<S> {
 }
 
 /// Accepts connections in the background, each handshake on a thread of its own, so that nobody can hold up the others.
-/// Ends when dropped.
+/// Ends when dropped; its address is free then.
 pub(crate) struct Door {
     open: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Door {
@@ -187,7 +189,7 @@ impl Door {
         let open = Arc::new(AtomicBool::new(true));
         let still_open = open.clone();
         let secret: Arc<[u8]> = secret.into();
-        std::thread::Builder::new().name("thunder-door".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("thunder-door".to_owned()).spawn(move || {
             let waiting = Arc::new(Waiting::default());
             while still_open.load(Ordering::Relaxed) {
                 let Ok(Some(mut stream)) = accept() else {
@@ -211,7 +213,7 @@ impl Door {
                 let _ = std::thread::Builder::new().name("thunder-guest".to_owned()).spawn(handshake);
             }
         })?;
-        Ok(Self { open })
+        Ok(Self { open, thread: Some(thread) })
     }
 
     pub fn tcp(
@@ -236,6 +238,10 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         self.open.store(false, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has closed its listener too.
+            let _ = thread.join();
+        }
     }
 }
 

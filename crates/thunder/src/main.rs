@@ -9,6 +9,7 @@ mod launch_command;
 mod log;
 mod model_command;
 mod plan;
+mod plot;
 mod prompt;
 mod run;
 mod serve;

@@ -49,6 +49,7 @@ fn flags() {
         (&["serve", "--host", "0.0.0.0", "--port", "0"], &["0.0.0.0", "API key", "127.0.0.1"]),
         (&["serve", "--port", "99999"], &["99999"]),
         (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
+        (&["bench", "comm", "--transport", "shm,pigeon"], &["pigeon", "--transport", "shm, tcp or rdma"]),
         (&["bench", "comm", "--sizes", "64K,1Q"], &["1Q", "--sizes", "64KiB"]),
         (&["bench", "kernels", "--op", "7/64"], &["7/64", "BITS/GROUP"]),
         (&["bench", "kernels", "--kernel", "sse"], &["--kernel sse", "portable"]),

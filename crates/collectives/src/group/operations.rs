@@ -15,7 +15,7 @@ impl Group {
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
         let count = data.len();
         let (pointer, bytes) = raw_bytes_of(data);
-        let algorithm = self.algorithm_of(bytes, T::DTYPE);
+        let algorithm = self.algorithm(bytes, T::DTYPE, op);
         self.run(bytes, false, Kind::AllReduce, async |core| {
             // SAFETY: `data` is borrowed until the operation has ended.
             unsafe { algorithm::all_reduce(core, pointer, count, (T::DTYPE, op), algorithm).await }

@@ -91,7 +91,7 @@ impl Group {
     ) -> Result<Pending<'a>, CommError> {
         let count = data.len();
         let (pointer, bytes) = raw_bytes_of(data);
-        let algorithm = self.algorithm_of(bytes, T::DTYPE);
+        let algorithm = self.algorithm(bytes, T::DTYPE, op);
         self.start(Kind::AllReduce, bytes, async move |core: &mut Core| {
             // SAFETY: `data` is borrowed until the operation has ended.
             unsafe { algorithm::all_reduce(core, pointer, count, (T::DTYPE, op), algorithm).await }

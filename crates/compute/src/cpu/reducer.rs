@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use thunder_collectives::{CommError, Group, Op, Stats};
+use thunder_collectives::{CommError, DType, Group, Op, Stats};
 
 use super::Buffer;
 
@@ -92,7 +92,7 @@ impl Reducer {
             Overlap::Always => true,
             Overlap::Auto => {
                 let (half, group) = (rows / 2 * self.row_bytes, self.group());
-                let algorithm = group.algorithm(half);
+                let algorithm = group.algorithm(half, DType::F32, Op::Sum);
                 let cost = group.costs().into_iter().find(|cost| cost.algorithm == algorithm);
                 cost.is_some_and(|cost| cost.predict_us(half) > cost_us)
             }

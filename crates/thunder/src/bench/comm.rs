@@ -5,33 +5,45 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use thunder_cluster::local::LocalRanks;
-use thunder_collectives::bench::{self, Operation, Plan, Row};
-use thunder_collectives::{Algorithm, Config, Group, Wire};
+use thunder_collectives::bench::{self, CostRow, Operation, Plan, Row};
+use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 
+use crate::plot::{self, Series};
 use crate::table;
 
 /// Latency and bandwidth of collectives among ranks
 ///
-/// Median, p99 and bus bandwidth per size, operation and algorithm. Start it on several machines with
-/// `thunder launch`, or with --ranks on this one.
+/// Median, p99 and bus bandwidth per size, operation, algorithm and transport, and the costs by which the group chooses its
+/// algorithms. Start it on several machines with `thunder launch`, or with --ranks on this one.
 #[derive(Args)]
 pub struct CommCommand {
     /// Ranks to start on this machine
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
     ranks: u16,
-    /// Operations: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send_recv, barrier, or all of them
-    #[arg(long = "op", value_delimiter = ',', default_value = "all_reduce", value_parser = operations)]
+    #[arg(
+        long = "op",
+        value_delimiter = ',',
+        default_value = "all_reduce",
+        value_parser = operations,
+        help = format!("Operations: {}, or all of them", Operation::names())
+    )]
     operations: Vec<Operations>,
     /// Message sizes in bytes, or as 64K or 1MiB, powers of 1024 both [default: 8 B to 64 MiB]
     #[arg(long, value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
-    /// Algorithms to force, one after the other: one-shot, mesh, chain, hierarchical, ring [default: what the cost model
-    /// chooses]
-    #[arg(long = "algorithm", value_delimiter = ',')]
+    #[arg(
+        long = "algorithm",
+        value_delimiter = ',',
+        help = format!(
+            "Algorithms to force, one after the other: {} [default: what the cost model chooses]",
+            Algorithm::names()
+        )
+    )]
     algorithms: Vec<Algorithm>,
-    /// What ranks of this machine talk over: auto, shm, tcp or rdma
-    #[arg(long, default_value = "auto", env = "THUNDER_TRANSPORT")]
-    transport: String,
+    /// What ranks of this machine talk over: auto, shm, tcp or rdma; several are measured one after the other, each by a group
+    /// of its own [default: THUNDER_TRANSPORT, else auto]
+    #[arg(long = "transport", value_delimiter = ',')]
+    transports: Vec<TransportChoice>,
     /// How sums travel between hosts: exact, or int8 for slow wires
     #[arg(long, env = "THUNDER_WIRE", default_value = "exact")]
     wire: Wire,
@@ -78,21 +90,15 @@ impl CommCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let (mut config, ranks) = match Config::from_env()? {
-            Some(mut config) => {
-                config.transport = self
-                    .transport
-                    .parse()
-                    .map_err(|remedy| anyhow::anyhow!("--transport {}: {remedy}", self.transport))?;
-                (config, None)
-            }
+            Some(config) => (config, None),
             None => {
-                let (config, ranks) = LocalRanks::start(self.ranks.into(), &self.transport)?;
+                // Ranks of this machine have the same arguments, so where those name transports this one is not used.
+                let transport = std::env::var("THUNDER_TRANSPORT").unwrap_or_else(|_| "auto".to_owned());
+                let (config, ranks) = LocalRanks::start(self.ranks.into(), &transport)?;
                 (config, Some(ranks))
             }
         };
         config.wire = self.wire;
-        let mut group = Group::init(config)?;
-        group.tune()?;
         let mut plan = Plan {
             operations: self.operations.iter().flat_map(|named| named.iter().copied()).collect(),
             algorithms: self.algorithms,
@@ -102,17 +108,29 @@ impl CommCommand {
         if !self.sizes.is_empty() {
             plan.sizes = self.sizes;
         }
-        let rows = match self.dtype.as_str() {
-            "bf16" => bench::run::<half::bf16>(&mut group, &plan)?,
-            _ => bench::run::<f32>(&mut group, &plan)?,
+        let measure = match self.dtype.as_str() {
+            "bf16" => bench::run::<half::bf16>,
+            _ => bench::run::<f32>,
         };
-        if group.rank() == 0 {
-            match self.json {
-                true => println!("{}", json!({ "dtype": self.dtype, "wire": self.wire, "rows": rows })),
-                false => print(&rows),
+        let transports = if self.transports.is_empty() { vec![config.transport] } else { self.transports };
+        let (mut rows, mut costs) = (Vec::new(), Vec::new());
+        for transport in transports {
+            // The next group's ranks meet where this one's did.
+            config.transport = transport;
+            let mut group = Group::init(config.clone())?;
+            group.tune()?;
+            rows.extend(measure(&mut group, &plan)?);
+            costs.extend(bench::costs(&mut group));
+            group.barrier()?;
+        }
+        if config.rank == 0 {
+            if self.json {
+                let report = json!({ "dtype": self.dtype, "wire": self.wire, "rows": rows, "costs": costs });
+                println!("{report}");
+            } else {
+                print(&plan.operations, &rows, &costs);
             }
         }
-        group.barrier()?;
         if let Some(mut ranks) = ranks {
             ranks.finish();
         }
@@ -120,19 +138,16 @@ impl CommCommand {
     }
 }
 
-fn print(rows: &[Row]) {
-    let mut table = table::new(&[
-        "operation",
-        "bytes",
-        "algorithm",
-        "over",
-        "ranks",
-        "median µs",
-        "p99 µs",
-        "bus GB/s",
-        "",
-    ]);
-    let best = rows.iter().map(|row| row.bus_gb_per_s).fold(0.0, f64::max).max(1e-9);
+/// A size as it may be written on the command line.
+fn short(bytes: usize) -> String {
+    let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    let unit = units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
+fn print(operations: &[Operation], rows: &[Row], costs: &[CostRow]) {
+    let mut table =
+        table::new(&["operation", "bytes", "algorithm", "over", "ranks", "median µs", "p99 µs", "bus GB/s"]);
     for row in rows {
         table.add_row([
             row.operation.name().to_owned(),
@@ -142,11 +157,51 @@ fn print(rows: &[Row]) {
             row.ranks.to_string(),
             format!("{:.1}", row.median_us),
             format!("{:.1}", row.p99_us),
-            format!("{:.2}", row.bus_gb_per_s),
-            "▇".repeat((20.0 * row.bus_gb_per_s / best).round() as usize),
+            format!("{:.3}", row.bus_gb_per_s),
         ]);
     }
     println!("{table}");
+    if !costs.is_empty() {
+        print_costs(costs);
+    }
+    for operation in operations {
+        let plot = plot::logarithmic(&series(*operation, rows), |bytes| short(bytes as usize));
+        if !plot.is_empty() {
+            print!("\n{}: bus GB/s over bytes\n{plot}", operation.name());
+        }
+    }
+}
+
+fn print_costs(costs: &[CostRow]) {
+    let mut table = table::new(&["all-reduce by", "over", "fixed µs", "µs per KiB", "chosen from"]);
+    for CostRow { transport, cost, from_bytes } in costs {
+        table.add_row([
+            cost.algorithm.name().to_owned(),
+            transport.clone(),
+            format!("{:.1}", cost.fixed_us),
+            format!("{:.4}", cost.us_per_kib),
+            from_bytes.map_or("-".to_owned(), short),
+        ]);
+    }
+    println!("{table}");
+}
+
+/// The bandwidths of an operation, by algorithm and transport, in the order of the rows.
+fn series(operation: Operation, rows: &[Row]) -> Vec<Series> {
+    let mut all: Vec<Series> = Vec::new();
+    // What moves nothing has no place on a logarithmic axis.
+    for row in rows.iter().filter(|row| row.operation == operation && row.bus_gb_per_s > 0.0) {
+        let name = match row.algorithm {
+            Some(algorithm) => format!("{} over {}", algorithm.name(), row.transport),
+            None => row.transport.clone(),
+        };
+        let point = (row.bytes as f64, row.bus_gb_per_s);
+        match all.iter_mut().find(|series| series.name == name) {
+            Some(series) => series.points.push(point),
+            None => all.push(Series { name, points: vec![point] }),
+        }
+    }
+    all
 }
 
 #[cfg(test)]
