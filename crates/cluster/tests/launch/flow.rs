@@ -1,11 +1,17 @@
 //! What ranks print and read.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use thunder_cluster::launch::Input;
 
-use crate::harness::{alive, finish, local, marker, program, run, shell, start, wait_for};
+use crate::harness::{alive, finish, launcher, local, marker, program, run, shell, start, wait_for};
 use crate::programs::{LINES, line};
 
 pub fn integrity() {
@@ -25,6 +31,52 @@ pub fn last_line() {
     let run = run(&shell(2, "printf 'one\\ntwo €'; printf 'three' >&2"), b"");
     assert_eq!(run.sorted(), ["[0] one", "[0] two €", "[1] one", "[1] two €"]);
     assert!(run.stderr.contains("[0] three\n") && run.stderr.contains("[1] three\n"), "{}", run.stderr);
+}
+
+/// Three ranks that print to a terminal and to a pipe; what came to each.
+fn on_terminal(no_color: Option<&str>) -> (String, String) {
+    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&near).unwrap();
+    unlockpt(&near).unwrap();
+    let path = ptsname(&near, Vec::new()).unwrap();
+    let no_control = rustix::fs::OFlags::NOCTTY.bits() as i32;
+    let far = File::options().write(true).custom_flags(no_control).open(OsStr::from_bytes(path.as_bytes()));
+    let mut command = launcher(&shell(3, "echo out; echo err >&2"));
+    command.stdout(far.unwrap()).env_remove("NO_COLOR");
+    command.envs(no_color.map(|value| ("NO_COLOR", value)));
+    let child = command.spawn().unwrap();
+    // It holds the other end too, and only when all have closed it does the terminal hang up: with an error, on Linux.
+    drop(command);
+    let mut shown = Vec::new();
+    let _ = File::from(near).read_to_end(&mut shown);
+    let run = finish(child);
+    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    (String::from_utf8(shown).unwrap(), run.stderr)
+}
+
+pub fn colour() {
+    const PLAIN: [&str; 3] = ["[0] out", "[1] out", "[2] out"];
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    // A variable that is empty counts as none.
+    for no_color in [None, Some("")] {
+        let (shown, piped) = on_terminal(no_color);
+        assert!(!piped.contains('\x1b'), "a pipe is no terminal: {piped:?}");
+        let coloured = shown.lines().map(|line| {
+            let (colour, rest) = line.strip_prefix("\x1b[").and_then(|line| line.split_once('m')).unwrap();
+            let (prefix, rest) = rest.split_once("\x1b[0m").unwrap();
+            (colour.parse::<u8>().unwrap(), format!("{prefix}{rest}"))
+        });
+        let (colours, lines): (BTreeSet<u8>, Vec<String>) = coloured.unzip();
+        assert_eq!(sorted(&lines.join("\n")), PLAIN);
+        assert_eq!(colours.len(), 3, "each rank has its own: {shown:?}");
+        assert!(colours.iter().all(|colour| (31..=37).contains(colour)), "{colours:?}");
+    }
+    assert_eq!(sorted(&on_terminal(Some("1")).0), PLAIN);
+    assert_eq!(run(&shell(3, "echo out"), b"").sorted(), PLAIN);
 }
 
 pub fn raw() {

@@ -3,7 +3,7 @@
 use thunder_cluster::launch::Backend;
 
 use crate::harness::{local, program, run};
-use crate::remote;
+use crate::remote::Hosts;
 
 pub fn all_reduce() {
     for (backend, count) in
@@ -18,10 +18,10 @@ pub fn all_reduce() {
             (0..count).map(|rank| format!("[{rank}] rank {rank} of {count}: {sum}")).collect();
         assert_eq!(run.sorted(), expected);
     }
-    let folder = remote::fake_ssh(&["alpha", "beta"]);
+    let hosts = Hosts::fake(&["alpha", "beta"]);
     let command = program("reduce", &[]);
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    let mut launch = remote::launch(&folder, &["alpha", "beta", "localhost"], &command);
+    let mut launch = hosts.launch(&["alpha", "beta", "localhost"], &command);
     launch.directory = None;
     let run = run(&launch, b"");
     assert_eq!(run.status, Some(0), "{}", run.stderr);

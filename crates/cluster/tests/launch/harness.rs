@@ -46,14 +46,19 @@ pub fn local(count: usize, command: Vec<String>) -> Launch {
     launch
 }
 
-pub fn start(launch: &Launch) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+/// The launcher, its streams in pipes.
+pub fn launcher(launch: &Launch) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--as-launcher", &serde_json::to_string(launch).unwrap()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::piped());
+    command
+}
+
+pub fn start(launch: &Launch) -> Child {
+    launcher(launch).spawn().unwrap()
 }
 
 pub fn run(launch: &Launch, input: &[u8]) -> Run {

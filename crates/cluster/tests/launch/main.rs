@@ -7,8 +7,10 @@ mod group;
 mod harness;
 mod programs;
 mod remote;
+mod sshd;
 
 use libtest_mimic::{Arguments, Trial};
+use remote::Hosts;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -17,7 +19,8 @@ fn main() {
         Some("--as-rank") => programs::rank(&arguments[2]),
         _ => {}
     }
-    let tests: [(&str, fn()); 25] = [
+    const HOSTS: [&str; 2] = ["alpha", "beta"];
+    let tests: [(&str, fn()); 26] = [
         ("the_first_failing_ranks_status_is_the_launchers", ends::first_failure),
         ("success_is_success_and_silent", ends::success),
         ("a_signal_counts_as_128_and_its_number", ends::signal),
@@ -30,6 +33,7 @@ fn main() {
         ("ranks_do_not_outlive_a_killed_launcher", ends::launcher_killed),
         ("a_missing_program_is_named", ends::missing_program),
         ("200_000_lines_of_4_ranks_come_whole_and_in_order", flow::integrity),
+        ("each_rank_has_a_colour_on_a_terminal", flow::colour),
         ("a_last_line_without_newline_is_printed", flow::last_line),
         ("without_prefix_bytes_come_as_they_are", flow::raw),
         ("without_prefix_a_prompt_is_shown_at_once", flow::prompt),
@@ -37,18 +41,27 @@ fn main() {
         ("input_goes_where_it_is_told", flow::input),
         ("input_that_nobody_reads_does_not_block", flow::unread_input),
         ("an_idle_launcher_uses_no_cpu", flow::idle),
-        ("remote_ranks_get_variables_directory_and_input", remote::surroundings),
-        ("remote_ranks_are_ended_and_their_status_counts", remote::ending),
+        ("remote_ranks_get_variables_directory_and_input", || remote::surroundings(&Hosts::fake(&HOSTS))),
+        ("remote_ranks_are_ended_and_their_status_counts", || remote::ending(Hosts::fake(&HOSTS))),
         ("a_remote_rank_is_ended_before_it_has_a_group", remote::ended_at_once),
         ("a_host_with_job_control_and_without_setsid_will_do", remote::job_control),
         ("secrets_are_in_no_command_line", remote::secrets),
         ("groups_form_under_every_backend", group::all_reduce),
     ];
-    let trials = tests.map(|(name, test)| {
+    let over_real_ssh: [(&str, fn()); 2] = [
+        ("over_real_ssh_ranks_get_variables_directory_and_input", || {
+            remote::surroundings(&Hosts::real(&HOSTS));
+        }),
+        ("over_real_ssh_ranks_are_ended_and_their_status_counts", || remote::ending(Hosts::real(&HOSTS))),
+    ];
+    let trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
             test();
             Ok(())
         })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+    };
+    let without_server = !sshd::is_there();
+    let over_real_ssh = over_real_ssh.map(|test| trial(test).with_ignored_flag(without_server));
+    let trials = tests.map(trial).into_iter().chain(over_real_ssh).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
