@@ -106,17 +106,27 @@ impl Config {
         }
     }
 
-    /// The configuration of this rank in a group without the rank `lost`: those above it move down. If that was rank 0, the new
-    /// one must listen, at a `coordinator` that all know.
-    #[must_use]
-    pub fn without(&self, lost: usize) -> Self {
+    /// The configuration of this rank in a group without another one: the ranks above it move down. If that was rank 0, the
+    /// new one must listen, at a `coordinator` that all know.
+    ///
+    /// # Errors
+    /// When `lost` is no other rank of the group.
+    pub fn without(&self, lost: usize) -> Result<Self, InitError> {
+        if lost == self.rank || lost >= self.size {
+            let remedy = format!("rank {} of {} can go on without another rank only", self.rank, self.size);
+            return Err(InitError::Setting {
+                name: "the lost rank".to_owned(),
+                value: lost.to_string(),
+                remedy,
+            });
+        }
         let moved = |rank: usize| rank - usize::from(rank > lost);
         let mut config = self.clone();
-        (config.rank, config.size, config.listener) = (moved(self.rank), self.size - 1, None);
+        (config.rank, config.size) = (moved(self.rank), self.size - 1);
         if let Some(rdma) = &mut config.rdma {
             rdma.renumber(|rank| (rank != lost).then(|| moved(rank)));
         }
-        config
+        Ok(config)
     }
 
     /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
@@ -327,6 +337,25 @@ mod tests {
     #[test]
     fn alone_without_variables() {
         assert!(from(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_ranks_above_a_lost_one_move_down() {
+        let mut config = Config::new(2, 4, "127.0.0.1:1");
+        let devices = [(0, "a"), (1, "b"), (3, "c")].map(|(rank, name)| (rank, vec![name.to_owned()]));
+        config.rdma = Some(RdmaConfig { devices: devices.into(), mode: None });
+        let after = |lost| {
+            let config = config.without(lost).unwrap();
+            (config.rank, config.size, config.rdma.unwrap().devices.into_keys().collect::<Vec<_>>())
+        };
+        assert_eq!(after(0), (1, 3, vec![0, 2]));
+        assert_eq!(after(3), (2, 3, vec![0, 1]));
+        for wrong in [2, 4] {
+            assert!(config.without(wrong).unwrap_err().to_string().contains("rank 2 of 4"));
+        }
+        let mut first = Config::new(0, 3, "127.0.0.1:1");
+        first.listener = Some(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
+        assert!(first.without(1).unwrap().listener.is_some(), "rank 0 goes on listening where it did");
     }
 
     #[test]

@@ -87,8 +87,8 @@ pub(crate) struct Core {
     started: Option<Instant>,
     turns: u32,
     waiting_since: Option<Instant>,
-    /// How long the wait under way had lasted when its links were last examined.
-    examined: Duration,
+    /// When the links were last examined, if any must be.
+    examined: Option<Instant>,
     saw_departure: bool,
     saw_divergence: bool,
     /// Whether the wait under way has given the core away, and how many waits lately ended so.
@@ -117,6 +117,7 @@ impl Core {
         patience: Patience,
     ) -> Self {
         let size = links.len();
+        let examined = links.iter().flatten().any(|link| link.is_examined()).then(Instant::now);
         let outgoing = || Outgoing {
             active: false,
             header: [0; HEADER_BYTES],
@@ -160,7 +161,7 @@ impl Core {
             started: None,
             turns: 0,
             waiting_since: None,
-            examined: Duration::ZERO,
+            examined,
             saw_departure: false,
             saw_divergence: false,
             yielded: false,

@@ -130,7 +130,7 @@ impl InitError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// A rank has exited, was killed, or cannot be reached any more.
+    /// A rank has exited, was killed, or cannot be reached any more, by this rank or by one that has told so.
     #[error(
         "rank {rank} is lost ({transport}, noticed {}): restart it and form the group again", noticed(*after)
     )]
@@ -154,14 +154,14 @@ pub enum CommError {
     },
     /// A rank is there but has sent nothing for the stall limit.
     #[error(
-        "rank {rank} has stalled ({transport}, nothing for {after:?}): it is stopped, overloaded or not in the same operation"
+        "rank {rank} has stalled ({transport}, noticed {}): it is stopped, overloaded or not in the same operation", noticed(*after)
     )]
     Stalled {
         /// The rank.
         rank: usize,
         /// How this rank talks to it.
         transport: Transport,
-        /// How long nothing came.
+        /// How long nothing came; zero when another rank had noticed before an operation.
         after: Duration,
     },
     /// Two ranks do not agree on what they are doing.

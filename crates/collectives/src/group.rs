@@ -3,6 +3,7 @@
 mod exchange;
 mod operations;
 mod pending;
+mod reduction;
 
 pub use pending::Pending;
 
@@ -93,7 +94,9 @@ impl Group {
         Config::from_env()?.map_or_else(|| Ok(Self::solo()), Self::init)
     }
 
-    fn connect(config: Config, address: Address, table: &[Endpoint]) -> Result<Self, InitError> {
+    fn connect(mut config: Config, address: Address, table: &[Endpoint]) -> Result<Self, InitError> {
+        // All have come.
+        config.listener = None;
         let rank = config.rank;
         let world = world::form(&config, rank, address, table)?;
         let patience = patience(&config, world.local_ranks);
@@ -166,7 +169,6 @@ impl Group {
     /// When a rank is lost or the connections cannot be made.
     pub fn split(&mut self, color: u32, key: u32) -> Result<Self, InitError> {
         let mut config = self.config.clone();
-        config.listener = None;
         if self.size() == 1 {
             return Ok(Self::alone(config));
         }

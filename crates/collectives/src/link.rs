@@ -77,8 +77,13 @@ pub(crate) trait Link: Send {
     /// Adds what to `poll`, and for which events.
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>);
 
-    /// Asked now and then by a wait that lasts: whether the link is still good, where nothing else would tell.
-    fn examine(&mut self) -> Result<(), Closed> {
+    /// Whether the link must be examined to know that it still leads to the peer.
+    fn is_examined(&self) -> bool {
+        false
+    }
+
+    /// Looks whether the link is still good, where it must be; for a wait that lasts also whether a message was lost.
+    fn examine(&mut self, _lasts: bool) -> Result<(), Closed> {
         Ok(())
     }
 

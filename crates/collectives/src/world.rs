@@ -137,9 +137,9 @@ pub(crate) fn form(
         // A rank that a cable leads to is watched over that cable, so that it is lost when the cable is.
         let ours = cables(peer).map_or(Vec::new(), |(_, devices)| addresses_of(devices));
         let endpoint = &table[peer].nearest_first(&ours);
-        anchors[peer] = Some(dial(config, endpoint, &call(Purpose::Anchor))?);
+        anchors[peer] = Some(dial(config, endpoint, &call(Purpose::Anchor), deadline)?);
         if !local(peer) {
-            let dial = |index| dial(config, endpoint, &call(Purpose::Data(index)));
+            let dial = |index| dial(config, endpoint, &call(Purpose::Data(index)), deadline);
             let streams = (0..connections(peer)).map(dial).collect::<Result<_, _>>()?;
             links[peer] = Some(remote_link(config, peer, cables(peer), streams)?);
             continue;
@@ -252,15 +252,26 @@ fn local_door(
     Door::open(accept, secret, guests)
 }
 
-fn dial(config: &Config, endpoint: &Endpoint, call: &Call) -> Result<TcpStream, InitError> {
+fn dial(
+    config: &Config,
+    endpoint: &Endpoint,
+    call: &Call,
+    deadline: Instant,
+) -> Result<TcpStream, InitError> {
     let addresses: Vec<SocketAddr> =
         endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
     let hello = hello(call)?;
     let mut last = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "it has no address");
     for address in &addresses {
+        let limit = CONNECT_LIMIT.min(deadline.saturating_duration_since(Instant::now()));
+        if limit.is_zero() {
+            last =
+                std::io::Error::new(std::io::ErrorKind::TimedOut, "the time for all ranks to come is over");
+            break;
+        }
         // An address may belong to somebody else here; only the right rank passes the handshake.
-        let attempt = connect(std::slice::from_ref(address), CONNECT_LIMIT).and_then(|mut stream| {
-            auth::greet(&mut Until::new(&mut stream, CONNECT_LIMIT), &config.secret, &hello)?;
+        let attempt = connect(std::slice::from_ref(address), limit).and_then(|mut stream| {
+            auth::greet(&mut Until::new(&mut stream, limit), &config.secret, &hello)?;
             stream.limit(None)?;
             Ok(stream)
         });

@@ -24,8 +24,8 @@ fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
 fn hundred_runs_of_a_ring_give_the_bits_of_its_order() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         for ranks in 2..=5 {
-            let floats = order::ring(ranks, |v| v, |v| v);
-            assert_eq!(floats == expected(ranks, |v| v, |v| v), ranks == 2, "the order makes no difference");
+            let floats = order::ring::<f32>(ranks);
+            assert_eq!(floats == expected::<f32>(ranks), ranks == 2, "the order makes no difference");
             let done = local::run(ranks, transport, |mut group| order::check_ring(&mut group));
             assert_eq!(done.unwrap().len(), ranks);
         }
@@ -38,13 +38,13 @@ fn long_messages_give_the_same_bits() {
     const FLOATS: usize = 1_300_003;
     const HALVES: usize = 1_048_577;
     for ranks in 2..=5 {
-        let sums = expected_of(FLOATS, ranks, |v| v, |v| v);
-        let halves = expected_of(HALVES, ranks, bf16::from_f32, bf16::to_f32);
+        let sums = expected_of::<f32>(FLOATS, ranks);
+        let halves = expected_of::<bf16>(HALVES, ranks);
         let done = local::run(ranks, TransportChoice::Shm, |mut group| {
             let rank = group.rank();
-            all_runs(&mut group, &input_of(FLOATS, rank, |v| v), &sums, 5);
+            all_runs(&mut group, &input_of(FLOATS, rank), &sums, 5);
             // As it would be chosen.
-            let input = input_of(HALVES, rank, bf16::from_f32);
+            let input = input_of(HALVES, rank);
             runs_of(&mut group, Algorithm::OneShot, &input, &halves, RUNS);
         });
         assert_eq!(done.unwrap().len(), ranks);
@@ -70,15 +70,15 @@ fn hosts_of_several_ranks_give_the_same_bits() {
 #[test]
 fn scattered_hosts_are_added_host_by_host() {
     let order = [0, 2, 1, 3];
-    let inputs = order.map(|rank| input(rank, |v| v));
+    let inputs = order.map(|rank| input::<f32>(rank));
     let by_host: Vec<f32> = (0..COUNT)
         .map(|index| inputs[1..].iter().fold(inputs[0][index], |sum, input| sum + input[index]))
         .collect();
-    assert!(by_host != expected(4, |v| v, |v| v), "the order makes no difference to these inputs");
+    assert!(by_host != expected::<f32>(4), "the order makes no difference to these inputs");
     on_hosts(&[0, 1, 0, 1], |mut group| {
         group.force_algorithm(Some(Algorithm::Hierarchical));
         for _ in 0..RUNS {
-            let mut data = input(group.rank(), |v| v);
+            let mut data = input::<f32>(group.rank());
             group.all_reduce(&mut data, Op::Sum).unwrap();
             assert!(data == by_host);
         }
@@ -89,13 +89,13 @@ fn scattered_hosts_are_added_host_by_host() {
 #[test]
 fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
     const BLOCK: usize = 64;
-    for ranks in 2..=4 {
+    for ranks in 2..=5 {
         let groups = local::groups_with(ranks, |config| {
             config.transport = TransportChoice::Tcp;
             config.wire = Wire::Int8;
         });
-        let exact = expected(ranks, |v| v, |v| v);
-        let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| input(rank, |v| v)).collect();
+        let exact = expected::<f32>(ranks);
+        let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| input::<f32>(rank)).collect();
         // Blocks of a mesh begin with its parts, so a block's largest value is looked for on both sides.
         let bound = |index: usize| -> f32 {
             let near = index.saturating_sub(BLOCK)..COUNT.min(index + BLOCK);

@@ -13,7 +13,9 @@ const COLUMNS: usize = 65;
 const ROWS: usize = 13;
 /// Columns between two marks of the axis below, enough for their labels.
 const TICK_COLUMNS: f64 = 7.0;
-const MARKS: [char; 8] = ['●', '○', '▲', '△', '■', '□', '◆', '◇'];
+/// Enough for every algorithm over every transport.
+const MARKS: [char; 20] =
+    ['●', '○', '▲', '△', '■', '□', '◆', '◇', '▼', '▽', '★', '☆', '+', '×', 'a', 'b', 'c', 'd', 'e', 'f'];
 /// Several series in one place.
 const SHARED: char = '✱';
 const LINE: char = '·';

@@ -6,9 +6,14 @@ use crate::harness::{local, program, run};
 use crate::remote::Hosts;
 
 pub fn all_reduce() {
-    for (backend, count) in
-        [(Backend::Auto, 1), (Backend::Auto, 3), (Backend::Ring, 2), (Backend::Shm, 2), (Backend::Tcp, 4)]
-    {
+    for (backend, count) in [
+        (Backend::Auto, 1),
+        (Backend::Auto, 3),
+        (Backend::Ring, 2),
+        (Backend::Shm, 2),
+        (Backend::Tcp, 4),
+        (Backend::Nccl, 2),
+    ] {
         let mut launch = local(count, program("reduce", &[]));
         launch.backend = backend;
         let run = run(&launch, b"");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::header::HEADER_BYTES;
-use crate::link::Interest;
+use crate::link::{Closed, Interest};
 use crate::watch::{Verdict, Watch, Why};
 use crate::{CommError, platform};
 
@@ -65,7 +65,6 @@ impl Core {
         }
         self.turns = 0;
         self.waiting_since = None;
-        self.examined = Duration::ZERO;
         self.saw_departure = false;
         self.saw_divergence = false;
     }
@@ -104,17 +103,7 @@ impl Core {
             self.saw_divergence = true;
             return Ok(Duration::ZERO);
         }
-        if waited - self.examined >= EXAMINE_EVERY {
-            self.examined = waited;
-            for peer in 0..self.size {
-                let any = self.interest(peer).any();
-                if let Some(link) = self.links[peer].as_mut().filter(|_| any)
-                    && link.examine().is_err()
-                {
-                    return Err(self.closed(peer));
-                }
-            }
-        }
+        self.examine(waited)?;
         if waited >= self.patience.stall_limit && !self.idle {
             let awaited = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
             let blamed = self.silent_rank()?.unwrap_or(awaited);
@@ -122,6 +111,22 @@ impl Core {
             return Err(self.fail(CommError::Stalled { rank: blamed, transport, after: waited }));
         }
         Ok(waited)
+    }
+
+    /// Looks now and then at the links that do not report their own end, also those that nothing is awaited from: what
+    /// fails one pair fails the group.
+    fn examine(&mut self, waited: Duration) -> Result<(), CommError> {
+        if self.examined.is_none_or(|last| last.elapsed() < EXAMINE_EVERY) {
+            return Ok(());
+        }
+        self.examined = Some(Instant::now());
+        for peer in 0..self.size {
+            let lasts = waited >= EXAMINE_EVERY && self.interest(peer).any();
+            if let Some(Err(Closed)) = self.links[peer].as_mut().map(|link| link.examine(lasts)) {
+                return Err(self.closed(peer));
+            }
+        }
+        Ok(())
     }
 
     /// A rank whose process does not even answer a ping. The one that this rank waits for may itself wait for that one.
@@ -159,7 +164,9 @@ impl Core {
             }
         }
         if still {
-            let limit = (!self.idle).then(|| self.patience.stall_limit.saturating_sub(waited));
+            let stall = (!self.idle).then(|| self.patience.stall_limit.saturating_sub(waited));
+            let examination = self.examined.map(|_| EXAMINE_EVERY);
+            let limit = stall.into_iter().chain(examination).min();
             // An error of poll leaves a wait that spins, which is slow but right.
             let _ = platform::poll(&mut self.descriptors, limit);
         }
@@ -185,6 +192,7 @@ impl Core {
         }
         self.started = None;
         self.check_verdict()?;
+        self.examine(Duration::ZERO)?;
         let departed = |watch: &Watch| (0..self.size).find(|rank| watch.departed(*rank));
         match self.watch.as_ref().and_then(departed) {
             Some(rank) => Err(self.closed(rank)),

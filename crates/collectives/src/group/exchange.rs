@@ -3,6 +3,7 @@
 
 use std::ptr::NonNull;
 
+use super::reduction::make_valid;
 use crate::core::Core;
 use crate::element::{bytes_of, raw_bytes_of};
 use crate::header::Kind;
@@ -53,8 +54,8 @@ impl Parts<'_> {
     }
 }
 
-/// An operation that sends a message to some peers and takes one from some. The slices that it was made of must be borrowed
-/// until it has ended.
+/// An operation that sends a message to some peers and takes one from some. Lives no longer than the slices that it was made
+/// of are borrowed.
 #[derive(Debug)]
 pub(super) struct Exchange<'a> {
     pub kind: Kind,
@@ -66,34 +67,16 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// # Safety
-    /// As the type says.
-    pub async unsafe fn run(&self, core: &mut Core) -> Result<(), CommError> {
+    pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
         let outgoing = |peer| self.sends.of(peer).map(|(at, bytes)| (at.cast_const(), bytes));
         let incoming = |peer| self.fills.of(peer);
-        // SAFETY: as promised by the caller.
+        // SAFETY: the slices are borrowed for as long as this lives.
         unsafe {
-            algorithm::exchange(core, self.kind, self.dtype, (0, 0), outgoing, incoming).await?;
+            let result = algorithm::exchange(core, self.kind, self.dtype, (0, 0), outgoing, incoming).await;
+            // Also where it failed: some may have come.
             let (at, bytes) = self.fills.extent();
             make_valid(self.dtype, at, bytes);
-        }
-        Ok(())
-    }
-}
-
-/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
-///
-/// # Safety
-/// `pointer` must be valid for `bytes` bytes.
-unsafe fn make_valid(dtype: DType, pointer: *mut u8, bytes: usize) {
-    if dtype != DType::Bool {
-        return;
-    }
-    for index in 0..bytes {
-        // SAFETY: within the bytes that the caller vouches for.
-        unsafe {
-            let byte = pointer.add(index);
-            *byte = u8::from(*byte != 0);
+            result
         }
     }
 }
@@ -108,17 +91,20 @@ pub(super) struct Seat {
 impl Seat {
     pub fn all_gather<'a, T: Element>(
         self,
-        data: &mut [T],
+        data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
         self.check_counts("all_gather", counts, "data", data.len())?;
-        let at: usize = counts[..self.rank].iter().sum();
-        let (at, bytes) = raw_bytes_of(&mut data[at..at + counts[self.rank]]);
-        let sends = Parts::Same { at, bytes };
-        Ok(self.exchange::<T>(Kind::AllGather, size_of_val(data), sends, each(data, counts)))
+        let (bytes, all) = (size_of_val(data), each(data, counts));
+        let own = all.of(self.rank).map_or(Parts::Nothing, |(at, bytes)| Parts::Same { at, bytes });
+        Ok(self.exchange::<T>(Kind::AllGather, bytes, own, all))
     }
 
-    pub fn broadcast<T: Element>(self, root: usize, data: &mut [T]) -> Result<Exchange<'static>, CommError> {
+    pub fn broadcast<'a, T: Element>(
+        self,
+        root: usize,
+        data: &'a mut [T],
+    ) -> Result<Exchange<'a>, CommError> {
         self.check_rank("broadcast", root)?;
         let (at, bytes) = raw_bytes_of(data);
         let (sends, fills) = match self.rank == root {
@@ -132,11 +118,12 @@ impl Seat {
     pub fn gather<'a, T: Element>(
         self,
         root: usize,
-        send: &[T],
-        recv: Option<&mut [T]>,
+        send: &'a [T],
+        recv: Option<&'a mut [T]>,
         counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
-        self.check_part("gather", root, counts, ("send", send.len()))?;
+        self.check_rank("gather", root)?;
+        self.check_part("gather", counts, ("send", send.len()))?;
         let whole = match recv.filter(|_| self.rank == root) {
             Some(recv) => recv,
             None if self.rank == root => {
@@ -153,7 +140,7 @@ impl Seat {
     pub fn gather_in_place<'a, T: Element>(
         self,
         root: usize,
-        data: &mut [T],
+        data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
         self.check_rank("gather", root)?;
@@ -165,7 +152,7 @@ impl Seat {
         Ok(self.exchange::<T>(Kind::Gather, size_of_val(data), Parts::Nothing, each(data, counts)))
     }
 
-    fn gather_part<T: Element>(self, root: usize, part: &[T]) -> Exchange<'static> {
+    fn gather_part<'a, T: Element>(self, root: usize, part: &'a [T]) -> Exchange<'a> {
         self.exchange::<T>(Kind::Gather, size_of_val(part), to(root, part), Parts::Nothing)
     }
 
@@ -173,11 +160,12 @@ impl Seat {
     pub fn scatter<'a, T: Element>(
         self,
         root: usize,
-        send: Option<&[T]>,
-        recv: &mut [T],
+        send: Option<&'a [T]>,
+        recv: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
-        self.check_part("scatter", root, counts, ("recv", recv.len()))?;
+        self.check_rank("scatter", root)?;
+        self.check_part("scatter", counts, ("recv", recv.len()))?;
         let whole = match send.filter(|_| self.rank == root) {
             Some(send) => send,
             None if self.rank == root => {
@@ -194,7 +182,7 @@ impl Seat {
     pub fn scatter_in_place<'a, T: Element>(
         self,
         root: usize,
-        data: &mut [T],
+        data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
         self.check_rank("scatter", root)?;
@@ -206,21 +194,21 @@ impl Seat {
         Ok(self.scatter_part(root, &mut data[at..at + counts[self.rank]]))
     }
 
-    fn scatter_whole<'a, T: Element>(self, whole: &[T], counts: &'a [usize]) -> Exchange<'a> {
+    fn scatter_whole<'a, T: Element>(self, whole: &'a [T], counts: &'a [usize]) -> Exchange<'a> {
         let sends = Parts::Each { at: start(whole), counts, element: size_of::<T>() };
         self.exchange::<T>(Kind::Scatter, size_of_val(whole), sends, Parts::Nothing)
     }
 
-    fn scatter_part<T: Element>(self, root: usize, part: &mut [T]) -> Exchange<'static> {
+    fn scatter_part<'a, T: Element>(self, root: usize, part: &'a mut [T]) -> Exchange<'static> {
         let (at, bytes) = raw_bytes_of(part);
         self.exchange::<T>(Kind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
     }
 
     pub fn all_to_all<'a, T: Element>(
         self,
-        send: &[T],
+        send: &'a [T],
         send_counts: &'a [usize],
-        recv: &mut [T],
+        recv: &'a mut [T],
         recv_counts: &'a [usize],
     ) -> Result<Exchange<'a>, CommError> {
         self.check_counts("all_to_all", send_counts, "send", send.len())?;
@@ -238,7 +226,7 @@ impl Seat {
     /// `room` takes a copy of what is sent, as what comes takes its place.
     pub fn all_to_all_in_place<'a, T: Element>(
         self,
-        data: &mut [T],
+        data: &'a mut [T],
         counts: &'a [usize],
         room: &mut Vec<u8>,
     ) -> Result<Exchange<'a>, CommError> {
@@ -250,12 +238,12 @@ impl Seat {
         Ok(self.exchange::<T>(Kind::AllToAll, bytes, sends, each(data, counts)))
     }
 
-    pub fn send<T: Element>(self, peer: usize, data: &[T]) -> Result<Exchange<'static>, CommError> {
+    pub fn send<'a, T: Element>(self, peer: usize, data: &'a [T]) -> Result<Exchange<'a>, CommError> {
         self.check_peer("send", peer)?;
         Ok(self.exchange::<T>(Kind::SendReceive, size_of_val(data), to(peer, data), Parts::Nothing))
     }
 
-    pub fn recv<T: Element>(self, peer: usize, data: &mut [T]) -> Result<Exchange<'static>, CommError> {
+    pub fn recv<'a, T: Element>(self, peer: usize, data: &'a mut [T]) -> Result<Exchange<'a>, CommError> {
         self.check_peer("recv", peer)?;
         let (at, bytes) = raw_bytes_of(data);
         Ok(self.exchange::<T>(Kind::SendReceive, bytes, Parts::Nothing, Parts::One { peer, at, bytes }))
@@ -303,32 +291,30 @@ impl Seat {
         same(operation, name, counts.iter().sum(), length)
     }
 
-    /// A root that there is, as many counts as ranks, and a part as long as this rank's count.
+    /// As many counts as ranks, and a part as long as this rank's count.
     pub fn check_part(
         self,
         operation: &'static str,
-        root: usize,
         counts: &[usize],
         (name, length): (&str, usize),
     ) -> Result<(), CommError> {
-        self.check_rank(operation, root)?;
         same(operation, "counts", self.size, counts.len())?;
         same(operation, name, counts[self.rank], length)
     }
 }
 
 /// A part for each rank.
-fn each<'a, T: Element>(data: &mut [T], counts: &'a [usize]) -> Parts<'a> {
+fn each<'a, T: Element>(data: &'a mut [T], counts: &'a [usize]) -> Parts<'a> {
     Parts::Each { at: raw_bytes_of(data).0, counts, element: size_of::<T>() }
 }
 
 /// A message to one peer.
-fn to<T: Element>(peer: usize, data: &[T]) -> Parts<'static> {
+fn to<'a, T: Element>(peer: usize, data: &'a [T]) -> Parts<'a> {
     Parts::One { peer, at: start(data), bytes: size_of_val(data) }
 }
 
 /// Where a slice begins that is sent; it is only read.
-fn start<T: Element>(data: &[T]) -> *mut u8 {
+pub(super) fn start<T: Element>(data: &[T]) -> *mut u8 {
     data.as_ptr().cast_mut().cast()
 }
 

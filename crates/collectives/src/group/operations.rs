@@ -2,8 +2,7 @@
 
 use super::Group;
 use super::exchange::{Exchange, Seat, same};
-use crate::algorithm;
-use crate::element::{bytes_of, raw_bytes_of};
+use super::reduction::{AllReduce, ReduceScatter};
 use crate::header::Kind;
 use crate::{CommError, Element, Op};
 
@@ -13,13 +12,8 @@ impl Group {
     /// # Errors
     /// [`CommError`], as every operation.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
-        let count = data.len();
-        let (pointer, bytes) = raw_bytes_of(data);
-        let algorithm = self.algorithm(bytes, T::DTYPE, op);
-        self.run(bytes, false, Kind::AllReduce, async |core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe { algorithm::all_reduce(core, pointer, count, (T::DTYPE, op), algorithm).await }
-        })
+        let reduction = self.plan_all_reduce(data, op);
+        self.run(reduction.bytes, false, Kind::AllReduce, async |core| reduction.run(core).await)
     }
 
     /// [`Group::all_reduce`] of `send` into `recv`.
@@ -74,12 +68,8 @@ impl Group {
         counts: &[usize],
         op: Op,
     ) -> Result<(), CommError> {
-        self.check_reduce_scatter(send, recv, counts)?;
-        let (from, to) = (bytes_of(send), raw_bytes_of(recv).0);
-        self.run(from.len(), false, Kind::ReduceScatter, async |core| {
-            // SAFETY: both slices are borrowed until the operation has ended, and their lengths are checked.
-            unsafe { algorithm::reduce_scatter(core, from.as_ptr(), to, counts, T::DTYPE, op).await }
-        })
+        let reduction = self.seat().reduce_scatter(send, recv, counts, op)?;
+        self.reduce_parts(&reduction)
     }
 
     /// [`Group::reduce_scatter`] of `data`, in which this rank's part becomes the result. The rest stays as it was.
@@ -92,13 +82,8 @@ impl Group {
         counts: &[usize],
         op: Op,
     ) -> Result<(), CommError> {
-        self.seat().check_counts("reduce_scatter", counts, "data", data.len())?;
-        let (pointer, bytes) = raw_bytes_of(data);
-        let own = own_part::<T>(pointer, counts, self.rank());
-        self.run(bytes, false, Kind::ReduceScatter, async |core| {
-            // SAFETY: `data` is borrowed until the operation has ended; a result may take its own operand's place.
-            unsafe { algorithm::reduce_scatter(core, pointer, own, counts, T::DTYPE, op).await }
-        })
+        let reduction = self.seat().reduce_scatter_in_place(data, counts, op)?;
+        self.reduce_parts(&reduction)
     }
 
     /// The root's `data` to every rank.
@@ -269,15 +254,21 @@ impl Group {
         self.exchange(&self.seat().barrier())
     }
 
+    fn reduce_parts(&mut self, reduction: &ReduceScatter<'_>) -> Result<(), CommError> {
+        self.run(reduction.bytes, false, Kind::ReduceScatter, async |core| reduction.run(core).await)
+    }
+
     fn exchange(&mut self, exchange: &Exchange<'_>) -> Result<(), CommError> {
         self.exchange_with(exchange, false)
     }
 
     fn exchange_with(&mut self, exchange: &Exchange<'_>, idle: bool) -> Result<(), CommError> {
-        self.run(exchange.bytes, idle, exchange.kind, async |core| {
-            // SAFETY: the calling method borrows the slices until the operation has ended.
-            unsafe { exchange.run(core).await }
-        })
+        self.run(exchange.bytes, idle, exchange.kind, async |core| exchange.run(core).await)
+    }
+
+    pub(super) fn plan_all_reduce<'a, T: Element>(&self, data: &'a mut [T], op: Op) -> AllReduce<'a> {
+        let algorithm = self.algorithm(size_of_val(data), T::DTYPE, op);
+        AllReduce::new(data, op, algorithm)
     }
 
     pub(super) fn seat(&self) -> Seat {
@@ -291,7 +282,7 @@ impl Group {
         recv: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        self.seat().check_part("all_gather", 0, counts, ("send", send.len()))?;
+        self.seat().check_part("all_gather", counts, ("send", send.len()))?;
         self.seat().check_counts("all_gather", counts, "recv", recv.len())?;
         let at: usize = counts[..self.rank()].iter().sum();
         recv[at..at + send.len()].copy_from_slice(send);
@@ -314,26 +305,6 @@ impl Group {
             None => Ok(()),
         }
     }
-
-    /// Checks the lengths; a group of one is done with that and a copy.
-    pub(super) fn check_reduce_scatter<T: Element>(
-        &self,
-        send: &[T],
-        recv: &mut [T],
-        counts: &[usize],
-    ) -> Result<(), CommError> {
-        self.seat().check_part("reduce_scatter", 0, counts, ("recv", recv.len()))?;
-        self.seat().check_counts("reduce_scatter", counts, "send", send.len())?;
-        if self.size() == 1 {
-            recv.copy_from_slice(send);
-        }
-        Ok(())
-    }
-}
-
-/// Where rank `rank`'s part begins.
-pub(super) fn own_part<T>(data: *mut u8, counts: &[usize], rank: usize) -> *mut u8 {
-    data.wrapping_add(counts[..rank].iter().sum::<usize>() * size_of::<T>())
 }
 
 pub(super) fn copy<T: Element>(operation: &'static str, send: &[T], recv: &mut [T]) -> Result<(), CommError> {

@@ -7,11 +7,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::exchange::Exchange;
-use super::operations::{copy, own_part};
+use super::operations::copy;
+use super::reduction::ReduceScatter;
 use super::{Group, Stats};
-use crate::algorithm;
 use crate::core::Core;
-use crate::element::{bytes_of, raw_bytes_of};
 use crate::header::Kind;
 use crate::{CommError, Element, Op};
 
@@ -89,13 +88,8 @@ impl Group {
         data: &'a mut [T],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        let count = data.len();
-        let (pointer, bytes) = raw_bytes_of(data);
-        let algorithm = self.algorithm(bytes, T::DTYPE, op);
-        self.start(Kind::AllReduce, bytes, async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended.
-            unsafe { algorithm::all_reduce(core, pointer, count, (T::DTYPE, op), algorithm).await }
-        })
+        let reduction = self.plan_all_reduce(data, op);
+        self.start(Kind::AllReduce, reduction.bytes, async move |core: &mut Core| reduction.run(core).await)
     }
 
     /// Starts [`Group::all_reduce_into`]. `send` has been read when this returns.
@@ -150,12 +144,8 @@ impl Group {
         counts: &'a [usize],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        self.check_reduce_scatter(send, recv, counts)?;
-        let (from, to) = (bytes_of(send), raw_bytes_of(recv).0);
-        self.start(Kind::ReduceScatter, from.len(), async move |core: &mut Core| {
-            // SAFETY: both slices are borrowed until the operation has ended, and their lengths are checked.
-            unsafe { algorithm::reduce_scatter(core, from.as_ptr(), to, counts, T::DTYPE, op).await }
-        })
+        let reduction = self.seat().reduce_scatter(send, recv, counts, op)?;
+        self.start_reduce_parts(reduction)
     }
 
     /// Starts [`Group::reduce_scatter_in_place`].
@@ -168,13 +158,8 @@ impl Group {
         counts: &'a [usize],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        self.seat().check_counts("reduce_scatter", counts, "data", data.len())?;
-        let (pointer, bytes) = raw_bytes_of(data);
-        let own = own_part::<T>(pointer, counts, self.rank());
-        self.start(Kind::ReduceScatter, bytes, async move |core: &mut Core| {
-            // SAFETY: `data` is borrowed until the operation has ended; a result may take its own operand's place.
-            unsafe { algorithm::reduce_scatter(core, pointer, own, counts, T::DTYPE, op).await }
-        })
+        let reduction = self.seat().reduce_scatter_in_place(data, counts, op)?;
+        self.start_reduce_parts(reduction)
     }
 
     /// Starts [`Group::broadcast`].
@@ -324,12 +309,14 @@ impl Group {
         self.start_exchange(exchange)
     }
 
-    /// The slices that the exchange was made of must be borrowed for `'a`.
-    fn start_exchange<'a>(&'a mut self, exchange: Exchange<'a>) -> Result<Pending<'a>, CommError> {
-        self.start(exchange.kind, exchange.bytes, async move |core: &mut Core| {
-            // SAFETY: they are borrowed until the operation has ended.
-            unsafe { exchange.run(core).await }
+    fn start_reduce_parts<'a>(&'a mut self, reduction: ReduceScatter<'a>) -> Result<Pending<'a>, CommError> {
+        self.start(Kind::ReduceScatter, reduction.bytes, async move |core: &mut Core| {
+            reduction.run(core).await
         })
+    }
+
+    fn start_exchange<'a>(&'a mut self, exchange: Exchange<'a>) -> Result<Pending<'a>, CommError> {
+        self.start(exchange.kind, exchange.bytes, async move |core: &mut Core| exchange.run(core).await)
     }
 
     fn start<'a>(
@@ -339,12 +326,12 @@ impl Group {
         operation: impl AsyncFnOnce(&mut Core) -> Result<(), CommError> + 'a,
     ) -> Result<Pending<'a>, CommError> {
         let Self { core, stats, .. } = self;
-        stats.operations += 1;
-        stats.bytes += bytes as u64;
         let cooperative = core.cooperative.clone();
         let alone = core.size == 1;
         if !alone {
             core.begin(Some(Instant::now()), kind, false)?;
+            stats.operations += 1;
+            stats.bytes += bytes as u64;
         }
         let mut pending = Pending { operation: None, cooperative, stats, result: Ok(()) };
         if !alone {

@@ -154,8 +154,13 @@ impl Link for RdmaLink {
         false
     }
 
-    fn examine(&mut self) -> Result<(), Closed> {
-        self.channel.probe().map_err(|_| Closed)
+    fn is_examined(&self) -> bool {
+        true
+    }
+
+    fn examine(&mut self, lasts: bool) -> Result<(), Closed> {
+        let result = if lasts { self.channel.probe() } else { self.channel.check_ports() };
+        result.map_err(|_| Closed)
     }
 
     fn abandon(&mut self) {

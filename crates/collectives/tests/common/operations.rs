@@ -74,7 +74,8 @@ pub fn check_all(group: &mut Group, length: usize) {
     check_uniform(group, length, rank == 0, Op::Prod, ranks == 1);
 
     // Rank r holds r parts more than the first: `length` and a bit over in all.
-    let counts: Vec<usize> = (0..ranks).map(|rank| (length / ranks / 2 + 1) * (rank + 1)).collect();
+    let part = 2 * length / (ranks * (ranks + 1)) + 1;
+    let counts: Vec<usize> = (0..ranks).map(|rank| part * (rank + 1)).collect();
     let total: usize = counts.iter().sum();
     let whole: Vec<u32> =
         counts.iter().enumerate().flat_map(|(rank, count)| vec![rank as u32 + 1; *count]).collect();
@@ -124,11 +125,11 @@ pub fn check_all(group: &mut Group, length: usize) {
     polled(group.start_all_to_all_in_place(&mut swapped, &vec![length; ranks]).expect("start_all_to_all"));
     assert!(swapped.iter().all(|from| usize::from(*from) == rank), "all_to_all_in_place");
 
-    // Rank r sends counts[r] bytes to each, so that every pair's two messages differ in length.
-    let outgoing = vec![rank as u8 + 1; counts[rank] * ranks];
+    // Rank r sends counts[r] numbers to each, so that every pair's two messages differ in length.
+    let outgoing = vec![rank as u32 + 1; counts[rank] * ranks];
     let mut incoming = vec![0; total];
     group.all_to_all(&outgoing, &vec![counts[rank]; ranks], &mut incoming, &counts).expect("all_to_all");
-    assert!(incoming.iter().zip(&whole).all(|(got, from)| u32::from(*got) == *from), "all_to_all");
+    assert!(incoming == whole, "all_to_all");
 
     // Once around.
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

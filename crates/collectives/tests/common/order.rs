@@ -1,5 +1,6 @@
 //! Sums whose bits tell in which order they were added, over and over with random delays.
 
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -23,48 +24,69 @@ fn value(state: &mut u64) -> f32 {
     mantissa * 2f32.powi((random(state) % 24) as i32 - 12)
 }
 
-pub fn input<T>(rank: usize, convert: impl Fn(f32) -> T) -> Vec<T> {
-    input_of(COUNT, rank, convert)
+/// A type whose sums tell their order.
+pub trait Float: Element {
+    /// What is accumulated in.
+    type Sum: Copy + Add<Output = Self::Sum>;
+    fn of(value: f32) -> Self;
+    fn widen(self) -> Self::Sum;
+    fn narrow(sum: Self::Sum) -> Self;
 }
 
-pub fn input_of<T>(count: usize, rank: usize, convert: impl Fn(f32) -> T) -> Vec<T> {
+macro_rules! float {
+    ($type:ty, $sum:ty, $of:expr, $widen:expr, $narrow:expr) => {
+        impl Float for $type {
+            type Sum = $sum;
+            fn of(value: f32) -> Self {
+                $of(value)
+            }
+            fn widen(self) -> $sum {
+                $widen(self)
+            }
+            fn narrow(sum: $sum) -> Self {
+                $narrow(sum)
+            }
+        }
+    };
+}
+
+float!(f32, f32, |v| v, |v| v, |v| v);
+// Thirds fill the fraction.
+float!(f64, f64, |v| f64::from(v) / 3.0, |v| v, |v| v);
+float!(bf16, f32, bf16::from_f32, bf16::to_f32, bf16::from_f32);
+float!(f16, f32, f16::from_f32, f16::to_f32, f16::from_f32);
+
+pub fn input<T: Float>(rank: usize) -> Vec<T> {
+    input_of(COUNT, rank)
+}
+
+pub fn input_of<T: Float>(count: usize, rank: usize) -> Vec<T> {
     let mut state = 77 + rank as u64;
-    (0..count).map(|_| convert(value(&mut state))).collect()
+    (0..count).map(|_| T::of(value(&mut state))).collect()
 }
 
-pub fn expected<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(T) -> f32) -> Vec<T> {
-    expected_of(COUNT, ranks, convert, back)
+pub fn expected<T: Float>(ranks: usize) -> Vec<T> {
+    expected_of(COUNT, ranks)
 }
 
-/// Sums in rank order, accumulated in f32.
-pub fn expected_of<T: Copy>(
-    count: usize,
-    ranks: usize,
-    convert: impl Fn(f32) -> T + Copy,
-    back: impl Fn(T) -> f32,
-) -> Vec<T> {
-    sums(count, ranks, convert, back, |_| (0..ranks).collect())
+/// Sums in rank order.
+pub fn expected_of<T: Float>(count: usize, ranks: usize) -> Vec<T> {
+    sums(count, ranks, |_| (0..ranks).collect())
 }
 
-/// Sums in the order of ranks that an element has, accumulated in f32.
-fn sums<T: Copy>(
-    count: usize,
-    ranks: usize,
-    convert: impl Fn(f32) -> T + Copy,
-    back: impl Fn(T) -> f32,
-    order: impl Fn(usize) -> Vec<usize>,
-) -> Vec<T> {
-    let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input_of(count, rank, convert)).collect();
-    let sum = |index| order(index).into_iter().map(|rank| back(inputs[rank][index])).reduce(|a, b| a + b);
-    (0..count).map(|index| convert(sum(index).unwrap())).collect()
+/// Sums in the order of ranks that an element has.
+fn sums<T: Float>(count: usize, ranks: usize, order: impl Fn(usize) -> Vec<usize>) -> Vec<T> {
+    let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input_of(count, rank)).collect();
+    let sum = |index| order(index).into_iter().map(|rank| inputs[rank][index].widen()).reduce(|a, b| a + b);
+    (0..count).map(|index| T::narrow(sum(index).unwrap())).collect()
 }
 
 /// What a ring makes of it: the first half of the elements goes up the ranks, the other down, each in parts that begin on
 /// cache lines, whose sums start at the rank with the part's number.
-pub fn ring<T: Copy>(ranks: usize, convert: impl Fn(f32) -> T + Copy, back: impl Fn(T) -> f32) -> Vec<T> {
+pub fn ring<T: Float>(ranks: usize) -> Vec<T> {
     let part = |count: usize, parts: usize| count.div_ceil(parts).next_multiple_of(64 / size_of::<T>());
     let up = if ranks == 2 { COUNT } else { part(COUNT, 2) };
-    sums(COUNT, ranks, convert, back, |index| {
+    sums(COUNT, ranks, |index| {
         let (at, length) = if index < up { (index, up) } else { (index - up, COUNT - up) };
         let first = at / part(length, ranks);
         let station = (0..ranks).map(|step| (first + step) % ranks);
@@ -104,20 +126,36 @@ pub fn runs_of<T: Element>(group: &mut Group, algorithm: Algorithm, input: &[T],
 
 /// Every algorithm in every type of float, often.
 pub fn check(group: &mut Group) {
+    check_type::<f32>(group);
+    check_type::<f64>(group);
+    check_type::<bf16>(group);
+    check_type::<f16>(group);
+}
+
+fn check_type<T: Float>(group: &mut Group) {
     let (rank, ranks) = (group.rank(), group.size());
-    all_runs(group, &input(rank, |v| v), &expected(ranks, |v| v, |v| v), RUNS);
-    let halves = expected(ranks, bf16::from_f32, bf16::to_f32);
-    all_runs(group, &input(rank, bf16::from_f32), &halves, RUNS);
-    let halves = expected(ranks, f16::from_f32, f16::to_f32);
-    all_runs(group, &input(rank, f16::from_f32), &halves, RUNS);
+    let (input, expected) = (input::<T>(rank), expected::<T>(ranks));
+    all_runs(group, &input, &expected, RUNS);
+    let counts: Vec<usize> =
+        (0..ranks).map(|rank| COUNT * (rank + 1) / ranks - COUNT * rank / ranks).collect();
+    let at: usize = counts[..rank].iter().sum();
+    let mut state = 1 + rank as u64;
+    let mut part = vec![T::default(); counts[rank]];
+    for run in 0..RUNS {
+        pause(&mut state);
+        group.reduce_scatter(&input, &mut part, &counts, Op::Sum).unwrap();
+        assert!(part == expected[at..at + counts[rank]], "reduce_scatter, rank {rank}, run {run}");
+    }
 }
 
 /// A ring in every type of float, often.
 pub fn check_ring(group: &mut Group) {
-    let (rank, ranks) = (group.rank(), group.size());
-    runs_of(group, Algorithm::Ring, &input(rank, |v| v), &ring(ranks, |v| v, |v| v), RUNS);
-    let halves = ring(ranks, bf16::from_f32, bf16::to_f32);
-    runs_of(group, Algorithm::Ring, &input(rank, bf16::from_f32), &halves, RUNS);
-    let halves = ring(ranks, f16::from_f32, f16::to_f32);
-    runs_of(group, Algorithm::Ring, &input(rank, f16::from_f32), &halves, RUNS);
+    fn check<T: Float>(group: &mut Group) {
+        let (rank, ranks) = (group.rank(), group.size());
+        runs_of(group, Algorithm::Ring, &input::<T>(rank), &ring::<T>(ranks), RUNS);
+    }
+    check::<f32>(group);
+    check::<f64>(group);
+    check::<bf16>(group);
+    check::<f16>(group);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::Test;
 use crate::cables::{self, End};
 use crate::cases::{self, LIMIT, setting};
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, Setting};
 use crate::series::{Blow, series};
 
 const MODES: [&str; 3] = ["rdma uc", "rdma rc", "rdma rc-write"];
@@ -23,8 +23,9 @@ pub fn tests() -> Vec<Test> {
         ("series_stop_rdma_uc", || series(Blow::Stop, MODES[0]), true),
         ("series_stop_rdma_rc", || series(Blow::Stop, MODES[1]), true),
         ("series_stop_rdma_rc_write", || series(Blow::Stop, MODES[2]), true),
+        ("a_killed_rank_of_two_and_of_four_is_noticed", killed, true),
         ("a_cable_that_is_cut_is_a_lost_rank_at_both_ends", cut, true),
-        ("an_idle_wait_over_a_cable_notices_the_cut", cut_while_idle, true),
+        ("an_idle_wait_notices_a_cut_cable_also_of_who_is_not_awaited", cut_while_idle, true),
         ("survivors_over_cables_go_on_without_the_rank_and_then_with_it", rebuilt, true),
     ]
 }
@@ -72,6 +73,21 @@ fn run(words: &[&str]) {
     assert!(status.unwrap().success(), "{words:?} failed");
 }
 
+fn killed() {
+    for mode in MODES {
+        for size in [2, 4] {
+            let mut ranks = Ranks::start_ready(Setting { size, ..setting("large", mode, STALL_LIMIT) });
+            std::thread::sleep(Duration::from_millis(21));
+            let killed = Instant::now();
+            ranks.signal(1, libc::SIGKILL);
+            for rank in (0..size).filter(|rank| *rank != 1) {
+                let after = ranks.wait_for(rank, "lost 1 over rdma ").0 - killed;
+                assert!(after < LIMIT, "{mode}: rank {rank} of {size} took {after:?}");
+            }
+        }
+    }
+}
+
 fn cut() {
     for mode in MODES {
         for work in ["small", "large", "barrier", "all_to_all"] {
@@ -82,7 +98,11 @@ fn cut() {
 
 fn cut_while_idle() {
     // Longer than the stall limit, which does not apply here.
-    MODES.into_iter().for_each(|mode| cut_during("idle", mode, 2 * STALL_LIMIT, [0, 2]));
+    for mode in MODES {
+        cut_during("idle", mode, 2 * STALL_LIMIT, [0, 2]);
+        // Both wait for rank 0.
+        cut_during("idle", mode, Duration::from_millis(21), [1, 2]);
+    }
 }
 
 /// Cuts the cable between two of three ranks. The third one has its cables, and is told.
@@ -93,7 +113,7 @@ fn cut_during(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) {
     let _cut = Cut::new(ends[0], ends[1]);
     for rank in 0..3 {
         let (came, line) = ranks.next_line(rank);
-        let lost = ends.iter().any(|end| *end != rank && line == format!("lost {end}"));
+        let lost = ends.iter().any(|end| *end != rank && line.starts_with(&format!("lost {end} over rdma ")));
         assert!(lost, "{work} over {mode}: rank {rank} says {line}");
         let after = came - struck;
         assert!(after < LIMIT, "{work} over {mode}: rank {rank} took {after:?}");

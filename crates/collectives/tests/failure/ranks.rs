@@ -115,7 +115,10 @@ fn spawn(setting: Setting<'_>, rank: usize, port: u16) -> Rank {
     let (transport, mode) = setting.transport.split_once(' ').unwrap_or((setting.transport, ""));
     if transport == "rdma" {
         let file = std::env::temp_dir().join(format!("thunder-cables-{}.json", std::process::id()));
-        std::fs::write(&file, cables::device_file(setting.size)).unwrap();
+        // Later ranks may be reading it.
+        if rank == 0 {
+            std::fs::write(&file, cables::device_file(setting.size)).unwrap();
+        }
         command.env("THUNDER_RDMA_DEVICES", file).env("THUNDER_RDMA_MODE", mode);
     }
     let mut child = command

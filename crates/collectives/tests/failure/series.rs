@@ -86,6 +86,7 @@ fn strike(
 ) -> Duration {
     let stall = if transport.starts_with("rdma") { STALL_EMULATED } else { STALL };
     let stall_limit = if blow == Blow::Stop { stall } else { Duration::from_secs(20) };
+    let begun = Instant::now();
     let mut ranks = Ranks::start_ready(Setting { size: SIZE, work, transport, stall_limit, hosts });
     std::thread::sleep(moment);
     let struck = Instant::now();
@@ -100,7 +101,10 @@ fn strike(
     };
     let mut slowest = Duration::ZERO;
     for rank in (0..SIZE).filter(|rank| *rank != victim) {
-        let (came, _) = ranks.wait_for(rank, &format!("{word} {victim}"));
+        let (came, line) = ranks.wait_for(rank, &format!("{word} {victim} over {} after ", over(transport)));
+        let micros = line.split(' ').nth_back(1).and_then(|number| number.parse().ok()).expect("a time");
+        let after = Duration::from_micros(micros);
+        assert!(after <= came - begun, "rank {rank} says {line}, all began {:?} before", came - begun);
         slowest = slowest.max(came - struck);
         assert!(slowest < limit, "rank {rank} took {:?}", came - struck);
     }
@@ -120,6 +124,11 @@ fn strike(
         hosts.mend(victim);
     }
     slowest
+}
+
+/// What a transport is called in errors.
+fn over(transport: &str) -> &str {
+    if transport == "shm" { "shared memory" } else { transport.split(' ').next().unwrap_or(transport) }
 }
 
 /// SplitMix64: numbers that look random, the same for the same seed.

@@ -63,8 +63,12 @@ fn with_listener(mut config: Config) -> Config {
 
 fn describe(error: &CommError) -> String {
     match error {
-        CommError::PeerLost { rank, .. } => format!("lost {rank}"),
-        CommError::Stalled { rank, .. } => format!("stalled {rank}"),
+        CommError::PeerLost { rank, transport, after } => {
+            format!("lost {rank} over {transport} after {} us", after.as_micros())
+        }
+        CommError::Stalled { rank, transport, after } => {
+            format!("stalled {rank} over {transport} after {} us", after.as_micros())
+        }
         error => format!("error {error}"),
     }
 }
@@ -159,7 +163,7 @@ fn rebuild(mut group: Group, config: &Config) {
         Group::init(config).unwrap()
     };
     let first = usize::from(lost == 0);
-    let mut survivors = form(config.without(lost), ports[2 * first], for_survivors);
+    let mut survivors = form(config.without(lost).unwrap(), ports[2 * first], for_survivors);
     println!("without {lost}: {}", sum(&mut survivors));
     println!("whole {}", sum(&mut form(config.clone(), ports[1], for_all)));
 }

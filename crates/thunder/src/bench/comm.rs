@@ -93,7 +93,8 @@ impl CommCommand {
             Some(config) => (config, None),
             None => {
                 // Ranks of this machine have the same arguments, so where those name transports this one is not used.
-                let transport = std::env::var("THUNDER_TRANSPORT").unwrap_or_else(|_| "auto".to_owned());
+                let named = std::env::var("THUNDER_TRANSPORT").ok().filter(|name| !name.is_empty());
+                let transport = named.unwrap_or_else(|| "auto".to_owned());
                 let (config, ranks) = LocalRanks::start(self.ranks.into(), &transport)?;
                 (config, Some(ranks))
             }

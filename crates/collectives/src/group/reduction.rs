@@ -1,0 +1,111 @@
+//! What the operations that reduce work on, checked: the same for the blocking and the non-blocking forms.
+
+use std::marker::PhantomData;
+
+use super::exchange::{Seat, start};
+use crate::core::Core;
+use crate::element::raw_bytes_of;
+use crate::{Algorithm, CommError, DType, Element, Op, algorithm};
+
+/// An all_reduce in place. Lives no longer than the slice that it was made of is borrowed.
+#[derive(Debug)]
+pub(super) struct AllReduce<'a> {
+    /// Payload of the operation's argument.
+    pub bytes: usize,
+    data: *mut u8,
+    what: (DType, Op),
+    algorithm: Algorithm,
+    slice: PhantomData<&'a mut ()>,
+}
+
+impl<'a> AllReduce<'a> {
+    pub fn new<T: Element>(data: &'a mut [T], op: Op, algorithm: Algorithm) -> Self {
+        let (data, bytes) = raw_bytes_of(data);
+        Self { bytes, data, what: (T::DTYPE, op), algorithm, slice: PhantomData }
+    }
+
+    pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
+        let count = self.bytes / self.what.0.size();
+        // SAFETY: the slice is borrowed for as long as this lives.
+        unsafe {
+            let result = algorithm::all_reduce(core, self.data, count, self.what, self.algorithm).await;
+            make_valid(self.what.0, self.data, self.bytes);
+            result
+        }
+    }
+}
+
+/// A reduce_scatter, likewise.
+#[derive(Debug)]
+pub(super) struct ReduceScatter<'a> {
+    /// Payload of the operation's arguments.
+    pub bytes: usize,
+    send: *const u8,
+    /// This rank's part of the result, which may lie where its operand is.
+    out: *mut u8,
+    own_bytes: usize,
+    counts: &'a [usize],
+    what: (DType, Op),
+}
+
+impl ReduceScatter<'_> {
+    pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
+        let (dtype, op) = self.what;
+        // SAFETY: the slices are borrowed for as long as this lives, and their lengths have been checked.
+        unsafe {
+            let result = algorithm::reduce_scatter(core, self.send, self.out, self.counts, dtype, op).await;
+            make_valid(dtype, self.out, self.own_bytes);
+            result
+        }
+    }
+}
+
+impl Seat {
+    pub fn reduce_scatter<'a, T: Element>(
+        self,
+        send: &'a [T],
+        recv: &'a mut [T],
+        counts: &'a [usize],
+        op: Op,
+    ) -> Result<ReduceScatter<'a>, CommError> {
+        self.check_part("reduce_scatter", counts, ("recv", recv.len()))?;
+        self.check_counts("reduce_scatter", counts, "send", send.len())?;
+        if self.size == 1 {
+            recv.copy_from_slice(send);
+        }
+        let (out, own_bytes) = raw_bytes_of(recv);
+        let bytes = size_of_val(send);
+        Ok(ReduceScatter { bytes, send: start(send), out, own_bytes, counts, what: (T::DTYPE, op) })
+    }
+
+    pub fn reduce_scatter_in_place<'a, T: Element>(
+        self,
+        data: &'a mut [T],
+        counts: &'a [usize],
+        op: Op,
+    ) -> Result<ReduceScatter<'a>, CommError> {
+        self.check_counts("reduce_scatter", counts, "data", data.len())?;
+        let (send, bytes) = raw_bytes_of(data);
+        let before: usize = counts[..self.rank].iter().sum();
+        let (out, own_bytes) =
+            (send.wrapping_add(before * size_of::<T>()), counts[self.rank] * size_of::<T>());
+        Ok(ReduceScatter { bytes, send, out, own_bytes, counts, what: (T::DTYPE, op) })
+    }
+}
+
+/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
+///
+/// # Safety
+/// `pointer` must be valid for `bytes` bytes.
+pub(super) unsafe fn make_valid(dtype: DType, pointer: *mut u8, bytes: usize) {
+    if dtype != DType::Bool {
+        return;
+    }
+    for index in 0..bytes {
+        // SAFETY: within the bytes that the caller vouches for.
+        unsafe {
+            let byte = pointer.add(index);
+            *byte = u8::from(*byte != 0);
+        }
+    }
+}
