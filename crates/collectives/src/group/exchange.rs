@@ -199,7 +199,7 @@ impl Seat {
         self.exchange::<T>(Kind::Scatter, size_of_val(whole), sends, Parts::Nothing)
     }
 
-    fn scatter_part<'a, T: Element>(self, root: usize, part: &'a mut [T]) -> Exchange<'static> {
+    fn scatter_part<'a, T: Element>(self, root: usize, part: &'a mut [T]) -> Exchange<'a> {
         let (at, bytes) = raw_bytes_of(part);
         self.exchange::<T>(Kind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
     }
