@@ -70,7 +70,7 @@ fn hosts_of_several_ranks_give_the_same_bits() {
 #[test]
 fn scattered_hosts_are_added_host_by_host() {
     let order = [0, 2, 1, 3];
-    let inputs = order.map(|rank| input::<f32>(rank));
+    let inputs = order.map(input::<f32>);
     let by_host: Vec<f32> = (0..COUNT)
         .map(|index| inputs[1..].iter().fold(inputs[0][index], |sum, input| sum + input[index]))
         .collect();
@@ -95,7 +95,7 @@ fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
             config.wire = Wire::Int8;
         });
         let exact = expected::<f32>(ranks);
-        let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| input::<f32>(rank)).collect();
+        let inputs: Vec<Vec<f32>> = (0..ranks).map(input).collect();
         // Blocks of a mesh begin with its parts, so a block's largest value is looked for on both sides.
         let bound = |index: usize| -> f32 {
             let near = index.saturating_sub(BLOCK)..COUNT.min(index + BLOCK);
