@@ -153,6 +153,26 @@ impl KvShape {
     }
 }
 
+/// The largest of a row's outputs: the first, where several are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Largest {
+    /// Its column.
+    pub column: u32,
+    /// Its value.
+    pub value: f32,
+}
+
+impl Largest {
+    /// Of no outputs.
+    pub const NONE: Self = Self { column: 0, value: f32::NEG_INFINITY };
+
+    /// Of these outputs and some behind them.
+    #[must_use]
+    pub fn or(self, later: Self) -> Self {
+        if later.value > self.value { later } else { self }
+    }
+}
+
 /// Rows of activations that a product multiplies, or what is made of them on the way to it, which never lies in memory as a whole.
 #[derive(Debug)]
 pub enum LinearInput<'a, Buffer, Vector> {
@@ -215,6 +235,14 @@ pub trait Backend {
     fn embed(&mut self, table: &Self::Matrix, ids: &[u32], first: u32, scale: f32, out: &mut Self::Buffer);
     /// `out = x · Wᵀ + bias`, for these rows.
     fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Self::Matrix, out: &mut Self::Buffer);
+    /// As [`Backend::linear`] for the first rows, as many as there are places in `largest`, which gets the largest output of each.
+    fn linear_largest(
+        &mut self,
+        x: InputOf<'_, Self>,
+        w: &Self::Matrix,
+        out: &mut Self::Buffer,
+        largest: &mut [Largest],
+    );
     /// `residual += all_reduce(x · Wᵀ + bias)`, for these rows: the end of each half of a layer. The sum runs over the
     /// tensor-parallel group, in rank order. If the step has two parts, that of one may be under way, and not added yet, until this
     /// is called for the other, or [`Backend::settle`].

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use thunder_collectives::{CommError, Group, Op, Stats};
 
-use crate::backend::{AttentionSpec, Backend, ComputeError, InputOf, KvShape, LinearInput, Rope};
+use crate::backend::{AttentionSpec, Backend, ComputeError, InputOf, KvShape, Largest, LinearInput, Rope};
 use crate::source::MatrixSource;
 use crate::step::Step;
 pub use buffer::Buffer;
@@ -172,7 +172,7 @@ impl CpuBackend {
         }
     }
 
-    /// Multiplies rows, those of prompts apart from the others.
+    /// Multiplies rows, those of prompts apart from the others, and looks for the largest outputs of the first ones.
     fn product(
         &mut self,
         x: InputOf<'_, Self>,
@@ -180,6 +180,7 @@ impl CpuBackend {
         w: &Linear,
         out: &mut Buffer,
         adds: bool,
+        mut largest: Option<&mut [Largest]>,
     ) {
         let all = x.buffer().rows;
         out.shape(all);
@@ -189,9 +190,10 @@ impl CpuBackend {
         for (rows, prompts) in [(rows.start..generated.min(rows.end), false), (prompts, true)] {
             if !rows.is_empty() {
                 let out = out.output(rows.clone(), adds);
+                let largest = largest.as_deref_mut().map(|largest| &mut largest[rows.clone()]);
                 let (isa, activations) = (self.isa, self.activations);
                 let (pool, space) = (&mut self.pool, &mut self.space);
-                Product { isa, activations, pool, space, prompts }.run(&x, rows, w, out);
+                Product { isa, activations, pool, space, prompts }.run(&x, rows, w, out, largest);
             }
         }
     }
@@ -307,7 +309,17 @@ impl Backend for CpuBackend {
     }
 
     fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Linear, out: &mut Buffer) {
-        self.product(x, rows, w, out, false);
+        self.product(x, rows, w, out, false, None);
+    }
+
+    fn linear_largest(
+        &mut self,
+        x: InputOf<'_, Self>,
+        w: &Linear,
+        out: &mut Buffer,
+        largest: &mut [Largest],
+    ) {
+        self.product(x, 0..largest.len(), w, out, false, Some(largest));
     }
 
     fn linear_reduce_add(
@@ -318,7 +330,7 @@ impl Backend for CpuBackend {
         residual: &mut Buffer,
     ) -> Result<(), CommError> {
         if self.reducer.is_alone() {
-            self.product(x, rows, w, residual, true);
+            self.product(x, rows, w, residual, true, None);
             return Ok(());
         }
         let part = part_of(&rows);
@@ -326,7 +338,7 @@ impl Backend for CpuBackend {
             Some(partial) => partial,
             None => Buffer::new(residual.capacity(), residual.width),
         };
-        self.product(x, rows.clone(), w, &mut partial, false);
+        self.product(x, rows.clone(), w, &mut partial, false, None);
         if self.step.is_some_and(|step| rows.len() < step.all) {
             self.settle(residual)?;
             self.reducer.begin(partial, rows);

@@ -10,7 +10,8 @@ pub mod source;
 pub mod step;
 
 pub use backend::{
-    AttentionSpec, Backend, ComputeError, InputOf, KvFormat, KvLayer, KvShape, LinearInput, QkNorm, Rope,
+    AttentionSpec, Backend, ComputeError, InputOf, KvFormat, KvLayer, KvShape, Largest, LinearInput, QkNorm,
+    Rope,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use source::{Encoding, FilePages, Float, MatrixSource, Strided};

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group, InitError, Stats};
-use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Step};
+use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Largest, Step};
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
 
 use crate::protocol::{Garbled, Kind, Message};
@@ -211,10 +211,9 @@ impl Rank {
         // The group belongs to the backend, and so do the logits: they leave from a buffer of our own, kept from step to step.
         self.outgoing.clear();
         if kind == Kind::Argmax {
-            for row in 0..rows {
-                let (id, value) = argmax(&logits[row * own.len()..][..own.len()]);
-                self.outgoing.extend([f32::from_bits(own.start as u32 + id), value]);
-            }
+            let of_row =
+                |largest: &Largest| [f32::from_bits(own.start as u32 + largest.column), largest.value];
+            self.outgoing.extend(self.model.largest_logits().iter().flat_map(of_row));
         } else {
             self.outgoing.extend_from_slice(logits);
         }

@@ -4,7 +4,7 @@ mod load;
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, ComputeError, LinearInput, Rope, Step};
+use thunder_compute::{AttentionSpec, Backend, ComputeError, Largest, LinearInput, Rope, Step};
 
 pub use load::{Capacity, Demand, Progress, demand, lookup_bytes};
 
@@ -61,6 +61,7 @@ struct Buffers<B: Backend> {
     residual: B::Buffer,
     last: B::Buffer,
     logits: B::Buffer,
+    largest: Vec<Largest>,
     inner: Vec<B::Buffer>,
 }
 
@@ -76,7 +77,7 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, last, logits, inner } = &mut self.buffers;
+        let Buffers { residual, last, logits, largest, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes);
         match (&self.embedding, hidden) {
             (_, Some(hidden)) => backend.write(hidden, residual),
@@ -120,7 +121,8 @@ impl<B: Backend> Model<B> {
             let matrix = head.matrix.as_ref().or(self.embedding.as_ref().map(|table| &table.matrix));
             if let Some(matrix) = matrix {
                 let x = LinearInput::Normed { x: &*last, weight: &head.norm, eps: head.eps };
-                backend.linear(x, 0..step.logit_rows.len(), matrix, logits);
+                largest.resize(step.logit_rows.len(), Largest::NONE);
+                backend.linear_largest(x, matrix, logits, largest);
             }
         }
         Ok(())
@@ -144,6 +146,11 @@ impl<B: Backend> Model<B> {
     /// After [`Model::forward`] on the last stage: logits of this rank's vocabulary rows, `[logit rows, rows]`.
     pub fn logits<'a>(&'a self, backend: &'a B) -> &'a [f32] {
         backend.read(&self.buffers.logits)
+    }
+
+    /// After [`Model::forward`] on the last stage: the largest logit of each row among this rank's vocabulary rows.
+    pub fn largest_logits(&self) -> &[Largest] {
+        &self.buffers.largest
     }
 
     /// The vocabulary rows of which this rank makes logits.

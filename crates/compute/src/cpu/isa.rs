@@ -17,6 +17,7 @@ use super::simd::{avx2::Avx2, avx512::Avx512};
 use super::stream::sum;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, bf16};
+use crate::backend::Largest;
 use crate::source::{Encoding, Float};
 
 /// An instruction set that this program has kernels for and this CPU can run.
@@ -273,6 +274,10 @@ entry! {
     /// One row's gated activation.
     fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = gated
 }
+entry! {
+    /// The largest of a row's outputs and of what was so before.
+    fn largest(outputs: &[f32], first: u32, best: &mut Largest) = larger
+}
 /// Queries of one KV head over its sequence's keys and values; a prompt's in bf16 where that is allowed and there is a matrix unit.
 ///
 /// # Safety
@@ -360,4 +365,10 @@ unsafe fn norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 unsafe fn gated<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // SAFETY: the CPU has `S`.
     unsafe { rows::swiglu::<S>(gate, up, out) };
+}
+
+#[inline(always)]
+unsafe fn larger<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
+    // SAFETY: the CPU has `S`.
+    unsafe { rows::largest::<S>(outputs, first, best) };
 }

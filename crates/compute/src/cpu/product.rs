@@ -11,7 +11,7 @@ use super::pool::{Pool, share};
 use super::quantize::{Activations, QuantRows};
 use super::simd::LANES;
 use super::{Buffer, Linear, grown};
-use crate::backend::LinearInput;
+use crate::backend::{Largest, LinearInput};
 use crate::source::Encoding;
 
 /// Without a step, so many rows are a prompt.
@@ -106,6 +106,8 @@ pub(super) struct Workspace {
     floats: Vec<f32>,
     /// A row for each thread.
     rooms: Vec<f32>,
+    /// What each thread found, `[threads][rows]`.
+    largest: Vec<Largest>,
     /// One for each thread.
     pub scratch: Vec<isa::Scratch>,
 }
@@ -127,18 +129,20 @@ pub(super) struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// `out[r] = x[r] · Wᵀ + bias`, or adds that.
+    /// `out[r] = x[r] · Wᵀ + bias`, or adds that. Where it is asked for, each thread looks for the largest of its outputs while
+    /// they are in its cache.
     pub fn run(
         &mut self,
         x: &LinearInput<'_, Buffer, Arc<[f32]>>,
         rows: Range<usize>,
         w: &Linear,
         out: Output,
+        largest: Option<&mut [Largest]>,
     ) {
         let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
         let x = Incoming::new(x);
         self.prepare(&x, rows.clone(), w, cols);
-        let Workspace { quantized, halves, floats, scratch, .. } = &mut *self.space;
+        let Workspace { quantized, halves, floats, scratch, largest: found, .. } = &mut *self.space;
         // SAFETY: the rows are within the buffer.
         let plain = unsafe { SendPtr(x.data.at(rows.start * x.stride)) };
         let (data, stride) =
@@ -146,6 +150,10 @@ impl Product<'_> {
         let (isa, activations, prompts) = (self.isa, self.activations, self.prompts);
         let panels: usize = w.parts.iter().map(Matrix::panel_count).sum();
         let (threads, scratch) = (self.pool.threads(), SendPtr(scratch.as_mut_ptr()));
+        let wanted = largest.as_ref().map_or(0, |largest| largest.len());
+        let found = grown(found, threads * wanted, Largest::NONE);
+        found.fill(Largest::NONE);
+        let each = SendPtr(found.as_mut_ptr());
         self.pool.run(&|thread| {
             let range = share(panels, thread, threads);
             // SAFETY: each thread has its own.
@@ -166,14 +174,28 @@ impl Product<'_> {
                         Input::Quantized(rows)
                     }
                 };
-                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns.
+                let mine_columns = mine.start * LANES..part.rows.min(mine.end * LANES);
+                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns, and has places of its
+                // own for the largest of each row.
                 unsafe {
-                    isa::matmul(isa, part, mine, input, out.starting_at(column), scratch);
+                    let out = out.starting_at(column);
+                    isa::matmul(isa, part, mine, input, out, scratch);
+                    for row in 0..wanted {
+                        let from = out.data.add(row * out.stride + mine_columns.start);
+                        let outputs = std::slice::from_raw_parts(from, mine_columns.len());
+                        let first = (column + mine_columns.start) as u32;
+                        isa::largest(isa, outputs, first, &mut *each.at(thread * wanted + row));
+                    }
                 }
                 first_panel += count;
                 column += part.rows;
             }
         });
+        // Threads are in the order of their columns.
+        for (row, largest) in largest.into_iter().flatten().enumerate() {
+            *largest =
+                found.iter().skip(row).step_by(wanted).fold(Largest::NONE, |best, found| best.or(*found));
+        }
     }
 
     /// Brings the rows into the forms that the parts of `w` need.

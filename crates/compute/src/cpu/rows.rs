@@ -1,7 +1,7 @@
 //! Operations on single rows: norms, the gated activation, rotation.
 
 use super::simd::{LANES, Simd};
-use crate::backend::Rope;
+use crate::backend::{Largest, Rope};
 use crate::step::Step;
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
@@ -65,6 +65,30 @@ unsafe fn silu_times<S: Simd>(gate: S::F, up: S::F) -> S::F {
     unsafe {
         let denominator = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), gate)));
         S::mul(S::div(gate, denominator), up)
+    }
+}
+
+/// Takes the largest of the outputs from column `first` on into `best`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+pub(super) unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
+    let (whole, rest) = outputs.split_at(outputs.len() / LANES * LANES);
+    // SAFETY: all offsets are within `whole`.
+    let mut top = unsafe {
+        let mut lanes = S::splat(best.value);
+        for i in (0..whole.len()).step_by(LANES) {
+            lanes = S::max(S::load(whole.as_ptr().add(i)), lanes);
+        }
+        S::reduce_max(lanes)
+    };
+    top = rest.iter().fold(top, |top, output| top.max(*output));
+    // The few that improve on what was best are looked for.
+    if top > best.value
+        && let Some(at) = outputs.iter().position(|output| *output == top)
+    {
+        *best = Largest { column: first + at as u32, value: top };
     }
 }
 

@@ -165,6 +165,37 @@ fn products_match_plain_arithmetic_in_every_encoding() {
     }
 }
 
+/// Every output is there twice: the first counts, whichever threads made the two.
+#[test]
+fn the_first_of_the_largest_outputs_is_found() {
+    let mut numbers = Numbers(21);
+    let (rows, cols, batch) = (53, 64, 5);
+    for encoding in [Encoding::Float(Float::F32), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
+    {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 5].map(|count| (isa, count)))
+        {
+            let mut backend = backend(isa, threads, Activations::Int16);
+            let w = backend.matrix(&[stored.source(None), stored.source(None)]).unwrap();
+            for batch in [batch, 1] {
+                let x = filled(&mut backend, &values[..batch * cols], cols);
+                let mut out = backend.buffer(batch, 2 * rows).unwrap();
+                // What was found before must not count.
+                let mut largest = vec![Largest { column: 7, value: 1e30 }; batch];
+                backend.linear_largest(Plain(&x), &w, &mut out, &mut largest);
+                for (outputs, largest) in backend.read(&out).chunks(2 * rows).zip(largest) {
+                    let value = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    let column = outputs.iter().position(|output| *output == value).unwrap() as u32;
+                    assert!((column as usize) < rows);
+                    let expected = Largest { column, value };
+                    assert_eq!(largest, expected, "{encoding:?}, {threads} threads on {}", isa.name());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_does_not_depend_on_the_batch() {
     let mut numbers = Numbers(2);

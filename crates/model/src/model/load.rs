@@ -405,6 +405,7 @@ impl<B: Backend> Model<B> {
             residual: backend.buffer(rows, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
+            largest: Vec::with_capacity(last_rows),
             inner: inner.buffers,
         };
         Ok(Self { ropes: spec.ropes.clone(), embedding, layers, head, kv, buffers })
