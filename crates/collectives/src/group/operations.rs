@@ -13,7 +13,10 @@ impl Group {
     /// [`CommError`], as every operation.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
         let reduction = self.plan_all_reduce(data, op);
-        self.run(reduction.bytes, false, Kind::AllReduce, async |core| reduction.run(core).await)
+        let result =
+            self.run(reduction.bytes, false, Kind::AllReduce, async |core| reduction.run(core).await);
+        reduction.finish();
+        result
     }
 
     /// [`Group::all_reduce`] of `send` into `recv`.

@@ -89,7 +89,11 @@ impl Group {
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
         let reduction = self.plan_all_reduce(data, op);
-        self.start(Kind::AllReduce, reduction.bytes, async move |core: &mut Core| reduction.run(core).await)
+        self.start(Kind::AllReduce, reduction.bytes, async move |core: &mut Core| {
+            let result = reduction.run(core).await;
+            reduction.finish();
+            result
+        })
     }
 
     /// Starts [`Group::all_reduce_into`]. `send` has been read when this returns.

@@ -24,14 +24,16 @@ impl<'a> AllReduce<'a> {
         Self { bytes, data, what: (T::DTYPE, op), algorithm, slice: PhantomData }
     }
 
-    pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
+    /// The caller must [`Self::finish`] when it has ended.
+    pub fn run<'c>(&'c self, core: &'c mut Core) -> impl Future<Output = Result<(), CommError>> + 'c {
         let count = self.bytes / self.what.0.size();
         // SAFETY: the slice is borrowed for as long as this lives.
-        unsafe {
-            let result = algorithm::all_reduce(core, self.data, count, self.what, self.algorithm).await;
-            make_valid(self.what.0, self.data, self.bytes);
-            result
-        }
+        unsafe { algorithm::all_reduce(core, self.data, count, self.what, self.algorithm) }
+    }
+
+    pub fn finish(self) {
+        // SAFETY: likewise.
+        unsafe { make_valid(self.what.0, self.data, self.bytes) };
     }
 }
 
