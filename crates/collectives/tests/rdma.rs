@@ -80,7 +80,8 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
 }
 
 fn same_bits(mode: RdmaMode) {
-    for ranks in 2..=4 {
+    // Two ranks have one order only.
+    for ranks in [3, 4] {
         local::run_on(groups(mode, ranks, 1), |mut group| {
             order::check(&mut group);
             order::check_ring(&mut group);
