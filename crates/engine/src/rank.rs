@@ -266,15 +266,13 @@ impl Results<'_> {
             self.logits(row, scratch);
             return argmax(scratch).0;
         }
-        let mut best = (0, f32::NEG_INFINITY);
+        let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
             let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
             // Ranks are in the order of their vocabulary rows: the lowest id wins a tie, as on one rank.
-            if value > best.1 {
-                best = (id.to_bits(), value);
-            }
+            best = best.or(Largest { column: id.to_bits(), value });
         }
-        best.0
+        best.column
     }
 
     /// A row's logits over the whole vocabulary.

@@ -1,6 +1,7 @@
 //! What the operations that move parts without reducing them send and fill, checked: the same for the blocking and the
 //! non-blocking forms.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::reduction::make_valid;
@@ -38,8 +39,8 @@ impl Parts<'_> {
             Self::One { peer, at, bytes } => (peer == rank).then_some((at, bytes)),
             Self::Same { at, bytes } => Some((at, bytes)),
             Self::Each { at, counts, element } => {
-                let before: usize = counts[..rank].iter().sum();
-                Some((at.wrapping_add(before * element), counts[rank] * element))
+                let part = part_of(counts, rank);
+                Some((at.wrapping_add(part.start * element), part.len() * element))
             }
         }
     }
@@ -66,7 +67,11 @@ pub(super) struct Exchange<'a> {
     fills: Parts<'a>,
 }
 
-impl Exchange<'_> {
+impl<'a> Exchange<'a> {
+    fn new<T: Element>(kind: Kind, bytes: usize, sends: Parts<'a>, fills: Parts<'a>) -> Self {
+        Self { kind, dtype: T::DTYPE, bytes, sends, fills }
+    }
+
     pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
         let outgoing = |peer| self.sends.of(peer).map(|(at, bytes)| (at.cast_const(), bytes));
         let incoming = |peer| self.fills.of(peer);
@@ -79,6 +84,12 @@ impl Exchange<'_> {
             result
         }
     }
+}
+
+/// Where a rank's part lies among all.
+pub(super) fn part_of(counts: &[usize], rank: usize) -> Range<usize> {
+    let start: usize = counts[..rank].iter().sum();
+    start..start + counts[rank]
 }
 
 /// A rank's place in its group, which decides what an operation has it send and fill.
@@ -97,7 +108,7 @@ impl Seat {
         self.check_counts("all_gather", counts, "data", data.len())?;
         let (bytes, all) = (size_of_val(data), each(data, counts));
         let own = all.of(self.rank).map_or(Parts::Nothing, |(at, bytes)| Parts::Same { at, bytes });
-        Ok(self.exchange::<T>(Kind::AllGather, bytes, own, all))
+        Ok(Exchange::new::<T>(Kind::AllGather, bytes, own, all))
     }
 
     pub fn broadcast<'a, T: Element>(
@@ -111,7 +122,7 @@ impl Seat {
             true => (Parts::Same { at, bytes }, Parts::Nothing),
             false => (Parts::Nothing, Parts::One { peer: root, at, bytes }),
         };
-        Ok(self.exchange::<T>(Kind::Broadcast, bytes, sends, fills))
+        Ok(Exchange::new::<T>(Kind::Broadcast, bytes, sends, fills))
     }
 
     /// `recv` is looked at on the root only.
@@ -124,17 +135,12 @@ impl Seat {
     ) -> Result<Exchange<'a>, CommError> {
         self.check_rank("gather", root)?;
         self.check_part("gather", counts, ("send", send.len()))?;
-        let whole = match recv.filter(|_| self.rank == root) {
-            Some(recv) => recv,
-            None if self.rank == root => {
-                return Err(argument("gather", "the root needs a recv buffer".to_owned()));
-            }
-            None => return Ok(self.gather_part(root, send)),
+        let Some(whole) = self.at_root("gather", root, "recv", recv)? else {
+            return Ok(gather_part(root, send));
         };
         self.check_counts("gather", counts, "recv", whole.len())?;
-        let at: usize = counts[..root].iter().sum();
-        whole[at..at + send.len()].copy_from_slice(send);
-        Ok(self.exchange::<T>(Kind::Gather, size_of_val(whole), Parts::Nothing, each(whole, counts)))
+        whole[part_of(counts, root)].copy_from_slice(send);
+        Ok(Exchange::new::<T>(Kind::Gather, size_of_val(whole), Parts::Nothing, each(whole, counts)))
     }
 
     pub fn gather_in_place<'a, T: Element>(
@@ -146,14 +152,9 @@ impl Seat {
         self.check_rank("gather", root)?;
         self.check_counts("gather", counts, "data", data.len())?;
         if self.rank != root {
-            let at: usize = counts[..self.rank].iter().sum();
-            return Ok(self.gather_part(root, &data[at..at + counts[self.rank]]));
+            return Ok(gather_part(root, &data[part_of(counts, self.rank)]));
         }
-        Ok(self.exchange::<T>(Kind::Gather, size_of_val(data), Parts::Nothing, each(data, counts)))
-    }
-
-    fn gather_part<'a, T: Element>(self, root: usize, part: &'a [T]) -> Exchange<'a> {
-        self.exchange::<T>(Kind::Gather, size_of_val(part), to(root, part), Parts::Nothing)
+        Ok(Exchange::new::<T>(Kind::Gather, size_of_val(data), Parts::Nothing, each(data, counts)))
     }
 
     /// `send` is looked at on the root only.
@@ -166,17 +167,12 @@ impl Seat {
     ) -> Result<Exchange<'a>, CommError> {
         self.check_rank("scatter", root)?;
         self.check_part("scatter", counts, ("recv", recv.len()))?;
-        let whole = match send.filter(|_| self.rank == root) {
-            Some(send) => send,
-            None if self.rank == root => {
-                return Err(argument("scatter", "the root needs a send buffer".to_owned()));
-            }
-            None => return Ok(self.scatter_part(root, recv)),
+        let Some(whole) = self.at_root("scatter", root, "send", send)? else {
+            return Ok(scatter_part(root, recv));
         };
         self.check_counts("scatter", counts, "send", whole.len())?;
-        let at: usize = counts[..root].iter().sum();
-        recv.copy_from_slice(&whole[at..at + recv.len()]);
-        Ok(self.scatter_whole(whole, counts))
+        recv.copy_from_slice(&whole[part_of(counts, root)]);
+        Ok(scatter_whole(whole, counts))
     }
 
     pub fn scatter_in_place<'a, T: Element>(
@@ -188,20 +184,9 @@ impl Seat {
         self.check_rank("scatter", root)?;
         self.check_counts("scatter", counts, "data", data.len())?;
         if self.rank == root {
-            return Ok(self.scatter_whole(data, counts));
+            return Ok(scatter_whole(data, counts));
         }
-        let at: usize = counts[..self.rank].iter().sum();
-        Ok(self.scatter_part(root, &mut data[at..at + counts[self.rank]]))
-    }
-
-    fn scatter_whole<'a, T: Element>(self, whole: &'a [T], counts: &'a [usize]) -> Exchange<'a> {
-        let sends = Parts::Each { at: start(whole), counts, element: size_of::<T>() };
-        self.exchange::<T>(Kind::Scatter, size_of_val(whole), sends, Parts::Nothing)
-    }
-
-    fn scatter_part<'a, T: Element>(self, root: usize, part: &'a mut [T]) -> Exchange<'a> {
-        let (at, bytes) = raw_bytes_of(part);
-        self.exchange::<T>(Kind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
+        Ok(scatter_part(root, &mut data[part_of(counts, self.rank)]))
     }
 
     pub fn all_to_all<'a, T: Element>(
@@ -213,14 +198,12 @@ impl Seat {
     ) -> Result<Exchange<'a>, CommError> {
         self.check_counts("all_to_all", send_counts, "send", send.len())?;
         self.check_counts("all_to_all", recv_counts, "recv", recv.len())?;
-        let (own, count) = (self.rank, send_counts[self.rank]);
-        same("all_to_all", "this rank's own part", count, recv_counts[own])?;
-        let place = |counts: &[usize]| -> usize { counts[..own].iter().sum() };
-        let (from, to) = (place(send_counts), place(recv_counts));
-        recv[to..to + count].copy_from_slice(&send[from..from + count]);
+        let own = self.rank;
+        same("all_to_all", "this rank's own part", send_counts[own], recv_counts[own])?;
+        recv[part_of(recv_counts, own)].copy_from_slice(&send[part_of(send_counts, own)]);
         let bytes = size_of_val(send).max(size_of_val(recv));
         let sends = Parts::Each { at: start(send), counts: send_counts, element: size_of::<T>() };
-        Ok(self.exchange::<T>(Kind::AllToAll, bytes, sends, each(recv, recv_counts)))
+        Ok(Exchange::new::<T>(Kind::AllToAll, bytes, sends, each(recv, recv_counts)))
     }
 
     /// `room` takes a copy of what is sent, as what comes takes its place.
@@ -235,33 +218,61 @@ impl Seat {
         room.clear();
         room.extend_from_slice(bytes_of(data));
         let sends = Parts::Each { at: room.as_mut_ptr(), counts, element: size_of::<T>() };
-        Ok(self.exchange::<T>(Kind::AllToAll, bytes, sends, each(data, counts)))
+        Ok(Exchange::new::<T>(Kind::AllToAll, bytes, sends, each(data, counts)))
     }
 
     pub fn send<'a, T: Element>(self, peer: usize, data: &'a [T]) -> Result<Exchange<'a>, CommError> {
         self.check_peer("send", peer)?;
-        Ok(self.exchange::<T>(Kind::SendReceive, size_of_val(data), to(peer, data), Parts::Nothing))
+        Ok(Exchange::new::<T>(Kind::SendReceive, size_of_val(data), to(peer, data), Parts::Nothing))
     }
 
     pub fn recv<'a, T: Element>(self, peer: usize, data: &'a mut [T]) -> Result<Exchange<'a>, CommError> {
         self.check_peer("recv", peer)?;
         let (at, bytes) = raw_bytes_of(data);
-        Ok(self.exchange::<T>(Kind::SendReceive, bytes, Parts::Nothing, Parts::One { peer, at, bytes }))
+        Ok(Exchange::new::<T>(Kind::SendReceive, bytes, Parts::Nothing, Parts::One { peer, at, bytes }))
     }
 
     pub fn barrier(self) -> Exchange<'static> {
         let nothing = Parts::Same { at: NonNull::dangling().as_ptr(), bytes: 0 };
-        self.exchange::<u8>(Kind::Barrier, 0, nothing, nothing)
+        Exchange::new::<u8>(Kind::Barrier, 0, nothing, nothing)
     }
 
-    fn exchange<'a, T: Element>(
+    /// Puts this rank's part of an all_gather into its place.
+    pub fn put_own<T: Element>(self, send: &[T], recv: &mut [T], counts: &[usize]) -> Result<(), CommError> {
+        self.check_part("all_gather", counts, ("send", send.len()))?;
+        self.check_counts("all_gather", counts, "recv", recv.len())?;
+        recv[part_of(counts, self.rank)].copy_from_slice(send);
+        Ok(())
+    }
+
+    /// Puts what the root broadcasts where it sends it from.
+    pub fn put_broadcast<T: Element>(
         self,
-        kind: Kind,
-        bytes: usize,
-        sends: Parts<'a>,
-        fills: Parts<'a>,
-    ) -> Exchange<'a> {
-        Exchange { kind, dtype: T::DTYPE, bytes, sends, fills }
+        root: usize,
+        send: Option<&[T]>,
+        recv: &mut [T],
+    ) -> Result<(), CommError> {
+        match self.at_root("broadcast", root, "send", send)? {
+            Some(send) => copy("broadcast", send, recv),
+            None => Ok(()),
+        }
+    }
+
+    /// The buffer that only the root needs, and must have.
+    fn at_root<B>(
+        self,
+        operation: &'static str,
+        root: usize,
+        name: &str,
+        buffer: Option<B>,
+    ) -> Result<Option<B>, CommError> {
+        if self.rank != root {
+            return Ok(None);
+        }
+        match buffer {
+            None => Err(argument(operation, format!("the root needs a {name} buffer"))),
+            given => Ok(given),
+        }
     }
 
     fn check_rank(self, operation: &'static str, rank: usize) -> Result<(), CommError> {
@@ -303,6 +314,20 @@ impl Seat {
     }
 }
 
+fn gather_part<'a, T: Element>(root: usize, part: &'a [T]) -> Exchange<'a> {
+    Exchange::new::<T>(Kind::Gather, size_of_val(part), to(root, part), Parts::Nothing)
+}
+
+fn scatter_whole<'a, T: Element>(whole: &'a [T], counts: &'a [usize]) -> Exchange<'a> {
+    let sends = Parts::Each { at: start(whole), counts, element: size_of::<T>() };
+    Exchange::new::<T>(Kind::Scatter, size_of_val(whole), sends, Parts::Nothing)
+}
+
+fn scatter_part<'a, T: Element>(root: usize, part: &'a mut [T]) -> Exchange<'a> {
+    let (at, bytes) = raw_bytes_of(part);
+    Exchange::new::<T>(Kind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
+}
+
 /// A part for each rank.
 fn each<'a, T: Element>(data: &'a mut [T], counts: &'a [usize]) -> Parts<'a> {
     Parts::Each { at: raw_bytes_of(data).0, counts, element: size_of::<T>() }
@@ -322,12 +347,13 @@ fn argument(operation: &'static str, why: String) -> CommError {
     CommError::Argument { operation, why }
 }
 
-pub(super) fn same(
-    operation: &'static str,
-    what: &str,
-    expected: usize,
-    found: usize,
-) -> Result<(), CommError> {
+pub(super) fn copy<T: Element>(operation: &'static str, send: &[T], recv: &mut [T]) -> Result<(), CommError> {
+    same(operation, "recv", send.len(), recv.len())?;
+    recv.copy_from_slice(send);
+    Ok(())
+}
+
+fn same(operation: &'static str, what: &str, expected: usize, found: usize) -> Result<(), CommError> {
     if expected == found {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! The operations of a group, on slices of elements.
 
 use super::Group;
-use super::exchange::{Exchange, Seat, same};
+use super::exchange::{Exchange, Seat, copy};
 use super::reduction::{AllReduce, ReduceScatter};
 use crate::header::Kind;
 use crate::{CommError, Element, Op};
@@ -43,7 +43,7 @@ impl Group {
         recv: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        self.put_own(send, recv, counts)?;
+        self.seat().put_own(send, recv, counts)?;
         self.all_gather_in_place(recv, counts)
     }
 
@@ -108,7 +108,7 @@ impl Group {
         send: Option<&[T]>,
         recv: &mut [T],
     ) -> Result<(), CommError> {
-        self.put_broadcast(root, send, recv)?;
+        self.seat().put_broadcast(root, send, recv)?;
         self.broadcast(root, recv)
     }
 
@@ -277,41 +277,4 @@ impl Group {
     pub(super) fn seat(&self) -> Seat {
         Seat { rank: self.rank(), size: self.size() }
     }
-
-    /// Puts this rank's part of an all_gather into its place.
-    pub(super) fn put_own<T: Element>(
-        &self,
-        send: &[T],
-        recv: &mut [T],
-        counts: &[usize],
-    ) -> Result<(), CommError> {
-        self.seat().check_part("all_gather", counts, ("send", send.len()))?;
-        self.seat().check_counts("all_gather", counts, "recv", recv.len())?;
-        let at: usize = counts[..self.rank()].iter().sum();
-        recv[at..at + send.len()].copy_from_slice(send);
-        Ok(())
-    }
-
-    /// Puts what the root broadcasts where it sends it from.
-    pub(super) fn put_broadcast<T: Element>(
-        &self,
-        root: usize,
-        send: Option<&[T]>,
-        recv: &mut [T],
-    ) -> Result<(), CommError> {
-        match send.filter(|_| self.rank() == root) {
-            Some(send) => copy("broadcast", send, recv),
-            None if self.rank() == root => {
-                let why = "the root needs a send buffer".to_owned();
-                Err(CommError::Argument { operation: "broadcast", why })
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-pub(super) fn copy<T: Element>(operation: &'static str, send: &[T], recv: &mut [T]) -> Result<(), CommError> {
-    same(operation, "recv", send.len(), recv.len())?;
-    recv.copy_from_slice(send);
-    Ok(())
 }

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use super::exchange::Exchange;
-use super::operations::copy;
+use super::exchange::{Exchange, copy};
 use super::reduction::ReduceScatter;
 use super::{Group, Stats};
 use crate::core::Core;
@@ -120,7 +119,7 @@ impl Group {
         recv: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        self.put_own(send, recv, counts)?;
+        self.seat().put_own(send, recv, counts)?;
         self.start_all_gather_in_place(recv, counts)
     }
 
@@ -189,7 +188,7 @@ impl Group {
         send: Option<&[T]>,
         recv: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        self.put_broadcast(root, send, recv)?;
+        self.seat().put_broadcast(root, send, recv)?;
         self.start_broadcast(root, recv)
     }
 

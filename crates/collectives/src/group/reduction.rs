@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::exchange::{Seat, start};
+use super::exchange::{Seat, part_of, start};
 use crate::core::Core;
 use crate::element::raw_bytes_of;
 use crate::{Algorithm, CommError, DType, Element, Op, algorithm};
@@ -88,9 +88,8 @@ impl Seat {
     ) -> Result<ReduceScatter<'a>, CommError> {
         self.check_counts("reduce_scatter", counts, "data", data.len())?;
         let (send, bytes) = raw_bytes_of(data);
-        let before: usize = counts[..self.rank].iter().sum();
-        let (out, own_bytes) =
-            (send.wrapping_add(before * size_of::<T>()), counts[self.rank] * size_of::<T>());
+        let own = part_of(counts, self.rank);
+        let (out, own_bytes) = (send.wrapping_add(own.start * size_of::<T>()), own.len() * size_of::<T>());
         Ok(ReduceScatter { bytes, send, out, own_bytes, counts, what: (T::DTYPE, op) })
     }
 }
