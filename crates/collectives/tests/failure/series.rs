@@ -102,8 +102,7 @@ fn strike(
     let mut slowest = Duration::ZERO;
     for rank in (0..SIZE).filter(|rank| *rank != victim) {
         let (came, line) = ranks.wait_for(rank, &format!("{word} {victim} over {} after ", over(transport)));
-        let micros = line.split(' ').nth_back(1).and_then(|number| number.parse().ok()).expect("a time");
-        let after = Duration::from_micros(micros);
+        let after = time_in(&line);
         assert!(after <= came - begun, "rank {rank} says {line}, all began {:?} before", came - begun);
         slowest = slowest.max(came - struck);
         assert!(slowest < limit, "rank {rank} took {:?}", came - struck);
@@ -116,6 +115,10 @@ fn strike(
         ranks.next_line(victim);
     }
     for rank in (0..SIZE).filter(|rank| blow != Blow::Kill || *rank != victim) {
+        // What was on its way to a dead rank is not waited for; the goodbye to a stopped one, or one cut off, is for a second.
+        let limit = if blow == Blow::Kill { Duration::from_millis(500) } else { Duration::from_millis(1500) };
+        let (_, line) = ranks.wait_for(rank, "dropped in ");
+        assert!(time_in(&line) < limit, "rank {rank}: {line}");
         let (_, line) = ranks.next_line(rank);
         assert_eq!(line, "clean", "rank {rank}");
         ranks.wait_for_end(rank);
@@ -124,6 +127,12 @@ fn strike(
         hosts.mend(victim);
     }
     slowest
+}
+
+/// The time before a line's last word, which is `us`.
+fn time_in(line: &str) -> Duration {
+    let micros = line.split(' ').nth_back(1).and_then(|number| number.parse().ok());
+    Duration::from_micros(micros.expect("a time"))
 }
 
 /// What a transport is called in errors.
