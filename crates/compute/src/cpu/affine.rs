@@ -1,5 +1,5 @@
-//! Products of quantized rows with quantized panels, by byte dot products. All sums are exact integers: within a group in
-//! 32 bits, over groups in the 53 bits of a double.
+//! Products of quantized rows with quantized panels, by byte dot products. Within a group, sums are exact integers; groups are
+//! added in floats, one after the other and with one rounding each, so that every instruction set gives the same bits.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -10,10 +10,14 @@ use super::fixed::{Fixed, HEADER_BYTES};
 use super::matmul::{Output, finish, of_bits};
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
 use super::quantize::{BLOCK, QuantRows};
-use super::simd::{LANES, Simd};
+use super::simd::{Kernel, LANES, Simd};
 
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
-pub(super) const PREFETCH_BYTES: usize = 4096;
+pub(super) const PREFETCH_BYTES: usize = 8192;
+/// How far ahead they are asked for once more, from the second-level cache into the first.
+const NEAR_BYTES: usize = 1152;
+/// Rows whose sums fit the registers twice.
+const FEW_ROWS: usize = 4;
 
 /// As [`super::matmul::panel`], for a quantized matrix.
 ///
@@ -28,27 +32,19 @@ pub(super) unsafe fn panel<S: Simd>(
     rows: Range<usize>,
     out: Output,
 ) {
-    of_bits!(bits, [blocks], [S], (w, panel, x, rows, out));
+    match (x.planes, x.group) {
+        (1, 32) => of_bits!(bits, [blocks], [S, 1, 32], (w, panel, x, rows, out)),
+        (1, 64) => of_bits!(bits, [blocks], [S, 1, 64], (w, panel, x, rows, out)),
+        (1, _) => of_bits!(bits, [blocks], [S, 1, 128], (w, panel, x, rows, out)),
+        (_, 32) => of_bits!(bits, [blocks], [S, 2, 32], (w, panel, x, rows, out)),
+        (_, 64) => of_bits!(bits, [blocks], [S, 2, 64], (w, panel, x, rows, out)),
+        _ => of_bits!(bits, [blocks], [S, 2, 128], (w, panel, x, rows, out)),
+    }
 }
 
 /// Cuts the rows into blocks, which divide a tile.
 #[inline(always)]
-unsafe fn blocks<S: Simd, const BITS: u32>(
-    w: &Matrix,
-    panel: usize,
-    x: &QuantRows,
-    range: Range<usize>,
-    out: Output,
-) {
-    if x.planes == 1 {
-        blocks_of_planes::<S, BITS, 1>(w, panel, x, range, out);
-    } else {
-        blocks_of_planes::<S, BITS, 2>(w, panel, x, range, out);
-    }
-}
-
-#[inline(always)]
-unsafe fn blocks_of_planes<S: Simd, const BITS: u32, const PLANES: usize>(
+unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32>(
     w: &Matrix,
     panel: usize,
     x: &QuantRows,
@@ -59,78 +55,148 @@ unsafe fn blocks_of_planes<S: Simd, const BITS: u32, const PLANES: usize>(
     while row < range.end {
         let left = (range.end - row).min(x.tile_rows - row % x.tile_rows);
         row += match left {
-            1 => rows::<S, BITS, PLANES, 1>(w, panel, x, row, out),
-            2 | 3 => rows::<S, BITS, PLANES, 2>(w, panel, x, row, out),
-            4..8 => rows::<S, BITS, PLANES, 4>(w, panel, x, row, out),
-            _ if S::BLOCK_ROWS == 4 => rows::<S, BITS, PLANES, 4>(w, panel, x, row, out),
-            12.. if PLANES == 1 => rows::<S, BITS, 1, 12>(w, panel, x, row, out),
-            _ => rows::<S, BITS, PLANES, 8>(w, panel, x, row, out),
+            1 => enter::<S, PLANES, GROUP, BITS, 1>(w, panel, x, row, out),
+            2 => enter::<S, PLANES, GROUP, BITS, 2>(w, panel, x, row, out),
+            3 => enter::<S, PLANES, GROUP, BITS, 3>(w, panel, x, row, out),
+            4..8 => enter::<S, PLANES, GROUP, BITS, 4>(w, panel, x, row, out),
+            _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, GROUP, BITS, 4>(w, panel, x, row, out),
+            12.. if PLANES == 1 => enter::<S, PLANES, GROUP, BITS, 12>(w, panel, x, row, out),
+            _ => enter::<S, PLANES, GROUP, BITS, 8>(w, panel, x, row, out),
         };
     }
 }
 
-/// `ROWS` rows of a tile, from `row` on.
+/// Multiplies `ROWS` rows and says how many these are.
 #[inline(always)]
-unsafe fn rows<S: Simd, const BITS: u32, const PLANES: usize, const ROWS: usize>(
+unsafe fn enter<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize>(
     w: &Matrix,
     panel: usize,
     x: &QuantRows,
     row: usize,
     out: Output,
 ) -> usize {
-    let fixed = Fixed::of(BITS);
-    let bias_unit = f64::from(1u32 << fixed.shift);
-    let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
-    let q = x.bytes().add(x.offset(row));
-    let x_sums = x.sums.as_ptr().add(row * groups);
-    let mut p = w.panels.as_ptr().add(panel * w.panel_bytes());
-    let mut acc = [[0.0f64; LANES]; ROWS];
-    for g in 0..groups {
-        let header = p.cast::<i16>();
-        S::prefetch(p.wrapping_add(PREFETCH_BYTES));
-        let (scales, biases) = (S::widen(header, 1.0), S::widen(header.add(LANES), bias_unit));
-        p = p.add(HEADER_BYTES);
-        let mut sums = [[S::zero_i(); PLANES]; ROWS];
-        let mut more_sums = sums;
-        for col in (g * group..(g + 1) * group).step_by(OCTET) {
-            for line in 0..BITS as usize {
-                S::prefetch(p.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
-            }
-            let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
-            // Many rows come from the second-level cache; a prefetch past the last block does no harm.
-            if ROWS >= 8 && col % BLOCK == 0 {
-                for line in 0..ROWS * PLANES {
-                    let (m, k) = (line % ROWS, line / ROWS);
-                    S::prefetch_near(x.wrapping_add(block_bytes + k * plane + m * BLOCK).cast());
-                }
-            }
-            let steps = octet::<S, BITS>(p);
-            // A dot product takes as long as several begin, so that the sums of few rows come in two chains. Written out: the
-            // compiler would keep sums that a loop indexes in memory.
-            let others = if ROWS <= 4 { &mut more_sums } else { &mut sums };
-            dots::<S, PLANES, ROWS>(others, steps[1], x.add(4), plane);
-            dots::<S, PLANES, ROWS>(others, steps[3], x.add(12), plane);
-            dots::<S, PLANES, ROWS>(others, steps[5], x.add(20), plane);
-            dots::<S, PLANES, ROWS>(others, steps[7], x.add(28), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[0], x, plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[2], x.add(8), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[4], x.add(16), plane);
-            dots::<S, PLANES, ROWS>(&mut sums, steps[6], x.add(24), plane);
-            p = p.add(BITS as usize * STEP_BYTES);
-        }
-        for m in 0..ROWS {
-            if ROWS <= 4 {
-                for k in 0..PLANES {
-                    sums[m][k] = S::add_i(sums[m][k], more_sums[m][k]);
-                }
-            }
-            S::add_exactly(&mut acc[m], sums[m], &scales, &biases, *x_sums.add(m * groups + g));
-        }
-    }
-    for (m, acc) in acc.iter().enumerate() {
-        scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
-    }
+    S::enter(Rows::<PLANES, GROUP, BITS, ROWS> { w, panel, x, row, out });
     ROWS
+}
+
+/// `ROWS` rows of a tile, from `row` on, times a panel.
+struct Rows<'a, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize> {
+    w: &'a Matrix,
+    panel: usize,
+    x: &'a QuantRows,
+    row: usize,
+    out: Output,
+}
+
+impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize> Kernel
+    for Rows<'_, PLANES, GROUP, BITS, ROWS>
+{
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { w, panel, x, row, out } = self;
+        let (groups, block_bytes, plane) = (x.groups(), x.block_bytes(), x.tile_rows * BLOCK);
+        let q = x.bytes().add(x.offset(row));
+        let x_sums = x.sums.as_ptr().add(row * groups);
+        let mut p = w.panels.as_ptr().add(panel * w.panel_bytes());
+        let mut acc = [S::splat(0.0); ROWS];
+        for g in 0..groups {
+            let header = p;
+            S::prefetch(header.wrapping_add(PREFETCH_BYTES));
+            S::prefetch_near(header.wrapping_add(NEAR_BYTES));
+            p = p.add(HEADER_BYTES);
+            let mut sums = Sums::<S, PLANES, ROWS>::zero();
+            for col in (g * GROUP..(g + 1) * GROUP).step_by(OCTET) {
+                let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
+                if ROWS > FEW_ROWS && col % BLOCK == 0 {
+                    near_rows::<S, PLANES, ROWS>(x.wrapping_add(block_bytes), plane);
+                }
+                sums.add_octet::<BITS>(p, x, plane);
+                p = p.add(BITS as usize * STEP_BYTES);
+            }
+            let numbers = Numbers::<S>::of::<BITS>(header);
+            let sums = sums.total();
+            for m in 0..ROWS {
+                acc[m] = numbers.add(acc[m], sums[m], *x_sums.add(m * groups + g));
+            }
+        }
+        for (m, acc) in acc.into_iter().enumerate() {
+            scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
+        }
+    }
+}
+
+/// Asks for what comes after an octet, a part with each step: many at once hold up the loads.
+#[inline(always)]
+unsafe fn ahead<S: Simd, const BITS: u32>(octet: *const u8, step: usize) {
+    for line in step * BITS as usize / STEPS..(step + 1) * BITS as usize / STEPS {
+        S::prefetch(octet.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
+        S::prefetch_near(octet.wrapping_add(NEAR_BYTES + line * STEP_BYTES));
+    }
+}
+
+/// Asks for a block of many rows, which lies in the second-level cache or, behind the last one, does not matter.
+#[inline(always)]
+unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i8, plane: usize) {
+    for k in 0..PLANES {
+        for m in 0..ROWS {
+            S::prefetch_near(x.wrapping_add(k * plane + m * BLOCK).cast());
+        }
+    }
+}
+
+/// Sums of a group: of 16 weight rows, for each row and byte plane.
+struct Sums<S: Simd, const PLANES: usize, const ROWS: usize> {
+    even: [[S::I; PLANES]; ROWS],
+    /// Those of every other step, where rows are few: a dot product takes as long as several begin.
+    odd: [[S::I; PLANES]; ROWS],
+}
+
+impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        let zero = [[S::zero_i(); PLANES]; ROWS];
+        Self { even: zero, odd: zero }
+    }
+
+    /// Adds the products of an octet with 32 columns of each row.
+    #[inline(always)]
+    unsafe fn add_octet<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
+        let steps = octet::<S, BITS>(p);
+        // Written out: the compiler would keep sums that a loop indexes in memory.
+        ahead::<S, BITS>(p, 0);
+        dots::<S, PLANES, ROWS>(&mut self.even, steps[0], x, plane);
+        ahead::<S, BITS>(p, 1);
+        dots::<S, PLANES, ROWS>(self.odd(), steps[1], x.add(4), plane);
+        ahead::<S, BITS>(p, 2);
+        dots::<S, PLANES, ROWS>(&mut self.even, steps[2], x.add(8), plane);
+        ahead::<S, BITS>(p, 3);
+        dots::<S, PLANES, ROWS>(self.odd(), steps[3], x.add(12), plane);
+        ahead::<S, BITS>(p, 4);
+        dots::<S, PLANES, ROWS>(&mut self.even, steps[4], x.add(16), plane);
+        ahead::<S, BITS>(p, 5);
+        dots::<S, PLANES, ROWS>(self.odd(), steps[5], x.add(20), plane);
+        ahead::<S, BITS>(p, 6);
+        dots::<S, PLANES, ROWS>(&mut self.even, steps[6], x.add(24), plane);
+        ahead::<S, BITS>(p, 7);
+        dots::<S, PLANES, ROWS>(self.odd(), steps[7], x.add(28), plane);
+    }
+
+    #[inline(always)]
+    fn odd(&mut self) -> &mut [[S::I; PLANES]; ROWS] {
+        if ROWS <= FEW_ROWS { &mut self.odd } else { &mut self.even }
+    }
+
+    #[inline(always)]
+    unsafe fn total(mut self) -> [[S::I; PLANES]; ROWS] {
+        if ROWS <= FEW_ROWS {
+            for m in 0..ROWS {
+                for k in 0..PLANES {
+                    self.even[m][k] = S::add_i(self.even[m][k], self.odd[m][k]);
+                }
+            }
+        }
+        self.even
+    }
 }
 
 /// Adds a step's products with 4 columns of each row at `x`.
@@ -148,7 +214,47 @@ unsafe fn dots<S: Simd, const PLANES: usize, const ROWS: usize>(
     }
 }
 
-/// Scales a row's 16 exact sums and finishes them.
+/// The scales and biases of a group of 16 rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Numbers<S: Simd> {
+    scales: S::F,
+    biases: S::F,
+}
+
+impl<S: Simd> Numbers<S> {
+    /// # Safety
+    /// A group's header is there; the CPU has `S`.
+    #[inline(always)]
+    pub unsafe fn of<const BITS: u32>(header: *const u8) -> Self {
+        let header = header.cast::<i16>();
+        let bias_unit = (1u32 << Fixed::of(BITS).shift) as f32;
+        Self {
+            scales: S::load_i16(header),
+            biases: S::mul(S::load_i16(header.add(LANES)), S::splat(bias_unit)),
+        }
+    }
+
+    /// Adds a group to 16 results of a row: its sums in each byte plane, the high one first, and the sum of the row's integers.
+    ///
+    /// # Safety
+    /// The CPU has `S`.
+    #[inline(always)]
+    pub unsafe fn add<const PLANES: usize>(&self, acc: S::F, sums: [S::I; PLANES], x_sum: f32) -> S::F {
+        let sum = if PLANES == 1 { sums[0] } else { S::join(sums[0], sums[1]) };
+        S::fused(self.scales, S::to_f(sum), S::fused(self.biases, S::splat(x_sum), acc))
+    }
+
+    /// The weights of 16 levels, one of each row.
+    ///
+    /// # Safety
+    /// The CPU has `S`.
+    #[inline(always)]
+    pub unsafe fn weights(&self, levels: S::F) -> S::F {
+        S::fma(levels, self.scales, self.biases)
+    }
+}
+
+/// Scales 16 results of a row and finishes them.
 ///
 /// # Safety
 /// The output holds the row and the panel's columns; the CPU has `S`.
@@ -158,15 +264,11 @@ pub(super) unsafe fn scaled<S: Simd>(
     panel: usize,
     row: usize,
     scale: f32,
-    sums: &[f64; LANES],
+    results: S::F,
     out: Output,
 ) {
-    let units = &w.units[panel * LANES..(panel + 1) * LANES];
-    let mut results = [0.0; LANES];
-    for lane in 0..LANES {
-        results[lane] = sums[lane] as f32 * units[lane] * scale;
-    }
-    finish::<S>(w, panel, row, S::load(results.as_ptr()), out);
+    let units = S::load(w.units.as_ptr().add(panel * LANES));
+    finish::<S>(w, panel, row, S::mul(S::mul(results, units), S::splat(scale)), out);
 }
 
 /// The 8 steps of an octet, as bytes.

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::affine::octet;
-use super::fixed::{Fixed, HEADER_BYTES};
+use super::affine::{Numbers, octet};
+use super::fixed::HEADER_BYTES;
 use super::matmul::{Output, finish, in_fours};
 use super::matrix::{Matrix, OCTET, STEP_BYTES};
 use super::simd::{LANES, Simd};
@@ -45,19 +45,15 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
 ) {
     let Encoding::Affine { group, .. } = w.encoding else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
-    let bias_unit = f64::from(1u32 << Fixed::of(BITS).shift);
     let mut acc = [S::splat(0.0); M];
     for _ in 0..w.cols / group {
-        let number = |index: usize, factor: f64| {
-            S::load(S::widen(p.cast::<i16>().add(index * LANES), factor).map(|x| x as f32).as_ptr())
-        };
-        let (scale, bias) = (number(0, 1.0), number(1, bias_unit));
+        let numbers = Numbers::<S>::of::<BITS>(p);
         p = p.add(HEADER_BYTES);
         for _ in 0..group / OCTET {
             for step in octet::<S, BITS>(p) {
                 for unit in &UNITS {
                     let level = S::to_f(S::dot4(S::zero_i(), step, unit.as_ptr()));
-                    let weight = S::fma(level, scale, bias);
+                    let weight = numbers.weights(level);
                     for m in 0..M {
                         acc[m] = S::fma(weight, S::splat(*x.add((row + m) * stride + col)), acc[m]);
                     }

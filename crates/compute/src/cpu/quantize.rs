@@ -49,7 +49,7 @@ pub(super) struct QuantRows {
     /// One for each row.
     pub scales: Vec<f32>,
     /// Sums of the integers of each group, `[rows][groups]`: what the weights' biases are multiplied with.
-    pub sums: Vec<f64>,
+    pub sums: Vec<f32>,
     pub rows: usize,
     pub cols: usize,
     pub group: usize,
@@ -115,7 +115,7 @@ impl QuantRows {
 pub(super) struct RowWriter<'a> {
     q: SendPtr<i8>,
     scales: SendPtr<f32>,
-    sums: SendPtr<f64>,
+    sums: SendPtr<f32>,
     to: &'a QuantRows,
 }
 
@@ -153,7 +153,7 @@ impl RowWriter<'_> {
                     }
                 }
                 // Integers below 2²⁴: exact.
-                *self.sums.at(row * to.groups() + g) = f64::from(S::reduce_add(sum));
+                *self.sums.at(row * to.groups() + g) = S::reduce_add(sum);
             }
         }
     }

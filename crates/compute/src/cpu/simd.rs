@@ -21,6 +21,13 @@ pub mod portable;
 /// Lanes of 32 bits in a vector.
 pub const LANES: usize = 16;
 
+/// What is compiled for one instruction set after the other. Implementations are `#[inline(always)]`.
+pub trait Kernel {
+    /// # Safety
+    /// The CPU has `S`, and the kernel's own conditions hold.
+    unsafe fn run<S: Simd>(self);
+}
+
 /// An instruction set with vectors of 16 floats, 16 integers, and 64 bytes.
 ///
 /// # Safety
@@ -47,7 +54,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn abs(a: Self::F) -> Self::F;
-    /// `a * b + c`.
+    /// `a * b + c`, rounded once or twice.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// To the nearest integer, ties to even.
     unsafe fn round(a: Self::F) -> Self::F;
@@ -82,29 +89,18 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// all lanes.
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
 
-    /// 16 integers of 16 bits, times `factor`.
+    /// 16 integers of 16 bits.
+    unsafe fn load_i16(p: *const i16) -> Self::F;
+    /// `256 * high + low`, which fit.
+    unsafe fn join(high: Self::I, low: Self::I) -> Self::I;
+    /// `a * b + c`, rounded once on every instruction set.
     #[inline(always)]
-    unsafe fn widen(p: *const i16, factor: f64) -> [f64; LANES] {
-        p.cast::<[i16; LANES]>().read_unaligned().map(|x| f64::from(x) * factor)
+    unsafe fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        Self::fma(a, b, c)
     }
-    /// `acc += scales * Σ 256^plane × sums + biases * x_sum`, lane by lane, the high plane first. All are integers that
-    /// fit: the sums 32 bits, the rest the 53 bits of a double. So nothing is rounded, whatever the order.
-    #[inline(always)]
-    unsafe fn add_exactly<const PLANES: usize>(
-        acc: &mut [f64; LANES],
-        sums: [Self::I; PLANES],
-        scales: &[f64; LANES],
-        biases: &[f64; LANES],
-        x_sum: f64,
-    ) {
-        const { assert!(size_of::<Self::I>() == size_of::<[i32; LANES]>()) };
-        // An integer vector is its lanes in their order, whatever registers it is made of.
-        let sums = sums.map(|sum| std::ptr::from_ref(&sum).cast::<[i32; LANES]>().read_unaligned());
-        for lane in 0..LANES {
-            let sum = sums.iter().fold(0, |total, sum| (total << 8) + sum[lane]);
-            acc[lane] += scales[lane] * f64::from(sum) + biases[lane] * x_sum;
-        }
-    }
+
+    /// Runs a kernel in a function of its own that has these instructions: the compiler's time grows faster than a function's size.
+    unsafe fn enter(kernel: impl Kernel);
 
     /// `e^a`; relative error below 3e-7 where the result is a normal number, 0 below about −87.
     #[inline(always)]

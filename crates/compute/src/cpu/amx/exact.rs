@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured};
 use super::{LANES, Tile};
-use crate::cpu::affine::{PREFETCH_BYTES, octet, scaled};
-use crate::cpu::fixed::{Fixed, HEADER_BYTES};
+use crate::cpu::affine::{Numbers, PREFETCH_BYTES, octet, scaled};
+use crate::cpu::fixed::HEADER_BYTES;
 use crate::cpu::matmul::{Output, of_bits};
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
 use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
@@ -89,13 +89,11 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     out: Output,
     memory: &mut Memory,
 ) {
-    let fixed = Fixed::of(BITS);
-    let bias_unit = f64::from(1u32 << fixed.shift);
     let (groups, group) = (x.groups(), x.group);
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
     let record = |g: usize| records.add(g * record_bytes(BITS, group));
     let q = x.bytes().add(x.offset(rows.start));
-    let mut acc = [[0.0f64; LANES]; TILE_ROWS];
+    let mut acc = [_mm512_setzero_ps(); TILE_ROWS];
     for g in 0..groups + 2 {
         if g < groups {
             let record = record(g);
@@ -115,19 +113,18 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
             product(rows, x.block_bytes(), weights, group.div_ceil(BLOCK), sums);
         }
         if let Some(g) = g.checked_sub(2) {
-            let header = record(g).cast::<i16>();
-            let (scales, biases) = (Avx512::widen(header, 1.0), Avx512::widen(header.add(LANES), bias_unit));
+            let numbers = Numbers::<Avx512>::of::<BITS>(record(g));
             let sums = &memory.sums[g % 2];
             for (m, row) in rows.clone().enumerate() {
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
                     _mm512_loadu_si512(sums[plane * x.tile_rows + m].as_ptr().cast())
                 });
                 let x_sum = *x.sums.as_ptr().add(row * groups + g);
-                Avx512::add_exactly(&mut acc[m], planes, &scales, &biases, x_sum);
+                acc[m] = numbers.add(acc[m], planes, x_sum);
             }
         }
     }
-    for (row, acc) in rows.zip(&acc) {
+    for (row, acc) in rows.zip(acc) {
         scaled::<Avx512>(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Kernel, Simd};
 
 /// The instruction set; needs avx2, fma and f16c, and avxvnni for `VNNI`, which has byte dot products.
 #[derive(Debug, Clone, Copy)]
@@ -168,6 +168,29 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
         let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
         [dot(acc[0], w[0], even, odd), dot(acc[1], w[1], even, odd)]
     }
+    #[inline(always)]
+    unsafe fn enter(kernel: impl Kernel) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn plain(kernel: impl Kernel) {
+            kernel.run::<Avx2<false>>();
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        unsafe fn with_vnni(kernel: impl Kernel) {
+            kernel.run::<Avx2<true>>();
+        }
+        if VNNI { with_vnni(kernel) } else { plain(kernel) }
+    }
+    #[inline(always)]
+    unsafe fn load_i16(p: *const i16) -> F {
+        [eight_i16(p), eight_i16(p.add(8))]
+    }
+    #[inline(always)]
+    unsafe fn join(high: I, low: I) -> I {
+        [
+            _mm256_add_epi32(_mm256_slli_epi32::<8>(high[0]), low[0]),
+            _mm256_add_epi32(_mm256_slli_epi32::<8>(high[1]), low[1]),
+        ]
+    }
 }
 
 #[inline(always)]
@@ -179,6 +202,11 @@ unsafe fn eight_bf16(p: *const u16) -> __m256 {
 #[inline(always)]
 unsafe fn eight_i8(p: *const i8) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+}
+
+#[inline(always)]
+unsafe fn eight_i16(p: *const i16) -> __m256 {
+    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128(p.cast())))
 }
 
 #[inline(always)]

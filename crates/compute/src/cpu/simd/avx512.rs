@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Simd};
+use super::{Kernel, Simd};
 
 /// The instruction set; needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni.
 #[derive(Debug, Clone, Copy)]
@@ -142,35 +142,19 @@ unsafe impl Simd for Avx512 {
         _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned()))
     }
     #[inline(always)]
-    unsafe fn widen(p: *const i16, factor: f64) -> [f64; LANES] {
-        let factor = _mm512_set1_pd(factor);
-        let wide = |p: *const i16| {
-            let x = _mm256_cvtepi16_epi32(_mm_loadu_si128(p.cast()));
-            _mm512_mul_pd(_mm512_cvtepi32_pd(x), factor)
-        };
-        std::mem::transmute([wide(p), wide(p.add(LANES / 2))])
+    unsafe fn enter(kernel: impl Kernel) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        unsafe fn inside(kernel: impl Kernel) {
+            kernel.run::<Avx512>();
+        }
+        inside(kernel);
     }
     #[inline(always)]
-    unsafe fn add_exactly<const PLANES: usize>(
-        acc: &mut [f64; LANES],
-        sums: [__m512i; PLANES],
-        scales: &[f64; LANES],
-        biases: &[f64; LANES],
-        x_sum: f64,
-    ) {
-        let mut sum = sums[0];
-        for plane in &sums[1..] {
-            sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), *plane);
-        }
-        let x_sum = _mm512_set1_pd(x_sum);
-        let halves = [_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum)];
-        for (half, sum) in halves.into_iter().enumerate() {
-            let at = half * LANES / 2;
-            let to = acc.as_mut_ptr().add(at);
-            let (scale, bias) =
-                (_mm512_loadu_pd(scales.as_ptr().add(at)), _mm512_loadu_pd(biases.as_ptr().add(at)));
-            let total = _mm512_fmadd_pd(bias, x_sum, _mm512_loadu_pd(to));
-            _mm512_storeu_pd(to, _mm512_fmadd_pd(scale, _mm512_cvtepi32_pd(sum), total));
-        }
+    unsafe fn load_i16(p: *const i16) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn join(high: __m512i, low: __m512i) -> __m512i {
+        _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low)
     }
 }

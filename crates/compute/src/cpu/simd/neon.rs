@@ -7,7 +7,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::array::from_fn;
 
-use super::Simd;
+use super::{Kernel, Simd};
 
 /// The instruction set; needs dotprod, and i8mm for `MIXED`, which multiplies unsigned with signed bytes.
 #[derive(Debug, Clone, Copy)]
@@ -175,6 +175,26 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
             *acc = vsubq_s32(*acc, less);
         }
         acc
+    }
+    #[inline(always)]
+    unsafe fn enter(kernel: impl Kernel) {
+        #[target_feature(enable = "neon,dotprod")]
+        unsafe fn plain(kernel: impl Kernel) {
+            kernel.run::<Neon<false>>();
+        }
+        #[target_feature(enable = "neon,dotprod,i8mm")]
+        unsafe fn mixed(kernel: impl Kernel) {
+            kernel.run::<Neon<true>>();
+        }
+        if MIXED { mixed(kernel) } else { plain(kernel) }
+    }
+    #[inline(always)]
+    unsafe fn load_i16(p: *const i16) -> F {
+        from_fn(|i| vcvtq_f32_s32(vmovl_s16(vld1_s16(p.add(4 * i)))))
+    }
+    #[inline(always)]
+    unsafe fn join(high: I, low: I) -> I {
+        from_fn(|i| vaddq_s32(vshlq_n_s32::<8>(high[i]), low[i]))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 
 /// The instruction set that every CPU has.
 #[derive(Debug, Clone, Copy)]
@@ -132,5 +132,21 @@ unsafe impl Simd for Portable {
             let w: [i32; 4] = std::array::from_fn(|j| i32::from(w[4 * lane + j]));
             acc[lane] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
         })
+    }
+    #[inline(never)]
+    unsafe fn enter(kernel: impl Kernel) {
+        kernel.run::<Self>();
+    }
+    #[inline(always)]
+    unsafe fn load_i16(p: *const i16) -> Self::F {
+        p.cast::<[i16; LANES]>().read_unaligned().map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn join(high: Self::I, low: Self::I) -> Self::I {
+        std::array::from_fn(|i| (high[i] << 8) + low[i])
+    }
+    #[inline(always)]
+    unsafe fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
 }
