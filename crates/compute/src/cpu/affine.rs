@@ -101,8 +101,7 @@ impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize
         let mut acc = [S::splat(0.0); ROWS];
         for g in 0..groups {
             let header = p;
-            S::prefetch(header.wrapping_add(PREFETCH_BYTES));
-            S::prefetch_near(header.wrapping_add(NEAR_BYTES));
+            ahead::<S>(header);
             p = p.add(HEADER_BYTES);
             let mut sums = Sums::<S, PLANES, ROWS>::zero();
             for col in (g * GROUP..(g + 1) * GROUP).step_by(OCTET) {
@@ -125,12 +124,18 @@ impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize
     }
 }
 
+/// Asks for what comes after a line of weights: from memory, and nearer by into the first-level cache.
+#[inline(always)]
+pub(super) unsafe fn ahead<S: Simd>(line: *const u8) {
+    S::prefetch(line.wrapping_add(PREFETCH_BYTES));
+    S::prefetch_near(line.wrapping_add(NEAR_BYTES));
+}
+
 /// Asks for what comes after an octet, a part with each step: many at once hold up the loads.
 #[inline(always)]
-unsafe fn ahead<S: Simd, const BITS: u32>(octet: *const u8, step: usize) {
+pub(super) unsafe fn ahead_of_step<S: Simd, const BITS: u32>(octet: *const u8, step: usize) {
     for line in step * BITS as usize / STEPS..(step + 1) * BITS as usize / STEPS {
-        S::prefetch(octet.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
-        S::prefetch_near(octet.wrapping_add(NEAR_BYTES + line * STEP_BYTES));
+        ahead::<S>(octet.wrapping_add(line * STEP_BYTES));
     }
 }
 
@@ -163,21 +168,21 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
     unsafe fn add_octet<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
         let steps = octet::<S, BITS>(p);
         // Written out: the compiler would keep sums that a loop indexes in memory.
-        ahead::<S, BITS>(p, 0);
+        ahead_of_step::<S, BITS>(p, 0);
         dots::<S, PLANES, ROWS>(&mut self.even, steps[0], x, plane);
-        ahead::<S, BITS>(p, 1);
+        ahead_of_step::<S, BITS>(p, 1);
         dots::<S, PLANES, ROWS>(self.odd(), steps[1], x.add(4), plane);
-        ahead::<S, BITS>(p, 2);
+        ahead_of_step::<S, BITS>(p, 2);
         dots::<S, PLANES, ROWS>(&mut self.even, steps[2], x.add(8), plane);
-        ahead::<S, BITS>(p, 3);
+        ahead_of_step::<S, BITS>(p, 3);
         dots::<S, PLANES, ROWS>(self.odd(), steps[3], x.add(12), plane);
-        ahead::<S, BITS>(p, 4);
+        ahead_of_step::<S, BITS>(p, 4);
         dots::<S, PLANES, ROWS>(&mut self.even, steps[4], x.add(16), plane);
-        ahead::<S, BITS>(p, 5);
+        ahead_of_step::<S, BITS>(p, 5);
         dots::<S, PLANES, ROWS>(self.odd(), steps[5], x.add(20), plane);
-        ahead::<S, BITS>(p, 6);
+        ahead_of_step::<S, BITS>(p, 6);
         dots::<S, PLANES, ROWS>(&mut self.even, steps[6], x.add(24), plane);
-        ahead::<S, BITS>(p, 7);
+        ahead_of_step::<S, BITS>(p, 7);
         dots::<S, PLANES, ROWS>(self.odd(), steps[7], x.add(28), plane);
     }
 

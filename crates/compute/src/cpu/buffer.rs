@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut, Range};
 
 use super::matmul::Output;
+use super::memory::prefer_huge_pages;
 use super::simd::LANES;
 
 /// A cache line.
@@ -21,6 +22,7 @@ impl Buffer {
     pub(super) fn new(rows: usize, width: usize) -> Self {
         // Not an allocation that is aligned itself: to zero such a one means to write it.
         let all = vec![0.0; rows * width + LANES];
+        prefer_huge_pages(all.as_ptr(), size_of_val(all.as_slice()));
         let start = all.as_ptr().align_offset(LINE_BYTES).min(LANES);
         Self { data: Floats { all, start }, width, rows: 0 }
     }

@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use super::grown;
 use super::matrix::SendPtr;
+use super::memory::prefer_huge_pages;
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
@@ -31,8 +31,13 @@ impl HalfRows {
     /// Room for `rows` rows; allocates only when more is needed than ever before.
     pub fn shape(&mut self, rows: usize, cols: usize) {
         (self.rows, self.cols) = (rows, cols);
-        let lines = rows.next_multiple_of(TILE_ROWS) * self.blocks();
-        grown(&mut self.lines, lines, Line([bf16::ZERO; BLOCK]));
+        // One tile more, which is loaded ahead and not used.
+        let lines = rows.next_multiple_of(TILE_ROWS) * self.blocks() + TILE_ROWS;
+        if self.lines.len() < lines {
+            self.lines = Vec::with_capacity(lines);
+            prefer_huge_pages(self.lines.as_ptr(), lines * size_of::<Line>());
+            self.lines.resize(lines, Line([bf16::ZERO; BLOCK]));
+        }
     }
 
     /// Blocks of columns, the last of which may be partly empty.

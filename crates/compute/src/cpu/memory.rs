@@ -43,6 +43,22 @@ fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
     Ok(Arc::new(MmapRaw::from(map)))
 }
 
+/// Asks for huge pages for the whole ones within so many bytes, which nobody has written yet.
+pub(crate) fn prefer_huge_pages<T>(start: *const T, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        let first = start.addr().next_multiple_of(HUGE_PAGE_BYTES);
+        let whole = (start.addr() + bytes).saturating_sub(first) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        if whole > 0 {
+            let at = start.with_addr(first).cast_mut().cast();
+            // SAFETY: advice on how to back pages within an allocation changes none of their contents. Without it, all is only slower.
+            unsafe { libc::madvise(at, whole, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, bytes);
+}
+
 /// Hands out regions of shared mappings. What a region held is given back only with its whole mapping.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {

@@ -2,7 +2,8 @@
 //! all rows at once, so that a batch that decodes reads its weights as fast as a single sequence.
 //!
 //! A group's levels are unpacked to a tile, which the rows' byte planes are multiplied with, and its sums are scaled by vectors. The
-//! three run one group apart, so that none waits for what another has just stored.
+//! three run one group apart, so that none waits for what another has just stored, and the vectors work between a product's beginning
+//! and the storing of its sums, some 50 cycles later.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
@@ -11,12 +12,12 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured};
 use super::{LANES, Tile};
-use crate::cpu::affine::{Numbers, PREFETCH_BYTES, octet, scaled};
+use crate::cpu::affine::{Numbers, ahead, ahead_of_step, octet, scaled};
 use crate::cpu::fixed::HEADER_BYTES;
 use crate::cpu::matmul::{Output, of_bits};
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
 use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
-use crate::cpu::simd::{Simd, avx512::Avx512};
+use crate::cpu::simd::avx512::Avx512;
 use crate::source::Encoding;
 
 /// From so many rows on, tiles are faster than byte dot products; with fewer, both wait for the memory.
@@ -65,14 +66,14 @@ pub(super) unsafe fn multiply(
         unused,
         unused,
     ]);
-    let product: ByteProduct = if second > 0 { tiles::bytes_of_two } else { tiles::bytes_of_one };
+    let product = if second > 0 { tiles::BYTES_OF_TWO } else { tiles::BYTES_OF_ONE };
     for panel in panels {
         for first in rows.clone().step_by(x.tile_rows) {
             let rows = first..rows.end.min(first + x.tile_rows);
             if x.planes == 1 {
-                of_bits!(bits, [tile], [1], (w, panel, x, rows, product, out, memory));
+                of_bits!(bits, [tile], [1], (w, panel, x, rows, &product, out, memory));
             } else {
-                of_bits!(bits, [tile], [2], (w, panel, x, rows, product, out, memory));
+                of_bits!(bits, [tile], [2], (w, panel, x, rows, &product, out, memory));
             }
         }
     }
@@ -85,7 +86,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     panel: usize,
     x: &QuantRows,
     rows: Range<usize>,
-    product: ByteProduct,
+    product: &ByteProduct,
     out: Output,
     memory: &mut Memory,
 ) {
@@ -95,22 +96,20 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     let q = x.bytes().add(x.offset(rows.start));
     let mut acc = [_mm512_setzero_ps(); TILE_ROWS];
     for g in 0..groups + 2 {
-        if g < groups {
-            let record = record(g);
-            for line in (0..record_bytes(BITS, group)).step_by(STEP_BYTES) {
-                Avx512::prefetch(record.wrapping_add(PREFETCH_BYTES + line));
-            }
-            unpack::<BITS>(record.add(HEADER_BYTES), group, &mut memory.weights[g % 2]);
-        }
-        if let Some(g) = g.checked_sub(1).filter(|g| *g < groups) {
+        let multiplied = g.checked_sub(1).filter(|g| *g < groups);
+        if let Some(g) = multiplied {
             let weights = match BITS {
                 8 => record(g).add(HEADER_BYTES),
                 _ => memory.weights[g % 2].as_ptr().cast(),
             };
             let col = g * group;
             let rows = q.add(col / BLOCK * x.block_bytes() + col % BLOCK);
-            let sums = memory.sums[g % 2].as_mut_ptr().cast();
-            product(rows, x.block_bytes(), weights, group.div_ceil(BLOCK), sums);
+            (product.begin)(rows, x.block_bytes(), weights, group.div_ceil(BLOCK));
+        }
+        if g < groups {
+            let record = record(g);
+            ahead::<Avx512>(record);
+            unpack::<BITS>(record.add(HEADER_BYTES), group, &mut memory.weights[g % 2]);
         }
         if let Some(g) = g.checked_sub(2) {
             let numbers = Numbers::<Avx512>::of::<BITS>(record(g));
@@ -123,6 +122,9 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
                 acc[m] = numbers.add(acc[m], planes, x_sum);
             }
         }
+        if let Some(g) = multiplied {
+            (product.store)(memory.sums[g % 2].as_mut_ptr().cast());
+        }
     }
     for (row, acc) in rows.zip(acc) {
         scaled::<Avx512>(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
@@ -132,14 +134,15 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
 /// A group's levels as rows of tiles. Those of 8 bits lie so already.
 #[inline(always)]
 unsafe fn unpack<const BITS: u32>(packed: *const u8, group: usize, to: &mut [Tile; GROUP_TILES]) {
-    if BITS == 8 {
-        return;
-    }
     let to = to.as_mut_ptr().cast::<__m512i>();
     for o in 0..group / OCTET {
-        let steps = octet::<Avx512, BITS>(packed.add(o * BITS as usize * STEP_BYTES));
+        let packed = packed.add(o * BITS as usize * STEP_BYTES);
+        let steps = octet::<Avx512, BITS>(packed);
         for (s, step) in steps.into_iter().enumerate() {
-            _mm512_store_si512(to.add(o * STEPS + s), step);
+            ahead_of_step::<Avx512, BITS>(packed, s);
+            if BITS < 8 {
+                _mm512_store_si512(to.add(o * STEPS + s), step);
+            }
         }
     }
 }

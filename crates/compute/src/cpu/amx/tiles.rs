@@ -75,7 +75,7 @@ impl Drop for Configured {
 /// or begins new ones. Meanwhile it asks for the sums that come next, and for [`AHEAD_BYTES`] a block at `ahead`.
 ///
 /// Contract: the tiles are [`Configured`]; `rows` (the second only where it is used) and `weights` hold `blocks` (at least 1)
-/// blocks.
+/// blocks; behind the first rows' there is one block more, which is loaded and not used.
 pub(super) type Product = unsafe fn([*const u8; 2], *const u8, &mut Sums, usize, bool, *const u8);
 
 /// Bytes that a [`Product`] asks for ahead with each block.
@@ -83,7 +83,8 @@ pub(super) const AHEAD_BYTES: usize = 256;
 
 /// Writes a product as one block of assembly: between its instructions, nobody else may touch the tiles. tmm0 to tmm3 are the
 /// sums, 4 and 5 the rows, 6 and 7 the weights. Rows stream past with the hint to leave the first-level cache to the weights:
-/// 11 ns a product of tiles instead of 14. Asking for sums and rows ahead makes that 9.8.
+/// 11 ns a product of tiles instead of 14. Asking for sums and rows ahead makes that 9.8; a block's first rows are loaded while the
+/// block before is still multiplied, 6 % more.
 macro_rules! product {
     ($name:ident, [$($sum:literal),*], [$($step:literal),* $(,)?]) => {
         /// A [`Product`] of one or two row tiles.
@@ -99,6 +100,7 @@ macro_rules! product {
             // SAFETY: the contract of `Product`; asking for memory ahead does no harm wherever it is.
             unsafe {
                 asm!(
+                    "tileloaddt1 tmm4, [{first} + {line}]",
                     "test {fresh}, {fresh}",
                     "jz 3f",
                     $(concat!("tilezero tmm", $sum),)*
@@ -145,12 +147,12 @@ product!(
     two,
     [0, 1, 2, 3],
     [
-        "tileloaddt1 tmm4, [{first} + {line}]",
         "tileloadd tmm6, [{weights} + {line}]",
         "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloaddt1 tmm5, [{second} + {line}]",
         "tileloadd tmm7, [{weights} + {line} + 1024]",
         "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloaddt1 tmm5, [{second} + {line}]",
+        "tileloaddt1 tmm4, [{first} + {line} + 1024]",
         "tdpbf16ps tmm2, tmm5, tmm6",
         "tdpbf16ps tmm3, tmm5, tmm7",
     ]
@@ -159,64 +161,69 @@ product!(
     one,
     [0, 1],
     [
-        "tileloaddt1 tmm4, [{first} + {line}]",
         "tileloadd tmm6, [{weights} + {line}]",
         "tdpbf16ps tmm0, tmm4, tmm6",
         "tileloadd tmm7, [{weights} + {line} + 1024]",
         "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloaddt1 tmm4, [{first} + {line} + 1024]",
     ]
 );
 
-/// `product(rows, block_bytes, weights, blocks, sums)`: the sums of a group, of its blocks of up to 64 columns: one or two tiles of
-/// signed bytes, the second right behind the first, times a tile of unsigned ones, which are 1 KiB a block.
+/// The sums of a group, of its blocks of up to 64 columns: one or two tiles of signed bytes, the second right behind the first, times a
+/// tile of unsigned ones, which are 1 KiB a block.
 ///
 /// Contract: tiles are [`Configured`]: 0 and 1 for the sums, 2 and 3 for the rows, 4 for the weights; pointers hold the blocks (at
-/// least 1).
-pub(super) type ByteProduct = unsafe fn(*const i8, usize, *const u8, usize, *mut i32);
+/// least 1); nothing else uses the tiles between the two.
+#[derive(Clone, Copy)]
+pub(super) struct ByteProduct {
+    /// `begin(rows, block_bytes, weights, blocks)`.
+    pub begin: unsafe fn(*const i8, usize, *const u8, usize),
+    /// `store(sums)`.
+    pub store: unsafe fn(*mut i32),
+}
 
 macro_rules! byte_product {
     ($name:ident, [$($zero:literal),*], [$($step:literal),* $(,)?], [$($store:literal),*]) => {
         /// A [`ByteProduct`] of one or two tiles.
-        pub(super) unsafe fn $name(
-            rows: *const i8,
-            block_bytes: usize,
-            weights: *const u8,
-            blocks: usize,
-            sums: *mut i32,
-        ) {
-            // SAFETY: the contract of `ByteProduct`.
-            unsafe {
-                asm!(
-                    $($zero,)*
-                    "2:",
-                    $($step,)*
-                    "add {rows}, {block_bytes}",
-                    "add {weights}, 1024",
-                    "dec {blocks}",
-                    "jnz 2b",
-                    $($store,)*
-                    rows = inout(reg) rows => _,
-                    block_bytes = in(reg) block_bytes,
-                    weights = inout(reg) weights => _,
-                    blocks = inout(reg) blocks => _,
-                    sums = in(reg) sums,
-                    line = in(reg) 64usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
-                    options(nostack),
-                );
+        pub(super) const $name: ByteProduct = {
+            unsafe fn begin(rows: *const i8, block_bytes: usize, weights: *const u8, blocks: usize) {
+                // SAFETY: the contract of `ByteProduct`.
+                unsafe {
+                    asm!(
+                        $($zero,)*
+                        "2:",
+                        $($step,)*
+                        "add {rows}, {block_bytes}",
+                        "add {weights}, 1024",
+                        "dec {blocks}",
+                        "jnz 2b",
+                        rows = inout(reg) rows => _,
+                        block_bytes = in(reg) block_bytes,
+                        weights = inout(reg) weights => _,
+                        blocks = inout(reg) blocks => _,
+                        line = in(reg) 64usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                        options(nostack, readonly),
+                    );
+                }
             }
-        }
+            unsafe fn store(sums: *mut i32) {
+                // SAFETY: the contract of `ByteProduct`.
+                unsafe { asm!($($store,)* sums = in(reg) sums, line = in(reg) 64usize, options(nostack)) };
+            }
+            ByteProduct { begin, store }
+        };
     };
 }
 
 byte_product!(
-    bytes_of_one,
+    BYTES_OF_ONE,
     ["tilezero tmm0"],
     ["tileloadd tmm4, [{weights} + {line}]", "tileloadd tmm2, [{rows} + {line}]", "tdpbsud tmm0, tmm2, tmm4",],
     ["tilestored [{sums} + {line}], tmm0"]
 );
 byte_product!(
-    bytes_of_two,
+    BYTES_OF_TWO,
     ["tilezero tmm0", "tilezero tmm1"],
     [
         "tileloadd tmm4, [{weights} + {line}]",
