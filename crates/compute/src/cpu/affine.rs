@@ -19,50 +19,55 @@ const NEAR_BYTES: usize = 1152;
 /// Rows whose sums fit the registers twice.
 const FEW_ROWS: usize = 4;
 
-/// As [`super::matmul::panel`], for a quantized matrix.
+/// As [`super::matmul::multiply`], for a quantized matrix.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn panel<S: Simd>(
+pub(super) unsafe fn multiply<S: Simd>(
     bits: u32,
     w: &Matrix,
-    panel: usize,
+    panels: Range<usize>,
     x: &QuantRows,
     rows: Range<usize>,
     out: Output,
 ) {
     match (x.planes, x.group) {
-        (1, 32) => of_bits!(bits, [blocks], [S, 1, 32], (w, panel, x, rows, out)),
-        (1, 64) => of_bits!(bits, [blocks], [S, 1, 64], (w, panel, x, rows, out)),
-        (1, _) => of_bits!(bits, [blocks], [S, 1, 128], (w, panel, x, rows, out)),
-        (_, 32) => of_bits!(bits, [blocks], [S, 2, 32], (w, panel, x, rows, out)),
-        (_, 64) => of_bits!(bits, [blocks], [S, 2, 64], (w, panel, x, rows, out)),
-        _ => of_bits!(bits, [blocks], [S, 2, 128], (w, panel, x, rows, out)),
+        (1, 32) => of_bits!(bits, [blocks], [S, 1, 32], (w, panels, x, rows, out)),
+        (1, 64) => of_bits!(bits, [blocks], [S, 1, 64], (w, panels, x, rows, out)),
+        (1, _) => of_bits!(bits, [blocks], [S, 1, 128], (w, panels, x, rows, out)),
+        (_, 32) => of_bits!(bits, [blocks], [S, 2, 32], (w, panels, x, rows, out)),
+        (_, 64) => of_bits!(bits, [blocks], [S, 2, 64], (w, panels, x, rows, out)),
+        _ => of_bits!(bits, [blocks], [S, 2, 128], (w, panels, x, rows, out)),
     }
 }
 
-/// Cuts the rows into blocks, which divide a tile.
+/// Cuts the rows into blocks, which divide a tile. A panel meets all blocks before the next one does.
 #[inline(always)]
 unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32>(
     w: &Matrix,
-    panel: usize,
+    panels: Range<usize>,
     x: &QuantRows,
-    range: Range<usize>,
+    rows: Range<usize>,
     out: Output,
 ) {
-    let mut row = range.start;
-    while row < range.end {
-        let left = (range.end - row).min(x.tile_rows - row % x.tile_rows);
-        row += match left {
-            1 => enter::<S, PLANES, GROUP, BITS, 1>(w, panel, x, row, out),
-            2 => enter::<S, PLANES, GROUP, BITS, 2>(w, panel, x, row, out),
-            3 => enter::<S, PLANES, GROUP, BITS, 3>(w, panel, x, row, out),
-            4..8 => enter::<S, PLANES, GROUP, BITS, 4>(w, panel, x, row, out),
-            _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, GROUP, BITS, 4>(w, panel, x, row, out),
-            12.. if PLANES == 1 => enter::<S, PLANES, GROUP, BITS, 12>(w, panel, x, row, out),
-            _ => enter::<S, PLANES, GROUP, BITS, 8>(w, panel, x, row, out),
-        };
+    let together = if rows.len() <= FEW_ROWS { panels.len().max(1) } else { 1 };
+    for first in panels.clone().step_by(together) {
+        let panels = first..panels.end.min(first + together);
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = (rows.end - row).min(x.tile_rows - row % x.tile_rows);
+            let panels = panels.clone();
+            row += match left {
+                1 => enter::<S, PLANES, GROUP, BITS, 1>(w, panels, x, row, out),
+                2 => enter::<S, PLANES, GROUP, BITS, 2>(w, panels, x, row, out),
+                3 => enter::<S, PLANES, GROUP, BITS, 3>(w, panels, x, row, out),
+                4..8 => enter::<S, PLANES, GROUP, BITS, 4>(w, panels, x, row, out),
+                _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, GROUP, BITS, 4>(w, panels, x, row, out),
+                12.. if PLANES == 1 => enter::<S, PLANES, GROUP, BITS, 12>(w, panels, x, row, out),
+                _ => enter::<S, PLANES, GROUP, BITS, 8>(w, panels, x, row, out),
+            };
+        }
     }
 }
 
@@ -70,19 +75,19 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u
 #[inline(always)]
 unsafe fn enter<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize>(
     w: &Matrix,
-    panel: usize,
+    panels: Range<usize>,
     x: &QuantRows,
     row: usize,
     out: Output,
 ) -> usize {
-    S::enter(Rows::<PLANES, GROUP, BITS, ROWS> { w, panel, x, row, out });
+    S::enter(Rows::<PLANES, GROUP, BITS, ROWS> { w, panels, x, row, out });
     ROWS
 }
 
-/// `ROWS` rows of a tile, from `row` on, times a panel.
+/// `ROWS` rows of a tile, from `row` on, times panels.
 struct Rows<'a, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize> {
     w: &'a Matrix,
-    panel: usize,
+    panels: Range<usize>,
     x: &'a QuantRows,
     row: usize,
     out: Output,
@@ -93,33 +98,36 @@ impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize
 {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { w, panel, x, row, out } = self;
+        let Self { w, panels, x, row, out } = self;
         let (groups, block_bytes, plane) = (x.groups(), x.block_bytes(), x.tile_rows * BLOCK);
         let q = x.bytes().add(x.offset(row));
         let x_sums = x.sums.as_ptr().add(row * groups);
-        let mut p = w.panels.as_ptr().add(panel * w.panel_bytes());
-        let mut acc = [S::splat(0.0); ROWS];
-        for g in 0..groups {
-            let header = p;
-            ahead::<S>(header);
-            p = p.add(HEADER_BYTES);
-            let mut sums = Sums::<S, PLANES, ROWS>::zero();
-            for col in (g * GROUP..(g + 1) * GROUP).step_by(OCTET) {
-                let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
-                if ROWS > FEW_ROWS && col % BLOCK == 0 {
-                    near_rows::<S, PLANES, ROWS>(x.wrapping_add(block_bytes), plane);
+        // Panels lie one behind the other.
+        let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
+        for panel in panels {
+            let mut acc = [S::splat(0.0); ROWS];
+            for g in 0..groups {
+                let header = p;
+                ahead::<S>(header);
+                p = p.add(HEADER_BYTES);
+                let mut sums = Sums::<S, PLANES, ROWS>::zero();
+                for col in (g * GROUP..(g + 1) * GROUP).step_by(OCTET) {
+                    let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
+                    if ROWS > FEW_ROWS && col % BLOCK == 0 {
+                        near_rows::<S, PLANES, ROWS>(x.wrapping_add(block_bytes), plane);
+                    }
+                    sums.add_octet::<BITS>(p, x, plane);
+                    p = p.add(BITS as usize * STEP_BYTES);
                 }
-                sums.add_octet::<BITS>(p, x, plane);
-                p = p.add(BITS as usize * STEP_BYTES);
+                let numbers = Numbers::<S>::of::<BITS>(header);
+                let sums = sums.total();
+                for m in 0..ROWS {
+                    acc[m] = numbers.add(acc[m], sums[m], *x_sums.add(m * groups + g));
+                }
             }
-            let numbers = Numbers::<S>::of::<BITS>(header);
-            let sums = sums.total();
-            for m in 0..ROWS {
-                acc[m] = numbers.add(acc[m], sums[m], *x_sums.add(m * groups + g));
+            for (m, acc) in acc.into_iter().enumerate() {
+                scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
             }
-        }
-        for (m, acc) in acc.into_iter().enumerate() {
-            scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
         }
     }
 }

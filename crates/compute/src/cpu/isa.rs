@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
 use super::halves::HalfWriter;
-use super::matmul::{Input, Output, panel};
+use super::matmul::{self, Input, Output};
 use super::matrix::Matrix;
 use super::peak::{Arithmetic, Operands, pass};
 use super::quantize::RowWriter;
@@ -328,10 +328,8 @@ pub(super) fn halves_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
 #[inline(always)]
 unsafe fn multiply<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) {
     for rows in cached_rows(x, w.cols, out.rows) {
-        for index in panels.clone() {
-            // SAFETY: the caller's conditions.
-            unsafe { panel::<S>(w, index, x, rows.clone(), out) };
-        }
+        // SAFETY: the caller's conditions.
+        unsafe { matmul::multiply::<S>(w, panels.clone(), x, rows, out) };
     }
 }
 

@@ -92,26 +92,35 @@ impl Input<'_> {
     }
 }
 
-/// `out[r][panel's 16 columns] = x[r] · W` (+ bias) for the given rows.
+/// `out[r][the panels' columns] = x[r] · W` (+ bias) for the given rows.
 ///
 /// # Safety
-/// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; nobody else writes the panel's columns.
+/// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; nobody else writes the panels' columns.
 #[inline(always)]
-pub(super) unsafe fn panel<S: Simd>(w: &Matrix, panel: usize, x: Input<'_>, rows: Range<usize>, out: Output) {
-    let data = w.panels.as_ptr().add(panel * w.panel_bytes());
-    match (w.encoding, x) {
-        (Encoding::Float(float), Input::Floats { data: x, stride }) => match float {
-            Float::F32 => floats::<S, F32>(w, panel, data, x, stride, rows, out),
-            Float::F16 => floats::<S, F16>(w, panel, data, x, stride, rows, out),
-            Float::BF16 => floats::<S, BF16>(w, panel, data, x, stride, rows, out),
-        },
-        (Encoding::Affine { bits, .. }, Input::Quantized(x)) => {
-            affine::panel::<S>(bits, w, panel, x, rows, out)
+pub(super) unsafe fn multiply<S: Simd>(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: Input<'_>,
+    rows: Range<usize>,
+    out: Output,
+) {
+    if let (Encoding::Affine { bits, .. }, Input::Quantized(x)) = (w.encoding, x) {
+        return affine::multiply::<S>(bits, w, panels, x, rows, out);
+    }
+    let Input::Floats { data: x, stride } = x else {
+        unreachable!("the caller prepares the input that the encoding needs")
+    };
+    for panel in panels {
+        let data = w.panels.as_ptr().add(panel * w.panel_bytes());
+        let rows = rows.clone();
+        match w.encoding {
+            Encoding::Float(Float::F32) => floats::<S, F32>(w, panel, data, x, stride, rows, out),
+            Encoding::Float(Float::F16) => floats::<S, F16>(w, panel, data, x, stride, rows, out),
+            Encoding::Float(Float::BF16) => floats::<S, BF16>(w, panel, data, x, stride, rows, out),
+            Encoding::Affine { bits, .. } => {
+                of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, rows, out));
+            }
         }
-        (Encoding::Affine { bits, .. }, Input::Floats { data: x, stride }) => {
-            of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, rows, out));
-        }
-        _ => unreachable!("the caller prepares the input that the encoding needs"),
     }
 }
 
