@@ -15,8 +15,9 @@ use super::attention::Heads;
 use super::halves::{BLOCK, CHUNK, HalfRows, TILE_ROWS};
 use super::matmul::{Output, finish};
 use super::matrix::Matrix;
+use super::memory::{HUGE_PAGE_BYTES, LINE_BYTES, Region};
 use super::quantize::QuantRows;
-use super::simd::{LANES, avx512::Avx512};
+use super::simd::{LANES, Simd, avx512::Avx512};
 use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
 
@@ -39,31 +40,37 @@ type Weights = [[Tile; 2]; CHUNK];
 /// Sums of two row tiles and two panels: `[row tile][panel]`.
 type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
-/// What a thread works in: 0.9 MiB.
+/// What a thread works in: 0.9 MiB in one huge page, as pages that lie anywhere compete for places of the second-level cache.
 #[derive(Debug)]
-pub(super) struct Scratch {
-    product: Box<Memory>,
-    exact: Box<exact::Memory>,
-    attention: Box<attend::Memory>,
-}
+pub(super) struct Scratch(Region);
 
-#[derive(Debug)]
 #[repr(C, align(64))]
 struct Memory {
+    product: ProductMemory,
+    exact: exact::Memory,
+    attention: attend::Memory,
+}
+
+#[repr(C, align(64))]
+struct ProductMemory {
     weights: Weights,
     sums: [[Sums; ROW_TILES / 2]; PAIRS],
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        // SAFETY: numbers, for which zero is a value. Not `Box::new`, which would build them on the stack first.
-        unsafe {
-            Self {
-                product: Box::new_zeroed().assume_init(),
-                exact: Box::new_zeroed().assume_init(),
-                attention: Box::new_zeroed().assume_init(),
-            }
+        const { assert!(size_of::<Memory>() <= HUGE_PAGE_BYTES && align_of::<Memory>() <= LINE_BYTES) };
+        match Region::zeroed(HUGE_PAGE_BYTES) {
+            Ok(region) => Self(region),
+            Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<Memory>()),
         }
+    }
+}
+
+impl Scratch {
+    fn memory(&mut self) -> &mut Memory {
+        // SAFETY: large enough and aligned; numbers, for which zero is a value.
+        unsafe { &mut *self.0.as_mut_ptr().cast() }
     }
 }
 
@@ -79,7 +86,7 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut Scratch,
 ) {
-    let Memory { weights, sums } = &mut *scratch.product;
+    let ProductMemory { weights, sums } = &mut scratch.memory().product;
     // SAFETY: the caller's.
     let _configured = unsafe { Configured::new() };
     let row_tiles = x.rows.div_ceil(TILE_ROWS);
@@ -87,18 +94,33 @@ pub(super) unsafe fn multiply(
         let tiles = first_tile..row_tiles.min(first_tile + ROW_TILES);
         let pairs = if tiles.len() > FEW_ROW_TILES { PAIRS } else { 1 };
         for first_panel in panels.clone().step_by(2 * pairs) {
-            let panels = first_panel..panels.end.min(first_panel + 2 * pairs);
+            let together = first_panel..panels.end.min(first_panel + 2 * pairs);
             for first in (0..x.blocks()).step_by(CHUNK) {
                 let blocks = first..x.blocks().min(first + CHUNK);
-                for (index, (panel, sums)) in panels.clone().step_by(2).zip(&mut *sums).enumerate() {
-                    let pair = panel..panels.end.min(panel + 2);
+                for (index, (panel, sums)) in together.clone().step_by(2).zip(&mut *sums).enumerate() {
+                    let pair = panel..together.end.min(panel + 2);
+                    let next = match (pair.end < together.end, blocks.end < x.blocks()) {
+                        (true, _) => (pair.end, blocks.clone()),
+                        (false, true) => (together.start, blocks.end..x.blocks().min(blocks.end + CHUNK)),
+                        (false, false) => (together.end, 0..x.blocks().min(CHUNK)),
+                    };
+                    let soon = Soon {
+                        weights: [0, 1].map(|side| {
+                            let panel = next.0 + side;
+                            if pairs > 1 && panel < panels.end {
+                                unpack::packed(w, panel, next.1.clone())
+                            } else {
+                                &[]
+                            }
+                        }),
+                        rows: index * AHEAD_BYTES,
+                    };
                     // SAFETY: the panels and columns are the matrix's, the tiles are configured.
                     unsafe {
                         for (side, panel) in pair.clone().enumerate() {
-                            unpack::chunk(w, panel, blocks.clone(), side, weights);
+                            unpack::chunk(w, panel, blocks.clone(), side, pairs == 1, weights);
                         }
-                        let ahead = index * AHEAD_BYTES;
-                        chunk(w, pair, x, tiles.clone(), blocks.clone(), weights, sums, ahead, out);
+                        chunk(w, pair, x, tiles.clone(), blocks.clone(), weights, sums, &soon, out);
                     }
                 }
             }
@@ -126,7 +148,7 @@ pub(super) unsafe fn multiply_exactly(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's; what has AMX has the other instructions.
-    unsafe { exact::multiply(w, panels, x, rows, out, &mut scratch.exact) };
+    unsafe { exact::multiply(w, panels, x, rows, out, &mut scratch.memory().exact) };
 }
 
 /// As [`super::attention::attend`], for many queries.
@@ -135,7 +157,29 @@ pub(super) unsafe fn multiply_exactly(
 /// AMX is [`permitted`], and as there.
 pub(super) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's; what has AMX has the other instructions.
-    unsafe { attend::attend(heads, &mut scratch.attention) };
+    unsafe { attend::attend(heads, &mut scratch.memory().attention) };
+}
+
+/// What is asked for while a pair of panels is multiplied.
+struct Soon<'a> {
+    /// Packed weights that are multiplied next.
+    weights: [&'a [u8]; 2],
+    /// Where the part of the next chunk of activations begins.
+    rows: usize,
+}
+
+impl Soon<'_> {
+    /// One part in `parts` of the weights.
+    #[inline(always)]
+    unsafe fn ask(&self, part: usize, parts: usize) {
+        for weights in self.weights {
+            let lines = weights.len().div_ceil(LINE_BYTES);
+            for line in part * lines / parts..(part + 1) * lines / parts {
+                // SAFETY: the CPU has AVX-512; asking for memory does no harm.
+                unsafe { Avx512::prefetch(weights.as_ptr().wrapping_add(line * LINE_BYTES)) };
+            }
+        }
+    }
 }
 
 /// Multiplies a chunk of a pair of panels with all of its row tiles; after the last chunk, the sums become results.
@@ -149,54 +193,61 @@ unsafe fn chunk(
     blocks: Range<usize>,
     weights: &Weights,
     sums: &mut [Sums; ROW_TILES / 2],
-    ahead: usize,
+    soon: &Soon<'_>,
     out: Output,
 ) {
     let last = blocks.end == x.blocks();
     // The next chunk of activations is asked for while this one is multiplied, a part with each pair of panels.
     let next = if last { 0 } else { blocks.end };
-    for (tile, sums) in tiles.clone().step_by(2).zip(sums) {
+    let parts = tiles.len().div_ceil(2);
+    for (part, (tile, sums)) in tiles.clone().step_by(2).zip(sums).enumerate() {
         let rows = tile * TILE_ROWS..x.rows.min((tile + 2) * TILE_ROWS);
         let product: Product = if tile + 1 < tiles.end { tiles::two } else { tiles::one };
         // SAFETY: the caller's: tiles and blocks are the rows', the weights are unpacked, the CPU has AVX-512.
         unsafe {
+            soon.ask(part, parts);
             product(
                 [x.tile(tile, blocks.start), x.tile(tile + 1, blocks.start)],
                 weights.as_ptr().cast(),
                 sums,
                 blocks.len(),
                 blocks.start == 0,
-                x.tile(tile, next).wrapping_add(ahead),
+                x.tile(tile, next).wrapping_add(soon.rows),
             );
             if last {
-                for row in rows {
-                    let sums = &sums[row / TILE_ROWS - tile];
-                    for (panel, sums) in panels.clone().zip(sums) {
-                        store(w, panel, row, &sums[row % TILE_ROWS], out);
-                    }
+                for (side, panel) in panels.clone().enumerate() {
+                    store(w, panel, rows.clone(), sums, side, out);
                 }
             }
         }
     }
 }
 
-/// Brings a row's sums to the weights' scale, and stores them past the caches: with many rows, the output is larger than they
+/// Brings rows' sums to the weights' scale, and stores them past the caches: with many rows, the output is larger than they
 /// are, and lines would be read from memory to be written.
 #[inline(always)]
-unsafe fn store(w: &Matrix, panel: usize, row: usize, sums: &[f32; LANES], out: Output) {
+unsafe fn store(w: &Matrix, panel: usize, rows: Range<usize>, sums: &Sums, side: usize, out: Output) {
     // SAFETY: the caller's; units are as many as the panels' rows, or none.
     unsafe {
-        let mut sums = _mm512_loadu_ps(sums.as_ptr());
-        if !w.units.is_empty() {
-            let units = _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES));
-            sums = _mm512_mul_ps(sums, _mm512_mul_ps(units, _mm512_set1_ps(unpack::unit(w.encoding))));
-        }
-        let to = out.data.add(row * out.stride + panel * LANES);
-        if w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows && to.cast::<__m512>().is_aligned()
-        {
-            _mm512_stream_ps(to, sums);
+        let unit = _mm512_set1_ps(unpack::unit(w.encoding));
+        let units = if w.units.is_empty() {
+            unit
         } else {
-            finish::<Avx512>(w, panel, row, sums, out);
+            _mm512_mul_ps(unit, _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES)))
+        };
+        let to = out.data.add(panel * LANES);
+        let aligned = to.cast::<__m512>().is_aligned() && out.stride.is_multiple_of(LANES);
+        let streams = aligned && w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows;
+        let first = rows.start;
+        for row in rows {
+            let index = row - first;
+            let sums = &sums[index / TILE_ROWS][side][index % TILE_ROWS];
+            let results = _mm512_mul_ps(_mm512_load_ps(sums.as_ptr()), units);
+            if streams {
+                _mm512_stream_ps(to.add(row * out.stride), results);
+            } else {
+                finish::<Avx512>(w, panel, row, results, out);
+            }
         }
     }
 }

@@ -74,52 +74,70 @@ pub(super) struct HalfWriter<'a> {
     to: &'a HalfRows,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl HalfWriter<'_> {
-    /// Rounds one row.
+    /// Rounds one row to the nearest bf16, ties to even; numbers below the smallest normal one become zero.
     ///
     /// # Safety
-    /// `x` holds the columns; no other thread writes this row.
-    #[inline(always)]
+    /// `x` holds the columns; no other thread writes this row; the CPU has AVX-512 with bf16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub unsafe fn round(self, row: usize, x: *const f32) {
-        // SAFETY: the caller's.
-        let x = unsafe { std::slice::from_raw_parts(x, self.to.cols) };
-        for (block, x) in x.chunks(BLOCK).enumerate() {
-            // SAFETY: a line of the row.
-            let line = unsafe { &mut *self.lines.at(self.to.line(row, block)) };
-            let mut halves = [bf16::ZERO; BLOCK];
-            for (half, x) in halves.iter_mut().zip(x) {
-                *half = rounded(*x);
+        use std::arch::x86_64::*;
+        // The order of columns: 0, 2, 1, 3 of each four.
+        const ORDER: [u16; BLOCK] = {
+            let mut order = [0; BLOCK];
+            let mut i = 0;
+            while i < BLOCK {
+                order[i] = (i / 4 * 4 + [0, 2, 1, 3][i % 4]) as u16;
+                i += 1;
             }
-            for (to, [a, b, c, d]) in line.0.as_chunks_mut::<4>().0.iter_mut().zip(halves.as_chunks::<4>().0)
-            {
-                *to = [*a, *c, *b, *d];
+            order
+        };
+        // SAFETY: within the row, as the caller promises; a line is a vector.
+        unsafe {
+            let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
+            for block in 0..self.to.blocks() {
+                let first = block * BLOCK;
+                let there = |from: usize| !(u32::MAX.unbounded_shl(self.to.cols.saturating_sub(from) as u32));
+                let low = _mm512_maskz_loadu_ps(there(first) as u16, x.wrapping_add(first));
+                let high =
+                    _mm512_maskz_loadu_ps((there(first) >> 16) as u16, x.wrapping_add(first + BLOCK / 2));
+                let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                let line = self.lines.at(self.to.line(row, block));
+                _mm512_store_si512(line.cast(), _mm512_permutexvar_epi16(order, halves));
             }
         }
     }
 }
 
-/// To the nearest, ties to even, as `bf16::from_f32`, but without a branch.
-#[inline(always)]
-fn rounded(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-    // Rounding could carry a NaN's fraction away.
-    let quiet = (bits >> 16) as u16 | 0x40;
-    bf16::from_bits(if x.is_nan() { quiet } else { nearest })
-}
-
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
 
     #[test]
     fn rounding_is_that_of_the_half_crate() {
-        // All exponents and both signs, with fractions below, at and above the middle between two bf16.
+        if !is_x86_feature_detected!("avx512bf16") {
+            return;
+        }
+        // All exponents and both signs, with fractions below, at and above the middle between two bf16; an end within a block.
+        let mut numbers = Vec::new();
         for high in 0..=u16::MAX {
             for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
-                let x = f32::from_bits(u32::from(high) << 16 | low);
-                let (ours, theirs) = (rounded(x), bf16::from_f32(x));
-                assert!(ours.to_bits() == theirs.to_bits(), "{x:e} is {theirs}, not {ours}");
+                numbers.push(f32::from_bits(u32::from(high) << 16 | low));
+            }
+        }
+        numbers.truncate(numbers.len() - 5);
+        let mut rows = HalfRows::default();
+        rows.shape(1, numbers.len());
+        // SAFETY: the row's numbers, and the CPU has the instructions.
+        unsafe { rows.writer().round(0, numbers.as_ptr()) };
+        for (block, numbers) in numbers.chunks(BLOCK).enumerate() {
+            let line = rows.lines[rows.line(0, block)].0;
+            for i in 0..BLOCK {
+                let x = numbers.get(i).copied().unwrap_or(0.0);
+                let (ours, theirs) = (line[i / 4 * 4 + [0, 2, 1, 3][i % 4]], bf16::from_f32(x));
+                let flushed = if x.is_subnormal() { bf16::ZERO.copysign(theirs) } else { theirs };
+                assert!(ours.to_bits() == flushed.to_bits(), "{x:e} is {flushed}, not {ours}");
             }
         }
     }

@@ -254,10 +254,21 @@ pub(super) fn attends_in_halves(isa: Isa) -> bool {
     }
 }
 
-entry! {
-    /// Rounds a row to bf16.
-    fn round_row(x: *const f32, row: usize, to: HalfWriter<'_>) = round
+/// Rounds a row to bf16.
+///
+/// # Safety
+/// The CPU [`takes_halves`], `x` holds a row's columns, and no other thread writes that row.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
+pub(super) unsafe fn round_row(x: *const f32, row: usize, to: HalfWriter<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's conditions; what takes halves has the instructions.
+    unsafe {
+        to.round(row, x);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("nothing takes halves");
 }
+
 entry! {
     /// Products by vectors.
     fn vectors(w: &Matrix, panels: Range<usize>, x: Input<'_>, out: Output) = multiply
@@ -344,13 +355,6 @@ fn cached_rows(x: Input<'_>, cols: usize, rows: usize) -> impl Iterator<Item = R
 unsafe fn quantize<S: Simd>(x: *const f32, row: usize, to: RowWriter<'_>) {
     // SAFETY: the caller's conditions.
     unsafe { to.quantize::<S>(row, x) };
-}
-
-#[allow(clippy::extra_unused_type_parameters, reason = "plain Rust, compiled for the set's instructions")]
-#[inline(always)]
-unsafe fn round<S: Simd>(x: *const f32, row: usize, to: HalfWriter<'_>) {
-    // SAFETY: the caller's conditions.
-    unsafe { to.round(row, x) };
 }
 
 #[inline(always)]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use memmap2::{MmapMut, MmapRaw};
 
 /// Where a region begins: a cache line.
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 /// Mappings of whole huge pages are aligned to them; others need not be, and then have small pages at both ends.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Matrices share mappings of at least this size, so that small ones lie in huge pages too.
 const CHUNK_BYTES: usize = 64 << 20;
 

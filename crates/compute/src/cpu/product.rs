@@ -224,7 +224,7 @@ impl Product<'_> {
                         let writer = halves.writer();
                         // SAFETY: each row is rounded by one thread.
                         each_row(self.pool, count, &|thread, i| unsafe {
-                            isa::round_row(isa, row(thread, i), i, writer);
+                            isa::round_row(row(thread, i), i, writer);
                         });
                     }
                 }

@@ -29,12 +29,36 @@ pub(super) fn unit(encoding: Encoding) -> f32 {
     }
 }
 
-/// Unpacks blocks of columns of a panel to one side of the chunk.
+/// The packed form of blocks of columns of a panel.
+pub(super) fn packed(w: &Matrix, panel: usize, blocks: Range<usize>) -> &[u8] {
+    let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
+    let bytes = match w.encoding {
+        Encoding::Affine { bits, group, .. } => {
+            let record = record_bytes(bits, group);
+            columns.start / group * record..columns.end.div_ceil(group) * record
+        }
+        Encoding::Float(float) => {
+            let column = LANES * float.bytes();
+            columns.start * column..columns.end * column
+        }
+    };
+    &w.panels[panel * w.panel_bytes()..][bytes]
+}
+
+/// Unpacks blocks of columns of a panel to one side of the chunk, and asks for what follows in the panel if it is read straight
+/// through.
 ///
 /// # Safety
 /// The CPU has AVX-512 with FP16; the panel has the blocks, the last of which may lack columns.
 #[inline(always)]
-pub(super) unsafe fn chunk(w: &Matrix, panel: usize, blocks: Range<usize>, side: usize, out: &mut Weights) {
+pub(super) unsafe fn chunk(
+    w: &Matrix,
+    panel: usize,
+    blocks: Range<usize>,
+    side: usize,
+    straight: bool,
+    out: &mut Weights,
+) {
     let panel = w.panels.as_ptr().add(panel * w.panel_bytes());
     let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
     // Columns that the matrix lacks meet activations of zero, and must be numbers.
@@ -43,7 +67,9 @@ pub(super) unsafe fn chunk(w: &Matrix, panel: usize, blocks: Range<usize>, side:
     }
     let out = (&raw mut out[0][side]).cast();
     match w.encoding {
-        Encoding::Affine { bits, group, .. } => of_bits!(bits, [affine], [], (group, panel, columns, out)),
+        Encoding::Affine { bits, group, .. } => {
+            of_bits!(bits, [affine], [], (group, panel, columns, straight, out))
+        }
         Encoding::Float(float) => floats(float, panel, columns, out),
     }
 }
@@ -55,15 +81,23 @@ unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
 }
 
 #[inline(always)]
-unsafe fn affine<const BITS: u32>(group: usize, panel: *const u8, columns: Range<usize>, out: *mut u8) {
+unsafe fn affine<const BITS: u32>(
+    group: usize,
+    panel: *const u8,
+    columns: Range<usize>,
+    straight: bool,
+    out: *mut u8,
+) {
     // 0, 1 or 2: a shift, where a division would take as long as the rest.
     let per_group = (group / OCTET).trailing_zeros();
     for (i, index) in (columns.start / OCTET..columns.end / OCTET).enumerate() {
         let (g, within) = (index >> per_group, index & ((1 << per_group) - 1));
         let record = panel.add(g * record_bytes(BITS, group));
         let packed = record.add(HEADER_BYTES + within * BITS as usize * STEP_BYTES);
-        for line in 0..BITS as usize {
-            Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
+        if straight {
+            for line in 0..BITS as usize {
+                Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
+            }
         }
         let affine = Affine::load::<BITS>(record.cast());
         let to = place(out, i * OCTET);
