@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::matrix::SendPtr;
-use super::memory::prefer_huge_pages;
+use super::memory::{Array, Zero};
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
@@ -16,13 +16,16 @@ pub(super) const CHUNK: usize = 16;
 #[repr(C, align(64))]
 pub(super) struct Line([bf16; BLOCK]);
 
+// SAFETY: numbers.
+unsafe impl Zero for Line {}
+
 /// Rows in bf16: `[chunk of 16 blocks][tile][block of 32 columns][row of the tile]`, so that what is multiplied with a chunk of
 /// weights lies together: strides of whole pages would compete for the same places of the second-level cache. Of each four
 /// columns, the order is 0, 2, 1, 3, which suits the unpacking of weights. The last block is filled up with zeros, the last tile
 /// with anything.
 #[derive(Debug, Default)]
 pub(super) struct HalfRows {
-    lines: Vec<Line>,
+    lines: Array<Line>,
     pub rows: usize,
     cols: usize,
 }
@@ -34,9 +37,7 @@ impl HalfRows {
         // One tile more, which is loaded ahead and not used.
         let lines = rows.next_multiple_of(TILE_ROWS) * self.blocks() + TILE_ROWS;
         if self.lines.len() < lines {
-            self.lines = Vec::with_capacity(lines);
-            prefer_huge_pages(self.lines.as_ptr(), lines * size_of::<Line>());
-            self.lines.resize(lines, Line([bf16::ZERO; BLOCK]));
+            self.lines = Array::zeroed(lines);
         }
     }
 

@@ -1,6 +1,8 @@
 //! Memory that kernels stream through: zeroed, aligned to cache lines, in huge pages where the kernel grants them.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::io;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -22,7 +24,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Allocates `len` bytes. Pages are taken from the system when they are first written.
+    /// Allocates `len` bytes, from a huge page's start on if they fill one. Pages are taken from the system when they are first
+    /// written.
     ///
     /// # Errors
     /// When the system refuses the address space.
@@ -30,7 +33,11 @@ impl Region {
         if len == 0 {
             return Ok(Self { map: None, start: 0, len });
         }
-        Ok(Self { map: Some(map(len)?), start: 0, len })
+        // Not every system aligns a mapping to huge pages by itself.
+        let room = if len < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
+        let map = map(len + room)?;
+        let start = if room == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(room) };
+        Ok(Self { map: Some(map), start, len })
     }
 }
 
@@ -43,20 +50,58 @@ fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
     Ok(Arc::new(MmapRaw::from(map)))
 }
 
-/// Asks for huge pages for the whole ones within so many bytes, which nobody has written yet.
-pub(crate) fn prefer_huge_pages<T>(start: *const T, bytes: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        let first = start.addr().next_multiple_of(HUGE_PAGE_BYTES);
-        let whole = (start.addr() + bytes).saturating_sub(first) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-        if whole > 0 {
-            let at = start.with_addr(first).cast_mut().cast();
-            // SAFETY: advice on how to back pages within an allocation changes none of their contents. Without it, all is only slower.
-            unsafe { libc::madvise(at, whole, libc::MADV_HUGEPAGE) };
+/// Types for which zeros are a value.
+///
+/// # Safety
+/// All zeros are a value of the type, which needs no dropping and no more than a cache line's alignment.
+pub(crate) unsafe trait Zero {}
+
+// SAFETY: a number.
+unsafe impl Zero for f32 {}
+
+/// Zeros of a type, in memory as [`Region::zeroed`] gives it.
+#[derive(Debug)]
+pub(crate) struct Array<T> {
+    region: Region,
+    of: PhantomData<T>,
+}
+
+impl<T: Zero> Array<T> {
+    /// Allocates `len` of them; ends the process as a `Vec` would when there is no memory.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        let bytes = len * size_of::<T>();
+        let region = Region::zeroed(bytes).unwrap_or_else(|_| {
+            handle_alloc_error(Layout::from_size_align(bytes, LINE_BYTES).unwrap_or(Layout::new::<T>()))
+        });
+        Self { region, of: PhantomData }
+    }
+}
+
+impl<T: Zero> Default for Array<T> {
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
+}
+
+impl<T> Deref for Array<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        match self.region.len() / size_of::<T>() {
+            0 => &[],
+            // SAFETY: so many of them, aligned to a cache line, zeros at first.
+            len => unsafe { std::slice::from_raw_parts(self.region.as_ptr().cast(), len) },
         }
     }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (start, bytes);
+}
+
+impl<T> DerefMut for Array<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self.region.len() / size_of::<T>() {
+            0 => &mut [],
+            // SAFETY: as above.
+            len => unsafe { std::slice::from_raw_parts_mut(self.region.as_mut_ptr().cast(), len) },
+        }
+    }
 }
 
 /// Hands out regions of shared mappings. What a region held is given back only with its whole mapping.
