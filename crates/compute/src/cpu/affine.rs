@@ -32,19 +32,16 @@ pub(super) unsafe fn multiply<S: Simd>(
     rows: Range<usize>,
     out: Output,
 ) {
-    match (x.planes, x.group) {
-        (1, 32) => of_bits!(bits, [blocks], [S, 1, 32], (w, panels, x, rows, out)),
-        (1, 64) => of_bits!(bits, [blocks], [S, 1, 64], (w, panels, x, rows, out)),
-        (1, _) => of_bits!(bits, [blocks], [S, 1, 128], (w, panels, x, rows, out)),
-        (_, 32) => of_bits!(bits, [blocks], [S, 2, 32], (w, panels, x, rows, out)),
-        (_, 64) => of_bits!(bits, [blocks], [S, 2, 64], (w, panels, x, rows, out)),
-        _ => of_bits!(bits, [blocks], [S, 2, 128], (w, panels, x, rows, out)),
+    if x.planes == 1 {
+        of_bits!(bits, [blocks], [S, 1], (w, panels, x, rows, out));
+    } else {
+        of_bits!(bits, [blocks], [S, 2], (w, panels, x, rows, out));
     }
 }
 
 /// Cuts the rows into blocks, which divide a tile. A panel meets all blocks before the next one does.
 #[inline(always)]
-unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32>(
+unsafe fn blocks<S: Simd, const PLANES: usize, const BITS: u32>(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
@@ -59,13 +56,13 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u
             let left = (rows.end - row).min(x.tile_rows - row % x.tile_rows);
             let panels = panels.clone();
             row += match left {
-                1 => enter::<S, PLANES, GROUP, BITS, 1>(w, panels, x, row, out),
-                2 => enter::<S, PLANES, GROUP, BITS, 2>(w, panels, x, row, out),
-                3 => enter::<S, PLANES, GROUP, BITS, 3>(w, panels, x, row, out),
-                4..8 => enter::<S, PLANES, GROUP, BITS, 4>(w, panels, x, row, out),
-                _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, GROUP, BITS, 4>(w, panels, x, row, out),
-                12.. if PLANES == 1 => enter::<S, PLANES, GROUP, BITS, 12>(w, panels, x, row, out),
-                _ => enter::<S, PLANES, GROUP, BITS, 8>(w, panels, x, row, out),
+                1 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
+                2 => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
+                3 => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
+                4..8 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
+                _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
+                12.. if PLANES == 1 => enter::<S, PLANES, BITS, 12>(w, panels, x, row, out),
+                _ => enter::<S, PLANES, BITS, 8>(w, panels, x, row, out),
             };
         }
     }
@@ -73,19 +70,19 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u
 
 /// Multiplies `ROWS` rows and says how many these are.
 #[inline(always)]
-unsafe fn enter<S: Simd, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize>(
+unsafe fn enter<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
     row: usize,
     out: Output,
 ) -> usize {
-    S::enter(Rows::<PLANES, GROUP, BITS, ROWS> { w, panels, x, row, out });
+    S::enter(Rows::<PLANES, BITS, ROWS> { w, panels, x, row, out });
     ROWS
 }
 
 /// `ROWS` rows of a tile, from `row` on, times panels.
-struct Rows<'a, const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize> {
+struct Rows<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
     w: &'a Matrix,
     panels: Range<usize>,
     x: &'a QuantRows,
@@ -93,13 +90,11 @@ struct Rows<'a, const PLANES: usize, const GROUP: usize, const BITS: u32, const 
     out: Output,
 }
 
-impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize> Kernel
-    for Rows<'_, PLANES, GROUP, BITS, ROWS>
-{
+impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_, PLANES, BITS, ROWS> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
-        let (groups, block_bytes, plane) = (x.groups(), x.block_bytes(), x.tile_rows * BLOCK);
+        let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
         let q = x.bytes().add(x.offset(row));
         let x_sums = x.sums.as_ptr().add(row * groups);
         // Panels lie one behind the other.
@@ -111,7 +106,7 @@ impl<const PLANES: usize, const GROUP: usize, const BITS: u32, const ROWS: usize
                 ahead::<S>(header);
                 p = p.add(HEADER_BYTES);
                 let mut sums = Sums::<S, PLANES, ROWS>::zero();
-                for col in (g * GROUP..(g + 1) * GROUP).step_by(OCTET) {
+                for col in (g * group..(g + 1) * group).step_by(OCTET) {
                     let x = q.add(col / BLOCK * block_bytes + col % BLOCK);
                     if ROWS > FEW_ROWS && col % BLOCK == 0 {
                         near_rows::<S, PLANES, ROWS>(x.wrapping_add(block_bytes), plane);
