@@ -1,5 +1,5 @@
 //! Products of quantized rows with quantized panels, by byte dot products. Within a group, sums are exact integers; groups are
-//! added in floats, one after the other and with one rounding each, so that every instruction set gives the same bits.
+//! added in floats, one after the other and rounded alike everywhere, so that every instruction set gives the same bits.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -16,7 +16,7 @@ use super::simd::{Kernel, LANES, Simd};
 pub(super) const PREFETCH_BYTES: usize = 8192;
 /// How far ahead they are asked for once more, from the second-level cache into the first.
 const NEAR_BYTES: usize = 1152;
-/// Rows whose sums fit the registers twice.
+/// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache.
 const FEW_ROWS: usize = 4;
 
 /// As [`super::matmul::multiply`], for a quantized matrix.
@@ -155,11 +155,14 @@ unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i
 /// Sums of a group: of 16 weight rows, for each row and byte plane.
 struct Sums<S: Simd, const PLANES: usize, const ROWS: usize> {
     even: [[S::I; PLANES]; ROWS],
-    /// Those of every other step, where rows are few: a dot product takes as long as several begin.
+    /// Those of every other step, where rows are so few that their dot products would wait for each other.
     odd: [[S::I; PLANES]; ROWS],
 }
 
 impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
+    /// Whether the sums fit the registers twice.
+    const IN_TURN: bool = 2 * ROWS <= S::BLOCK_ROWS;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         let zero = [[S::zero_i(); PLANES]; ROWS];
@@ -191,12 +194,12 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
 
     #[inline(always)]
     fn odd(&mut self) -> &mut [[S::I; PLANES]; ROWS] {
-        if ROWS <= FEW_ROWS { &mut self.odd } else { &mut self.even }
+        if Self::IN_TURN { &mut self.odd } else { &mut self.even }
     }
 
     #[inline(always)]
     unsafe fn total(mut self) -> [[S::I; PLANES]; ROWS] {
-        if ROWS <= FEW_ROWS {
+        if Self::IN_TURN {
             for m in 0..ROWS {
                 for k in 0..PLANES {
                     self.even[m][k] = S::add_i(self.even[m][k], self.odd[m][k]);

@@ -77,7 +77,7 @@ impl Scratch {
 /// Rows times the given panels of a matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`super::matmul::panel`].
+/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`super::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,
@@ -99,22 +99,16 @@ pub(super) unsafe fn multiply(
                 let blocks = first..x.blocks().min(first + CHUNK);
                 for (index, (panel, sums)) in together.clone().step_by(2).zip(&mut *sums).enumerate() {
                     let pair = panel..together.end.min(panel + 2);
-                    let next = match (pair.end < together.end, blocks.end < x.blocks()) {
-                        (true, _) => (pair.end, blocks.clone()),
-                        (false, true) => (together.start, blocks.end..x.blocks().min(blocks.end + CHUNK)),
-                        (false, false) => (together.end, 0..x.blocks().min(CHUNK)),
+                    let (next, next_blocks) = if pair.end < together.end {
+                        (pair.end, blocks.clone())
+                    } else if blocks.end < x.blocks() {
+                        (together.start, blocks.end..x.blocks().min(blocks.end + CHUNK))
+                    } else {
+                        (together.end, 0..x.blocks().min(CHUNK))
                     };
-                    let soon = Soon {
-                        weights: [0, 1].map(|side| {
-                            let panel = next.0 + side;
-                            if pairs > 1 && panel < panels.end {
-                                unpack::packed(w, panel, next.1.clone())
-                            } else {
-                                &[]
-                            }
-                        }),
-                        rows: index * AHEAD_BYTES,
-                    };
+                    // Where weights are read straight through, unpacking asks for them.
+                    let next = next..if pairs > 1 { panels.end } else { next };
+                    let soon = Soon::of(w, next, next_blocks, index * AHEAD_BYTES);
                     // SAFETY: the panels and columns are the matrix's, the tiles are configured.
                     unsafe {
                         for (side, panel) in pair.clone().enumerate() {
@@ -138,7 +132,7 @@ pub(super) fn takes_quantized(rows: usize) -> bool {
 /// Quantized rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], and as [`super::matmul::panel`].
+/// AMX is [`permitted`], and as [`super::matmul::multiply`].
 pub(super) unsafe fn multiply_exactly(
     w: &Matrix,
     panels: Range<usize>,
@@ -168,8 +162,16 @@ struct Soon<'a> {
     rows: usize,
 }
 
-impl Soon<'_> {
-    /// One part in `parts` of the weights.
+impl<'a> Soon<'a> {
+    /// The first two of the panels, in these blocks of columns.
+    fn of(w: &'a Matrix, panels: Range<usize>, blocks: Range<usize>, rows: usize) -> Self {
+        let packed = |panel| {
+            if panels.contains(&panel) { unpack::packed(w, panel, blocks.clone()) } else { &[] }
+        };
+        Self { weights: [packed(panels.start), packed(panels.start + 1)], rows }
+    }
+
+    /// Asks for one part in `parts` of the weights.
     #[inline(always)]
     unsafe fn ask(&self, part: usize, parts: usize) {
         for weights in self.weights {

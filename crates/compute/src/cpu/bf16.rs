@@ -23,7 +23,7 @@ pub(super) fn detected() -> bool {
 /// The given rows, which begin at a tile, times the given panels of a matrix of half floats.
 ///
 /// # Safety
-/// [`detected`], and as [`super::matmul::panel`].
+/// [`detected`], and as [`super::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,

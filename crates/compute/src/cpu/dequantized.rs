@@ -18,7 +18,7 @@ const UNITS: [[i8; 4]; 4] = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0,
 /// All rows with one panel.
 ///
 /// # Safety
-/// As for [`super::matmul::panel`].
+/// As for [`super::matmul::multiply`].
 #[inline(always)]
 pub(super) unsafe fn panel<S: Simd, const BITS: u32>(
     w: &Matrix,

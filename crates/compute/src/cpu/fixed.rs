@@ -1,7 +1,6 @@
 //! Quantized weights as integers: `w = unit × (scale × q + (bias << shift))`, one unit for each row of a matrix.
 //!
-//! Every product is then one sum of integers. It is exact, so no order of additions, no batch, no instruction set changes
-//! a bit of it, and matrix units can add up a whole row without a stop at each group. Measured from the largest weight
+//! A group's scale and bias take two bytes each and are numbers that any vector can make floats of. Measured from the largest weight
 //! of its row, a weight moves by 2⁻¹⁵ at most, less with 5 bits and more: below what the file's 16-bit scales resolve.
 
 use super::simd::LANES;

@@ -69,6 +69,7 @@ impl HalfRows {
 }
 
 /// Where rows of a [`HalfRows`] are written.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HalfWriter<'a> {
     lines: SendPtr<Line>,

@@ -3,6 +3,7 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
 use std::marker::PhantomData;
+use std::mem::needs_drop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ impl Region {
         if len == 0 {
             return Ok(Self { map: None, start: 0, len });
         }
-        // Not every system aligns a mapping to huge pages by itself.
+        // Systems align mappings to huge pages by themselves when they are whole ones, and not all of them do.
         let room = if len < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
         let map = map(len + room)?;
         let start = if room == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(room) };
@@ -53,7 +54,7 @@ fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
 /// Types for which zeros are a value.
 ///
 /// # Safety
-/// All zeros are a value of the type, which needs no dropping and no more than a cache line's alignment.
+/// All zeros are a value of the type.
 pub(crate) unsafe trait Zero {}
 
 // SAFETY: a number.
@@ -69,6 +70,7 @@ pub(crate) struct Array<T> {
 impl<T: Zero> Array<T> {
     /// Allocates `len` of them; ends the process as a `Vec` would when there is no memory.
     pub(crate) fn zeroed(len: usize) -> Self {
+        const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0 && !needs_drop::<T>()) };
         let bytes = len * size_of::<T>();
         let region = Region::zeroed(bytes).unwrap_or_else(|_| {
             handle_alloc_error(Layout::from_size_align(bytes, LINE_BYTES).unwrap_or(Layout::new::<T>()))

@@ -1,6 +1,6 @@
 //! The vector operations that the kernels are written in, once, for all instruction sets.
 //!
-//! A kernel is a generic `#[inline(always)]` function over [`Simd`]; the functions in `dispatch!` instantiate it inside a
+//! A kernel is a generic `#[inline(always)]` function over [`Simd`]; `entry!` in `isa.rs` and [`Simd::enter`] instantiate it inside a
 //! `#[target_feature]` function per instruction set, where the operations below inline to single instructions. The unit
 //! is 16 lanes of 32 bits: one AVX-512 register, two of AVX2, four of NEON.
 #![allow(unsafe_op_in_unsafe_fn, reason = "exp is under the trait's contract")]
@@ -74,13 +74,11 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn to_f(a: Self::I) -> Self::F;
 
     unsafe fn load_b(p: *const u8) -> Self::B;
-    /// Asks for the cache line at `p`, which may lie outside of any allocation, from memory. On x86 into the second-level cache:
+    /// Asks for the cache line at `p`, which may lie outside of any allocation, from memory, into the second-level cache:
     /// the first can wait for fewer lines at a time than memory could deliver.
     unsafe fn prefetch(p: *const u8);
     /// Asks for a line that lies in the second-level cache.
-    unsafe fn prefetch_near(p: *const u8) {
-        Self::prefetch(p);
-    }
+    unsafe fn prefetch_near(p: *const u8);
     /// Bits `SHIFT..SHIFT + BITS` of each byte, moved to the bottom.
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B;
     /// `a | (b << SHIFT)`, byte by byte; the shifted bits must fit.
@@ -94,10 +92,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `256 * high + low`, which fit.
     unsafe fn join(high: Self::I, low: Self::I) -> Self::I;
     /// `a * b + c`, rounded once on every instruction set.
-    #[inline(always)]
-    unsafe fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        Self::fma(a, b, c)
-    }
+    unsafe fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
     /// Runs a kernel in a function of its own that has these instructions: the compiler's time grows faster than a function's size.
     unsafe fn enter(kernel: impl Kernel);

@@ -137,9 +137,10 @@ fn line(sums: &[Sums; PAIRS], m: usize, side: usize) -> *const f32 {
 /// Multiplies two row tiles, as deep as there are columns.
 #[inline(always)]
 unsafe fn multiply<const D: usize>(rows: &[[Tile; D]], columns: &[[Tile; 2]], sums: &mut Sums, fresh: bool) {
-    let pointers = [rows[0].as_ptr().cast(), rows[1].as_ptr().cast()];
+    let [first, second] = [0, D].map(|tile| rows.as_ptr().cast::<Tile>().wrapping_add(tile).cast());
     let nothing_ahead = columns.as_ptr().cast();
-    tiles::two(pointers, columns.as_ptr().cast(), sums, columns.len(), fresh, nothing_ahead);
+    // The block behind the first rows is the second ones'.
+    tiles::two([first, second], columns.as_ptr().cast(), sums, columns.len(), fresh, nothing_ahead);
 }
 
 /// A query's weights for a span's tokens; what was summed before is brought to the new highest score.
@@ -186,9 +187,9 @@ unsafe fn softmax<E: Element>(memory: &mut Memory, m: usize, parts: &[KvBlock], 
         let factor = (best - new_best).exp();
         memory.sum[m] *= factor;
         memory.best[m] = new_best;
-        for acc in &memory.acc[..depth] {
-            for side in 0..2 {
-                let acc = line(acc, m, side).cast_mut();
+        for acc in &mut memory.acc[..depth] {
+            for acc in &mut acc[m / (2 * TILE_ROWS)][m / TILE_ROWS % 2] {
+                let acc = acc[m % TILE_ROWS].as_mut_ptr();
                 _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), _mm512_set1_ps(factor)));
             }
         }

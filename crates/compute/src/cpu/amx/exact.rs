@@ -39,7 +39,7 @@ pub(super) struct Memory {
 /// Rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is permitted, and as [`crate::cpu::matmul::panel`].
+/// AMX is permitted, and as [`crate::cpu::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,

@@ -84,7 +84,7 @@ pub(super) const AHEAD_BYTES: usize = 256;
 /// Writes a product as one block of assembly: between its instructions, nobody else may touch the tiles. tmm0 to tmm3 are the
 /// sums, 4 and 5 the rows, 6 and 7 the weights. Rows stream past with the hint to leave the first-level cache to the weights:
 /// 11 ns a product of tiles instead of 14. Asking for sums and rows ahead makes that 9.8; a block's first rows are loaded while the
-/// block before is still multiplied, 6 % more.
+/// block before is still multiplied: 6 % in a loop of its own.
 macro_rules! product {
     ($name:ident, [$($sum:literal),*], [$($step:literal),* $(,)?]) => {
         /// A [`Product`] of one or two row tiles.
@@ -208,7 +208,7 @@ macro_rules! byte_product {
                 }
             }
             unsafe fn store(sums: *mut i32) {
-                // SAFETY: the contract of `ByteProduct`.
+                // SAFETY: the contract of `ByteProduct`. Assembly with effects stays in its order, and nothing else uses tiles.
                 unsafe { asm!($($store,)* sums = in(reg) sums, line = in(reg) 64usize, options(nostack)) };
             }
             ByteProduct { begin, store }

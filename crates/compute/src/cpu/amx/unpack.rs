@@ -65,7 +65,7 @@ pub(super) unsafe fn chunk(
     if !columns.len().is_multiple_of(BLOCK) {
         out[blocks.len() - 1][side].0.as_flattened_mut().fill(0);
     }
-    let out = (&raw mut out[0][side]).cast();
+    let out = out.as_mut_ptr().cast::<Tile>().add(side).cast();
     match w.encoding {
         Encoding::Affine { bits, group, .. } => {
             of_bits!(bits, [affine], [], (group, panel, columns, straight, out))

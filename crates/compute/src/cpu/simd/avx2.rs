@@ -181,6 +181,10 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
         if VNNI { with_vnni(kernel) } else { plain(kernel) }
     }
     #[inline(always)]
+    unsafe fn fused(a: F, b: F, c: F) -> F {
+        Self::fma(a, b, c)
+    }
+    #[inline(always)]
     unsafe fn load_i16(p: *const i16) -> F {
         [eight_i16(p), eight_i16(p.add(8))]
     }

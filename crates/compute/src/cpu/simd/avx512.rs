@@ -3,9 +3,10 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::Avx2;
 use super::{Kernel, Simd};
 
-/// The instruction set; needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni.
+/// The instruction set; needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni, and what AVX2 needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512;
 
@@ -17,6 +18,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni")
+            && Avx2::<false>::detected()
     }
 }
 
@@ -148,6 +150,10 @@ unsafe impl Simd for Avx512 {
             kernel.run::<Avx512>();
         }
         inside(kernel);
+    }
+    #[inline(always)]
+    unsafe fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
+        Self::fma(a, b, c)
     }
     #[inline(always)]
     unsafe fn load_i16(p: *const i16) -> __m512 {

@@ -146,6 +146,10 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
+        asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
         asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
     }
     #[inline(always)]
@@ -187,6 +191,10 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
             kernel.run::<Neon<true>>();
         }
         if MIXED { mixed(kernel) } else { plain(kernel) }
+    }
+    #[inline(always)]
+    unsafe fn fused(a: F, b: F, c: F) -> F {
+        Self::fma(a, b, c)
     }
     #[inline(always)]
     unsafe fn load_i16(p: *const i16) -> F {

@@ -118,6 +118,8 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
     #[inline(always)]
+    unsafe fn prefetch_near(_: *const u8) {}
+    #[inline(always)]
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B {
         a.map(|b| (b >> SHIFT) & ((1u32 << BITS) - 1) as u8)
     }
