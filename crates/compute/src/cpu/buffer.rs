@@ -1,23 +1,29 @@
 //! Rows of activations.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use super::matmul::Output;
-use super::memory::Array;
+use super::simd::LANES;
+
+/// A cache line.
+const LINE_BYTES: usize = 64;
 
 /// Rows of floats.
 #[derive(Debug)]
 pub struct Buffer {
-    /// From a cache line's start on, as results are streamed to it.
-    pub(super) data: Array<f32>,
+    pub(super) data: Floats,
     pub(super) width: usize,
     pub(super) rows: usize,
 }
 
 impl Buffer {
-    /// Room for `rows` rows; pages are taken from the system when they are first written.
+    /// Room for `rows` rows; pages are taken from the system when they are first written. Small pages: a sequence that decodes writes
+    /// the first row of each buffer only.
     pub(super) fn new(rows: usize, width: usize) -> Self {
-        Self { data: Array::zeroed(rows * width), width, rows: 0 }
+        // Not an allocation that is aligned itself: to zero such a one means to write it.
+        let all = vec![0.0; rows * width + LANES];
+        let start = all.as_ptr().align_offset(LINE_BYTES).min(LANES);
+        Self { data: Floats { all, start }, width, rows: 0 }
     }
 
     pub(super) fn shape(&mut self, rows: usize) {
@@ -36,5 +42,27 @@ impl Buffer {
         // SAFETY: within the buffer.
         let data = unsafe { self.data.as_mut_ptr().add(rows.start * self.width) };
         Output { data, stride: self.width, rows: rows.len(), adds }
+    }
+}
+
+/// Floats from a cache line's start on, which results are streamed to.
+#[derive(Debug)]
+pub(super) struct Floats {
+    /// Never grows, so never moves.
+    all: Vec<f32>,
+    start: usize,
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.all[self.start..self.all.len() - LANES + self.start]
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let end = self.all.len() - LANES + self.start;
+        &mut self.all[self.start..end]
     }
 }

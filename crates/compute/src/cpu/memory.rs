@@ -57,9 +57,6 @@ fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
 /// All zeros are a value of the type.
 pub(crate) unsafe trait Zero {}
 
-// SAFETY: a number.
-unsafe impl Zero for f32 {}
-
 /// Zeros of a type, in memory as [`Region::zeroed`] gives it.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
