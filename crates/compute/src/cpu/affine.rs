@@ -174,27 +174,33 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
     unsafe fn add_octet<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
         let steps = octet::<S, BITS>(p);
         // Written out: the compiler would keep sums that a loop indexes in memory.
-        ahead_of_step::<S, BITS>(p, 0);
-        dots::<S, PLANES, ROWS>(&mut self.even, steps[0], x, plane);
-        ahead_of_step::<S, BITS>(p, 1);
-        dots::<S, PLANES, ROWS>(self.odd(), steps[1], x.add(4), plane);
-        ahead_of_step::<S, BITS>(p, 2);
-        dots::<S, PLANES, ROWS>(&mut self.even, steps[2], x.add(8), plane);
-        ahead_of_step::<S, BITS>(p, 3);
-        dots::<S, PLANES, ROWS>(self.odd(), steps[3], x.add(12), plane);
-        ahead_of_step::<S, BITS>(p, 4);
-        dots::<S, PLANES, ROWS>(&mut self.even, steps[4], x.add(16), plane);
-        ahead_of_step::<S, BITS>(p, 5);
-        dots::<S, PLANES, ROWS>(self.odd(), steps[5], x.add(20), plane);
-        ahead_of_step::<S, BITS>(p, 6);
-        dots::<S, PLANES, ROWS>(&mut self.even, steps[6], x.add(24), plane);
-        ahead_of_step::<S, BITS>(p, 7);
-        dots::<S, PLANES, ROWS>(self.odd(), steps[7], x.add(28), plane);
+        self.add_step::<BITS, 0>(p, steps, x, plane);
+        self.add_step::<BITS, 1>(p, steps, x, plane);
+        self.add_step::<BITS, 2>(p, steps, x, plane);
+        self.add_step::<BITS, 3>(p, steps, x, plane);
+        self.add_step::<BITS, 4>(p, steps, x, plane);
+        self.add_step::<BITS, 5>(p, steps, x, plane);
+        self.add_step::<BITS, 6>(p, steps, x, plane);
+        self.add_step::<BITS, 7>(p, steps, x, plane);
     }
 
+    /// Adds the products of one of an octet's steps with 4 columns of each row.
     #[inline(always)]
-    fn odd(&mut self) -> &mut [[S::I; PLANES]; ROWS] {
-        if Self::IN_TURN { &mut self.odd } else { &mut self.even }
+    unsafe fn add_step<const BITS: u32, const STEP: usize>(
+        &mut self,
+        octet: *const u8,
+        steps: [S::B; STEPS],
+        x: *const i8,
+        plane: usize,
+    ) {
+        ahead_of_step::<S, BITS>(octet, STEP);
+        let sums = if Self::IN_TURN && STEP % 2 == 1 { &mut self.odd } else { &mut self.even };
+        for m in 0..ROWS {
+            for k in 0..PLANES {
+                let x = x.add(k * plane + m * BLOCK + 4 * STEP);
+                sums[m][k] = S::dot4(sums[m][k], steps[STEP], x);
+            }
+        }
     }
 
     #[inline(always)]
@@ -207,21 +213,6 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
             }
         }
         self.even
-    }
-}
-
-/// Adds a step's products with 4 columns of each row at `x`.
-#[inline(always)]
-unsafe fn dots<S: Simd, const PLANES: usize, const ROWS: usize>(
-    sums: &mut [[S::I; PLANES]; ROWS],
-    step: S::B,
-    x: *const i8,
-    plane: usize,
-) {
-    for m in 0..ROWS {
-        for k in 0..PLANES {
-            sums[m][k] = S::dot4(sums[m][k], step, x.add(k * plane + m * BLOCK));
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::attention::Heads;
 use super::halves::{BLOCK, CHUNK, HalfRows, TILE_ROWS};
 use super::matmul::{Output, finish};
 use super::matrix::Matrix;
-use super::memory::{HUGE_PAGE_BYTES, LINE_BYTES, Region};
+use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd, avx512::Avx512};
 use tiles::{Configured, Product};
@@ -42,8 +42,19 @@ type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
 /// What a thread works in: 0.9 MiB in one huge page, as pages that lie anywhere compete for places of the second-level cache.
 #[derive(Debug)]
-pub(super) struct Scratch(Region);
+pub(super) struct Scratch(Array<HugePage>);
 
+#[derive(Debug)]
+#[repr(C)]
+struct HugePage {
+    memory: Memory,
+    _rest: [u8; HUGE_PAGE_BYTES - size_of::<Memory>()],
+}
+
+// SAFETY: numbers.
+unsafe impl Zero for HugePage {}
+
+#[derive(Debug)]
 #[repr(C, align(64))]
 struct Memory {
     product: ProductMemory,
@@ -51,6 +62,7 @@ struct Memory {
     attention: attend::Memory,
 }
 
+#[derive(Debug)]
 #[repr(C, align(64))]
 struct ProductMemory {
     weights: Weights,
@@ -59,18 +71,13 @@ struct ProductMemory {
 
 impl Default for Scratch {
     fn default() -> Self {
-        const { assert!(size_of::<Memory>() <= HUGE_PAGE_BYTES && align_of::<Memory>() <= LINE_BYTES) };
-        match Region::zeroed(HUGE_PAGE_BYTES) {
-            Ok(region) => Self(region),
-            Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<Memory>()),
-        }
+        Self(Array::zeroed(1))
     }
 }
 
 impl Scratch {
     fn memory(&mut self) -> &mut Memory {
-        // SAFETY: large enough and aligned; numbers, for which zero is a value.
-        unsafe { &mut *self.0.as_mut_ptr().cast() }
+        &mut self.0[0].memory
     }
 }
 
@@ -251,5 +258,22 @@ unsafe fn store(w: &Matrix, panel: usize, rows: Range<usize>, sums: &Sums, side:
                 finish::<Avx512>(w, panel, row, results, out);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_thread_works_in_is_one_huge_page() {
+        let mut scratch = Scratch::default();
+        let memory = std::ptr::from_mut(scratch.memory());
+        assert!(memory.addr().is_multiple_of(HUGE_PAGE_BYTES));
+        assert_eq!(size_of::<HugePage>(), HUGE_PAGE_BYTES);
+        assert_eq!(
+            scratch.memory().product.sums[PAIRS - 1][ROW_TILES / 2 - 1][1][1][TILE_ROWS - 1],
+            [0.0; LANES]
+        );
     }
 }

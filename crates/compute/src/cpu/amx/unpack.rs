@@ -29,9 +29,14 @@ pub(super) fn unit(encoding: Encoding) -> f32 {
     }
 }
 
+/// The columns of blocks, the last of which may lack some.
+fn columns_of(w: &Matrix, blocks: &Range<usize>) -> Range<usize> {
+    blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK)
+}
+
 /// The packed form of blocks of columns of a panel.
 pub(super) fn packed(w: &Matrix, panel: usize, blocks: Range<usize>) -> &[u8] {
-    let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
+    let columns = columns_of(w, &blocks);
     let bytes = match w.encoding {
         Encoding::Affine { bits, group, .. } => {
             let record = record_bytes(bits, group);
@@ -60,7 +65,7 @@ pub(super) unsafe fn chunk(
     out: &mut Weights,
 ) {
     let panel = w.panels.as_ptr().add(panel * w.panel_bytes());
-    let columns = blocks.start * BLOCK..w.cols.min(blocks.end * BLOCK);
+    let columns = columns_of(w, &blocks);
     // Columns that the matrix lacks meet activations of zero, and must be numbers.
     if !columns.len().is_multiple_of(BLOCK) {
         out[blocks.len() - 1][side].0.as_flattened_mut().fill(0);
