@@ -166,10 +166,11 @@ impl Largest {
     /// Of no outputs.
     pub const NONE: Self = Self { column: 0, value: f32::NEG_INFINITY };
 
-    /// Of these outputs and some behind them.
+    /// Of these outputs and others.
     #[must_use]
-    pub fn or(self, later: Self) -> Self {
-        if later.value > self.value { later } else { self }
+    pub fn or(self, other: Self) -> Self {
+        let before = other.value == self.value && other.column < self.column;
+        if other.value > self.value || before { other } else { self }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Worker threads that run one closure together, handed over in well under a microsecond while work is near.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -123,7 +124,7 @@ impl Pool {
     }
 
     /// Runs `job` for each range of an even split of `0..items` over the threads.
-    pub fn split(&mut self, items: usize, job: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
+    pub fn split(&mut self, items: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
         let threads = self.threads();
         self.run(&|thread| {
             let range = share(items, thread, threads);
@@ -135,8 +136,60 @@ impl Pool {
 }
 
 /// The part of `0..items` that a thread takes.
-pub(super) fn share(items: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
+pub(super) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
     items * thread / threads..items * (thread + 1) / threads
+}
+
+/// Items that threads take in pieces: each thread those of its own part, and then what is left of others', as cores are not always
+/// equally fast.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// Where the rest of each thread's part begins.
+    rest: Vec<Padded>,
+    items: usize,
+    /// The least that is taken at a time.
+    least: usize,
+}
+
+/// A counter in cache lines of its own, of which CPUs fetch pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Padded(AtomicUsize);
+
+impl Pieces {
+    pub fn new(threads: usize) -> Self {
+        Self { rest: (0..threads).map(|_| Padded::default()).collect(), items: 0, least: 1 }
+    }
+
+    /// Begins with other items.
+    pub fn reset(&mut self, items: usize, least: usize) {
+        (self.items, self.least) = (items, least.max(1));
+        let threads = self.rest.len();
+        for (thread, rest) in self.rest.iter_mut().enumerate() {
+            *rest.0.get_mut() = share(items, thread, threads).start;
+        }
+    }
+
+    /// What a thread does next. Half of what is left of a part: few pieces, and small ones at the end.
+    pub fn next(&self, thread: usize) -> Option<Range<usize>> {
+        let threads = self.rest.len();
+        (thread..threads).chain(0..thread).find_map(|part| {
+            let end = share(self.items, part, threads).end;
+            let after = |start: usize| {
+                let left = end - start;
+                let half = if threads == 1 { left } else { (left / 2).next_multiple_of(self.least) };
+                start + half.clamp(self.least.min(left), left)
+            };
+            let rest = &self.rest[part].0;
+            // Relaxed: that pieces are different is all that counts, the pool orders the rest.
+            let start = rest
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |start| {
+                    (start < end).then(|| after(start))
+                })
+                .ok()?;
+            Some(start..after(start))
+        })
+    }
 }
 
 impl Drop for Pool {
@@ -259,6 +312,34 @@ mod tests {
             });
         });
         assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn pieces_are_all_items_once_whoever_is_late() {
+        for (threads, items, least) in [(1, 10, 3), (2, 64, 4), (3, 100, 7), (4, 3, 16), (2, 0, 1)] {
+            let mut pieces = Pieces::new(threads);
+            for late in 0..threads {
+                pieces.reset(items, least);
+                // The late thread begins one piece, and the others do all else.
+                let begun = pieces.next(late);
+                let others = (0..threads).filter(|thread| threads == 1 || *thread != late);
+                let rest =
+                    others.flat_map(|thread| std::iter::from_fn(|| pieces.next(thread)).collect::<Vec<_>>());
+                let mut taken: Vec<usize> = begun.into_iter().chain(rest).flatten().collect();
+                taken.sort_unstable();
+                assert!(taken.into_iter().eq(0..items), "{threads} threads, {items} items, {late} is late");
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_takes_what_is_next_to_its_last_piece_and_less_and_less() {
+        let mut pieces = Pieces::new(2);
+        pieces.reset(64, 4);
+        let own = std::array::from_fn(|_| pieces.next(0));
+        assert_eq!(own, [Some(0..16), Some(16..24), Some(24..28), Some(28..32)]);
+        assert_eq!(pieces.next(0), Some(32..48), "the other's");
+        assert_eq!(pieces.next(1), Some(48..56));
     }
 
     #[cfg(target_os = "linux")]

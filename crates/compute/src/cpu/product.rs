@@ -7,8 +7,8 @@ use super::halves::HalfRows;
 use super::isa::{self, Isa};
 use super::matmul::{Input, Output};
 use super::matrix::{Matrix, SendPtr};
-use super::pool::{Pool, share};
-use super::quantize::{Activations, QuantRows};
+use super::pool::{Pieces, Pool, share};
+use super::quantize::{Activations, QuantRows, TILE_ROWS};
 use super::simd::LANES;
 use super::{Buffer, Linear, grown};
 use crate::backend::{Largest, LinearInput};
@@ -96,7 +96,7 @@ impl<'a> Incoming<'a> {
 }
 
 /// What products work in.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Workspace {
     /// Quantized inputs of the product at hand, one for each group size among its parts.
     quantized: Vec<QuantRows>,
@@ -108,13 +108,23 @@ pub(super) struct Workspace {
     rooms: Vec<f32>,
     /// What each thread found, `[threads][rows]`.
     largest: Vec<Largest>,
+    /// Which panels are taken.
+    pieces: Pieces,
     /// One for each thread.
     pub scratch: Vec<isa::Scratch>,
 }
 
 impl Workspace {
     pub fn new(threads: usize) -> Self {
-        Self { scratch: (0..threads).map(|_| isa::Scratch::default()).collect(), ..Self::default() }
+        Self {
+            quantized: Vec::new(),
+            halves: HalfRows::default(),
+            floats: Vec::new(),
+            rooms: Vec::new(),
+            largest: Vec::new(),
+            pieces: Pieces::new(threads),
+            scratch: (0..threads).map(|_| isa::Scratch::default()).collect(),
+        }
     }
 }
 
@@ -142,7 +152,7 @@ impl Product<'_> {
         let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
         let x = Incoming::new(x);
         self.prepare(&x, rows.clone(), w, cols);
-        let Workspace { quantized, halves, floats, scratch, largest: found, .. } = &mut *self.space;
+        let Workspace { quantized, halves, floats, scratch, largest: found, pieces, .. } = &mut *self.space;
         // SAFETY: the rows are within the buffer.
         let plain = unsafe { SendPtr(x.data.at(rows.start * x.stride)) };
         let (data, stride) =
@@ -154,44 +164,46 @@ impl Product<'_> {
         let found = grown(found, threads * wanted, Largest::NONE);
         found.fill(Largest::NONE);
         let each = SendPtr(found.as_mut_ptr());
+        pieces.reset(panels, least_panels(w, rows.len()));
+        let pieces = &*pieces;
         self.pool.run(&|thread| {
-            let range = share(panels, thread, threads);
             // SAFETY: each thread has its own.
             let scratch = unsafe { &mut *scratch.at(thread) };
-            let (mut first_panel, mut column) = (0, 0);
-            for part in &w.parts {
-                let count = part.panel_count();
-                let mine = range.start.clamp(first_panel, first_panel + count) - first_panel
-                    ..range.end.clamp(first_panel, first_panel + count) - first_panel;
-                let input = match Form::of(part.encoding, prompts, isa, activations) {
-                    // SAFETY: the first row.
-                    Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
-                    Form::Halves => Input::Halves(halves),
-                    Form::Integers { group } => {
-                        let Some(rows) = quantized.iter().find(|q| q.group == group) else {
-                            unreachable!("quantized for every part")
-                        };
-                        Input::Quantized(rows)
+            while let Some(piece) = pieces.next(thread) {
+                let (mut first_panel, mut column) = (0, 0);
+                for part in &w.parts {
+                    let count = part.panel_count();
+                    let within = |panel: usize| panel.clamp(first_panel, first_panel + count) - first_panel;
+                    let mine = within(piece.start)..within(piece.end);
+                    let input = match Form::of(part.encoding, prompts, isa, activations) {
+                        // SAFETY: the first row.
+                        Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
+                        Form::Halves => Input::Halves(halves),
+                        Form::Integers { group } => {
+                            let Some(rows) = quantized.iter().find(|q| q.group == group) else {
+                                unreachable!("quantized for every part")
+                            };
+                            Input::Quantized(rows)
+                        }
+                    };
+                    let mine_columns = mine.start * LANES..part.rows.min(mine.end * LANES);
+                    // SAFETY: input and output have the part's shape, each panel's columns are written by one thread, and a
+                    // thread has places of its own for the largest of each row.
+                    unsafe {
+                        let out = out.starting_at(column);
+                        isa::matmul(isa, part, mine, input, out, scratch);
+                        for row in 0..wanted {
+                            let from = out.data.add(row * out.stride + mine_columns.start);
+                            let outputs = std::slice::from_raw_parts(from, mine_columns.len());
+                            let first = (column + mine_columns.start) as u32;
+                            isa::largest(isa, outputs, first, &mut *each.at(thread * wanted + row));
+                        }
                     }
-                };
-                let mine_columns = mine.start * LANES..part.rows.min(mine.end * LANES);
-                // SAFETY: input and output have the part's shape, a thread writes its own panels' columns, and has places of its
-                // own for the largest of each row.
-                unsafe {
-                    let out = out.starting_at(column);
-                    isa::matmul(isa, part, mine, input, out, scratch);
-                    for row in 0..wanted {
-                        let from = out.data.add(row * out.stride + mine_columns.start);
-                        let outputs = std::slice::from_raw_parts(from, mine_columns.len());
-                        let first = (column + mine_columns.start) as u32;
-                        isa::largest(isa, outputs, first, &mut *each.at(thread * wanted + row));
-                    }
+                    first_panel += count;
+                    column += part.rows;
                 }
-                first_panel += count;
-                column += part.rows;
             }
         });
-        // Threads are in the order of their columns.
         for (row, largest) in largest.into_iter().flatten().enumerate() {
             *largest =
                 found.iter().skip(row).step_by(wanted).fold(Largest::NONE, |best, found| best.or(*found));
@@ -247,6 +259,19 @@ impl Product<'_> {
             }
         }
     }
+}
+
+/// The least panels that a thread takes at a time.
+fn least_panels(w: &Linear, rows: usize) -> usize {
+    /// With few rows: what takes some microseconds to read, beside which a call is nothing.
+    const FEW_ROWS_BYTES: usize = 32 << 10;
+    /// With many: as many as share a chunk of activations on AMX (`amx.rs`).
+    const MANY_ROWS_PANELS: usize = 16;
+    if rows > 2 * TILE_ROWS {
+        return MANY_ROWS_PANELS;
+    }
+    let panel_bytes = w.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
+    (FEW_ROWS_BYTES / panel_bytes.max(1)).max(1).next_multiple_of(2)
 }
 
 /// Calls a job with a thread and each of its rows. Few rows are not worth a hand-over to the threads.

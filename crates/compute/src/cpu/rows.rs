@@ -84,11 +84,11 @@ pub(super) unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut La
         S::reduce_max(lanes)
     };
     top = rest.iter().fold(top, |top, output| top.max(*output));
-    // The few that improve on what was best are looked for.
-    if top > best.value
+    // The few that are as large as the best so far are looked for.
+    if top >= best.value
         && let Some(at) = outputs.iter().position(|output| *output == top)
     {
-        *best = Largest { column: first + at as u32, value: top };
+        *best = best.or(Largest { column: first + at as u32, value: top });
     }
 }
 
