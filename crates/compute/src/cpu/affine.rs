@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::fixed::{Fixed, HEADER_BYTES};
 use super::matmul::{Output, finish, of_bits};
 use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
-use super::quantize::{BLOCK, QuantRows};
+use super::quantize::{BLOCK, GroupOfRow, QuantRows};
 use super::simd::{Kernel, LANES, Simd};
 
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
@@ -96,7 +96,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
         let Self { w, panels, x, row, out } = self;
         let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
         let q = x.bytes().add(x.offset(row));
-        let x_sums = x.sums.as_ptr().add(row * groups);
+        let x_groups = x.groups_from(row);
         // Panels lie one behind the other.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -117,11 +117,11 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
                 let numbers = Numbers::<S>::of::<BITS>(header);
                 let sums = sums.total();
                 for m in 0..ROWS {
-                    acc[m] = numbers.add(acc[m], sums[m], *x_sums.add(m * groups + g));
+                    acc[m] = numbers.add(acc[m], sums[m], x_groups.get::<PLANES>(m, g));
                 }
             }
             for (m, acc) in acc.into_iter().enumerate() {
-                scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
+                scaled::<S>(w, panel, row + m, x.scale(row + m), acc, out);
             }
         }
     }
@@ -241,9 +241,12 @@ impl<S: Simd> Numbers<S> {
     /// # Safety
     /// The CPU has `S`.
     #[inline(always)]
-    pub unsafe fn add<const PLANES: usize>(&self, acc: S::F, sums: [S::I; PLANES], x_sum: f32) -> S::F {
-        let sum = if PLANES == 1 { sums[0] } else { S::join(sums[0], sums[1]) };
-        S::fused(self.scales, S::to_f(sum), S::fused(self.biases, S::splat(x_sum), acc))
+    pub unsafe fn add<const PLANES: usize>(&self, acc: S::F, sums: [S::I; PLANES], x: GroupOfRow) -> S::F {
+        let sums = match PLANES {
+            1 => S::mul(S::to_f(sums[0]), S::splat(x.scale)),
+            _ => S::to_f(S::join(sums[0], sums[1])),
+        };
+        S::fused(self.scales, sums, S::fused(self.biases, S::splat(x.sum), acc))
     }
 
     /// The weights of 16 levels, one of each row.

@@ -1,5 +1,7 @@
 //! Activations as integers: what byte dot products multiply packed weights with.
 
+use std::ops::Range;
+
 use super::grown;
 use super::matrix::SendPtr;
 use super::simd::{LANES, Simd};
@@ -11,7 +13,7 @@ pub enum Activations {
     /// elsewhere.
     #[default]
     Auto,
-    /// One byte each: half the arithmetic, 1 to 4 % error in a product.
+    /// One byte each, with a scale for each of the weights' groups: half the arithmetic, about 1 % error in a product.
     Int8,
     /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
     /// instruction set.
@@ -41,15 +43,16 @@ pub(super) const TILE_ROWS: usize = 16;
 #[repr(C, align(64))]
 pub(super) struct Line([i8; BLOCK]);
 
-/// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first.
+/// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first. Integers of two bytes share a row's scale; single bytes
+/// have one for each group, so that a large activation costs precision in its own group only.
 #[derive(Debug, Default)]
 pub(super) struct QuantRows {
     /// `[tile][block of 64 columns][plane][row of the tile]`.
     q: Vec<Line>,
-    /// One for each row.
-    pub scales: Vec<f32>,
-    /// Sums of the integers of each group, `[rows][groups]`: what the weights' biases are multiplied with.
-    pub sums: Vec<f32>,
+    /// `[rows]`, or `[rows][groups]` for single bytes.
+    scales: Vec<f32>,
+    /// Sums of the integers of each group, `[rows][groups]`, times a group's own scale: what the weights' biases are multiplied with.
+    sums: Vec<f32>,
     pub rows: usize,
     pub cols: usize,
     pub group: usize,
@@ -64,10 +67,23 @@ impl QuantRows {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, activations.planes());
         self.tile_rows = rows.min(TILE_ROWS);
         let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
-        let sums = rows * self.groups();
+        let groups = rows * self.groups();
         grown(&mut self.q, lines, Line([0; BLOCK]));
-        grown(&mut self.scales, rows, 0.0);
-        grown(&mut self.sums, sums, 0.0);
+        grown(&mut self.scales, if self.planes == 1 { groups } else { rows }, 0.0);
+        grown(&mut self.sums, groups, 0.0);
+    }
+
+    /// What multiplies all of a row's result.
+    pub fn scale(&self, row: usize) -> f32 {
+        if self.planes == 1 { 1.0 } else { self.scales[row] }
+    }
+
+    /// The scales and sums of some rows' groups, to be read without checks.
+    #[inline(always)]
+    pub fn groups_from(&self, row: usize) -> Groups {
+        let first = row * self.groups();
+        let scales = if self.planes == 1 { self.scales[first..].as_ptr() } else { std::ptr::null() };
+        Groups { scales, sums: self.sums[first..].as_ptr(), count: self.groups() }
     }
 
     pub fn groups(&self) -> usize {
@@ -110,6 +126,37 @@ impl QuantRows {
     }
 }
 
+/// Scales and sums of rows' groups.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Groups {
+    scales: *const f32,
+    sums: *const f32,
+    count: usize,
+}
+
+/// What the sums of a group are multiplied with, if there is one for the group, and what its biases are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupOfRow {
+    pub scale: f32,
+    pub sum: f32,
+}
+
+impl Groups {
+    /// A group of a row, counted from the first.
+    ///
+    /// # Safety
+    /// There are so many rows, of so many byte planes, and groups.
+    #[inline(always)]
+    pub unsafe fn get<const PLANES: usize>(&self, row: usize, group: usize) -> GroupOfRow {
+        let index = row * self.count + group;
+        // SAFETY: the caller's.
+        unsafe {
+            let scale = if PLANES == 1 { *self.scales.add(index) } else { 1.0 };
+            GroupOfRow { scale, sum: *self.sums.add(index) }
+        }
+    }
+}
+
 /// Where rows of a [`QuantRows`] are written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowWriter<'a> {
@@ -129,17 +176,23 @@ impl RowWriter<'_> {
         let to = self.to;
         // SAFETY: within the row, as the caller promises.
         unsafe {
-            let mut max = S::splat(0.0);
-            for i in (0..to.cols).step_by(LANES) {
-                max = S::max(max, S::abs(S::load(x.add(i))));
-            }
-            let limit = if to.planes == 1 { 127.0 } else { 127.0 * 256.0 };
-            let (scale, inverse) = scales(S::reduce_max(max), limit);
-            *self.scales.at(row) = scale;
+            let groups = to.groups();
             let (start, plane) = (to.offset(row), to.tile_rows * BLOCK);
-            for g in 0..to.groups() {
+            let mut of_row = (1.0, 1.0);
+            if to.planes != 1 {
+                of_row = scales(largest::<S>(x, 0..to.cols), 127.0 * 256.0);
+                *self.scales.at(row) = of_row.0;
+            }
+            for g in 0..groups {
+                let columns = g * to.group..(g + 1) * to.group;
+                let mut scale = 1.0;
+                let mut inverse = of_row.1;
+                if to.planes == 1 {
+                    (scale, inverse) = scales(largest::<S>(x, columns.clone()), 127.0);
+                    *self.scales.at(row * groups + g) = scale;
+                }
                 let mut sum = S::splat(0.0);
-                for i in (g * to.group..(g + 1) * to.group).step_by(LANES) {
+                for i in columns.step_by(LANES) {
                     let v = S::round(S::mul(S::load(x.add(i)), S::splat(inverse)));
                     sum = S::add(sum, v);
                     let q = self.q.at(start + i / BLOCK * to.block_bytes() + i % BLOCK);
@@ -153,9 +206,22 @@ impl RowWriter<'_> {
                     }
                 }
                 // Integers below 2²⁴: exact.
-                *self.sums.at(row * to.groups() + g) = S::reduce_add(sum);
+                *self.sums.at(row * groups + g) = S::reduce_add(sum) * scale;
             }
         }
+    }
+}
+
+/// The largest magnitude of these columns.
+#[inline(always)]
+unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
+    // SAFETY: the caller's: the columns are there, the CPU has `S`.
+    unsafe {
+        let mut max = S::splat(0.0);
+        for i in columns.step_by(LANES) {
+            max = S::max(max, S::abs(S::load(x.add(i))));
+        }
+        S::reduce_max(max)
     }
 }
 

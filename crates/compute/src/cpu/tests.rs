@@ -261,6 +261,33 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
     }
 }
 
+/// Trained models have a few channels that are a hundred times as large as the others.
+#[test]
+fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
+    let mut numbers = Numbers(31);
+    let (rows, cols, group) = (32, 512, 64);
+    let stored =
+        Stored::random(rows, cols, Encoding::Affine { bits: 4, group, scales: Float::F16 }, &mut numbers);
+    let mut all = numbers.vec(cols);
+    all[group] = 100.0;
+    let (mut large, mut others) = (vec![0.0; cols], all.clone());
+    large[group..2 * group].swap_with_slice(&mut others[group..2 * group]);
+    for isa in Isa::available() {
+        let product = |activations, x: &[f32]| {
+            let mut backend = backend(isa, 1, activations);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            let x = filled(&mut backend, x, cols);
+            let mut out = backend.buffer(1, rows).unwrap();
+            backend.linear(Plain(&x), 0..1, &w, &mut out);
+            backend.read(&out).to_vec()
+        };
+        let (all, large) = (product(Activations::Int8, &all), product(Activations::Int8, &large));
+        let rest: Vec<f32> = all.iter().zip(large).map(|(all, large)| all - large).collect();
+        let error = distance(&rest, &product(Activations::F32, &others));
+        assert!(error < 1e-2, "off by {error} on {}", isa.name());
+    }
+}
+
 /// Odd shapes on matrix units: rows and panels without a partner, chunks that end early, columns that are no multiple of anything.
 #[test]
 fn products_of_halves_are_right_in_any_shape() {

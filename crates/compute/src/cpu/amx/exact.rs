@@ -94,6 +94,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
     let record = |g: usize| records.add(g * record_bytes(BITS, group));
     let q = x.bytes().add(x.offset(rows.start));
+    let x_groups = x.groups_from(rows.start);
     let mut acc = [_mm512_setzero_ps(); TILE_ROWS];
     for g in 0..groups + 2 {
         let multiplied = g.checked_sub(1).filter(|g| *g < groups);
@@ -114,12 +115,11 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
         if let Some(g) = g.checked_sub(2) {
             let numbers = Numbers::<Avx512>::of::<BITS>(record(g));
             let sums = &memory.sums[g % 2];
-            for (m, row) in rows.clone().enumerate() {
+            for m in 0..rows.len() {
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
                     _mm512_loadu_si512(sums[plane * x.tile_rows + m].as_ptr().cast())
                 });
-                let x_sum = *x.sums.as_ptr().add(row * groups + g);
-                acc[m] = numbers.add(acc[m], planes, x_sum);
+                acc[m] = numbers.add(acc[m], planes, x_groups.get::<PLANES>(m, g));
             }
         }
         if let Some(g) = multiplied {
@@ -127,7 +127,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
         }
     }
     for (row, acc) in rows.zip(acc) {
-        scaled::<Avx512>(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
+        scaled::<Avx512>(w, panel, row, x.scale(row), acc, out);
     }
 }
 
