@@ -373,7 +373,7 @@ impl Backend for CpuBackend {
     ) {
         out.shape(step.rows());
         let rotation = spec.rope.map(|rope| &self.rotations[rope]);
-        let halves = self.activations == Activations::Auto;
+        let halves = self.activations.allows_halves();
         let scratch = SendPtr(self.space.scratch.as_mut_ptr());
         attention::run(
             &mut self.pool,

@@ -33,7 +33,7 @@ impl Arithmetic {
 
     /// What attention does for so many rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
-        let halves = activations == Activations::Auto && rows > 1 && isa::attends_in_halves(isa);
+        let halves = activations.allows_halves() && rows > 1 && isa::attends_in_halves(isa);
         if halves { Self::Halves } else { Self::Floats }
     }
 }

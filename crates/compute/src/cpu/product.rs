@@ -33,7 +33,7 @@ impl Form {
     /// For such weights, and rows of prompts or others.
     pub fn of(encoding: Encoding, prompts: bool, isa: Isa, activations: Activations) -> Self {
         match (activations, encoding) {
-            (Activations::Auto, encoding) if prompts && isa::takes_halves(isa, encoding) => Self::Halves,
+            _ if prompts && activations.allows_halves() && isa::takes_halves(isa, encoding) => Self::Halves,
             (Activations::F32, _) | (_, Encoding::Float(_)) => Self::Floats,
             (_, Encoding::Affine { group, .. }) => Self::Integers { group },
         }

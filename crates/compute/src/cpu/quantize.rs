@@ -13,7 +13,8 @@ pub enum Activations {
     /// elsewhere.
     #[default]
     Auto,
-    /// One byte each, with a scale for each of the weights' groups: half the arithmetic, about 1 % error in a product.
+    /// As `Auto`, but integers of one byte, with a scale for each of the weights' groups: half the arithmetic, about 1 % error in a
+    /// product.
     Int8,
     /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
     /// instruction set.
@@ -23,6 +24,11 @@ pub enum Activations {
 }
 
 impl Activations {
+    /// Whether prompts may be bf16.
+    pub const fn allows_halves(self) -> bool {
+        matches!(self, Self::Auto | Self::Int8)
+    }
+
     /// Byte planes for each row of integers; none for floats.
     pub const fn planes(self) -> usize {
         match self {

@@ -238,20 +238,22 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
         let values = numbers.vec(batch * cols);
         for activations in [Activations::Int16, Activations::Int8] {
-            let mut expected = Vec::new();
-            for isa in Isa::available() {
+            let product = |isa, batch: usize| {
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(None)]).unwrap();
+                let x = filled(&mut backend, &values[..batch * cols], cols);
+                let mut out = backend.buffer(batch, rows).unwrap();
+                backend.linear(Plain(&x), 0..batch, &w, &mut out);
+                backend.read(&out).to_vec()
+            };
+            let expected = product(Isa::Portable, batch);
+            for isa in Isa::available() {
                 for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 16, 33] {
-                    let x = filled(&mut backend, &values[..batch * cols], cols);
-                    let mut out = backend.buffer(batch, rows).unwrap();
-                    backend.linear(Plain(&x), 0..batch, &w, &mut out);
-                    let out = backend.read(&out);
-                    if expected.is_empty() {
-                        expected = out.to_vec();
+                    if Form::of(encoding, batch >= MANY_ROWS, isa, activations) == Form::Halves {
+                        continue;
                     }
                     assert!(
-                        out == &expected[..batch * rows],
+                        product(isa, batch) == expected[..batch * rows],
                         "{encoding:?}, {activations:?}, {batch} rows on {}",
                         isa.name()
                     );
