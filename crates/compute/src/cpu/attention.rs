@@ -89,7 +89,7 @@ impl Heads<'_> {
     }
 }
 
-/// Rows whose keys and values enter the cache.
+/// Rows whose queries become ready, and whose keys and values enter the cache.
 pub(super) struct Arrivals<'a> {
     spec: &'a AttentionSpec<Arc<[f32]>>,
     step: &'a Step,
@@ -118,11 +118,16 @@ pub(super) fn run(
     let kv = kv.layer(layer);
     let (queries, query_stride) = (SendPtr(qkv.data.as_mut_ptr()), qkv.width);
     let arrivals = Arrivals { spec, step, rotation, kv, qkv: queries, stride: query_stride };
-    for_rows(pool, part.len(), &|rows| {
-        let rows = part.start + rows.start..part.start + rows.end;
-        // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
-        unsafe { isa::arrive(isa, &arrivals, rows) };
-    });
+    let mine = |sequence: &StepSequence| sequence.rows.start.max(part.start)..sequence.rows.end.min(part.end);
+    // A query needs the keys and values of its own KV head alone. If it needs no other row's, no thread waits for another.
+    let alone = step.sequences.iter().all(|sequence| mine(sequence).len() <= 1);
+    if !alone {
+        for_rows(pool, part.len(), &|rows| {
+            let rows = part.start + rows.start..part.start + rows.end;
+            // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
+            unsafe { isa::arrive(isa, &arrivals, rows, 0..spec.kv_heads()) };
+        });
+    }
     let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
     let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
     let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
@@ -134,7 +139,7 @@ pub(super) fn run(
         let mut first = 0;
         let mut item = next.fetch_add(1, Ordering::Relaxed);
         for sequence in &step.sequences {
-            let rows = sequence.rows.start.max(part.start)..sequence.rows.end.min(part.end);
+            let rows = mine(sequence);
             let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
             while item < first + count {
                 let (piece, kv_head) = ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
@@ -151,8 +156,13 @@ pub(super) fn run(
                     out: to,
                     out_stride,
                 };
-                // SAFETY: the instruction set was detected; each item writes its own rows and heads of `out`.
-                unsafe { isa::attention(isa, halves, &heads, scratch) };
+                // SAFETY: the instruction set was detected; each item has its own rows and heads, of the cache and of `out`.
+                unsafe {
+                    if alone {
+                        isa::arrive(isa, &arrivals, rows.clone(), kv_head..kv_head + 1);
+                    }
+                    isa::attention(isa, halves, &heads, scratch);
+                }
                 item = next.fetch_add(1, Ordering::Relaxed);
             }
             first += count;
@@ -160,46 +170,67 @@ pub(super) fn run(
     });
 }
 
-/// Norms, rotation and temperature of some rows' queries and keys; keys and values go into the cache.
+/// Norms, rotation and temperature of some rows' queries and keys, those of some KV heads; keys and values go into the cache.
 ///
 /// # Safety
-/// The CPU has `S`; the rows are the step's, and nobody else uses them or their tokens' part of the cache.
+/// The CPU has `S`; the rows are the step's, and nobody else uses these heads of them or of their tokens in the cache.
 #[inline(always)]
-pub(super) unsafe fn arrive<S: Simd>(from: &Arrivals<'_>, rows: Range<usize>) {
+pub(super) unsafe fn arrive<S: Simd>(from: &Arrivals<'_>, rows: Range<usize>, kv_heads: Range<usize>) {
     let Arrivals { spec, step, rotation, kv, qkv, stride } = from;
     let (heads, dim) = (spec.heads(), spec.head_dim);
-    let mut normed = [0.0; MAX_HEAD_DIM];
     for sequence in &step.sequences {
         let blocks = &step.blocks[sequence.blocks.clone()];
         for row in sequence.rows.start.max(rows.start)..sequence.rows.end.min(rows.end) {
             let position = sequence.start + row - sequence.rows.start;
-            // SAFETY: the row is within the buffer, which has these columns, and is this thread's.
-            let data = unsafe { std::slice::from_raw_parts_mut(qkv.at(row * stride), spec.qkv_width()) };
-            let factor = spec
+            // SAFETY: the row is within the buffer, which has these columns, and a head of it is this thread's.
+            let head = |index: usize| unsafe {
+                std::slice::from_raw_parts_mut(qkv.at(row * stride + index * dim), dim)
+            };
+            let temperature = spec
                 .temperature
                 .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
-            for (index, head) in data.chunks_exact_mut(dim).take(heads + spec.kv_heads()).enumerate() {
-                if let Some(norm) = &spec.qk_norm {
-                    let weight = if index < heads { &norm.query } else { &norm.key };
+            let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+            for kv_head in kv_heads.clone() {
+                for query in spec.queries_of[kv_head].clone() {
+                    let query = head(query);
+                    let norm = spec.qk_norm.as_ref().map(|norm| (&norm.query, norm.eps));
                     // SAFETY: the CPU has `S`.
-                    unsafe { rms_norm::<S>(head, weight, norm.eps, &mut normed[..dim]) };
-                    head.copy_from_slice(&normed[..dim]);
-                }
-                if let Some(rotation) = rotation {
-                    rotation.apply(row, head);
-                }
-                if index < heads {
-                    for x in head {
-                        *x *= spec.scale * factor;
+                    unsafe { ready::<S>(norm, *rotation, row, query) };
+                    for x in query {
+                        *x *= spec.scale * temperature;
                     }
                 }
-            }
-            let (keys, values) = data[heads * dim..].split_at(spec.kv_heads() * dim);
-            let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
-            for (head, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-                // SAFETY: the CPU has `S`, and the token is this thread's.
-                unsafe { kv.write::<S>(block, slot, head, key, value) };
+                let (key, value) = (head(heads + kv_head), head(heads + spec.kv_heads() + kv_head));
+                let norm = spec.qk_norm.as_ref().map(|norm| (&norm.key, norm.eps));
+                // SAFETY: the CPU has `S`, and the token's head is this thread's.
+                unsafe {
+                    ready::<S>(norm, *rotation, row, key);
+                    kv.write::<S>(block, slot, kv_head, key, value);
+                }
             }
         }
+    }
+}
+
+/// Norm and rotation of one head of a row.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn ready<S: Simd>(
+    norm: Option<(&Arc<[f32]>, f32)>,
+    rotation: Option<&Rotation>,
+    row: usize,
+    head: &mut [f32],
+) {
+    if let Some((weight, eps)) = norm {
+        let mut normed = [0.0; MAX_HEAD_DIM];
+        let normed = &mut normed[..head.len()];
+        // SAFETY: the caller's.
+        unsafe { rms_norm::<S>(head, weight, eps, normed) };
+        head.copy_from_slice(normed);
+    }
+    if let Some(rotation) = rotation {
+        rotation.apply(row, head);
     }
 }

@@ -313,7 +313,7 @@ entry! {
 
 entry! {
     /// Queries made ready, keys and values written to the cache.
-    fn arrive(from: &Arrivals<'_>, rows: Range<usize>) = arrive_rows
+    fn arrive(from: &Arrivals<'_>, rows: Range<usize>, kv_heads: Range<usize>) = arrive_rows
 }
 
 entry! {

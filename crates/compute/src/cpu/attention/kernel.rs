@@ -120,6 +120,7 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
             let taken = match count - m {
                 8.. => group_of::<S, E, 8>(&block, dim, state, m),
                 4.. => group_of::<S, E, 4>(&block, dim, state, m),
+                2.. => group_of::<S, E, 2>(&block, dim, state, m),
                 _ => group_of::<S, E, 1>(&block, dim, state, m),
             };
             m += taken;
