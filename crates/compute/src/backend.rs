@@ -52,7 +52,7 @@ pub struct Rope {
 pub struct AttentionSpec<V> {
     /// Width of a head.
     pub head_dim: usize,
-    /// For each local KV head, the local query heads that read it.
+    /// For each local KV head, the local query heads that read it: ascending, none twice.
     pub queries_of: Vec<Range<usize>>,
     /// Multiplies the scores, 1/√head_dim as a rule.
     pub scale: f32,

@@ -15,7 +15,8 @@ pub struct StepSequence {
     /// Whether these are a prompt's tokens, which backends may multiply otherwise than generated ones. At first that is so if they
     /// are more than one.
     pub prompt: bool,
-    /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on.
+    /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on. No other sequence of the step reads
+    /// those that this one's rows are written to.
     pub blocks: Range<usize>,
 }
 

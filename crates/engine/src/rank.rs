@@ -269,7 +269,7 @@ impl Results<'_> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
             let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
-            // Ranks are in the order of their vocabulary rows: the lowest id wins a tie, as on one rank.
+            // The lowest id wins a tie, as on one rank.
             best = best.or(Largest { column: id.to_bits(), value });
         }
         best.column

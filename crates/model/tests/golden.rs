@@ -70,6 +70,8 @@ fn logits(
             for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
                 let mut step = Step::default();
                 step.push(tokens, index * chunk, &blocks, false);
+                // As if generated: those of prompts are bf16 on a matrix unit.
+                step.sequences[0].prompt &= activations != Activations::Int8;
                 step.logit_rows = (0..tokens.len() as u32).collect();
                 model.forward(&mut backend, &step, None).unwrap();
                 all.extend_from_slice(model.logits(&backend));

@@ -78,9 +78,9 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
     /// Precision of activations in products with weights: auto is bf16 where a matrix unit (AMX) reads prompts and int16
-    /// elsewhere, int8 has bytes for int16, which is faster in batches and on prompts without a matrix unit, and costs 1 %
-    /// precision, int16 gives quantized weights' products the same bits on any machine, f32 rules them out as the cause of
-    /// anything
+    /// elsewhere, int8 is auto with one byte in place of two (faster in batches, and on prompts without a matrix unit; errors
+    /// of about 1 %), int16 gives quantized weights' products the same bits on any machine, f32 rules them out as the cause
+    /// of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     pub activations: ActivationBits,
     /// Sum a prompt's rows over the ranks in two halves, one while the other is computed: auto does so where the ranks' links are
@@ -107,7 +107,7 @@ pub enum Parallel {
 pub enum ActivationBits {
     /// Two bytes, floats or integers.
     Auto,
-    /// Integers of one byte.
+    /// As auto, with integers of one byte.
     Int8,
     /// Integers of two bytes.
     Int16,

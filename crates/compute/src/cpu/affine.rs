@@ -96,7 +96,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
         let Self { w, panels, x, row, out } = self;
         let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
         let q = x.bytes().add(x.offset(row));
-        let x_groups = x.groups_from(row);
+        let x_groups = x.groups_of.as_ptr().add(row * groups);
         // Panels lie one behind the other.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -117,11 +117,11 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
                 let numbers = Numbers::<S>::of::<BITS>(header);
                 let sums = sums.total();
                 for m in 0..ROWS {
-                    acc[m] = numbers.add(acc[m], sums[m], x_groups.get::<PLANES>(m, g));
+                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(m * groups + g));
                 }
             }
             for (m, acc) in acc.into_iter().enumerate() {
-                scaled::<S>(w, panel, row + m, x.scale(row + m), acc, out);
+                scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
             }
         }
     }
@@ -236,7 +236,7 @@ impl<S: Simd> Numbers<S> {
         }
     }
 
-    /// Adds a group to 16 results of a row: its sums in each byte plane, the high one first, and the sum of the row's integers.
+    /// Adds a group to 16 results of a row: its sums in each byte plane, the high one first. A single plane has the group's scale.
     ///
     /// # Safety
     /// The CPU has `S`.

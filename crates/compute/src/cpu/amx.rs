@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::attention::Heads;
-use super::halves::{BLOCK, CHUNK, HalfRows, TILE_ROWS};
+use super::halves::{BLOCK, CHUNK, FEW_TILES, HalfRows, PANELS_TOGETHER, TILE_ROWS};
 use super::matmul::{Output, finish};
 use super::matrix::Matrix;
 use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
@@ -24,11 +24,9 @@ pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
 /// Row tiles for which a chunk is unpacked once.
 const ROW_TILES: usize = 32;
 /// Pairs of panels that take turns at a chunk: their sums and the chunk's activations share the second-level cache.
-const PAIRS: usize = 8;
+const PAIRS: usize = PANELS_TOGETHER / 2;
 /// Bytes of a pair of row tiles' next chunk that are asked for with each pair of panels.
 const AHEAD_BYTES: usize = CHUNK * tiles::AHEAD_BYTES;
-/// Row tiles up to which the weights are what is waited for: then they are read straight through.
-const FEW_ROW_TILES: usize = 2;
 
 /// 16 rows of 64 bytes.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +97,7 @@ pub(super) unsafe fn multiply(
     let row_tiles = x.rows.div_ceil(TILE_ROWS);
     for first_tile in (0..row_tiles).step_by(ROW_TILES) {
         let tiles = first_tile..row_tiles.min(first_tile + ROW_TILES);
-        let pairs = if tiles.len() > FEW_ROW_TILES { PAIRS } else { 1 };
+        let pairs = if tiles.len() > FEW_TILES { PAIRS } else { 1 };
         for first_panel in panels.clone().step_by(2 * pairs) {
             let together = first_panel..panels.end.min(first_panel + 2 * pairs);
             for first in (0..x.blocks()).step_by(CHUNK) {

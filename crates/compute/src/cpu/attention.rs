@@ -115,17 +115,26 @@ pub(super) fn run(
         return;
     }
     assert!(spec.qkv_width() <= qkv.width && step.rows() <= qkv.rows, "the projection lacks rows or columns");
+    assert!(
+        spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
+        "KV heads share queries"
+    );
     let kv = kv.layer(layer);
     let (queries, query_stride) = (SendPtr(qkv.data.as_mut_ptr()), qkv.width);
     let arrivals = Arrivals { spec, step, rotation, kv, qkv: queries, stride: query_stride };
-    let mine = |sequence: &StepSequence| sequence.rows.start.max(part.start)..sequence.rows.end.min(part.end);
-    // A query needs the keys and values of its own KV head alone. If it needs no other row's, no thread waits for another.
-    let alone = step.sequences.iter().all(|sequence| mine(sequence).len() <= 1);
-    if !alone {
+    let rows_of = |sequence: &StepSequence, rows: &Range<usize>| {
+        sequence.rows.start.max(rows.start)..sequence.rows.end.min(rows.end)
+    };
+    // A query needs the keys and values of its own KV head only. If it needs no other row's, no thread waits for another.
+    let single_rows = step.sequences.iter().all(|sequence| rows_of(sequence, &part).len() <= 1);
+    if !single_rows {
         for_rows(pool, part.len(), &|rows| {
             let rows = part.start + rows.start..part.start + rows.end;
-            // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
-            unsafe { isa::arrive(isa, &arrivals, rows, 0..spec.kv_heads()) };
+            for sequence in &step.sequences {
+                let rows = rows_of(sequence, &rows);
+                // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
+                unsafe { isa::arrive(isa, &arrivals, sequence, rows, 0..spec.kv_heads()) };
+            }
         });
     }
     let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
@@ -139,7 +148,7 @@ pub(super) fn run(
         let mut first = 0;
         let mut item = next.fetch_add(1, Ordering::Relaxed);
         for sequence in &step.sequences {
-            let rows = mine(sequence);
+            let rows = rows_of(sequence, &part);
             let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
             while item < first + count {
                 let (piece, kv_head) = ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
@@ -156,10 +165,11 @@ pub(super) fn run(
                     out: to,
                     out_stride,
                 };
-                // SAFETY: the instruction set was detected; each item has its own rows and heads, of the cache and of `out`.
+                // SAFETY: the instruction set was detected; each item has its own rows and heads of `qkv`, of the cache and of
+                // `out`, as those of different KV heads are different.
                 unsafe {
-                    if alone {
-                        isa::arrive(isa, &arrivals, rows.clone(), kv_head..kv_head + 1);
+                    if single_rows {
+                        isa::arrive(isa, &arrivals, sequence, rows.clone(), kv_head..kv_head + 1);
                     }
                     isa::attention(isa, halves, &heads, scratch);
                 }
@@ -170,67 +180,66 @@ pub(super) fn run(
     });
 }
 
-/// Norms, rotation and temperature of some rows' queries and keys, those of some KV heads; keys and values go into the cache.
+/// Norms, rotation and temperature of a sequence's rows' queries and keys, those of some KV heads; keys and values go into the cache.
 ///
 /// # Safety
-/// The CPU has `S`; the rows are the step's, and nobody else uses these heads of them or of their tokens in the cache.
+/// The CPU has `S`; the rows are the sequence's, and nobody else uses these heads of them or of their tokens in the cache.
 #[inline(always)]
-pub(super) unsafe fn arrive<S: Simd>(from: &Arrivals<'_>, rows: Range<usize>, kv_heads: Range<usize>) {
+pub(super) unsafe fn arrive<S: Simd>(
+    from: &Arrivals<'_>,
+    sequence: &StepSequence,
+    rows: Range<usize>,
+    kv_heads: Range<usize>,
+) {
     let Arrivals { spec, step, rotation, kv, qkv, stride } = from;
     let (heads, dim) = (spec.heads(), spec.head_dim);
-    for sequence in &step.sequences {
-        let blocks = &step.blocks[sequence.blocks.clone()];
-        for row in sequence.rows.start.max(rows.start)..sequence.rows.end.min(rows.end) {
-            let position = sequence.start + row - sequence.rows.start;
-            // SAFETY: the row is within the buffer, which has these columns, and a head of it is this thread's.
-            let head = |index: usize| unsafe {
-                std::slice::from_raw_parts_mut(qkv.at(row * stride + index * dim), dim)
-            };
-            let temperature = spec
-                .temperature
-                .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
-            let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
-            for kv_head in kv_heads.clone() {
+    let blocks = &step.blocks[sequence.blocks.clone()];
+    let mut room = [0.0; MAX_HEAD_DIM];
+    let room = &mut room[..dim];
+    for row in rows {
+        let position = sequence.start + row - sequence.rows.start;
+        // SAFETY: the row is within the buffer, which has these columns, and a head of it is this thread's.
+        let head =
+            |index: usize| unsafe { std::slice::from_raw_parts_mut(qkv.at(row * stride + index * dim), dim) };
+        let temperature = spec
+            .temperature
+            .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
+        let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+        for kv_head in kv_heads.clone() {
+            // SAFETY: the CPU has `S`, and the token's head is this thread's.
+            unsafe {
                 for query in spec.queries_of[kv_head].clone() {
                     let query = head(query);
-                    let norm = spec.qk_norm.as_ref().map(|norm| (&norm.query, norm.eps));
-                    // SAFETY: the CPU has `S`.
-                    unsafe { ready::<S>(norm, *rotation, row, query) };
+                    if let Some(norm) = &spec.qk_norm {
+                        normalize::<S>(query, &norm.query, norm.eps, room);
+                    }
+                    if let Some(rotation) = rotation {
+                        rotation.apply(row, query);
+                    }
                     for x in query {
                         *x *= spec.scale * temperature;
                     }
                 }
                 let (key, value) = (head(heads + kv_head), head(heads + spec.kv_heads() + kv_head));
-                let norm = spec.qk_norm.as_ref().map(|norm| (&norm.key, norm.eps));
-                // SAFETY: the CPU has `S`, and the token's head is this thread's.
-                unsafe {
-                    ready::<S>(norm, *rotation, row, key);
-                    kv.write::<S>(block, slot, kv_head, key, value);
+                if let Some(norm) = &spec.qk_norm {
+                    normalize::<S>(key, &norm.key, norm.eps, room);
                 }
+                if let Some(rotation) = rotation {
+                    rotation.apply(row, key);
+                }
+                kv.write::<S>(block, slot, kv_head, key, value);
             }
         }
     }
 }
 
-/// Norm and rotation of one head of a row.
+/// A head's norm, in its place.
 ///
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-unsafe fn ready<S: Simd>(
-    norm: Option<(&Arc<[f32]>, f32)>,
-    rotation: Option<&Rotation>,
-    row: usize,
-    head: &mut [f32],
-) {
-    if let Some((weight, eps)) = norm {
-        let mut normed = [0.0; MAX_HEAD_DIM];
-        let normed = &mut normed[..head.len()];
-        // SAFETY: the caller's.
-        unsafe { rms_norm::<S>(head, weight, eps, normed) };
-        head.copy_from_slice(normed);
-    }
-    if let Some(rotation) = rotation {
-        rotation.apply(row, head);
-    }
+unsafe fn normalize<S: Simd>(head: &mut [f32], weight: &[f32], eps: f32, room: &mut [f32]) {
+    // SAFETY: the caller's.
+    unsafe { rms_norm::<S>(head, weight, eps, room) };
+    head.copy_from_slice(room);
 }

@@ -11,6 +11,10 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) const BLOCK: usize = 32;
 /// Blocks of a chunk.
 pub(super) const CHUNK: usize = 16;
+/// Panels that a chunk of rows meets one after the other.
+pub(super) const PANELS_TOGETHER: usize = 16;
+/// Row tiles up to which the weights are what is waited for: then they are read straight through.
+pub(super) const FEW_TILES: usize = 2;
 /// A row's columns in a block. Aligned, because tiles whose rows straddle cache lines load at a quarter of the speed.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]

@@ -19,6 +19,7 @@ use super::stream::sum;
 use super::{amx, bf16};
 use crate::backend::Largest;
 use crate::source::{Encoding, Float};
+use crate::step::StepSequence;
 
 /// An instruction set that this program has kernels for and this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -313,7 +314,7 @@ entry! {
 
 entry! {
     /// Queries made ready, keys and values written to the cache.
-    fn arrive(from: &Arrivals<'_>, rows: Range<usize>, kv_heads: Range<usize>) = arrive_rows
+    fn arrive(from: &Arrivals<'_>, sequence: &StepSequence, rows: Range<usize>, kv_heads: Range<usize>) = arrive_rows
 }
 
 entry! {

@@ -61,7 +61,7 @@ impl Kv {
         Ok(Self { layers: shape.layers.iter().map(layer).collect::<Result<_, _>>()?, format })
     }
 
-    /// One layer, for threads that write different tokens of it or read it.
+    /// One layer, for threads that write different tokens' heads of it, or read others.
     pub(super) fn layer(&mut self, layer: usize) -> KvPart {
         let Layer { keys, values, scales, shape } = &mut self.layers[layer];
         let of_block = shape.heads * KV_BLOCK_TOKENS * shape.head_dim * self.format.bytes();
@@ -122,7 +122,7 @@ impl KvPart {
     /// Stores one token's key and value of one head.
     ///
     /// # Safety
-    /// The CPU has `S`; key and value have the head's width; nobody else writes or reads this token.
+    /// The CPU has `S`; key and value have the head's width; nobody else writes or reads this head of the token.
     #[inline(always)]
     pub unsafe fn write<S: Simd>(&self, block: u32, slot: usize, head: usize, key: &[f32], value: &[f32]) {
         let dim = self.shape.head_dim;

@@ -135,14 +135,14 @@ impl Pool {
     }
 }
 
-/// The part of `0..items` that a thread takes.
+/// The part of `0..items` that is a thread's.
 pub(super) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
     items * thread / threads..items * (thread + 1) / threads
 }
 
 /// Items that threads take in pieces: each thread those of its own part, and then what is left of others', as cores are not always
 /// equally fast.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pieces {
     /// Where the rest of each thread's part begins.
     rest: Vec<Padded>,
@@ -329,6 +329,26 @@ mod tests {
                 taken.sort_unstable();
                 assert!(taken.into_iter().eq(0..items), "{threads} threads, {items} items, {late} is late");
             }
+        }
+    }
+
+    #[test]
+    fn threads_that_run_together_take_each_item_once() {
+        let (items, threads) = (500, 4);
+        let mut pool = Pool::new(threads, None);
+        let mut pieces = Pieces::new(threads);
+        let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+        for round in 1..=500 {
+            pieces.reset(items, 1);
+            let pieces = &pieces;
+            pool.run(&|thread| {
+                while let Some(piece) = pieces.next(thread) {
+                    piece.for_each(|item| {
+                        hits[item].fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+            });
+            assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == round));
         }
     }
 

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::halves::HalfRows;
+use super::halves::{FEW_TILES, HalfRows, PANELS_TOGETHER, TILE_ROWS};
 use super::isa::{self, Isa};
 use super::matmul::{Input, Output};
 use super::matrix::{Matrix, SendPtr};
 use super::pool::{Pieces, Pool, share};
-use super::quantize::{Activations, QuantRows, TILE_ROWS};
+use super::quantize::{Activations, QuantRows};
 use super::simd::LANES;
 use super::{Buffer, Linear, grown};
 use crate::backend::{Largest, LinearInput};
@@ -96,7 +96,7 @@ impl<'a> Incoming<'a> {
 }
 
 /// What products work in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Workspace {
     /// Quantized inputs of the product at hand, one for each group size among its parts.
     quantized: Vec<QuantRows>,
@@ -116,15 +116,8 @@ pub(super) struct Workspace {
 
 impl Workspace {
     pub fn new(threads: usize) -> Self {
-        Self {
-            quantized: Vec::new(),
-            halves: HalfRows::default(),
-            floats: Vec::new(),
-            rooms: Vec::new(),
-            largest: Vec::new(),
-            pieces: Pieces::new(threads),
-            scratch: (0..threads).map(|_| isa::Scratch::default()).collect(),
-        }
+        let scratch = (0..threads).map(|_| isa::Scratch::default()).collect();
+        Self { scratch, pieces: Pieces::new(threads), ..Self::default() }
     }
 }
 
@@ -175,6 +168,12 @@ impl Product<'_> {
                     let count = part.panel_count();
                     let within = |panel: usize| panel.clamp(first_panel, first_panel + count) - first_panel;
                     let mine = within(piece.start)..within(piece.end);
+                    let first_column = column;
+                    first_panel += count;
+                    column += part.rows;
+                    if mine.is_empty() {
+                        continue;
+                    }
                     let input = match Form::of(part.encoding, prompts, isa, activations) {
                         // SAFETY: the first row.
                         Form::Floats => Input::Floats { data: unsafe { data.at(0) }, stride },
@@ -190,17 +189,15 @@ impl Product<'_> {
                     // SAFETY: input and output have the part's shape, each panel's columns are written by one thread, and a
                     // thread has places of its own for the largest of each row.
                     unsafe {
-                        let out = out.starting_at(column);
+                        let out = out.starting_at(first_column);
                         isa::matmul(isa, part, mine, input, out, scratch);
                         for row in 0..wanted {
                             let from = out.data.add(row * out.stride + mine_columns.start);
                             let outputs = std::slice::from_raw_parts(from, mine_columns.len());
-                            let first = (column + mine_columns.start) as u32;
+                            let first = (first_column + mine_columns.start) as u32;
                             isa::largest(isa, outputs, first, &mut *each.at(thread * wanted + row));
                         }
                     }
-                    first_panel += count;
-                    column += part.rows;
                 }
             }
         });
@@ -265,13 +262,11 @@ impl Product<'_> {
 fn least_panels(w: &Linear, rows: usize) -> usize {
     /// With few rows: what takes some microseconds to read, beside which a call is nothing.
     const FEW_ROWS_BYTES: usize = 32 << 10;
-    /// With many: as many as share a chunk of activations on AMX (`amx.rs`).
-    const MANY_ROWS_PANELS: usize = 16;
-    if rows > 2 * TILE_ROWS {
-        return MANY_ROWS_PANELS;
+    if rows > FEW_TILES * TILE_ROWS {
+        return PANELS_TOGETHER;
     }
     let panel_bytes = w.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
-    (FEW_ROWS_BYTES / panel_bytes.max(1)).max(1).next_multiple_of(2)
+    FEW_ROWS_BYTES / panel_bytes.max(1)
 }
 
 /// Calls a job with a thread and each of its rows. Few rows are not worth a hand-over to the threads.

@@ -49,16 +49,25 @@ pub(super) const TILE_ROWS: usize = 16;
 #[repr(C, align(64))]
 pub(super) struct Line([i8; BLOCK]);
 
+/// A group of a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct GroupOfRow {
+    /// What multiplies the group's results: 1 for integers of two bytes.
+    pub scale: f32,
+    /// The sum of its integers, times the scale: what the weights' biases are multiplied with.
+    pub sum: f32,
+}
+
 /// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first. Integers of two bytes share a row's scale; single bytes
 /// have one for each group, so that a large activation costs precision in its own group only.
 #[derive(Debug, Default)]
 pub(super) struct QuantRows {
     /// `[tile][block of 64 columns][plane][row of the tile]`.
     q: Vec<Line>,
-    /// `[rows]`, or `[rows][groups]` for single bytes.
-    scales: Vec<f32>,
-    /// Sums of the integers of each group, `[rows][groups]`, times a group's own scale: what the weights' biases are multiplied with.
-    sums: Vec<f32>,
+    /// What multiplies all of a row's result: 1 for single bytes.
+    pub scales: Vec<f32>,
+    /// `[rows][groups]`.
+    pub groups_of: Vec<GroupOfRow>,
     pub rows: usize,
     pub cols: usize,
     pub group: usize,
@@ -75,21 +84,8 @@ impl QuantRows {
         let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
         let groups = rows * self.groups();
         grown(&mut self.q, lines, Line([0; BLOCK]));
-        grown(&mut self.scales, if self.planes == 1 { groups } else { rows }, 0.0);
-        grown(&mut self.sums, groups, 0.0);
-    }
-
-    /// What multiplies all of a row's result.
-    pub fn scale(&self, row: usize) -> f32 {
-        if self.planes == 1 { 1.0 } else { self.scales[row] }
-    }
-
-    /// The scales and sums of some rows' groups, to be read without checks.
-    #[inline(always)]
-    pub fn groups_from(&self, row: usize) -> Groups {
-        let first = row * self.groups();
-        let scales = if self.planes == 1 { self.scales[first..].as_ptr() } else { std::ptr::null() };
-        Groups { scales, sums: self.sums[first..].as_ptr(), count: self.groups() }
+        grown(&mut self.scales, rows, 0.0);
+        grown(&mut self.groups_of, groups, GroupOfRow::default());
     }
 
     pub fn groups(&self) -> usize {
@@ -126,40 +122,9 @@ impl QuantRows {
         let pointers = (
             SendPtr(self.q.as_mut_ptr().cast()),
             SendPtr(self.scales.as_mut_ptr()),
-            SendPtr(self.sums.as_mut_ptr()),
+            SendPtr(self.groups_of.as_mut_ptr()),
         );
-        RowWriter { q: pointers.0, scales: pointers.1, sums: pointers.2, to: self }
-    }
-}
-
-/// Scales and sums of rows' groups.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Groups {
-    scales: *const f32,
-    sums: *const f32,
-    count: usize,
-}
-
-/// What the sums of a group are multiplied with, if there is one for the group, and what its biases are.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct GroupOfRow {
-    pub scale: f32,
-    pub sum: f32,
-}
-
-impl Groups {
-    /// A group of a row, counted from the first.
-    ///
-    /// # Safety
-    /// There are so many rows, of so many byte planes, and groups.
-    #[inline(always)]
-    pub unsafe fn get<const PLANES: usize>(&self, row: usize, group: usize) -> GroupOfRow {
-        let index = row * self.count + group;
-        // SAFETY: the caller's.
-        unsafe {
-            let scale = if PLANES == 1 { *self.scales.add(index) } else { 1.0 };
-            GroupOfRow { scale, sum: *self.sums.add(index) }
-        }
+        RowWriter { q: pointers.0, scales: pointers.1, groups: pointers.2, to: self }
     }
 }
 
@@ -168,7 +133,7 @@ impl Groups {
 pub(super) struct RowWriter<'a> {
     q: SendPtr<i8>,
     scales: SendPtr<f32>,
-    sums: SendPtr<f32>,
+    groups: SendPtr<GroupOfRow>,
     to: &'a QuantRows,
 }
 
@@ -184,19 +149,17 @@ impl RowWriter<'_> {
         unsafe {
             let groups = to.groups();
             let (start, plane) = (to.offset(row), to.tile_rows * BLOCK);
-            let mut of_row = (1.0, 1.0);
-            if to.planes != 1 {
-                of_row = scales(largest::<S>(x, 0..to.cols), 127.0 * 256.0);
-                *self.scales.at(row) = of_row.0;
-            }
+            let of_row = match to.planes {
+                1 => (1.0, 1.0),
+                _ => scales(largest::<S>(x, 0..to.cols), 127.0 * 256.0),
+            };
+            *self.scales.at(row) = of_row.0;
             for g in 0..groups {
                 let columns = g * to.group..(g + 1) * to.group;
-                let mut scale = 1.0;
-                let mut inverse = of_row.1;
-                if to.planes == 1 {
-                    (scale, inverse) = scales(largest::<S>(x, columns.clone()), 127.0);
-                    *self.scales.at(row * groups + g) = scale;
-                }
+                let (scale, inverse) = match to.planes {
+                    1 => scales(largest::<S>(x, columns.clone()), 127.0),
+                    _ => (1.0, of_row.1),
+                };
                 let mut sum = S::splat(0.0);
                 for i in columns.step_by(LANES) {
                     let v = S::round(S::mul(S::load(x.add(i)), S::splat(inverse)));
@@ -212,7 +175,7 @@ impl RowWriter<'_> {
                     }
                 }
                 // Integers below 2²⁴: exact.
-                *self.sums.at(row * groups + g) = S::reduce_add(sum) * scale;
+                *self.groups.at(row * groups + g) = GroupOfRow { scale, sum: S::reduce_add(sum) * scale };
             }
         }
     }

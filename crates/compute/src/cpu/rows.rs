@@ -77,7 +77,7 @@ pub(super) unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut La
     let (whole, rest) = outputs.split_at(outputs.len() / LANES * LANES);
     // SAFETY: all offsets are within `whole`.
     let mut top = unsafe {
-        let mut lanes = S::splat(best.value);
+        let mut lanes = S::splat(f32::NEG_INFINITY);
         for i in (0..whole.len()).step_by(LANES) {
             lanes = S::max(S::load(whole.as_ptr().add(i)), lanes);
         }

@@ -126,16 +126,17 @@ fn a_sequence_attends_alike_alone_and_among_others() {
     let (dim, context) = (48, 70);
     let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
         head_dim: dim,
-        queries_of: vec![0..5],
+        queries_of: vec![0..2, 2..5],
         scale: 0.15,
         window: None,
         qk_norm: None,
         rope: None,
-        temperature: None,
+        temperature: Some((0.1, 16)),
         out_column: 0,
     };
-    let layers = vec![KvLayer { heads: 1, head_dim: dim }];
+    let layers = vec![KvLayer { heads: 2, head_dim: dim }];
     let prompts: Vec<_> = (0..3).map(|_| numbers.vec(context * spec.qkv_width())).collect();
+    let generated: Vec<_> = (0..3).map(|_| numbers.vec(spec.qkv_width())).collect();
     let blocks = [[0, 4, 8], [7, 3, 5], [1, 2, 6]];
     for (isa, format) in Isa::available()
         .into_iter()
@@ -144,18 +145,23 @@ fn a_sequence_attends_alike_alone_and_among_others() {
         let attend = |which: &[usize]| {
             let mut backend = backend(isa, 3, Activations::Int16);
             let mut kv = backend.kv_cache(KvShape { layers: layers.clone(), blocks: 9, format }).unwrap();
-            let mut step = Step::default();
-            which.iter().for_each(|i| step.push(&[0; 70], 0, &blocks[*i], false));
-            let rows: Vec<f32> = which.iter().flat_map(|i| prompts[*i].iter().copied()).collect();
-            let mut qkv = filled(&mut backend, &rows, spec.qkv_width());
-            let mut out = backend.buffer(step.rows(), spec.heads() * dim).unwrap();
-            backend.begin(&step, &[]);
-            backend.attention(&spec, &step, 0..step.rows(), &mut qkv, &mut kv, 0, &mut out);
-            backend.read(&out).to_vec()
+            [(&[0; 70][..], 0, &prompts), (&[0], 70, &generated)].map(|(tokens, start, from)| {
+                let mut step = Step::default();
+                which.iter().for_each(|i| step.push(tokens, start, &blocks[*i], false));
+                let rows: Vec<f32> = which.iter().flat_map(|i| from[*i].iter().copied()).collect();
+                let mut qkv = filled(&mut backend, &rows, spec.qkv_width());
+                let mut out = backend.buffer(step.rows(), spec.heads() * dim).unwrap();
+                backend.begin(&step, &[]);
+                backend.attention(&spec, &step, 0..step.rows(), &mut qkv, &mut kv, 0, &mut out);
+                backend.read(&out).to_vec()
+            })
         };
         let together = attend(&[0, 1, 2]);
-        let alone: Vec<f32> = (0..3).flat_map(|i| attend(&[i])).collect();
-        assert_eq!(together, alone, "{format:?} on {}", isa.name());
+        let alone: Vec<_> = (0..3).map(|i| attend(&[i])).collect();
+        for (step, together) in together.into_iter().enumerate() {
+            let alone: Vec<f32> = alone.iter().flat_map(|steps| steps[step].iter().copied()).collect();
+            assert_eq!(together, alone, "{format:?} on {}, step {step}", isa.name());
+        }
     }
 }
 
