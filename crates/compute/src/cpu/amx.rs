@@ -129,9 +129,9 @@ pub(super) unsafe fn multiply(
     _mm_sfence();
 }
 
-/// Whether [`multiply_exactly`] takes so many rows.
-pub(super) fn takes_quantized(rows: usize) -> bool {
-    rows >= exact::FROM_ROWS
+/// Whether [`multiply_exactly`] is the faster way for so many rows.
+pub(super) fn takes_quantized(rows: usize, planes: usize) -> bool {
+    exact::pays(rows, planes)
 }
 
 /// Quantized rows times the given panels of a quantized matrix.

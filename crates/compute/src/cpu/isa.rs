@@ -222,7 +222,7 @@ pub(super) unsafe fn matmul(
                 }
                 return;
             }
-            Input::Quantized(x) if isa == Isa::Amx && amx::takes_quantized(out.rows) => {
+            Input::Quantized(x) if isa == Isa::Amx && amx::takes_quantized(out.rows, x.planes) => {
                 for rows in cached_rows(Input::Quantized(x), w.cols, out.rows) {
                     amx::multiply_exactly(w, panels.clone(), x, rows, out, scratch);
                 }

@@ -20,8 +20,11 @@ use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
 use crate::cpu::simd::avx512::Avx512;
 use crate::source::Encoding;
 
-/// From so many rows on, tiles are faster than byte dot products; with fewer, both wait for the memory.
-pub(super) const FROM_ROWS: usize = 3;
+/// Whether tiles are faster than byte dot products. With few rows both wait for the memory, which dot products ask more evenly; eight
+/// rows of one plane are one block of those, five to seven are two (docs/performance.md#batches).
+pub(super) fn pays(rows: usize, planes: usize) -> bool {
+    if planes == 1 { rows > 4 && rows != 8 } else { rows > 3 }
+}
 /// Two byte planes of each row.
 const MAX_LINES: usize = 2 * TILE_ROWS;
 /// Tiles of the widest group.
