@@ -19,7 +19,7 @@ use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd, avx512::Avx512};
 use tiles::{Configured, Product};
-pub(super) use tiles::{PASS_OPERATIONS, arithmetic, permitted};
+pub(super) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
 
 /// Row tiles for which a chunk is unpacked once.
 const ROW_TILES: usize = 32;

@@ -166,7 +166,7 @@ pub(super) fn run(
                     out_stride,
                 };
                 // SAFETY: the instruction set was detected; each item has its own rows and heads of `qkv`, of the cache and of
-                // `out`, as those of different KV heads are different.
+                // `out`, as those of different KV heads are different; and no other sequence reads the blocks that it writes.
                 unsafe {
                     if single_rows {
                         isa::arrive(isa, &arrivals, sequence, rows.clone(), kv_head..kv_head + 1);

@@ -222,7 +222,7 @@ pub(super) unsafe fn matmul(
                 }
                 return;
             }
-            Input::Quantized(x) if isa == Isa::Amx && amx::takes_quantized(out.rows, x.planes) => {
+            Input::Quantized(x) if takes_tiles(isa, out.rows, x.planes) => {
                 for rows in cached_rows(Input::Quantized(x), w.cols, out.rows) {
                     amx::multiply_exactly(w, panels.clone(), x, rows, out, scratch);
                 }
@@ -326,14 +326,36 @@ entry! {
     fn arithmetic(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass
 }
 
-/// Products of bf16, so many passes of them, and the operations of a pass, where the set has them.
-pub(super) fn halves_arithmetic(isa: Isa) -> Option<(unsafe fn(usize), usize)> {
+/// Multiplies something so many times.
+pub(super) type Passes = unsafe fn(usize);
+
+/// Products of bf16, and the operations of a pass, where the set has them.
+pub(super) fn halves_arithmetic(isa: Isa) -> Option<(Passes, usize)> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Some((amx::arithmetic, amx::PASS_OPERATIONS)),
+        Isa::Amx => Some((amx::multiply_halves, amx::PASS_OPERATIONS[0])),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
         _ => None,
+    }
+}
+
+/// Products of tiles of bytes, and the operations of a pass, where the set has them.
+pub(super) fn tiles_arithmetic(isa: Isa) -> Option<(Passes, usize)> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Some((amx::multiply_bytes, amx::PASS_OPERATIONS[1])),
+        _ => None,
+    }
+}
+
+/// Whether so many rows of so many byte planes are multiplied by tiles.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
+pub(super) fn takes_tiles(isa: Isa, rows: usize, planes: usize) -> bool {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => amx::takes_quantized(rows, planes),
+        _ => false,
     }
 }
 

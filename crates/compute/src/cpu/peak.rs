@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Activations;
 use super::isa::{self, Isa};
 use super::pool::Pool;
-use super::product::{Form, MANY_ROWS};
+use super::product::Form;
 use super::simd::{LANES, Simd};
 use crate::source::Encoding;
 
@@ -19,13 +19,24 @@ pub enum Arithmetic {
     Floats,
     /// bf16: products of prompts, where there is a matrix unit.
     Halves,
+    /// Tiles of bytes: products of more than a few rows of generated tokens, where there is a matrix unit.
+    Tiles,
 }
 
 impl Arithmetic {
-    /// What products of so many rows with such weights do.
-    pub fn of_product(isa: Isa, activations: Activations, encoding: Encoding, rows: usize) -> Self {
-        match Form::of(encoding, rows >= MANY_ROWS, isa, activations) {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Bytes, Self::Floats, Self::Halves, Self::Tiles];
+
+    /// What products of so many rows, of prompts or others, with such weights do.
+    pub fn of_product(
+        isa: Isa,
+        activations: Activations,
+        encoding: Encoding,
+        (rows, prompts): (usize, bool),
+    ) -> Self {
+        match Form::of(encoding, prompts, isa, activations) {
             Form::Floats => Self::Floats,
+            Form::Integers { .. } if isa::takes_tiles(isa, rows, activations.planes()) => Self::Tiles,
             Form::Integers { .. } => Self::Bytes,
             Form::Halves => Self::Halves,
         }
@@ -60,13 +71,17 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     let macs = match arithmetic {
         Arithmetic::Bytes => 4 * LANES,
         Arithmetic::Floats => LANES,
-        Arithmetic::Halves => 0,
+        Arithmetic::Halves | Arithmetic::Tiles => 0,
     };
     let mut pool = Pool::new(threads, None);
     let (mut best, began) = (0.0f64, Instant::now());
     while began.elapsed() < time || best == 0.0 {
-        if arithmetic == Arithmetic::Halves {
-            let Some((multiply, operations)) = isa::halves_arithmetic(isa) else { return 0.0 };
+        if macs == 0 {
+            let unit = match arithmetic {
+                Arithmetic::Tiles => isa::tiles_arithmetic(isa),
+                _ => isa::halves_arithmetic(isa),
+            };
+            let Some((multiply, operations)) = unit else { return 0.0 };
             let (round, passes) = (Instant::now(), PASSES * VECTORS);
             // SAFETY: the set was detected.
             pool.run(&|_| unsafe { multiply(passes) });
@@ -106,7 +121,7 @@ pub(super) unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chai
             (Arithmetic::Floats, 4) => floats::<S, 4>(from),
             (Arithmetic::Floats, 8) => floats::<S, 8>(from),
             (Arithmetic::Floats, _) => floats::<S, 12>(from),
-            (Arithmetic::Halves, _) => unreachable!("tiles are not vectors"),
+            (Arithmetic::Halves | Arithmetic::Tiles, _) => unreachable!("tiles are not vectors"),
         };
     }
 }

@@ -62,7 +62,8 @@ impl Pool {
         let allowed = allowed_cores();
         let cores = first_core.and_then(|first| allowed.get(first..first + threads.max(1)));
         let workers = (1..threads.max(1))
-            .filter_map(|index| {
+            // Indices have no gaps, even if there are fewer threads than were asked for.
+            .map_while(|index| {
                 let shared = shared.clone();
                 let core = cores.map(|cores| cores[index]);
                 std::thread::Builder::new()

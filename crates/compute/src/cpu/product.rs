@@ -266,7 +266,8 @@ fn least_panels(w: &Linear, rows: usize) -> usize {
         return PANELS_TOGETHER;
     }
     let panel_bytes = w.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
-    FEW_ROWS_BYTES / panel_bytes.max(1)
+    // Matrix units take panels in pairs.
+    (FEW_ROWS_BYTES / panel_bytes.max(1)).max(1).next_multiple_of(2)
 }
 
 /// Calls a job with a thread and each of its rows. Few rows are not worth a hand-over to the threads.

@@ -76,8 +76,7 @@ impl KernelsCommand {
         let mut rows = Vec::new();
         for isa in kernels {
             let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));
-            let (bytes_peak, floats_peak, halves_peak) =
-                (peak(Arithmetic::Bytes), peak(Arithmetic::Floats), peak(Arithmetic::Halves));
+            let peaks = Arithmetic::ALL.map(|arithmetic| (arithmetic, peak(arithmetic)));
             let activations = self.activations.into();
             for &operation in &operations {
                 let config = CpuConfig::new(threads, isa, activations);
@@ -87,11 +86,8 @@ impl KernelsCommand {
                     let step = usize::from(step);
                     let work = subject.begin(&mut backend, (isa, activations), step);
                     let us = median_us(time, || subject.run(&mut backend, step));
-                    let peak = match work.arithmetic {
-                        Arithmetic::Floats => floats_peak,
-                        Arithmetic::Bytes => bytes_peak,
-                        Arithmetic::Halves => halves_peak,
-                    };
+                    let of_work = peaks.iter().find(|(arithmetic, _)| *arithmetic == work.arithmetic);
+                    let peak = of_work.map_or(0.0, |(_, peak)| *peak);
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
                     let operations_per_s = work.operations as f64 / us * 1e6;
                     rows.push(Row {

@@ -235,38 +235,44 @@ byte_product!(
     ["tilestored [{sums} + {line}], tmm0", "tilestored [{sums} + {line} + 1024], tmm1"]
 );
 
-/// Operations of a pass of [`arithmetic`].
-pub(in super::super) const PASS_OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
-
-/// Multiplies tiles and nothing else: what a product can come near to. Tiles of zeros would be faster.
-///
-/// # Safety
-/// AMX is [`permitted`].
-pub(in super::super) unsafe fn arithmetic(passes: usize) {
-    // 0x3c3c: 0.0115.
-    let tile = Tile([[0x3c; 64]; TILE_ROWS]);
-    // SAFETY: the caller's; the tiles are configured, and read from one whole tile.
-    unsafe {
-        let _configured = Configured::new();
-        asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "tileloadd tmm4, [{tile} + {line}]",
-            "tileloadd tmm5, [{tile} + {line}]",
-            "tileloadd tmm6, [{tile} + {line}]",
-            "tileloadd tmm7, [{tile} + {line}]",
-            "2:",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "dec {passes}",
-            "jnz 2b",
-            tile = in(reg) tile.0.as_ptr(),
-            line = in(reg) 64usize,
-            passes = inout(reg) passes.max(1) => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack, readonly),
-        );
-    }
+/// Writes a loop that multiplies tiles and does nothing else: what a product can come near to. Tiles of zeros would be faster.
+macro_rules! arithmetic {
+    ($name:ident, $multiply:literal) => {
+        /// # Safety
+        /// AMX is [`permitted`].
+        pub(in super::super) unsafe fn $name(passes: usize) {
+            // As bf16, 0x3c3c is 0.0115.
+            let tile = Tile([[0x3c; 64]; TILE_ROWS]);
+            // SAFETY: the caller's; the tiles are configured, and read from one whole tile.
+            unsafe {
+                let _configured = Configured::new();
+                asm!(
+                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                    "tileloadd tmm4, [{tile} + {line}]",
+                    "tileloadd tmm5, [{tile} + {line}]",
+                    "tileloadd tmm6, [{tile} + {line}]",
+                    "tileloadd tmm7, [{tile} + {line}]",
+                    "2:",
+                    concat!($multiply, " tmm0, tmm4, tmm6"),
+                    concat!($multiply, " tmm1, tmm4, tmm7"),
+                    concat!($multiply, " tmm2, tmm5, tmm6"),
+                    concat!($multiply, " tmm3, tmm5, tmm7"),
+                    "dec {passes}",
+                    "jnz 2b",
+                    tile = in(reg) tile.0.as_ptr(),
+                    line = in(reg) 64usize,
+                    passes = inout(reg) passes.max(1) => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, readonly),
+                );
+            }
+        }
+    };
 }
+
+/// Operations of a pass of [`multiply_halves`], and of one of [`multiply_bytes`].
+pub(in super::super) const PASS_OPERATIONS: [usize; 2] = [4 * 2 * 16 * 16 * 32, 4 * 2 * 16 * 16 * 64];
+
+arithmetic!(multiply_halves, "tdpbf16ps");
+arithmetic!(multiply_bytes, "tdpbsud");

@@ -203,10 +203,16 @@ impl Subject {
         (isa, activations): (Isa, Activations),
         rows: usize,
     ) -> Work {
+        // Few rows are a token of each of some sequences, many a prompt.
+        let prompts = rows > SEQUENCES;
+        let mut step = Step::default();
+        (0..if prompts { 1 } else { rows })
+            .for_each(|sequence| push(&mut step, sequence, 0, if prompts { rows } else { 1 }));
+        backend.begin(&step, &[]);
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
-                let arithmetic = Arithmetic::of_product(isa, activations, *encoding, rows);
+                let arithmetic = Arithmetic::of_product(isa, activations, *encoding, (rows, prompts));
                 (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
