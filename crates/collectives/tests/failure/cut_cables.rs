@@ -12,6 +12,9 @@ use crate::series::{Blow, series};
 const MODES: [&str; 3] = ["rdma uc", "rdma rc", "rdma rc-write"];
 /// Longer than anything takes that is not cut.
 const STALL_LIMIT: Duration = Duration::from_secs(2);
+/// The emulated machine shares its host's cores: now and then all that happens in it takes ten times as long. What is too slow by
+/// itself is so each time.
+const ATTEMPTS: usize = 3;
 /// Longer than a port takes to be up again.
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -107,18 +110,26 @@ fn cut_while_idle() {
 
 /// Cuts the cable between two of three ranks. The third one has its cables, and is told.
 fn cut_during(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) {
+    let in_time = (0..ATTEMPTS).any(|_| cut_once(work, mode, moment, ends) < LIMIT);
+    assert!(in_time, "{work} over {mode} took more than {LIMIT:?} {ATTEMPTS} times");
+}
+
+/// Returns when the last rank knew whom it lost.
+fn cut_once(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) -> Duration {
     let mut ranks = Ranks::start_ready(setting(work, mode, STALL_LIMIT));
     std::thread::sleep(moment);
     let struck = Instant::now();
     let _cut = Cut::new(ends[0], ends[1]);
+    let mut slowest = Duration::ZERO;
     for rank in 0..3 {
         let (came, line) = ranks.next_line(rank);
         let lost = ends.iter().any(|end| *end != rank && line.starts_with(&format!("lost {end} over rdma ")));
         assert!(lost, "{work} over {mode}: rank {rank} says {line}");
         let after = came - struck;
-        assert!(after < LIMIT, "{work} over {mode}: rank {rank} took {after:?}");
         println!("{work} over {mode}: rank {rank} says {line} after {after:?}");
+        slowest = slowest.max(after);
     }
+    slowest
 }
 
 fn rebuilt() {
