@@ -32,6 +32,11 @@ fn affine() -> String {
 }
 
 impl Quantization {
+    /// Whether matrices are quantized, but for what names itself otherwise.
+    pub fn is_any(&self) -> bool {
+        self.default.is_some()
+    }
+
     /// Reads it from a parsed config.json.
     ///
     /// # Errors

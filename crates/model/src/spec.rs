@@ -29,6 +29,19 @@ pub struct ModelSpec {
     pub eos: Vec<u32>,
 }
 
+impl ModelSpec {
+    /// Weights of the layers' products, over all ranks: what each token is multiplied with, apart from attention's scores and the head.
+    pub fn layer_weights(&self) -> u64 {
+        let of_layer = |layer: &LayerSpec| {
+            let MixerSpec::Attention(attention) = &layer.mixer;
+            let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
+            let heads = 2 * attention.heads + 2 * attention.kv_heads;
+            self.hidden * (heads * attention.head_dim + 3 * gated.channels)
+        };
+        self.layers.iter().map(|layer| of_layer(layer) as u64).sum()
+    }
+}
+
 /// One decoder layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {

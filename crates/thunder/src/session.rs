@@ -238,8 +238,21 @@ pub struct Session {
     pub transport: String,
     /// Bytes of an embedding of which a step reads a few rows only (0 if it is the output projection too).
     pub embedding_bytes: u64,
+    /// What its products are.
+    pub multiplied: Multiplied,
     scheduler: JoinHandle<Result<(), EngineError>>,
     ranks: Option<LocalRanks>,
+}
+
+/// What a token is multiplied with, on all ranks together.
+#[derive(Debug, Clone, Copy)]
+pub struct Multiplied {
+    /// Weights of the layers.
+    pub layers: u64,
+    /// Weights of the output projection.
+    pub head: u64,
+    /// Whether they are quantized.
+    pub quantized: bool,
 }
 
 /// Whether this process will be rank 0.
@@ -332,7 +345,12 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let scheduler = Scheduler::new(rank, info, inbox, limits, folder.spec.eos.clone());
     let scheduler = std::thread::Builder::new().name("scheduler".into()).spawn(move || scheduler.run())?;
     let embedding_bytes = thunder_model::model::lookup_bytes(&folder);
-    Ok(Some(Session { engine, plan, demands, transport, embedding_bytes, scheduler, ranks }))
+    let multiplied = Multiplied {
+        layers: folder.spec.layer_weights(),
+        head: (folder.spec.hidden * folder.spec.vocab) as u64,
+        quantized: folder.quantization.is_any(),
+    };
+    Ok(Some(Session { engine, plan, demands, transport, embedding_bytes, multiplied, scheduler, ranks }))
 }
 
 impl Session {

@@ -275,9 +275,16 @@ fn benchmarks_report_what_they_measured() {
     for (report, fields) in [
         (
             &decode,
-            &["tokens_per_s", "bytes_per_step", "memory_share", "time_to_first_token_s", "reduce_share"][..],
+            &[
+                "tokens_per_s",
+                "bytes_per_step",
+                "memory_share",
+                "peak_share",
+                "time_to_first_token_s",
+                "reduce_share",
+            ][..],
         ),
-        (&prefill, &["tokens_per_s", "time_to_first_token_s"][..]),
+        (&prefill, &["tokens_per_s", "time_to_first_token_s", "memory_share", "peak_share"][..]),
     ] {
         for field in fields {
             assert!(report[field].as_f64().unwrap_or(0.0) > 0.0, "{field} is not positive in {report}");

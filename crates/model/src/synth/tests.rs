@@ -36,6 +36,7 @@ fn check(shape: &Shape, quantization: Quantization, shard_bytes: u64, files: usi
     let folder = ModelFolder::open(&path).expect("it opens");
     let (h, c, d) = (shape.hidden, shape.channels, shape.head_dim);
     let layer = h * d * (2 * shape.heads + 2 * shape.kv_heads) + 3 * h * c;
+    assert_eq!(folder.spec.layer_weights(), (shape.layers * layer) as u64, "{shape:?}");
     let elements = shape.layers * layer + shape.vocab * h * if shape.tied { 1 } else { 2 };
     let bytes = match quantization {
         Some((bits, group)) => elements * bits as usize / 8 + elements / group * 4,

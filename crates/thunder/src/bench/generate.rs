@@ -6,12 +6,13 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use serde_json::json;
-use thunder_compute::{Isa, memory};
+use thunder_compute::cpu::peak::{self, Arithmetic};
+use thunder_compute::{Encoding, Float, Isa, memory};
 use thunder_engine::{Request, Sampling, Usage};
 use thunder_model::error::human_bytes;
 
 use crate::prompt;
-use crate::session::{self, EngineArgs, Session};
+use crate::session::{self, EngineArgs, Multiplied, Session};
 use crate::table;
 
 /// Bytes that are read to know the memory's bandwidth; more than caches hold.
@@ -59,6 +60,21 @@ pub struct PrefillCommand {
     prompt: usize,
 }
 
+/// What is made of products of weights, attention aside, held against a loop of the same instruction.
+const PEAK_SHARE: &str = "share of the arithmetic's peak";
+
+impl Common {
+    /// Operations a second of the instruction that multiplies so many rows, of prompts or others.
+    fn peak(&self, multiplied: Multiplied, rows: (usize, bool), threads: usize, isa: Isa) -> f64 {
+        let encoding = match multiplied.quantized {
+            true => Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+            false => Encoding::Float(Float::BF16),
+        };
+        let arithmetic = Arithmetic::of_product(isa, self.engine.activations.into(), encoding, rows);
+        peak::operations_per_s(isa, arithmetic, threads, Duration::from_millis(200))
+    }
+}
+
 /// Medians of one measurement.
 struct Measured {
     time_to_first_token: Duration,
@@ -95,16 +111,15 @@ impl DecodeCommand {
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
         });
         let (weights, kv) = bytes_per_token(&session, self.prompt + self.tokens / 2, batch);
+        let multiplied = session.multiplied;
         let threads = threads(&self.common.engine, &session);
         let plan = (session.plan.ranks(), session.transport.clone());
         session.close()?;
         let measured = measured?;
-        let bandwidth = memory::read_bandwidth(
-            threads,
-            BANDWIDTH_BYTES,
-            Isa::detect().map_err(anyhow::Error::msg)?,
-            Duration::from_secs(1),
-        )?;
+        let isa = Isa::detect().map_err(anyhow::Error::msg)?;
+        let bandwidth = memory::read_bandwidth(threads, BANDWIDTH_BYTES, isa, Duration::from_secs(1))?;
+        let operations = 2.0 * (multiplied.layers + multiplied.head) as f64 * measured.tokens_per_s;
+        let peak = self.common.peak(multiplied, (batch, false), threads, isa);
         let bytes_per_s = (weights + kv) as f64 * measured.tokens_per_s / batch as f64;
         if self.common.json {
             let object = json!({
@@ -113,6 +128,7 @@ impl DecodeCommand {
                 "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
                 "bytes_per_step": weights + kv, "bytes_per_s": bytes_per_s,
                 "memory_bytes_per_s": bandwidth, "memory_share": bytes_per_s / bandwidth,
+                "operations_per_s": operations, "peak_share": operations / peak,
                 "reduce_share": measured.reduce_share,
             });
             println!("{object}");
@@ -129,6 +145,7 @@ impl DecodeCommand {
         table.add_row(["GB/s read".to_owned(), format!("{:.1}", bytes_per_s / 1e9)]);
         table.add_row(["GB/s of these threads' memory".to_owned(), format!("{:.1}", bandwidth / 1e9)]);
         table.add_row(["share of it".to_owned(), format!("{:.0} %", 100.0 * bytes_per_s / bandwidth)]);
+        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * operations / peak)]);
         table.add_row(["time in all-reduces".to_owned(), format!("{:.1} %", 100.0 * measured.reduce_share)]);
         println!("{table}");
         Ok(())
@@ -144,6 +161,7 @@ impl PrefillCommand {
             prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
         let (weights, _) = bytes_per_token(&session, 0, 1);
+        let multiplied = session.multiplied;
         let threads = threads(&self.common.engine, &session);
         let plan = (session.plan.ranks(), session.transport.clone());
         session.close()?;
@@ -153,11 +171,15 @@ impl PrefillCommand {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
         let bandwidth = memory::read_bandwidth(threads, BANDWIDTH_BYTES, isa, Duration::from_secs(1))?;
         let share = bytes_a_token as f64 * measured.tokens_per_s / bandwidth;
+        // The head makes the logits of one token only.
+        let operations = 2.0 * multiplied.layers as f64 * measured.tokens_per_s;
+        let peak = self.common.peak(multiplied, (self.prompt, true), threads, isa);
         if self.common.json {
             let object = json!({
                 "ranks": plan.0, "transport": plan.1, "threads": threads, "prompt_tokens": self.prompt,
                 "tokens_per_s": measured.tokens_per_s,
                 "bytes_per_token": bytes_a_token, "memory_bytes_per_s": bandwidth, "memory_share": share,
+                "operations_per_s": operations, "peak_share": operations / peak,
                 "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
                 "reduce_share": measured.reduce_share,
             });
@@ -170,6 +192,7 @@ impl PrefillCommand {
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
         table.add_row(["bytes a token".to_owned(), human_bytes(bytes_a_token)]);
         table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * share)]);
+        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * operations / peak)]);
         table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
         let first = measured.time_to_first_token.as_secs_f64() * 1e3;
         table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
