@@ -18,6 +18,7 @@ use super::matrix::Matrix;
 use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd, avx512::Avx512};
+pub(super) use exact::pays as exact_pays;
 use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
 
@@ -127,11 +128,6 @@ pub(super) unsafe fn multiply(
     }
     // Streamed results must be there before other threads are told so.
     _mm_sfence();
-}
-
-/// Whether [`multiply_exactly`] is the faster way for so many rows.
-pub(super) fn takes_quantized(rows: usize, planes: usize) -> bool {
-    exact::pays(rows, planes)
 }
 
 /// Quantized rows times the given panels of a quantized matrix.

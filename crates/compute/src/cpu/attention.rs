@@ -196,6 +196,9 @@ pub(super) unsafe fn arrive<S: Simd>(
     let blocks = &step.blocks[sequence.blocks.clone()];
     let mut room = [0.0; MAX_HEAD_DIM];
     let room = &mut room[..dim];
+    let norm = spec.qk_norm.as_ref();
+    let query_norm = norm.map(|norm| (&norm.query[..], norm.eps));
+    let key_norm = norm.map(|norm| (&norm.key[..], norm.eps));
     for row in rows {
         let position = sequence.start + row - sequence.rows.start;
         // SAFETY: the row is within the buffer, which has these columns, and a head of it is this thread's.
@@ -210,36 +213,37 @@ pub(super) unsafe fn arrive<S: Simd>(
             unsafe {
                 for query in spec.queries_of[kv_head].clone() {
                     let query = head(query);
-                    if let Some(norm) = &spec.qk_norm {
-                        normalize::<S>(query, &norm.query, norm.eps, room);
-                    }
-                    if let Some(rotation) = rotation {
-                        rotation.apply(row, query);
-                    }
+                    ready::<S>(query, query_norm, *rotation, row, room);
                     for x in query {
                         *x *= spec.scale * temperature;
                     }
                 }
                 let (key, value) = (head(heads + kv_head), head(heads + spec.kv_heads() + kv_head));
-                if let Some(norm) = &spec.qk_norm {
-                    normalize::<S>(key, &norm.key, norm.eps, room);
-                }
-                if let Some(rotation) = rotation {
-                    rotation.apply(row, key);
-                }
+                ready::<S>(key, key_norm, *rotation, row, room);
                 kv.write::<S>(block, slot, kv_head, key, value);
             }
         }
     }
 }
 
-/// A head's norm, in its place.
+/// Norm and rotation of one head of a row. Not a closure: those do not have the instruction set of the function around them.
 ///
 /// # Safety
-/// The CPU has `S`.
+/// The CPU has `S`; `room` has the head's width.
 #[inline(always)]
-unsafe fn normalize<S: Simd>(head: &mut [f32], weight: &[f32], eps: f32, room: &mut [f32]) {
-    // SAFETY: the caller's.
-    unsafe { rms_norm::<S>(head, weight, eps, room) };
-    head.copy_from_slice(room);
+unsafe fn ready<S: Simd>(
+    head: &mut [f32],
+    norm: Option<(&[f32], f32)>,
+    rotation: Option<&Rotation>,
+    row: usize,
+    room: &mut [f32],
+) {
+    if let Some((weight, eps)) = norm {
+        // SAFETY: the caller's.
+        unsafe { rms_norm::<S>(head, weight, eps, room) };
+        head.copy_from_slice(room);
+    }
+    if let Some(rotation) = rotation {
+        rotation.apply(row, head);
+    }
 }

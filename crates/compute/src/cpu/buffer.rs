@@ -3,10 +3,8 @@
 use std::ops::{Deref, DerefMut, Range};
 
 use super::matmul::Output;
+use super::memory::LINE_BYTES;
 use super::simd::LANES;
-
-/// A cache line.
-const LINE_BYTES: usize = 64;
 
 /// Rows of floats.
 #[derive(Debug)]

@@ -354,7 +354,7 @@ pub(super) fn tiles_arithmetic(isa: Isa) -> Option<(Passes, usize)> {
 pub(super) fn takes_tiles(isa: Isa, rows: usize, planes: usize) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => amx::takes_quantized(rows, planes),
+        Isa::Amx => amx::exact_pays(rows, planes),
         _ => false,
     }
 }

@@ -6,6 +6,7 @@
 
 use super::matrix::SendPtr;
 use super::memory::Region;
+use super::quantize::{largest, scales};
 use super::simd::{LANES, Simd};
 use crate::backend::{ComputeError, KvFormat, KvLayer, KvShape};
 use crate::step::KV_BLOCK_TOKENS;
@@ -174,13 +175,7 @@ unsafe fn to_f16<S: Simd>(from: &[f32], to: *mut u16) {
 unsafe fn to_i8<S: Simd>(from: &[f32], to: *mut i8) -> f32 {
     // SAFETY: the caller's.
     unsafe {
-        let mut max = S::splat(0.0);
-        for i in (0..from.len()).step_by(LANES) {
-            max = S::max(max, S::abs(S::load(from.as_ptr().add(i))));
-        }
-        let scale = S::reduce_max(max) / 127.0;
-        // Below this the inverse would overflow; such numbers are zero for any purpose.
-        let inverse = if scale > 1e-37 { 1.0 / scale } else { 0.0 };
+        let (scale, inverse) = scales(largest::<S>(from.as_ptr(), 0..from.len()), 127.0);
         for i in (0..from.len()).step_by(LANES) {
             S::store_i8(to.add(i), S::mul(S::load(from.as_ptr().add(i)), S::splat(inverse)));
         }

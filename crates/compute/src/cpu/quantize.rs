@@ -181,10 +181,13 @@ impl RowWriter<'_> {
     }
 }
 
-/// The largest magnitude of these columns.
+/// The largest magnitude of these columns, whole vectors of them.
+///
+/// # Safety
+/// The columns are there, the CPU has `S`.
 #[inline(always)]
-unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
-    // SAFETY: the caller's: the columns are there, the CPU has `S`.
+pub(super) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
+    // SAFETY: the caller's.
     unsafe {
         let mut max = S::splat(0.0);
         for i in columns.step_by(LANES) {
@@ -196,7 +199,7 @@ unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
 
 /// Scale and its inverse such that `max` becomes `limit`.
 #[inline(always)]
-fn scales(max: f32, limit: f32) -> (f32, f32) {
+pub(super) fn scales(max: f32, limit: f32) -> (f32, f32) {
     let scale = max / limit;
     // Below this the inverse would overflow; such activations are zero for any purpose.
     if scale > 1e-37 { (scale, 1.0 / scale) } else { (0.0, 0.0) }

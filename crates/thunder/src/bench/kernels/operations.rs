@@ -203,16 +203,15 @@ impl Subject {
         (isa, activations): (Isa, Activations),
         rows: usize,
     ) -> Work {
-        // Few rows are a token of each of some sequences, many a prompt.
-        let prompts = rows > SEQUENCES;
+        let of_each = rows / sequences_of(rows);
         let mut step = Step::default();
-        (0..if prompts { 1 } else { rows })
-            .for_each(|sequence| push(&mut step, sequence, 0, if prompts { rows } else { 1 }));
+        (0..sequences_of(rows)).for_each(|sequence| push(&mut step, sequence, 0, of_each));
         backend.begin(&step, &[]);
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x);
-                let arithmetic = Arithmetic::of_product(isa, activations, *encoding, (rows, prompts));
+                let arithmetic =
+                    Arithmetic::of_product(isa, activations, *encoding, (rows, rows > SEQUENCES));
                 (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
@@ -222,8 +221,7 @@ impl Subject {
                     ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
                     _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
                 };
-                let sequences_of = if rows <= SEQUENCES { rows } else { 1 };
-                let arithmetic = Arithmetic::of_attention(isa, activations, rows / sequences_of);
+                let arithmetic = Arithmetic::of_attention(isa, activations, of_each);
                 (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, arithmetic)
             }
             Self::Norm { x, .. } => {
@@ -260,7 +258,7 @@ impl Subject {
 impl Sequences {
     fn run(&mut self, backend: &mut CpuBackend, rows: usize) {
         self.step.clear();
-        let sequences = if rows <= SEQUENCES { rows } else { 1 };
+        let sequences = sequences_of(rows);
         let of_each = rows / sequences;
         for _ in 0..sequences {
             push(&mut self.step, self.next % SEQUENCES, CONTEXT - of_each, of_each);
@@ -271,6 +269,11 @@ impl Sequences {
         let rows = 0..self.step.rows();
         backend.attention(&self.spec, &self.step, rows, &mut self.qkv, &mut self.kv, layer, &mut self.out);
     }
+}
+
+/// Of how many sequences so many rows are: few are a token of each, many a prompt.
+fn sequences_of(rows: usize) -> usize {
+    if rows <= SEQUENCES { rows } else { 1 }
 }
 
 /// Repeatable numbers in −1..1.
