@@ -188,8 +188,6 @@ pub enum LinearInput<'a, Buffer, Vector> {
         /// Added to the mean of squares.
         eps: f32,
     },
-    /// `silu(gate) * up`, where the rows hold gate and up side by side.
-    Gated(&'a Buffer),
 }
 
 /// The rows that a backend's product takes.
@@ -257,6 +255,16 @@ pub trait Backend {
         w: &Self::Matrix,
         residual: &mut Self::Buffer,
     ) -> Result<(), CommError>;
+    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, for these rows, where `gate_up` was packed of G and U. What follows is a product of `out`
+    /// with `next`: the device may leave `out` in the form that this takes, for nothing else to read.
+    fn linear_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        gate_up: &Self::Matrix,
+        next: &Self::Matrix,
+        out: &mut Self::Buffer,
+    );
     /// Waits for what [`Backend::linear_reduce_add`] left under way, and adds it.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ use kv::Kv;
 use matrix::{Matrix, SendPtr};
 use memory::Arena;
 use pool::Pool;
-use product::{MANY_ROWS, Product, Workspace};
+use product::{GatedOutput, MANY_ROWS, Manner, Product, Workspace};
 pub use quantize::Activations;
 pub use reducer::Overlap;
 use reducer::Reducer;
@@ -172,6 +172,19 @@ impl CpuBackend {
         }
     }
 
+    /// Rows that are multiplied alike, and whether they are prompts'.
+    fn alike(&self, all: usize, rows: &Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> + use<> {
+        let generated = self.generated(all);
+        let parts =
+            [(rows.start..generated.min(rows.end), false), (generated.max(rows.start)..rows.end, true)];
+        parts.into_iter().filter(|(rows, _)| !rows.is_empty())
+    }
+
+    fn multiplier(&mut self, prompts: bool) -> Product<'_> {
+        let manner = Manner { isa: self.isa, activations: self.activations, prompts };
+        Product { manner, pool: &mut self.pool, space: &mut self.space }
+    }
+
     /// Multiplies rows, those of prompts apart from the others, and looks for the largest outputs of the first ones.
     fn product(
         &mut self,
@@ -185,16 +198,10 @@ impl CpuBackend {
         let all = x.buffer().rows;
         out.shape(all);
         debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
-        let generated = self.generated(all);
-        let prompts = generated.max(rows.start)..rows.end;
-        for (rows, prompts) in [(rows.start..generated.min(rows.end), false), (prompts, true)] {
-            if !rows.is_empty() {
-                let out = out.output(rows.clone(), adds);
-                let largest = largest.as_deref_mut().map(|largest| &mut largest[rows.clone()]);
-                let (isa, activations) = (self.isa, self.activations);
-                let (pool, space) = (&mut self.pool, &mut self.space);
-                Product { isa, activations, pool, space, prompts }.run(&x, rows, w, out, largest);
-            }
+        for (rows, prompts) in self.alike(all, &rows) {
+            let out = out.output(rows.clone(), adds);
+            let largest = largest.as_deref_mut().map(|largest| &mut largest[rows.clone()]);
+            self.multiplier(prompts).run(&x, rows, w, out, largest);
         }
     }
 
@@ -217,7 +224,7 @@ impl CpuBackend {
 impl<Vector> LinearInput<'_, Buffer, Vector> {
     fn buffer(&self) -> &Buffer {
         match self {
-            Self::Plain(x) | Self::Normed { x, .. } | Self::Gated(x) => x,
+            Self::Plain(x) | Self::Normed { x, .. } => x,
         }
     }
 }
@@ -350,6 +357,27 @@ impl Backend for CpuBackend {
         self.add(&partial, rows, residual);
         self.partial[part] = Some(partial);
         Ok(())
+    }
+
+    fn linear_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        gate_up: &Linear,
+        next: &Linear,
+        out: &mut Buffer,
+    ) {
+        let all = x.buffer().rows;
+        out.shape(all);
+        for (rows, prompts) in self.alike(all, &rows) {
+            let multiplier = self.multiplier(prompts);
+            let out = if multiplier.gates_in_halves(gate_up, next) {
+                GatedOutput::Halves(out.output_in_halves(rows.clone()))
+            } else {
+                GatedOutput::Floats(out.output(rows.clone(), false))
+            };
+            multiplier.run_gated(&x, rows, gate_up, out);
+        }
     }
 
     fn settle(&mut self, residual: &mut Buffer) -> Result<(), CommError> {

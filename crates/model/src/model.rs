@@ -53,7 +53,7 @@ struct Attention<B: Backend> {
 }
 
 enum FeedForward<B: Backend> {
-    Gated { gate_up: B::Matrix, down: B::Matrix, gate_up_buffer: usize },
+    Gated { gate_up: B::Matrix, down: B::Matrix, channels_buffer: usize },
 }
 
 /// Activations of a step. Those of layers are shared by all layers of the same width.
@@ -104,11 +104,11 @@ impl<B: Backend> Model<B> {
             }
             for rows in parts() {
                 match feed_forward {
-                    FeedForward::Gated { gate_up, down, gate_up_buffer } => {
-                        let both = &mut inner[*gate_up_buffer];
+                    FeedForward::Gated { gate_up, down, channels_buffer } => {
+                        let channels = &mut inner[*channels_buffer];
                         let x = LinearInput::Normed { x: &*residual, weight: feed_forward_norm, eps: *eps };
-                        backend.linear(x, rows.clone(), gate_up, both);
-                        backend.linear_reduce_add(LinearInput::Gated(both), rows, down, residual)?;
+                        backend.linear_gated(x, rows.clone(), gate_up, down, channels);
+                        backend.linear_reduce_add(LinearInput::Plain(channels), rows, down, residual)?;
                     }
                 }
             }

@@ -5,6 +5,7 @@
 
 mod attend;
 mod exact;
+mod target;
 mod tiles;
 mod unpack;
 
@@ -12,13 +13,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::attention::Heads;
-use super::halves::{BLOCK, CHUNK, FEW_TILES, HalfRows, PANELS_TOGETHER, TILE_ROWS};
-use super::matmul::{Output, finish};
+use super::halves::{BLOCK, CHUNK, FEW_TILES, HalfRows, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
+use super::matmul::Output;
 use super::matrix::Matrix;
 use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
 use super::quantize::QuantRows;
 use super::simd::{LANES, Simd, avx512::Avx512};
 pub(super) use exact::pays as exact_pays;
+use target::{Adjacent, Gated, Panel, Target};
 use tiles::{Configured, Product};
 pub(super) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
 
@@ -92,42 +94,69 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut Scratch,
 ) {
+    // SAFETY: the caller's; what has AMX has the other instructions.
+    unsafe { pairs(&Adjacent { w, panels, out }, x, scratch) };
+    // Streamed results must be there before other threads are told so.
+    _mm_sfence();
+}
+
+/// As [`super::isa::gated_halves`].
+///
+/// # Safety
+/// As there.
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512bf16,avx512vnni,avx2,fma,f16c"
+)]
+pub(super) unsafe fn multiply_gated(
+    gate_up: [&Matrix; 2],
+    panels: Range<usize>,
+    x: &HalfRows,
+    out: HalfWriter<'_>,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's; what has AMX has the other instructions.
+    unsafe { pairs(&Gated { gate_up, panels, out }, x, scratch) };
+}
+
+/// Rows times all pairs of panels.
+///
+/// # Safety
+/// AMX is [`permitted`], the matrices are quantized or of half floats and have the rows' columns.
+#[inline(always)]
+unsafe fn pairs(target: &impl Target, x: &HalfRows, scratch: &mut Scratch) {
     let ProductMemory { weights, sums } = &mut scratch.memory().product;
     // SAFETY: the caller's.
     let _configured = unsafe { Configured::new() };
     let row_tiles = x.rows.div_ceil(TILE_ROWS);
     for first_tile in (0..row_tiles).step_by(ROW_TILES) {
         let tiles = first_tile..row_tiles.min(first_tile + ROW_TILES);
-        let pairs = if tiles.len() > FEW_TILES { PAIRS } else { 1 };
-        for first_panel in panels.clone().step_by(2 * pairs) {
-            let together = first_panel..panels.end.min(first_panel + 2 * pairs);
+        let in_turn = if tiles.len() > FEW_TILES { PAIRS } else { 1 };
+        for first_pair in (0..target.pairs()).step_by(in_turn) {
+            let together = first_pair..target.pairs().min(first_pair + in_turn);
             for first in (0..x.blocks()).step_by(CHUNK) {
                 let blocks = first..x.blocks().min(first + CHUNK);
-                for (index, (panel, sums)) in together.clone().step_by(2).zip(&mut *sums).enumerate() {
-                    let pair = panel..together.end.min(panel + 2);
-                    let (next, next_blocks) = if pair.end < together.end {
-                        (pair.end, blocks.clone())
+                for (index, (pair, sums)) in together.clone().zip(&mut *sums).enumerate() {
+                    let (next, next_blocks) = if pair + 1 < together.end {
+                        (pair + 1, blocks.clone())
                     } else if blocks.end < x.blocks() {
                         (together.start, blocks.end..x.blocks().min(blocks.end + CHUNK))
                     } else {
                         (together.end, 0..x.blocks().min(CHUNK))
                     };
                     // Where weights are read straight through, unpacking asks for them.
-                    let next = next..if pairs > 1 { panels.end } else { next };
-                    let soon = Soon::of(w, next, next_blocks, index * AHEAD_BYTES);
-                    // SAFETY: the panels and columns are the matrix's, the tiles are configured.
+                    let next = if in_turn > 1 { target.pair(next) } else { [None; 2] };
+                    let soon = Soon::of(next, next_blocks, index * AHEAD_BYTES);
+                    // SAFETY: the panels and columns are the matrices', the tiles are configured.
                     unsafe {
-                        for (side, panel) in pair.clone().enumerate() {
-                            unpack::chunk(w, panel, blocks.clone(), side, pairs == 1, weights);
+                        for (side, panel) in target.pair(pair).into_iter().flatten().enumerate() {
+                            unpack::chunk(panel, blocks.clone(), side, in_turn == 1, weights);
                         }
-                        chunk(w, pair, x, tiles.clone(), blocks.clone(), weights, sums, &soon, out);
+                        chunk(target, pair, x, tiles.clone(), blocks.clone(), weights, sums, &soon);
                     }
                 }
             }
         }
     }
-    // Streamed results must be there before other threads are told so.
-    _mm_sfence();
 }
 
 /// Quantized rows times the given panels of a quantized matrix.
@@ -164,12 +193,10 @@ struct Soon<'a> {
 }
 
 impl<'a> Soon<'a> {
-    /// The first two of the panels, in these blocks of columns.
-    fn of(w: &'a Matrix, panels: Range<usize>, blocks: Range<usize>, rows: usize) -> Self {
-        let packed = |panel| {
-            if panels.contains(&panel) { unpack::packed(w, panel, blocks.clone()) } else { &[] }
-        };
-        Self { weights: [packed(panels.start), packed(panels.start + 1)], rows }
+    /// These panels, in these blocks of columns.
+    fn of(panels: [Option<Panel<'a>>; 2], blocks: Range<usize>, rows: usize) -> Self {
+        let packed = |panel: Option<Panel<'a>>| panel.map_or(&[][..], |panel| unpack::packed(panel, &blocks));
+        Self { weights: panels.map(packed), rows }
     }
 
     /// Asks for one part in `parts` of the weights.
@@ -189,15 +216,14 @@ impl<'a> Soon<'a> {
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the state of the loops around it")]
 unsafe fn chunk(
-    w: &Matrix,
-    panels: Range<usize>,
+    target: &impl Target,
+    pair: usize,
     x: &HalfRows,
     tiles: Range<usize>,
     blocks: Range<usize>,
     weights: &Weights,
     sums: &mut [Sums; ROW_TILES / 2],
     soon: &Soon<'_>,
-    out: Output,
 ) {
     let last = blocks.end == x.blocks();
     // The next chunk of activations is asked for while this one is multiplied, a part with each pair of panels.
@@ -218,38 +244,7 @@ unsafe fn chunk(
                 x.tile(tile, next).wrapping_add(soon.rows),
             );
             if last {
-                for (side, panel) in panels.clone().enumerate() {
-                    store(w, panel, rows.clone(), sums, side, out);
-                }
-            }
-        }
-    }
-}
-
-/// Brings rows' sums to the weights' scale, and stores them past the caches: with many rows, the output is larger than they
-/// are, and lines would be read from memory to be written.
-#[inline(always)]
-unsafe fn store(w: &Matrix, panel: usize, rows: Range<usize>, sums: &Sums, side: usize, out: Output) {
-    // SAFETY: the caller's; units are as many as the panels' rows, or none.
-    unsafe {
-        let unit = _mm512_set1_ps(unpack::unit(w.encoding));
-        let units = if w.units.is_empty() {
-            unit
-        } else {
-            _mm512_mul_ps(unit, _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES)))
-        };
-        let to = out.data.add(panel * LANES);
-        let aligned = to.cast::<__m512>().is_aligned() && out.stride.is_multiple_of(LANES);
-        let streams = aligned && w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows;
-        let first = rows.start;
-        for row in rows {
-            let index = row - first;
-            let sums = &sums[index / TILE_ROWS][side][index % TILE_ROWS];
-            let results = _mm512_mul_ps(_mm512_load_ps(sums.as_ptr()), units);
-            if streams {
-                _mm512_stream_ps(to.add(row * out.stride), results);
-            } else {
-                finish::<Avx512>(w, panel, row, results, out);
+                target.store(pair, rows, sums);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
+use super::halves::{HalfRows, HalfWriter};
 use super::matmul::Output;
 use super::memory::LINE_BYTES;
 use super::simd::LANES;
@@ -12,6 +13,8 @@ pub struct Buffer {
     pub(super) data: Floats,
     pub(super) width: usize,
     pub(super) rows: usize,
+    /// Those of its rows that it has in bf16 instead.
+    halves: Box<(Range<usize>, HalfRows)>,
 }
 
 impl Buffer {
@@ -21,12 +24,13 @@ impl Buffer {
         // Not an allocation that is aligned itself: to zero such a one means to write it.
         let all = vec![0.0; rows * width + LANES];
         let start = all.as_ptr().align_offset(LINE_BYTES).min(LANES);
-        Self { data: Floats { all, start }, width, rows: 0 }
+        Self { data: Floats { all, start }, width, rows: 0, halves: Default::default() }
     }
 
     pub(super) fn shape(&mut self, rows: usize) {
         assert!(rows * self.width <= self.data.len(), "a step has more rows than its buffers were made for");
         self.rows = rows;
+        self.halves.0 = 0..0;
     }
 
     /// The most rows that it has room for.
@@ -40,6 +44,21 @@ impl Buffer {
         // SAFETY: within the buffer.
         let data = unsafe { self.data.as_mut_ptr().add(rows.start * self.width) };
         Output { data, stride: self.width, rows: rows.len(), adds }
+    }
+
+    /// Where some rows go in bf16. The only ones: they are taken before others are written.
+    pub(super) fn output_in_halves(&mut self, rows: Range<usize>) -> HalfWriter<'_> {
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let (these, halves) = &mut *self.halves;
+        halves.shape(rows.len(), self.width);
+        *these = rows;
+        halves.writer()
+    }
+
+    /// These rows, if they are there in bf16.
+    pub(super) fn halved(&self, rows: &Range<usize>) -> Option<&HalfRows> {
+        let (these, halves) = &*self.halves;
+        (these == rows).then_some(halves)
     }
 }
 

@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::matrix::SendPtr;
 use super::memory::{Array, Zero};
+use super::simd::LANES;
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
@@ -82,6 +83,30 @@ pub(super) struct HalfWriter<'a> {
 
 #[cfg(target_arch = "x86_64")]
 impl HalfWriter<'_> {
+    /// Rounds a row's 16 columns of a panel as [`HalfWriter::round`] does.
+    ///
+    /// # Safety
+    /// The row and the panel are there, no other thread writes them; the CPU has AVX-512 with bf16.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
+    pub unsafe fn store(self, row: usize, panel: usize, columns: std::arch::x86_64::__m512) {
+        use std::arch::x86_64::*;
+        const PANELS: usize = BLOCK / LANES;
+        const { assert!(PANELS == 2) };
+        // SAFETY: within the row, as the caller promises; a line is two panels.
+        unsafe {
+            let line = self.lines.at(self.to.line(row, panel / PANELS)).cast::<__m256i>();
+            // Of each four columns 0, 2, 1, 3.
+            let ordered = _mm512_permute_ps::<0b11_01_10_00>(columns);
+            let halves: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(ordered));
+            _mm256_store_si256(line.add(panel % PANELS), halves);
+            // The last block may lack a panel.
+            if panel.is_multiple_of(PANELS) && (panel + 1) * LANES >= self.to.cols {
+                _mm256_store_si256(line.add(1), _mm256_setzero_si256());
+            }
+        }
+    }
+
     /// Rounds one row to the nearest bf16, ties to even; numbers below the smallest normal one become zero.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
-use super::halves::HalfWriter;
+use super::halves::{HalfRows, HalfWriter};
 use super::matmul::{self, Input, Output};
 use super::matrix::Matrix;
 use super::peak::{Arithmetic, Operands, pass};
@@ -246,13 +246,35 @@ pub fn takes_halves(isa: Isa, encoding: Encoding) -> bool {
     }
 }
 
-/// Whether attention takes prompts in bf16.
-pub(super) fn attends_in_halves(isa: Isa) -> bool {
+/// Whether there is a matrix unit that attends to prompts in bf16, and stores their gated activations so.
+pub(super) fn has_matrix_unit(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => true,
         _ => false,
     }
+}
+
+/// `silu(x · Gᵀ + g) * (x · Uᵀ + u)` for the given panels of gate and up, in bf16.
+///
+/// # Safety
+/// The CPU [`has_matrix_unit`], and takes the rows in halves with both matrices, which have one shape; `out` has these rows and the
+/// matrices' rows as columns; nobody else writes those of the panels.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
+pub(super) unsafe fn gated_halves(
+    gate_up: [&Matrix; 2],
+    panels: Range<usize>,
+    x: &HalfRows,
+    out: HalfWriter<'_>,
+    scratch: &mut Scratch,
+) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's conditions.
+    unsafe {
+        amx::multiply_gated(gate_up, panels, x, out, scratch);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("there is no matrix unit");
 }
 
 /// Rounds a row to bf16.

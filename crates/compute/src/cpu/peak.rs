@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Activations;
 use super::isa::{self, Isa};
 use super::pool::Pool;
-use super::product::Form;
+use super::product::{Form, Manner};
 use super::simd::{LANES, Simd};
 use crate::source::Encoding;
 
@@ -34,7 +34,7 @@ impl Arithmetic {
         encoding: Encoding,
         (rows, prompts): (usize, bool),
     ) -> Self {
-        match Form::of(encoding, prompts, isa, activations) {
+        match (Manner { isa, activations, prompts }).form(encoding) {
             Form::Floats => Self::Floats,
             Form::Integers { .. } if isa::takes_tiles(isa, rows, activations.planes()) => Self::Tiles,
             Form::Integers { .. } => Self::Bytes,
@@ -44,7 +44,7 @@ impl Arithmetic {
 
     /// What attention does for so many rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
-        let halves = activations.allows_halves() && rows > 1 && isa::attends_in_halves(isa);
+        let halves = activations.allows_halves() && rows > 1 && isa::has_matrix_unit(isa);
         if halves { Self::Halves } else { Self::Floats }
     }
 }

@@ -378,7 +378,7 @@ impl<B: Backend> Model<B> {
                 spec: upload(attention, backend),
             });
             let feed_forward = FeedForward::Gated {
-                gate_up_buffer: inner.get(backend, "gate_up", 2 * down.cols)?,
+                channels_buffer: inner.get(backend, "channels", down.cols)?,
                 gate_up: pack(backend, &gate_up)?,
                 down: pack(backend, &[down])?,
             };

@@ -9,6 +9,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::target::Panel;
 use super::{BLOCK, LANES, Tile, Weights};
 use crate::cpu::affine::{PREFETCH_BYTES, octet};
 use crate::cpu::bf16::four_columns;
@@ -35,8 +36,8 @@ fn columns_of(w: &Matrix, blocks: &Range<usize>) -> Range<usize> {
 }
 
 /// The packed form of blocks of columns of a panel.
-pub(super) fn packed(w: &Matrix, panel: usize, blocks: Range<usize>) -> &[u8] {
-    let columns = columns_of(w, &blocks);
+pub(super) fn packed<'a>((w, panel): Panel<'a>, blocks: &Range<usize>) -> &'a [u8] {
+    let columns = columns_of(w, blocks);
     let bytes = match w.encoding {
         Encoding::Affine { bits, group, .. } => {
             let record = record_bytes(bits, group);
@@ -57,8 +58,7 @@ pub(super) fn packed(w: &Matrix, panel: usize, blocks: Range<usize>) -> &[u8] {
 /// The CPU has AVX-512 with FP16; the panel has the blocks, the last of which may lack columns.
 #[inline(always)]
 pub(super) unsafe fn chunk(
-    w: &Matrix,
-    panel: usize,
+    (w, panel): Panel<'_>,
     blocks: Range<usize>,
     side: usize,
     straight: bool,

@@ -22,6 +22,8 @@ const INPUTS: usize = 2048;
 
 /// A product that takes hardly more time than what is made of its input on the way.
 const FEW_OUTPUTS: usize = 16;
+/// Products that take hardly more time than what is made of their outputs.
+const FEW_INPUTS: usize = 64;
 
 /// Heads of an 8B model.
 const HEAD_DIM: usize = 128;
@@ -43,7 +45,7 @@ pub enum Operation {
     Attention(KvFormat),
     /// A norm on its way into a product with little else.
     Norm,
-    /// A gated activation on its way into such a product.
+    /// Gated activations of products that take hardly more time, into one with little else.
     Swiglu,
 }
 
@@ -132,8 +134,10 @@ pub enum Subject {
         out: Buffer,
     },
     Swiglu {
-        matrix: Matrix,
+        gate_up: Matrix,
+        down: Matrix,
         x: Buffer,
+        channels: Buffer,
         out: Buffer,
     },
 }
@@ -157,7 +161,7 @@ impl Subject {
             Operation::Linear(encoding) => Self::Linear {
                 encoding,
                 matrices: matrices(
-                    WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS)),
+                    (WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS)), 1),
                     [OUTPUTS, INPUTS],
                     encoding,
                     backend,
@@ -184,13 +188,15 @@ impl Subject {
             }
             Operation::Norm => Self::Norm {
                 weight: backend.vector(&[1.0; INPUTS]),
-                matrix: few_outputs(INPUTS, backend)?,
+                matrix: small(1, [FEW_OUTPUTS, INPUTS], backend)?,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
             },
             Operation::Swiglu => Self::Swiglu {
-                matrix: few_outputs(OUTPUTS, backend)?,
-                x: backend.buffer(MAX_ROWS, 2 * OUTPUTS)?,
+                gate_up: small(2, [OUTPUTS, FEW_INPUTS], backend)?,
+                down: small(1, [FEW_OUTPUTS, OUTPUTS], backend)?,
+                x: backend.buffer(MAX_ROWS, FEW_INPUTS)?,
+                channels: backend.buffer(MAX_ROWS, OUTPUTS)?,
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
             },
         })
@@ -230,7 +236,7 @@ impl Subject {
             }
             // The exponent takes more operations than the products that are counted.
             Self::Swiglu { x, .. } => {
-                backend.write(&numbers(rows * 2 * OUTPUTS), x);
+                backend.write(&numbers(rows * FEW_INPUTS), x);
                 (2 * 4 * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
             }
         };
@@ -248,8 +254,9 @@ impl Subject {
             Self::Norm { weight, matrix, x, out } => {
                 backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..rows, matrix, out);
             }
-            Self::Swiglu { matrix, x, out } => {
-                backend.linear(LinearInput::Gated(x), 0..rows, matrix, out);
+            Self::Swiglu { gate_up, down, x, channels, out } => {
+                backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, down, channels);
+                backend.linear(LinearInput::Plain(channels), 0..rows, down, out);
             }
         }
     }
@@ -286,9 +293,9 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// So many matrices, all with the same weights.
+/// So many matrices of so many parts, all with the same weights.
 fn matrices(
-    count: usize,
+    (count, parts): (usize, usize),
     [rows, cols]: [usize; 2],
     encoding: Encoding,
     backend: &mut CpuBackend,
@@ -323,12 +330,13 @@ fn matrices(
         bias: None,
         pages: None,
     };
-    (0..count).map(|_| backend.matrix(std::slice::from_ref(&source))).collect()
+    (0..count).map(|_| backend.matrix(&vec![source.clone(); parts])).collect()
 }
 
-fn few_outputs(cols: usize, backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
+/// One whose product is not what is measured.
+fn small(parts: usize, shape: [usize; 2], backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
     let encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
-    Ok(matrices(1, [FEW_OUTPUTS, cols], encoding, backend)?.remove(0))
+    Ok(matrices((1, parts), shape, encoding, backend)?.remove(0))
 }
 
 fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {

@@ -1,0 +1,134 @@
+//! Which panels are multiplied as a pair, and what becomes of their sums.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{LANES, Sums, TILE_ROWS, unpack};
+use crate::cpu::halves::HalfWriter;
+use crate::cpu::matmul::{Output, finish};
+use crate::cpu::matrix::Matrix;
+use crate::cpu::simd::{Simd, avx512::Avx512};
+
+/// One of a matrix's panels.
+pub(super) type Panel<'a> = (&'a Matrix, usize);
+
+/// Pairs of panels, and where their results go.
+pub(super) trait Target {
+    /// How many there are.
+    fn pairs(&self) -> usize;
+    /// The panels of one; none behind the last pair.
+    fn pair(&self, index: usize) -> [Option<Panel<'_>>; 2];
+    /// Makes results of a pair's sums for these rows, the first of which is the sums' first.
+    ///
+    /// # Safety
+    /// The CPU has AMX, and the rows are the results'.
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums);
+}
+
+/// Panels of one matrix, each and the one after it.
+pub(super) struct Adjacent<'a> {
+    pub w: &'a Matrix,
+    pub panels: Range<usize>,
+    pub out: Output,
+}
+
+impl Target for Adjacent<'_> {
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.panels.len().div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn pair(&self, index: usize) -> [Option<Panel<'_>>; 2] {
+        let first = self.panels.start + 2 * index;
+        [first, first + 1].map(|panel| (panel < self.panels.end).then_some((self.w, panel)))
+    }
+
+    /// Past the caches: with many rows, the output is larger than they are, and lines would be read from memory to be written.
+    #[inline(always)]
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums) {
+        let Self { w, out, .. } = *self;
+        for (side, (_, panel)) in self.pair(pair).into_iter().flatten().enumerate() {
+            let units = units((w, panel));
+            let to = out.data.add(panel * LANES);
+            let aligned = to.cast::<__m512>().is_aligned() && out.stride.is_multiple_of(LANES);
+            let streams = aligned && w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows;
+            for (index, row) in rows.clone().enumerate() {
+                let results = _mm512_mul_ps(sum(sums, index, side), units);
+                if streams {
+                    _mm512_stream_ps(to.add(row * out.stride), results);
+                } else {
+                    finish::<Avx512>(w, panel, row, results, out);
+                }
+            }
+        }
+    }
+}
+
+/// Panels of gate and up, which become gated activations in bf16.
+pub(super) struct Gated<'a> {
+    pub gate_up: [&'a Matrix; 2],
+    pub panels: Range<usize>,
+    pub out: HalfWriter<'a>,
+}
+
+impl Target for Gated<'_> {
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.panels.len()
+    }
+
+    #[inline(always)]
+    fn pair(&self, index: usize) -> [Option<Panel<'_>>; 2] {
+        let panel = self.panels.start + index;
+        self.gate_up.map(|w| (panel < self.panels.end).then_some((w, panel)))
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums) {
+        let panel = self.panels.start + pair;
+        let [gate, up] = self.gate_up.map(|w| (units((w, panel)), bias((w, panel))));
+        for (index, row) in rows.enumerate() {
+            let gate = _mm512_fmadd_ps(sum(sums, index, 0), gate.0, gate.1);
+            let up = _mm512_fmadd_ps(sum(sums, index, 1), up.0, up.1);
+            self.out.store(row, panel, silu_times(gate, up));
+        }
+    }
+}
+
+/// The sums of a row and one side's panel.
+#[inline(always)]
+unsafe fn sum(sums: &Sums, row: usize, side: usize) -> __m512 {
+    _mm512_load_ps(sums[row / TILE_ROWS][side][row % TILE_ROWS].as_ptr())
+}
+
+/// What a panel's sums are multiples of.
+#[inline(always)]
+unsafe fn units((w, panel): Panel<'_>) -> __m512 {
+    let unit = _mm512_set1_ps(unpack::unit(w.encoding));
+    if w.units.is_empty() {
+        return unit;
+    }
+    _mm512_mul_ps(unit, _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES)))
+}
+
+/// What is added to a panel's results.
+#[inline(always)]
+unsafe fn bias((w, panel): Panel<'_>) -> __m512 {
+    if w.bias.is_empty() {
+        return _mm512_setzero_ps();
+    }
+    let first = panel * LANES;
+    let there = (1u32 << LANES.min(w.rows - first)) - 1;
+    _mm512_maskz_loadu_ps(there as u16, w.bias.as_ptr().add(first))
+}
+
+/// `gate / (1 + e^-gate) * up`, off by 2^-13 at most, a sixteenth of what rounding to bf16 costs: a division would take as long as the
+/// rest.
+#[inline(always)]
+unsafe fn silu_times(gate: __m512, up: __m512) -> __m512 {
+    let denominator = Avx512::add(Avx512::splat(1.0), Avx512::exp(Avx512::sub(Avx512::splat(0.0), gate)));
+    _mm512_mul_ps(_mm512_mul_ps(gate, _mm512_rcp14_ps(denominator)), up)
+}
