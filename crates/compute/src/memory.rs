@@ -1,9 +1,6 @@
 //! How much memory there is, and how fast it is read.
 
-use std::time::{Duration, Instant};
-
-use crate::cpu::pool::Pool;
-use crate::cpu::{Isa, stream};
+pub use crate::cpu::stream::Reader;
 
 /// Bytes that programs can still take, or `None` where the system does not tell.
 pub fn available_bytes() -> Option<u64> {
@@ -58,21 +55,4 @@ pub fn give_back() {
     unsafe {
         libc::malloc_trim(0);
     }
-}
-
-/// Bytes a second that `threads` threads read from memory together: the best of several passes over `bytes` bytes, which
-/// should be several times the last-level cache.
-///
-/// # Errors
-/// When the memory cannot be had.
-pub fn read_bandwidth(threads: usize, bytes: usize, isa: Isa, time: Duration) -> std::io::Result<f64> {
-    let region = stream::region(bytes)?;
-    let mut pool = Pool::new(threads, None);
-    let (mut best, began) = (0.0f64, Instant::now());
-    while began.elapsed() < time || best == 0.0 {
-        let pass = Instant::now();
-        stream::read(&region, isa, &mut pool);
-        best = best.max(bytes as f64 / pass.elapsed().as_secs_f64());
-    }
-    Ok(best)
 }

@@ -1,27 +1,56 @@
 //! A pass that only reads, to know what memory gives.
 
+use std::time::{Duration, Instant};
+
 use super::affine::PREFETCH_BYTES;
 use super::isa::{self, Isa};
 use super::memory::Region;
 use super::pool::Pool;
 use super::simd::{LANES, Simd};
 
-/// Bytes that are really there: each page has been written.
-pub(crate) fn region(bytes: usize) -> std::io::Result<Region> {
-    let mut region = Region::zeroed(bytes)?;
-    region.fill(1);
-    Ok(region)
+/// Threads that read memory, to know how fast it is.
+#[derive(Debug)]
+pub struct Reader {
+    region: Region,
+    pool: Pool,
+    isa: Isa,
 }
 
-/// Reads all of it, a contiguous part on each thread.
-pub(crate) fn read(region: &Region, isa: Isa, pool: &mut Pool) {
-    const PIECE: usize = 4 * LANES * size_of::<f32>();
-    pool.split(region.len() / PIECE, &|range| {
-        let mut sum = 0.0;
-        // SAFETY: the pieces lie within the region.
-        unsafe { isa::sum_bytes(isa, &region[range.start * PIECE..range.end * PIECE], &mut sum) };
-        std::hint::black_box(sum);
-    });
+impl Reader {
+    /// `threads` threads and `bytes` bytes, which should be several times the last-level cache.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    pub fn new(threads: usize, bytes: usize, isa: Isa) -> std::io::Result<Self> {
+        let mut region = Region::zeroed(bytes)?;
+        // Each page is written, so that it is there.
+        region.fill(1);
+        Ok(Self { region, pool: Pool::new(threads, None), isa })
+    }
+
+    /// Bytes a second that the threads read together: the median of as many passes as take that long.
+    pub fn bytes_per_s(&mut self, time: Duration) -> f64 {
+        let (mut passes, began) = (Vec::new(), Instant::now());
+        while began.elapsed() < time || passes.is_empty() {
+            let pass = Instant::now();
+            self.pass();
+            passes.push(self.region.len() as f64 / pass.elapsed().as_secs_f64());
+        }
+        passes.sort_by(f64::total_cmp);
+        passes[passes.len() / 2]
+    }
+
+    /// Reads all of it, a contiguous part on each thread.
+    fn pass(&mut self) {
+        const PIECE: usize = 4 * LANES * size_of::<f32>();
+        let (region, isa) = (&self.region, self.isa);
+        self.pool.split(region.len() / PIECE, &|range| {
+            let mut sum = 0.0;
+            // SAFETY: the pieces lie within the region.
+            unsafe { isa::sum_bytes(isa, &region[range.start * PIECE..range.end * PIECE], &mut sum) };
+            std::hint::black_box(sum);
+        });
+    }
 }
 
 /// Adds up bytes as floats, which is nonsense as a number and all of the loads.

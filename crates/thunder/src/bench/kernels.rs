@@ -72,7 +72,8 @@ impl KernelsCommand {
         let kernels = kernels(&self.kernels)?;
         let operations = if self.operations.is_empty() { Operation::all() } else { self.operations };
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-        let bandwidth = memory::read_bandwidth(threads, BANDWIDTH_BYTES, isa, Duration::from_secs(1))?;
+        let bandwidth =
+            memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?.bytes_per_s(Duration::from_secs(1));
         let mut rows = Vec::new();
         for isa in kernels {
             let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));

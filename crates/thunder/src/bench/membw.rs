@@ -8,7 +8,7 @@ use thunder_compute::{Isa, memory};
 
 use crate::table;
 
-/// Bytes per second that 1, 2, … threads read from memory together
+/// Bytes per second that 1, 2, … threads read from memory together: medians of a second
 #[derive(Args)]
 pub struct MembwCommand {
     /// MiB to read in each pass; several times the last-level cache
@@ -30,10 +30,8 @@ impl MembwCommand {
         let mut rows = Vec::new();
         let mut threads = 1;
         while threads <= self.threads.map_or(cores, usize::from) {
-            rows.push((
-                threads,
-                memory::read_bandwidth(threads, (self.mib as usize) << 20, isa, Duration::from_secs(1))?,
-            ));
+            let mut reader = memory::Reader::new(threads, (self.mib as usize) << 20, isa)?;
+            rows.push((threads, reader.bytes_per_s(Duration::from_secs(1))));
             threads *= 2;
         }
         if self.json {
