@@ -351,22 +351,15 @@ entry! {
 /// Multiplies something so many times.
 pub(super) type Passes = unsafe fn(usize);
 
-/// Products of bf16, and the operations of a pass, where the set has them.
-pub(super) fn halves_arithmetic(isa: Isa) -> Option<(Passes, usize)> {
-    match isa {
+/// What multiplies by a unit that only some sets have, and the operations of a pass.
+pub(super) fn unit_arithmetic(isa: Isa, arithmetic: Arithmetic) -> Option<(Passes, usize)> {
+    match (isa, arithmetic) {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Some((amx::multiply_halves, amx::PASS_OPERATIONS[0])),
+        (Isa::Amx, Arithmetic::Halves) => Some((amx::multiply_halves, amx::PASS_OPERATIONS[0])),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
-        _ => None,
-    }
-}
-
-/// Products of tiles of bytes, and the operations of a pass, where the set has them.
-pub(super) fn tiles_arithmetic(isa: Isa) -> Option<(Passes, usize)> {
-    match isa {
+        (Isa::Amx, Arithmetic::Tiles) => Some((amx::multiply_bytes, amx::PASS_OPERATIONS[1])),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Some((amx::multiply_bytes, amx::PASS_OPERATIONS[1])),
+        (Isa::Avx512Bf16, Arithmetic::Halves) => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
         _ => None,
     }
 }

@@ -42,6 +42,15 @@ impl Arithmetic {
         }
     }
 
+    /// Products in an instruction, where vectors make them.
+    const fn lanes(self) -> Option<usize> {
+        match self {
+            Self::Bytes => Some(4 * LANES),
+            Self::Floats => Some(LANES),
+            Self::Halves | Self::Tiles => None,
+        }
+    }
+
     /// What attention does for so many rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
         let halves = activations.allows_halves() && rows > 1 && isa::has_matrix_unit(isa);
@@ -59,8 +68,8 @@ pub(super) struct Operands {
     start: [f32; LANES],
 }
 
-/// Multiplications and additions a second, each counted as one, of `threads` threads together: the best of many passes. 0 where
-/// there is no such unit.
+/// Multiplications and additions a second, each counted as one, of `threads` threads together: the median of as many passes as take
+/// that long. 0 where there is no such unit.
 pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: Duration) -> f64 {
     const PASSES: usize = 64;
     let operands = black_box(Operands {
@@ -68,42 +77,40 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
         floats: [1e-3; VECTORS],
         start: [1.0; LANES],
     });
-    let macs = match arithmetic {
-        Arithmetic::Bytes => 4 * LANES,
-        Arithmetic::Floats => LANES,
-        Arithmetic::Halves | Arithmetic::Tiles => 0,
-    };
+    // A loop with few accumulators waits for their latency, one with many spills: which is best depends on the set.
+    let loops: &[usize] = if arithmetic.lanes().is_some() { &[4, 8, 12] } else { &[1] };
     let mut pool = Pool::new(threads, None);
-    let (mut best, began) = (0.0f64, Instant::now());
-    while began.elapsed() < time || best == 0.0 {
-        if macs == 0 {
-            let unit = match arithmetic {
-                Arithmetic::Tiles => isa::tiles_arithmetic(isa),
-                _ => isa::halves_arithmetic(isa),
-            };
-            let Some((multiply, operations)) = unit else { return 0.0 };
-            let (round, passes) = (Instant::now(), PASSES * VECTORS);
-            // SAFETY: the set was detected.
-            pool.run(&|_| unsafe { multiply(passes) });
-            best = best.max((operations * passes * threads) as f64 / round.elapsed().as_secs_f64());
-            continue;
-        }
-        // A loop with few accumulators waits for their latency, one with many spills: which is best depends on the set.
-        for chains in [4, 8, 12] {
-            let round = Instant::now();
-            pool.run(&|_| {
-                let mut sum = 0.0;
-                for _ in 0..PASSES {
-                    // SAFETY: the set was detected.
-                    unsafe { isa::arithmetic(isa, &operands, arithmetic, chains, &mut sum) };
+    let (mut rates, began) = (vec![Vec::new(); loops.len()], Instant::now());
+    while began.elapsed() < time || rates[0].is_empty() {
+        for (&chains, rates) in loops.iter().zip(&mut rates) {
+            let pass = Instant::now();
+            let operations = match (arithmetic.lanes(), isa::unit_arithmetic(isa, arithmetic)) {
+                (Some(lanes), _) => {
+                    pool.run(&|_| {
+                        let mut sum = 0.0;
+                        for _ in 0..PASSES {
+                            // SAFETY: the set was detected.
+                            unsafe { isa::arithmetic(isa, &operands, arithmetic, chains, &mut sum) };
+                        }
+                        black_box(sum);
+                    });
+                    2 * lanes * VECTORS * chains * PASSES
                 }
-                black_box(sum);
-            });
-            let operations = 2 * macs * VECTORS * chains * PASSES * threads;
-            best = best.max(operations as f64 / round.elapsed().as_secs_f64());
+                (None, Some((multiply, operations))) => {
+                    // SAFETY: the set was detected.
+                    pool.run(&|_| unsafe { multiply(PASSES * VECTORS) });
+                    operations * PASSES * VECTORS
+                }
+                (None, None) => return 0.0,
+            };
+            rates.push((operations * threads) as f64 / pass.elapsed().as_secs_f64());
         }
     }
-    best
+    let median = |mut rates: Vec<f64>| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    };
+    rates.into_iter().map(median).fold(0.0, f64::max)
 }
 
 /// One pass over the operands with `chains` accumulators.
