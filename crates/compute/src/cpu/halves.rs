@@ -4,7 +4,6 @@ use half::bf16;
 
 use super::matrix::SendPtr;
 use super::memory::{Array, Zero};
-use super::simd::LANES;
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
@@ -91,6 +90,8 @@ impl HalfWriter<'_> {
     #[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
     pub unsafe fn store(self, row: usize, panel: usize, columns: std::arch::x86_64::__m512) {
         use std::arch::x86_64::*;
+
+        use super::simd::LANES;
         const PANELS: usize = BLOCK / LANES;
         const { assert!(PANELS == 2) };
         // SAFETY: within the row, as the caller promises; a line is two panels.
