@@ -195,7 +195,7 @@ pub type InputOf<'a, B> = LinearInput<'a, <B as Backend>::Buffer, <B as Backend>
 
 /// One rank's device: memory, and the operations of a transformer on it.
 ///
-/// A buffer is `[rows, width]` in f32. Operations work on rows of the current step; reductions over ranks go through
+/// A buffer is `[rows, width]` in f32, as far as operations do not say otherwise. Operations work on rows of the current step; reductions over ranks go through
 /// the tensor-parallel group that the backend was made with, so that a device may use its own wires for them.
 pub trait Backend {
     /// Weights, packed for this device.
@@ -255,8 +255,9 @@ pub trait Backend {
         w: &Self::Matrix,
         residual: &mut Self::Buffer,
     ) -> Result<(), CommError>;
-    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, for these rows, where `gate_up` was packed of G and U. What follows is a product of `out`
-    /// with `next`: the device may leave `out` in the form that this takes, for nothing else to read.
+    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, for these rows, where `gate_up` was packed of G and U. What follows is a product of
+    /// the same rows of `out` with `next`, before others are made: the device may leave them in the form that this takes, for nothing
+    /// else to read.
     fn linear_gated(
         &mut self,
         x: InputOf<'_, Self>,

@@ -369,6 +369,7 @@ impl Backend for CpuBackend {
     ) {
         let all = x.buffer().rows;
         out.shape(all);
+        assert_eq!(gate_up.rows, 2 * out.width, "gate and up have a row for each channel");
         for (rows, prompts) in self.alike(all, &rows) {
             let multiplier = self.multiplier(prompts);
             let out = if multiplier.gates_in_halves(gate_up, next) {

@@ -183,10 +183,12 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
         // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = Plan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
-            let [ours, in_halves] = [Overlap::Never, Overlap::Always]
-                .map(|overlap| sharded_logits(&folder, &plan, (Activations::Int16, overlap), 45));
-            assert_eq!(ours, in_halves, "{}, {weights:?}: sums in the background", case.display());
-            check(case, &format!("{weights:?}"), compare(case, &ours), limits(Activations::Int16));
+            for activations in [Activations::Int16, Activations::Auto] {
+                let [ours, in_halves] = [Overlap::Never, Overlap::Always]
+                    .map(|overlap| sharded_logits(&folder, &plan, (activations, overlap), 45));
+                assert_eq!(ours, in_halves, "{}, {weights:?}: sums in the background", case.display());
+                check(case, &format!("{weights:?}"), compare(case, &ours), limits(activations));
+            }
         }
     }
 }

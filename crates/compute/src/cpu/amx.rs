@@ -125,9 +125,22 @@ pub(super) unsafe fn multiply_gated(
 #[inline(always)]
 unsafe fn pairs(target: &impl Target, x: &HalfRows, scratch: &mut Scratch) {
     let ProductMemory { weights, sums } = &mut scratch.memory().product;
+    let row_tiles = x.rows.div_ceil(TILE_ROWS);
+    if x.blocks() == 0 {
+        // A rank without columns adds nothing to what the others have, but says so.
+        let sums = &mut sums[0][0];
+        *sums = [[[[0.0; LANES]; TILE_ROWS]; 2]; 2];
+        for (pair, tile) in
+            (0..target.pairs()).flat_map(|pair| (0..row_tiles).step_by(2).map(move |tile| (pair, tile)))
+        {
+            let rows = tile * TILE_ROWS..x.rows.min((tile + 2) * TILE_ROWS);
+            // SAFETY: the caller's.
+            unsafe { target.store(pair, rows, sums) };
+        }
+        return;
+    }
     // SAFETY: the caller's.
     let _configured = unsafe { Configured::new() };
-    let row_tiles = x.rows.div_ceil(TILE_ROWS);
     for first_tile in (0..row_tiles).step_by(ROW_TILES) {
         let tiles = first_tile..row_tiles.min(first_tile + ROW_TILES);
         let in_turn = if tiles.len() > FEW_TILES { PAIRS } else { 1 };

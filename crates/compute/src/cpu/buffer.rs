@@ -7,13 +7,13 @@ use super::matmul::Output;
 use super::memory::LINE_BYTES;
 use super::simd::LANES;
 
-/// Rows of floats.
+/// Rows of floats, or of bf16 between two products.
 #[derive(Debug)]
 pub struct Buffer {
     pub(super) data: Floats,
     pub(super) width: usize,
     pub(super) rows: usize,
-    /// Those of its rows that it has in bf16 instead.
+    /// Those of its rows that it has in bf16 instead. Apart, as buffers change hands.
     halves: Box<(Range<usize>, HalfRows)>,
 }
 
@@ -58,6 +58,10 @@ impl Buffer {
     /// These rows, if they are there in bf16.
     pub(super) fn halved(&self, rows: &Range<usize>) -> Option<&HalfRows> {
         let (these, halves) = &*self.halves;
+        debug_assert!(
+            these == rows || these.end <= rows.start || rows.end <= these.start,
+            "rows {rows:?} of {these:?} in bf16"
+        );
         (these == rows).then_some(halves)
     }
 }

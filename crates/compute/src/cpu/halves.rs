@@ -173,4 +173,39 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn panels_are_stored_as_whole_rows_are() {
+        use std::arch::x86_64::_mm512_loadu_ps;
+
+        use crate::cpu::simd::LANES;
+        if !is_x86_feature_detected!("avx512bf16") {
+            return;
+        }
+        #[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
+        unsafe fn store(to: HalfWriter<'_>, row: usize, panel: usize, columns: &[f32; LANES]) {
+            // SAFETY: the caller's.
+            unsafe { to.store(row, panel, _mm512_loadu_ps(columns.as_ptr())) };
+        }
+        for cols in [5, 16, 17, 32, 37, 64, 600] {
+            let numbers: Vec<f32> = (0..cols).map(|i| (i as f32 - 7.3) * 1.7).collect();
+            let mut rows = HalfRows::default();
+            rows.shape(3, cols);
+            rows.lines.iter_mut().for_each(|line| line.0.fill(bf16::ONE));
+            let writer = rows.writer();
+            // SAFETY: the rows and their panels, and the CPU has the instructions.
+            unsafe {
+                writer.round(1, numbers.as_ptr());
+                for (panel, columns) in numbers.chunks(LANES).enumerate() {
+                    let mut whole = [0.0; LANES];
+                    whole[..columns.len()].copy_from_slice(columns);
+                    store(writer, 2, panel, &whole);
+                }
+            }
+            for block in 0..rows.blocks() {
+                let [whole, panels] = [1, 2].map(|row| rows.lines[rows.line(row, block)].0);
+                assert_eq!(whole, panels, "block {block} of {cols} columns");
+            }
+        }
+    }
 }

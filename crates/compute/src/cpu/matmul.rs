@@ -48,6 +48,7 @@ pub(super) use in_fours;
 /// Where a panel's results go: row-major, `stride` floats from row to row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
+    /// The first column of the first row; it need not exist if nobody writes it.
     pub data: *mut f32,
     pub stride: usize,
     pub rows: usize,
@@ -129,7 +130,7 @@ pub(super) unsafe fn multiply<S: Simd>(
 pub(super) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
     let first = panel * LANES;
     let count = LANES.min(w.rows - first);
-    let to = out.data.add(row * out.stride + first);
+    let to = out.data.wrapping_add(row * out.stride + first);
     let mut lanes = [0.0; LANES];
     if count == LANES {
         let bias = if w.bias.is_empty() { S::splat(0.0) } else { S::load(w.bias.as_ptr().add(first)) };

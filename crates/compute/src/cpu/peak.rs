@@ -68,8 +68,8 @@ pub(super) struct Operands {
     start: [f32; LANES],
 }
 
-/// Multiplications and additions a second, each counted as one, of `threads` threads together: the median of as many passes as take
-/// that long. 0 where there is no such unit.
+/// Multiplications and additions a second, each counted as one, of `threads` threads together: of the loop that is best for the set, the
+/// median of as many passes as take that long. 0 where there is no such unit.
 pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: Duration) -> f64 {
     const PASSES: usize = 64;
     let operands = black_box(Operands {
@@ -106,11 +106,17 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
             rates.push((operations * threads) as f64 / pass.elapsed().as_secs_f64());
         }
     }
-    let median = |mut rates: Vec<f64>| {
-        rates.sort_by(f64::total_cmp);
-        rates[rates.len() / 2]
-    };
-    rates.into_iter().map(median).fold(0.0, f64::max)
+    rates.iter_mut().map(|rates| median(rates)).fold(0.0, f64::max)
+}
+
+/// The middle one, or what lies between the two in the middle; 0 of none. Sorts them.
+pub fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let (below, above) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
+    match (numbers.get(below), numbers.get(above)) {
+        (Some(below), Some(above)) => (below + above) / 2.0,
+        _ => 0.0,
+    }
 }
 
 /// One pass over the operands with `chains` accumulators.

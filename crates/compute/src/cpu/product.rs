@@ -19,7 +19,8 @@ use input::{InputSpace, Inputs};
 /// Without a step, so many rows are a prompt.
 pub(super) const MANY_ROWS: usize = 9;
 
-/// Results of gate and up that a thread makes before it makes them gated activations: what stays in its first-level cache.
+/// Results of gate and up that a thread makes before it makes them gated activations: what stays in its first-level cache with up to 32
+/// rows. With more, it is the eight panels of each that prompts take together.
 const RESULT_BYTES: usize = 32 << 10;
 
 /// What products work in.
@@ -129,9 +130,9 @@ impl Product<'_> {
         out: GatedOutput<'_>,
     ) {
         let [gate, up] = w.parts.as_slice() else {
-            return debug_assert!(w.parts.is_empty(), "gate and up, or no channels");
+            return assert!(w.parts.is_empty(), "gate and up, or no channels");
         };
-        debug_assert_eq!([gate.rows, gate.cols], [up.rows, up.cols]);
+        assert_eq!([gate.rows, gate.cols], [up.rows, up.cols], "gate and up have one shape");
         let (isa, count, threads) = (self.manner.isa, rows.len(), self.pool.threads());
         let Workspace { inputs, scratch, results, pieces, .. } = self.space;
         let inputs = Inputs::prepare(self.manner, self.pool, inputs, x, rows, (w, gate.cols));
@@ -140,7 +141,10 @@ impl Product<'_> {
         // As many as may be, as weights are read best straight through.
         let together = (RESULT_BYTES / (count * 2 * LANES * size_of::<f32>())).max(PANELS_TOGETHER / 2);
         let width = together * LANES;
-        let of_thread = count * 2 * width;
+        let of_thread = match out {
+            GatedOutput::Floats(_) => count * 2 * width,
+            GatedOutput::Halves(_) => 0,
+        };
         let results = SendPtr(grown(results, threads * of_thread, 0.0).as_mut_ptr());
         pieces.reset(gate.panel_count(), least);
         let pieces = &*pieces;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::affine::PREFETCH_BYTES;
 use super::isa::{self, Isa};
 use super::memory::Region;
+use super::peak::median;
 use super::pool::Pool;
 use super::simd::{LANES, Simd};
 
@@ -36,8 +37,7 @@ impl Reader {
             self.pass();
             passes.push(self.region.len() as f64 / pass.elapsed().as_secs_f64());
         }
-        passes.sort_by(f64::total_cmp);
-        passes[passes.len() / 2]
+        median(&mut passes)
     }
 
     /// Reads all of it, a contiguous part on each thread.

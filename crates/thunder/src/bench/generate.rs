@@ -119,8 +119,7 @@ impl Measured {
     fn medians(rounds: &[Self]) -> Self {
         let median = |of: fn(&Self) -> f64| {
             let mut all: Vec<f64> = rounds.iter().map(of).collect();
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
+            peak::median(&mut all)
         };
         Self {
             time_to_first_token: Duration::from_secs_f64(median(|round| {

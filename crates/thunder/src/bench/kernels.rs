@@ -134,21 +134,20 @@ fn median_us(time: Duration, mut run: impl FnMut()) -> f64 {
     let mut timed = || {
         let start = Instant::now();
         run();
-        start.elapsed()
+        start.elapsed().as_secs_f64() * 1e6
     };
     let (began, first) = (Instant::now(), timed());
     let mut all = Vec::new();
     while began.elapsed() < time {
         all.push(timed());
     }
-    all.sort_unstable();
-    all.get(all.len() / 2).unwrap_or(&first).as_secs_f64() * 1e6
+    if all.is_empty() { first } else { peak::median(&mut all) }
 }
 
 /// What it takes to run a job that does nothing on all threads of a pool.
 fn hand_over_us(threads: usize) -> f64 {
     const JOBS: u32 = 1000;
-    let mut pool = Pool::new(threads, Some(0));
+    let mut pool = Pool::new(threads, None);
     median_us(Duration::from_millis(100), || (0..JOBS).for_each(|_| pool.run(&|_| ()))) / f64::from(JOBS)
 }
 

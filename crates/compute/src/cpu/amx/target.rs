@@ -52,13 +52,13 @@ impl Target for Adjacent<'_> {
         let Self { w, out, .. } = *self;
         for (side, (_, panel)) in self.pair(pair).into_iter().flatten().enumerate() {
             let units = units((w, panel));
-            let to = out.data.add(panel * LANES);
+            let to = out.data.wrapping_add(panel * LANES);
             let aligned = to.cast::<__m512>().is_aligned() && out.stride.is_multiple_of(LANES);
             let streams = aligned && w.bias.is_empty() && !out.adds && (panel + 1) * LANES <= w.rows;
             for (index, row) in rows.clone().enumerate() {
                 let results = _mm512_mul_ps(sum(sums, index, side), units);
                 if streams {
-                    _mm512_stream_ps(to.add(row * out.stride), results);
+                    _mm512_stream_ps(to.wrapping_add(row * out.stride), results);
                 } else {
                     finish::<Avx512>(w, panel, row, results, out);
                 }

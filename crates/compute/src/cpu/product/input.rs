@@ -102,9 +102,9 @@ impl<'a> Inputs<'a> {
             LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
         };
         let there = x.halved(&rows);
-        debug_assert!(
-            there.is_none() || manner.halves_only(w),
-            "rows are kept in the form that is asked for next"
+        assert!(
+            there.is_none() || x.width == cols && manner.halves_only(w),
+            "rows are kept in the form that their next matrix takes"
         );
         let (isa, count) = (manner.isa, rows.len());
         let InputSpace { quantized, halves, floats, rooms } = space;

@@ -22,8 +22,10 @@ const INPUTS: usize = 2048;
 
 /// A product that takes hardly more time than what is made of its input on the way.
 const FEW_OUTPUTS: usize = 16;
-/// Products that take hardly more time than what is made of their outputs.
+/// Products that are small beside a model's.
 const FEW_INPUTS: usize = 64;
+
+const SMALL: Encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
 
 /// Heads of an 8B model.
 const HEAD_DIM: usize = 128;
@@ -237,7 +239,11 @@ impl Subject {
             // The exponent takes more operations than the products that are counted.
             Self::Swiglu { x, .. } => {
                 backend.write(&numbers(rows * FEW_INPUTS), x);
-                (2 * 4 * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
+                // Gated activations are written and read.
+                let arithmetic = Arithmetic::of_product(isa, activations, SMALL, (rows, rows > SEQUENCES));
+                let bytes =
+                    if arithmetic == Arithmetic::Halves { size_of::<bf16>() } else { size_of::<f32>() };
+                (2 * bytes * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
             }
         };
         Work { bytes, operations, arithmetic }
@@ -335,8 +341,7 @@ fn matrices(
 
 /// One whose product is not what is measured.
 fn small(parts: usize, shape: [usize; 2], backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
-    let encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
-    Ok(matrices((1, parts), shape, encoding, backend)?.remove(0))
+    Ok(matrices((1, parts), shape, SMALL, backend)?.remove(0))
 }
 
 fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {

@@ -1,0 +1,152 @@
+//! Gated feed-forwards against plain arithmetic.
+
+use std::ops::Range;
+
+use super::*;
+
+/// A matrix and its bias.
+type Biased = (Stored, Vec<f32>);
+
+/// Gate, up and down.
+struct Weights([Biased; 3]);
+
+impl Weights {
+    /// `down` has five rows.
+    fn random(encodings: [Encoding; 3], [cols, channels]: [usize; 2], numbers: &mut Numbers) -> Self {
+        let shapes = [[channels, cols], [channels, cols], [5, channels]];
+        Self(std::array::from_fn(|i| {
+            let [rows, cols] = shapes[i];
+            (Stored::random(rows, cols, encodings[i], numbers), numbers.vec(rows))
+        }))
+    }
+
+    fn cols(&self) -> usize {
+        self.0[0].0.cols
+    }
+
+    /// Small enough that gates are neither open nor closed.
+    fn inputs(&self, rows: usize, numbers: &mut Numbers) -> Vec<f32> {
+        numbers.vec(rows * self.cols()).iter().map(|x| x / (self.cols() as f32).sqrt()).collect()
+    }
+
+    fn expected(&self, x: &[f32]) -> Vec<f32> {
+        let product = |x: &[f32], (stored, bias): &Biased| -> Vec<f32> {
+            let rows = stored.values.chunks(stored.cols).zip(bias);
+            rows.map(|(w, bias)| bias + w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>()).collect()
+        };
+        let row = |x| {
+            let (gate, up) = (product(x, &self.0[0]), product(x, &self.0[1]));
+            let gated: Vec<f32> = gate.iter().zip(up).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+            product(&gated, &self.0[2])
+        };
+        x.chunks(self.cols()).flat_map(row).collect()
+    }
+
+    /// What a backend makes of the rows, a part after the other.
+    fn run(&self, backend: &mut CpuBackend, x: &[f32], parts: &[Range<usize>]) -> Vec<f32> {
+        let [gate_up, down] = [&self.0[..2], &self.0[2..]].map(|parts| {
+            let parts: Vec<_> =
+                parts.iter().map(|(stored, bias)| stored.source(Some(bias.clone()))).collect();
+            backend.matrix(&parts).unwrap()
+        });
+        let x = filled(backend, x, self.cols());
+        let mut channels = backend.buffer(x.rows, self.0[0].0.rows).unwrap();
+        let mut out = backend.buffer(x.rows, self.0[2].0.rows).unwrap();
+        for rows in parts {
+            backend.linear_gated(Plain(&x), rows.clone(), &gate_up, &down, &mut channels);
+            backend.linear(Plain(&channels), rows.clone(), &down, &mut out);
+        }
+        backend.read(&out).to_vec()
+    }
+
+    /// How far the results may be off.
+    fn limit(&self, manner: Manner) -> f32 {
+        self.0.iter().map(|(stored, _)| limit(manner, stored.encoding)).sum()
+    }
+}
+
+const fn affine(bits: u32, group: usize) -> Encoding {
+    Encoding::Affine { bits, group, scales: Float::F16 }
+}
+const F16: Encoding = Encoding::Float(Float::F16);
+const BF16: Encoding = Encoding::Float(Float::BF16);
+
+#[test]
+fn gate_up_and_down_may_be_of_any_encodings() {
+    let mut numbers = Numbers(7);
+    let single = Encoding::Float(Float::F32);
+    for encodings in [
+        [affine(4, 64), affine(4, 64), BF16],
+        [affine(4, 32), affine(6, 128), F16],
+        [BF16, affine(8, 64), BF16],
+        [affine(4, 64), affine(4, 64), single],
+        [single, BF16, BF16],
+    ] {
+        // Channels are an odd number of panels, the last not whole.
+        let weights = Weights::random(encodings, [128, 37], &mut numbers);
+        for batch in [1, 3, 11, 45] {
+            let x = weights.inputs(batch, &mut numbers);
+            let expected = weights.expected(&x);
+            for isa in Isa::available() {
+                for activations in [Activations::Auto, Activations::Int8, Activations::F32] {
+                    let ours = weights.run(&mut backend(isa, 2, activations), &x, &[0..batch]);
+                    let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
+                    let (off, limit) = (distance(&ours, &expected), weights.limit(manner));
+                    assert!(off < limit, "{encodings:?}, {batch} rows, {manner:?}: {off} > {limit}");
+                }
+            }
+        }
+    }
+}
+
+/// More pairs of panels, chunks of columns and of channels than are multiplied together; more threads than pairs.
+#[test]
+fn large_gates_are_right_with_any_threads() {
+    let mut numbers = Numbers(9);
+    let weights = Weights::random([affine(4, 64), affine(4, 64), BF16], [1088, 560 + 5], &mut numbers);
+    for batch in [2, 70] {
+        let x = weights.inputs(batch, &mut numbers);
+        let expected = weights.expected(&x);
+        for isa in Isa::available() {
+            for threads in [1, 3, 40] {
+                let activations = Activations::Auto;
+                let ours = weights.run(&mut backend(isa, threads, activations), &x, &[0..batch]);
+                let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
+                let (off, limit) = (distance(&ours, &expected), weights.limit(manner));
+                assert!(off < limit, "{batch} rows, {threads} threads, {manner:?}: {off} > {limit}");
+            }
+        }
+    }
+}
+
+/// Rows of generated tokens beside a prompt's are what they are alone, also when the step comes in parts.
+#[test]
+fn a_step_of_both_kinds_is_gated_by_kind() {
+    let mut numbers = Numbers(11);
+    let weights = Weights::random([affine(4, 64), affine(4, 64), affine(4, 32)], [128, 96], &mut numbers);
+    let (generated, rows) = (3, 64);
+    let x = weights.inputs(rows, &mut numbers);
+    let expected = weights.expected(&x);
+    let mut step = Step::default();
+    (0..generated).for_each(|i| step.push(&[1], 0, &[i], true));
+    step.push(&vec![1; rows - generated as usize], 0, &[8, 9], true);
+    let cut = generated as usize * 5;
+    for isa in Isa::available() {
+        for activations in [Activations::Auto, Activations::Int8] {
+            let mut backend = backend(isa, 2, activations);
+            let alone = weights.run(&mut backend, &x[..cut / 5 * weights.cols()], &[0..cut / 5]);
+            backend.begin(&step, &[]);
+            let whole = weights.run(&mut backend, &x, &[0..rows]);
+            assert_eq!(
+                whole,
+                weights.run(&mut backend, &x, &[0..32, 32..rows]),
+                "in parts on {}",
+                isa.name()
+            );
+            assert_eq!(whole[..cut], alone, "beside a prompt on {}", isa.name());
+            let manner = Manner { isa, activations, prompts: true };
+            let (off, limit) = (distance(&whole, &expected), weights.limit(manner));
+            assert!(off < limit, "{manner:?}: {off} > {limit}");
+        }
+    }
+}
