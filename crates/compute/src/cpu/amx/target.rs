@@ -89,7 +89,9 @@ impl Target for Gated<'_> {
     #[inline(always)]
     unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums) {
         let panel = self.panels.start + pair;
-        let [gate, up] = self.gate_up.map(|w| (units((w, panel)), bias((w, panel))));
+        let [gate, up] = self.gate_up;
+        let gate = (units((gate, panel)), bias((gate, panel)));
+        let up = (units((up, panel)), bias((up, panel)));
         for (index, row) in rows.enumerate() {
             let gate = _mm512_fmadd_ps(sum(sums, index, 0), gate.0, gate.1);
             let up = _mm512_fmadd_ps(sum(sums, index, 1), up.0, up.1);
