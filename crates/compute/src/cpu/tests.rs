@@ -349,6 +349,40 @@ fn products_of_halves_are_right_in_any_shape() {
     }
 }
 
+/// Where the compiler makes calls of a kernel's operations, as it does in closures, that takes ten times as long and more.
+#[test]
+fn weights_of_all_bits_are_multiplied_about_equally_fast() {
+    let (rows, cols) = (1024, 1024);
+    let mut numbers = Numbers(5);
+    for isa in Isa::available() {
+        for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
+            let mut fastest = |bits| {
+                let encoding = Encoding::Affine { bits, group: 64, scales: Float::F16 };
+                let mut backend = backend(isa, 1, activations);
+                let w = backend
+                    .matrix(&[Stored::random(rows, cols, encoding, &mut numbers).source(None)])
+                    .unwrap();
+                let x = filled(&mut backend, &numbers.vec(cols), cols);
+                let mut out = backend.buffer(1, rows).unwrap();
+                let mut once = || {
+                    let start = std::time::Instant::now();
+                    backend.linear(Plain(&x), 0..1, &w, &mut out);
+                    start.elapsed()
+                };
+                (0..30).map(|_| once()).min().unwrap_or_default()
+            };
+            let usual = fastest(4);
+            for bits in [2, 3, 5, 6, 8] {
+                let time = fastest(bits);
+                assert!(
+                    time < usual * 5,
+                    "{bits} bits take {time:?} and 4 bits {usual:?}: {isa:?}, {activations:?}"
+                );
+            }
+        }
+    }
+}
+
 /// With more ranks than heads or channels, some have no columns of a matrix whose products are summed.
 #[test]
 fn a_product_without_columns_is_its_bias_whatever_was_there() {
