@@ -195,8 +195,9 @@ pub type InputOf<'a, B> = LinearInput<'a, <B as Backend>::Buffer, <B as Backend>
 
 /// One rank's device: memory, and the operations of a transformer on it.
 ///
-/// A buffer is `[rows, width]` in f32, as far as operations do not say otherwise. Operations work on rows of the current step; reductions over ranks go through
-/// the tensor-parallel group that the backend was made with, so that a device may use its own wires for them.
+/// A buffer is `[rows, width]` in f32, as far as operations do not say otherwise. Operations work on rows of the current step;
+/// reductions over ranks go through the tensor-parallel group that the backend was made with, so that a device may use its own wires
+/// for them.
 pub trait Backend {
     /// Weights, packed for this device.
     type Matrix;

@@ -59,9 +59,11 @@ impl Weights {
         backend.read(&out).to_vec()
     }
 
-    /// How far the results may be off.
-    fn limit(&self, manner: Manner) -> f32 {
-        self.0.iter().map(|(stored, _)| limit(manner, stored.encoding)).sum()
+    /// Results are off by no more than the products of such rows may be.
+    fn check(&self, ours: &[f32], expected: &[f32], manner: Manner, what: &str) {
+        let limit = self.0.iter().map(|(stored, _)| limit(manner, stored.encoding)).sum::<f32>();
+        let off = distance(ours, expected);
+        assert!(off < limit, "{what}, {manner:?}: {off} > {limit}");
     }
 }
 
@@ -91,8 +93,7 @@ fn gate_up_and_down_may_be_of_any_encodings() {
                 for activations in [Activations::Auto, Activations::Int8, Activations::F32] {
                     let ours = weights.run(&mut backend(isa, 2, activations), &x, &[0..batch]);
                     let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
-                    let (off, limit) = (distance(&ours, &expected), weights.limit(manner));
-                    assert!(off < limit, "{encodings:?}, {batch} rows, {manner:?}: {off} > {limit}");
+                    weights.check(&ours, &expected, manner, &format!("{encodings:?}, {batch} rows"));
                 }
             }
         }
@@ -112,8 +113,7 @@ fn large_gates_are_right_with_any_threads() {
                 let activations = Activations::Auto;
                 let ours = weights.run(&mut backend(isa, threads, activations), &x, &[0..batch]);
                 let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
-                let (off, limit) = (distance(&ours, &expected), weights.limit(manner));
-                assert!(off < limit, "{batch} rows, {threads} threads, {manner:?}: {off} > {limit}");
+                weights.check(&ours, &expected, manner, &format!("{batch} rows, {threads} threads"));
             }
         }
     }
@@ -124,17 +124,16 @@ fn large_gates_are_right_with_any_threads() {
 fn a_step_of_both_kinds_is_gated_by_kind() {
     let mut numbers = Numbers(11);
     let weights = Weights::random([affine(4, 64), affine(4, 64), affine(4, 32)], [128, 96], &mut numbers);
-    let (generated, rows) = (3, 64);
+    let (generated, rows) = (3usize, 64);
     let x = weights.inputs(rows, &mut numbers);
     let expected = weights.expected(&x);
     let mut step = Step::default();
-    (0..generated).for_each(|i| step.push(&[1], 0, &[i], true));
-    step.push(&vec![1; rows - generated as usize], 0, &[8, 9], true);
-    let cut = generated as usize * 5;
+    (0..generated).for_each(|i| step.push(&[1], 0, &[i as u32], true));
+    step.push(&vec![1; rows - generated], 0, &[8, 9], true);
     for isa in Isa::available() {
         for activations in [Activations::Auto, Activations::Int8] {
             let mut backend = backend(isa, 2, activations);
-            let alone = weights.run(&mut backend, &x[..cut / 5 * weights.cols()], &[0..cut / 5]);
+            let alone = weights.run(&mut backend, &x[..generated * weights.cols()], &[0..generated]);
             backend.begin(&step, &[]);
             let whole = weights.run(&mut backend, &x, &[0..rows]);
             assert_eq!(
@@ -143,10 +142,9 @@ fn a_step_of_both_kinds_is_gated_by_kind() {
                 "in parts on {}",
                 isa.name()
             );
-            assert_eq!(whole[..cut], alone, "beside a prompt on {}", isa.name());
+            assert_eq!(whole[..alone.len()], alone, "beside a prompt on {}", isa.name());
             let manner = Manner { isa, activations, prompts: true };
-            let (off, limit) = (distance(&whole, &expected), weights.limit(manner));
-            assert!(off < limit, "{manner:?}: {off} > {limit}");
+            weights.check(&whole, &expected, manner, "both kinds");
         }
     }
 }

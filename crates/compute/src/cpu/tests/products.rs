@@ -1,0 +1,309 @@
+//! Products against plain arithmetic, and against each other.
+
+use super::*;
+
+#[test]
+fn products_match_plain_arithmetic_in_every_encoding() {
+    let mut numbers = Numbers(1);
+    let (rows, cols, batch) = (37, 256, 11);
+    for encoding in encodings() {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let (x, bias) = (numbers.vec(batch * cols), numbers.vec(rows));
+        let mut expected = Vec::new();
+        for x in x.chunks(cols) {
+            for (w, bias) in stored.values.chunks(cols).zip(&bias) {
+                expected.push(
+                    w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>() as f32 + bias,
+                );
+            }
+        }
+        for isa in Isa::available() {
+            for activations in [Activations::Auto, Activations::Int16, Activations::Int8, Activations::F32] {
+                let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
+                let limit = limit(manner, encoding);
+                let mut backend = backend(isa, 2, activations);
+                let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
+                let x = filled(&mut backend, &x, cols);
+                let mut out = backend.buffer(batch, rows).unwrap();
+                backend.linear(Plain(&x), 0..batch, &w, &mut out);
+                let error = distance(backend.read(&out), &expected);
+                assert!(error < limit, "{encoding:?} on {}: {activations:?} is off by {error}", isa.name());
+            }
+        }
+    }
+}
+
+/// Every output is there twice: the first counts, whichever threads made the two.
+#[test]
+fn the_first_of_the_largest_outputs_is_found() {
+    let mut numbers = Numbers(21);
+    // Many pieces, the last of which are anybody's.
+    let (rows, cols, batch) = (1205, 64, 5);
+    for encoding in [Encoding::Float(Float::F32), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
+    {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 5].map(|count| (isa, count)))
+        {
+            let mut backend = backend(isa, threads, Activations::Int16);
+            let w = backend.matrix(&[stored.source(None), stored.source(None)]).unwrap();
+            for batch in [batch, 1] {
+                let x = filled(&mut backend, &values[..batch * cols], cols);
+                let mut out = backend.buffer(batch, 2 * rows).unwrap();
+                // What was found before must not count.
+                let mut largest = vec![Largest { column: 7, value: 1e30 }; batch];
+                backend.linear_largest(Plain(&x), &w, &mut out, &mut largest);
+                for (outputs, largest) in backend.read(&out).chunks(2 * rows).zip(largest) {
+                    let value = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    let column = outputs.iter().position(|output| *output == value).unwrap() as u32;
+                    assert!((column as usize) < rows);
+                    let expected = Largest { column, value };
+                    assert_eq!(largest, expected, "{encoding:?}, {threads} threads on {}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_of_the_largest_does_not_depend_on_who_looked_first() {
+    let outputs: Vec<f32> = (0..100).map(|i| [0.5, 2.0, -1.0, 2.0][i % 4]).collect();
+    for isa in Isa::available() {
+        let mut best = Largest::NONE;
+        for first in [60, 20, 0, 40, 80] {
+            // SAFETY: the instruction set is there.
+            unsafe { isa::largest(isa, &outputs[first..first + 20], first as u32, &mut best) };
+        }
+        assert_eq!(best, Largest { column: 1, value: 2.0 }, "on {}", isa.name());
+    }
+    let (first, second) = (Largest { column: 3, value: 2.0 }, Largest { column: 8, value: 2.0 });
+    assert_eq!((first.or(second), second.or(first)), (first, first));
+    assert_eq!((first.or(Largest::NONE), Largest::NONE.or(first)), (first, first));
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_batch() {
+    let mut numbers = Numbers(2);
+    let (rows, cols, batch) = (48, 192, 13);
+    for encoding in [
+        Encoding::Float(Float::BF16),
+        Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+        Encoding::Affine { bits: 6, group: 32, scales: Float::BF16 },
+    ] {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for (isa, activations) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [Activations::Int16, Activations::F32].map(|activations| (isa, activations)))
+        {
+            let mut backend = backend(isa, 3, activations);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            let all = filled(&mut backend, &values, cols);
+            let mut together = backend.buffer(batch, rows).unwrap();
+            backend.linear(Plain(&all), 0..batch, &w, &mut together);
+            for (x, expected) in values.chunks(cols).zip(backend.read(&together).to_vec().chunks(rows)) {
+                let x = filled(&mut backend, x, cols);
+                let mut alone = backend.buffer(1, rows).unwrap();
+                backend.linear(Plain(&x), 0..1, &w, &mut alone);
+                assert_eq!(backend.read(&alone), expected, "{encoding:?}, {activations:?} on {}", isa.name());
+            }
+        }
+    }
+}
+
+/// Sums within groups are exact, and groups are added in one order, so nothing may change a bit of them.
+#[test]
+fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set() {
+    let mut numbers = Numbers(7);
+    let (rows, batch) = (37, 70);
+    for encoding in encodings() {
+        let Encoding::Affine { group, .. } = encoding else { continue };
+        // More than a chunk of tiles, and with groups of 32 a block that is half empty.
+        let cols = 1088_usize.next_multiple_of(group) + group % 64;
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(batch * cols);
+        for activations in [Activations::Int16, Activations::Int8] {
+            let mut expected = Vec::new();
+            for isa in Isa::available() {
+                let mut backend = backend(isa, 2, activations);
+                let w = backend.matrix(&[stored.source(None)]).unwrap();
+                for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 16, 33] {
+                    // A step that decodes: prompts may be bf16.
+                    let mut step = Step::default();
+                    (0..batch).for_each(|_| step.push(&[0], 0, &[0], false));
+                    backend.begin(&step, &[]);
+                    let x = filled(&mut backend, &values[..batch * cols], cols);
+                    let mut out = backend.buffer(batch, rows).unwrap();
+                    backend.linear(Plain(&x), 0..batch, &w, &mut out);
+                    let out = backend.read(&out);
+                    if expected.is_empty() {
+                        expected = out.to_vec();
+                    }
+                    assert!(
+                        out == &expected[..batch * rows],
+                        "{encoding:?}, {activations:?}, {batch} rows on {}",
+                        isa.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Trained models have a few channels that are a hundred times as large as the others.
+#[test]
+fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
+    let mut numbers = Numbers(31);
+    let (rows, cols, group) = (32, 512, 64);
+    let stored =
+        Stored::random(rows, cols, Encoding::Affine { bits: 4, group, scales: Float::F16 }, &mut numbers);
+    let mut all = numbers.vec(cols);
+    all[group] = 100.0;
+    let (mut large, mut others) = (vec![0.0; cols], all.clone());
+    large[group..2 * group].swap_with_slice(&mut others[group..2 * group]);
+    for isa in Isa::available() {
+        let product = |activations, x: &[f32]| {
+            let mut backend = backend(isa, 1, activations);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            let x = filled(&mut backend, x, cols);
+            let mut out = backend.buffer(1, rows).unwrap();
+            backend.linear(Plain(&x), 0..1, &w, &mut out);
+            backend.read(&out).to_vec()
+        };
+        let (all, large) = (product(Activations::Int8, &all), product(Activations::Int8, &large));
+        let rest: Vec<f32> = all.iter().zip(large).map(|(all, large)| all - large).collect();
+        let error = distance(&rest, &product(Activations::F32, &others));
+        assert!(error < 1e-2, "off by {error} on {}", isa.name());
+    }
+}
+
+/// Odd shapes on matrix units: rows and panels without a partner, chunks that end early, columns that are no multiple of anything.
+#[test]
+fn products_of_halves_are_right_in_any_shape() {
+    let mut numbers = Numbers(8);
+    let quantized = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
+    for (encoding, rows, cols) in [
+        (quantized(4, 64), 300, 1088),
+        (quantized(8, 32), 17, 544),
+        (quantized(6, 128), 16, 128),
+        (Encoding::Float(Float::BF16), 33, 515),
+        (Encoding::Float(Float::F16), 50, 37),
+    ] {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let values = numbers.vec(530 * cols);
+        for isa in Isa::available() {
+            let mut exact = backend(isa, 1, Activations::F32);
+            let mut halved = backend(isa, 3, Activations::Auto);
+            let (w, w_halved) = (
+                exact.matrix(&[stored.source(None)]).unwrap(),
+                halved.matrix(&[stored.source(None)]).unwrap(),
+            );
+            for batch in [9, 16, 17, 32, 33, 48, 530] {
+                let x = filled(&mut exact, &values[..batch * cols], cols);
+                let mut expected = exact.buffer(batch, rows).unwrap();
+                exact.linear(Plain(&x), 0..batch, &w, &mut expected);
+                let mut out = halved.buffer(batch, rows).unwrap();
+                halved.linear(Plain(&x), 0..batch, &w_halved, &mut out);
+                let error = distance(halved.read(&out), exact.read(&expected));
+                assert!(error < 4e-3, "{encoding:?}, {batch} rows on {}: off by {error}", isa.name());
+            }
+        }
+    }
+}
+
+/// Where the compiler makes calls of a kernel's operations, as it does in closures, that takes ten times as long and more.
+#[test]
+fn weights_of_all_bits_are_multiplied_about_equally_fast() {
+    let (rows, cols) = (1024, 1024);
+    let mut numbers = Numbers(5);
+    for isa in Isa::available() {
+        for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
+            let mut fastest = |bits| {
+                let encoding = Encoding::Affine { bits, group: 64, scales: Float::F16 };
+                let mut backend = backend(isa, 1, activations);
+                let w = backend
+                    .matrix(&[Stored::random(rows, cols, encoding, &mut numbers).source(None)])
+                    .unwrap();
+                let x = filled(&mut backend, &numbers.vec(cols), cols);
+                let mut out = backend.buffer(1, rows).unwrap();
+                let mut once = || {
+                    let start = std::time::Instant::now();
+                    backend.linear(Plain(&x), 0..1, &w, &mut out);
+                    start.elapsed()
+                };
+                (0..30).map(|_| once()).min().unwrap_or_default()
+            };
+            let usual = fastest(4);
+            for bits in [2, 3, 5, 6, 8] {
+                let time = fastest(bits);
+                assert!(
+                    time < usual * 5,
+                    "{bits} bits take {time:?} and 4 bits {usual:?}: {isa:?}, {activations:?}"
+                );
+            }
+        }
+    }
+}
+
+/// With more ranks than heads or channels, some have no columns of a matrix whose products are summed.
+#[test]
+fn a_product_without_columns_is_its_bias_whatever_was_there() {
+    let stored = |encoding| Stored {
+        rows: 50,
+        cols: 0,
+        encoding,
+        weight: vec![],
+        scales: vec![],
+        biases: vec![],
+        values: vec![],
+    };
+    for encoding in
+        [Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }, Encoding::Float(Float::BF16)]
+    {
+        for isa in Isa::available() {
+            for (batch, activations) in
+                [1, 4, 40, 530].into_iter().zip([Activations::Auto, Activations::Int8].into_iter().cycle())
+            {
+                let mut backend = backend(isa, 3, activations);
+                let bias: Vec<f32> = (0..50).map(|i| i as f32).collect();
+                let w = backend.matrix(&[stored(encoding).source(Some(bias.clone()))]).unwrap();
+                let mut x = backend.buffer(batch, 0).unwrap();
+                x.shape(batch);
+                let mut out = filled(&mut backend, &vec![7.0; batch * 50], 50);
+                backend.linear(Plain(&x), 0..batch, &w, &mut out);
+                assert!(
+                    backend.read(&out).chunks(50).all(|row| row == bias),
+                    "{encoding:?}, {batch} on {}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn several_matrices_of_different_encodings_share_one_product() {
+    let mut numbers = Numbers(4);
+    let kinds = [
+        Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+        Encoding::Affine { bits: 6, group: 32, scales: Float::F16 },
+        Encoding::Float(Float::BF16),
+    ];
+    let parts: Vec<_> = kinds.map(|kind| Stored::random(20, 64, kind, &mut numbers)).into();
+    let values = numbers.vec(2 * 64);
+    let mut backend = backend(Isa::detect().unwrap(), 2, Activations::Int16);
+    let x = filled(&mut backend, &values, 64);
+    let sources: Vec<_> = parts.iter().map(|part| part.source(None)).collect();
+    let fused = backend.matrix(&sources).unwrap();
+    let mut out = backend.buffer(2, 60).unwrap();
+    backend.linear(Plain(&x), 0..2, &fused, &mut out);
+    let out = backend.read(&out).to_vec();
+    for (i, source) in sources.iter().enumerate() {
+        let alone = backend.matrix(std::slice::from_ref(source)).unwrap();
+        let mut expected = backend.buffer(2, 20).unwrap();
+        backend.linear(Plain(&x), 0..2, &alone, &mut expected);
+        for row in 0..2 {
+            assert_eq!(out[row * 60 + i * 20..][..20], backend.read(&expected)[row * 20..][..20]);
+        }
+    }
+}
