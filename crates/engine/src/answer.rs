@@ -16,8 +16,11 @@ struct StopFilter {
 
 impl StopFilter {
     /// Takes text, returns what is certain, and whether a stop text was met (what follows it is dropped).
-    fn push(&mut self, text: &str) -> (String, bool) {
-        self.held.push_str(text);
+    fn push(&mut self, text: String) -> (String, bool) {
+        match self.held.is_empty() {
+            true => self.held = text,
+            false => self.held.push_str(&text),
+        }
         let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(at) = found {
             self.held.truncate(at);
@@ -25,7 +28,8 @@ impl StopFilter {
             return (std::mem::take(&mut self.held), true);
         }
         let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        (self.held.drain(..self.held.len() - keep).collect(), false)
+        let kept = self.held.split_off(self.held.len() - keep);
+        (std::mem::replace(&mut self.held, kept), false)
     }
 }
 
@@ -70,7 +74,7 @@ impl Answer {
             self.logprobs.push((self.emitted + self.filter.held.len(), logprob));
         }
         let text = self.tokens.push(id);
-        let (text, stopped) = self.filter.push(&text);
+        let (text, stopped) = self.filter.push(text);
         match (self.emit(text), stopped) {
             (true, false) => Outcome::GoesOn,
             (true, true) => Outcome::Stopped,
@@ -93,7 +97,7 @@ impl Answer {
     pub fn finish(mut self, reason: FinishReason, usage: Usage) {
         if !self.filter.stopped {
             let rest = self.tokens.finish();
-            let (mut text, stopped) = self.filter.push(&rest);
+            let (mut text, stopped) = self.filter.push(rest);
             if !stopped {
                 text.push_str(&std::mem::take(&mut self.filter.held));
             }
@@ -134,7 +138,7 @@ mod tests {
         let mut filter = StopFilter { stop, ..StopFilter::default() };
         let mut read = String::new();
         for piece in pieces {
-            let (text, stopped) = filter.push(piece);
+            let (text, stopped) = filter.push((*piece).to_owned());
             read.push_str(&text);
             if stopped {
                 return (read, true);

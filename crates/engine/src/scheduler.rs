@@ -12,6 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use thunder_compute::step::KV_BLOCK_TOKENS;
+
 use crate::answer::{Answer, Outcome};
 use crate::blocks::Blocks;
 use crate::handle::{Inbox, ModelInfo, Submission, Unpark};
@@ -73,13 +75,17 @@ impl Sequence {
 }
 
 /// A step whose results have not come.
+#[derive(Default)]
 struct UnderWay {
     kind: Kind,
-    /// Slots that are in it.
-    slots: Vec<usize>,
+    /// Slots that are in it, and how many tokens of each.
+    slots: Vec<(usize, usize)>,
     /// Slots of the rows that want logits, in order.
     rows: Vec<usize>,
 }
+
+/// The next token of a sequence: its slot, the token, and what its report is made of.
+type Chosen = (usize, u32, Option<(f32, Vec<(u32, f32)>)>);
 
 /// A scheduler that panics must not look as if it were still at work.
 struct NotePanic(Arc<OnceLock<String>>);
@@ -107,7 +113,11 @@ pub struct Scheduler {
     under_way: VecDeque<UnderWay>,
     closed: bool,
     scratch: Scratch,
+    // Kept from step to step, so that a token takes no memory but for its text.
     logits: Vec<f32>,
+    unmodified: Vec<f32>,
+    chosen: Vec<Chosen>,
+    spare: Vec<UnderWay>,
 }
 
 impl Scheduler {
@@ -128,6 +138,9 @@ impl Scheduler {
             closed: false,
             scratch: Scratch::default(),
             logits: Vec::new(),
+            unmodified: Vec::new(),
+            chosen: Vec::new(),
+            spare: Vec::new(),
         }
     }
 
@@ -156,8 +169,9 @@ impl Scheduler {
     }
 
     fn serve(&mut self) -> Result<(), EngineError> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         loop {
-            self.take_submissions()?;
+            self.take_submissions(&waker)?;
             self.drop_abandoned();
             self.admit();
             let issued = self.issue()?;
@@ -175,9 +189,8 @@ impl Scheduler {
     }
 
     /// Takes what was submitted. Sleeps while there is nothing else to do, and looks after the other ranks meanwhile.
-    fn take_submissions(&mut self) -> Result<(), EngineError> {
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
+    fn take_submissions(&mut self, waker: &Waker) -> Result<(), EngineError> {
+        let mut context = Context::from_waker(waker);
         loop {
             match self.inbox.submissions.poll_recv(&mut context) {
                 Poll::Ready(Some(submission)) => {
@@ -206,11 +219,15 @@ impl Scheduler {
 
     fn sequence(&self, Submission { request, events }: Submission) -> Sequence {
         let answer = Answer::new(events, self.info.tokenizer.stream(), request.stop.clone());
+        let longest = (request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX)))
+            .min(self.info.context_length.max(request.prompt.len()));
+        let mut tokens = Vec::with_capacity(longest);
+        tokens.extend_from_slice(&request.prompt);
         Sequence {
             slot: 0,
-            tokens: request.prompt.clone(),
+            tokens,
             computed: 0,
-            blocks: Vec::new(),
+            blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
             sent_blocks: 0,
             awaits_token: false,
             under_way: 0,
@@ -259,12 +276,14 @@ impl Scheduler {
 
     /// Forms the next step and computes this rank's part of it. False if there is nothing to compute.
     fn issue(&mut self) -> Result<bool, EngineError> {
-        let plan = self.plan();
-        if plan.is_empty() {
+        let mut step = self.spare.pop().unwrap_or_default();
+        self.plan(&mut step.slots);
+        if step.slots.is_empty() {
+            self.spare.push(step);
             return Ok(false);
         }
         let began = Instant::now();
-        let step = self.describe(&plan);
+        self.describe(&mut step);
         let kind = step.kind;
         self.under_way.push_back(step);
         self.rank.receive()?;
@@ -286,19 +305,19 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Writes the message of a step of these slots and token counts.
-    fn describe(&mut self, plan: &[(usize, usize)]) -> UnderWay {
+    /// Writes the message of a step of its slots, and what else is to be known of it.
+    fn describe(&mut self, step: &mut UnderWay) {
         let wants = |s: &Sequence, count: usize| s.computed + count == s.tokens.len();
-        let plain = plan.iter().all(|&(slot, count)| {
+        let plain = step.slots.iter().all(|&(slot, count)| {
             let sequence = self.sequences[slot].as_ref();
             sequence
                 .is_none_or(|s| !wants(s, count) || (s.sampler.is_argmax() && s.request.logprobs.is_none()))
         });
-        let kind = if plain { Kind::Argmax } else { Kind::Logits };
-        let mut step = UnderWay { kind, slots: Vec::new(), rows: Vec::new() };
+        step.kind = if plain { Kind::Argmax } else { Kind::Logits };
+        step.rows.clear();
         let message = self.rank.message();
-        message.begin(kind);
-        for &(slot, count) in plan {
+        message.begin(step.kind);
+        for &(slot, count) in &step.slots {
             let Some(sequence) = self.sequences[slot].as_mut() else { continue };
             let logits = wants(sequence, count);
             let new = &sequence.blocks[sequence.sent_blocks..];
@@ -309,19 +328,16 @@ impl Scheduler {
             sequence.computed += count;
             sequence.under_way += 1;
             sequence.awaits_token = logits;
-            step.slots.push(slot);
             if logits {
                 step.rows.push(slot);
             }
         }
-        step
     }
 
     /// Takes the results of the oldest step under way.
     fn collect(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.under_way.pop_front() else { return Ok(()) };
         let results = self.rank.results(step.kind, step.rows.len())?;
-        let mut chosen = Vec::with_capacity(step.rows.len());
         for (row, &slot) in step.rows.iter().enumerate() {
             let Some(sequence) = self.sequences[slot].as_mut() else { continue };
             let mut report = None;
@@ -330,27 +346,34 @@ impl Scheduler {
             } else {
                 results.logits(row, &mut self.logits);
                 // The unmodified distribution is reported, and choosing overwrites it.
-                let unmodified = sequence.request.logprobs.map(|count| (count, self.logits.clone()));
+                if sequence.request.logprobs.is_some() {
+                    self.unmodified.clone_from(&self.logits);
+                }
                 let id = sequence.sampler.choose(&mut self.logits, &mut self.scratch);
-                report = unmodified
-                    .map(|(count, logits)| log_probabilities(&logits, id, count, &mut self.scratch));
+                report = sequence
+                    .request
+                    .logprobs
+                    .map(|count| log_probabilities(&self.unmodified, id, count, &mut self.scratch));
                 id
             };
-            chosen.push((slot, id, report));
+            self.chosen.push((slot, id, report));
         }
-        for &slot in &step.slots {
+        for &(slot, _) in &step.slots {
             if let Some(sequence) = self.sequences[slot].as_mut() {
                 sequence.under_way -= 1;
             }
         }
-        for (slot, id, report) in chosen {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for (slot, id, report) in chosen.drain(..) {
             self.accept(slot, id, report);
         }
-        for slot in step.slots {
+        self.chosen = chosen;
+        for &(slot, _) in &step.slots {
             if self.sequences[slot].as_ref().is_some_and(|s| s.ended) {
                 self.end(slot);
             }
         }
+        self.spare.push(step);
         Ok(())
     }
 
@@ -377,7 +400,7 @@ impl Scheduler {
         };
         let full = sequence.request.max_tokens.is_some_and(|max| generated >= max)
             || sequence.tokens.len() >= self.info.context_length
-            || sequence.tokens.len() >= self.limits.kv_blocks * thunder_compute::step::KV_BLOCK_TOKENS;
+            || sequence.tokens.len() >= self.limits.kv_blocks * KV_BLOCK_TOKENS;
         let reason = match outcome {
             Outcome::Stopped => FinishReason::Stop,
             Outcome::GoesOn if full => FinishReason::Length,

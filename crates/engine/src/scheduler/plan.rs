@@ -10,8 +10,8 @@ const PROMPT_ROWS_BESIDE_DECODES: usize = 64;
 impl Scheduler {
     /// The next step's slots, and how many tokens of each: first the next token of those that decode, then what was generated
     /// before a preemption and is read again, then prompts, which come last in a step.
-    pub(super) fn plan(&mut self) -> Vec<(usize, usize)> {
-        let mut plan: Vec<(usize, usize)> = Vec::new();
+    pub(super) fn plan(&mut self, plan: &mut Vec<(usize, usize)>) {
+        plan.clear();
         let mut rows = self.limits.rows;
         // In a pipeline each step takes its share of the sequences, so that every stage has one to work on.
         let share = self.running().div_ceil(self.rank.stages()).max(1);
@@ -47,7 +47,6 @@ impl Scheduler {
         }
         // Some may have been put back to make room for others.
         plan.retain(|(slot, _)| self.sequences[*slot].is_some());
-        plan
     }
 
     /// Makes room for `count` more tokens of a sequence; if need be, the youngest sequence starts over later. Never one

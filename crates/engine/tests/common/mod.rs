@@ -1,0 +1,70 @@
+//! An engine of the built-in model within the test, and what it answers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
+use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Sampling, Scheduler, Stream};
+use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The built-in model on so many ranks, each a thread; `work` is given its engine.
+pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
+    let folder =
+        ModelFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin/model")).unwrap();
+    let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
+    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
+    let capacity = Capacity {
+        rows: limits.rows,
+        logit_rows: limits.sequences,
+        kv_blocks: limits.kv_blocks,
+        kv_format: KvFormat::F16,
+    };
+    let info = ModelInfo {
+        name: "builtin".to_owned(),
+        context_length: 128,
+        vocab_size: folder.spec.vocab,
+        tokenizer: folder.tokenizer().unwrap(),
+        chat_template: None,
+        default_sampling: Sampling::default(),
+        ranks,
+    };
+    let (engine, inbox) = Engine::channel(info, 64);
+    let info = Arc::new(engine.info().clone());
+    let (work, inbox) = (std::sync::Mutex::new(Some((work, engine))), std::sync::Mutex::new(Some(inbox)));
+    let groups = match ranks {
+        1 => vec![Group::solo()],
+        _ => local::groups(ranks, TransportChoice::Shm).unwrap(),
+    };
+    local::run_on(groups, |group| {
+        let is_head = group.rank() == 0;
+        let mut rank = Rank::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
+        if !is_head {
+            return rank.follow().unwrap();
+        }
+        let inbox = inbox.lock().unwrap().take().unwrap();
+        let scheduler = Scheduler::new(rank, info.clone(), inbox, limits, folder.spec.eos.clone());
+        let (work, engine) = work.lock().unwrap().take().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || work(engine));
+            scheduler.run().unwrap();
+        });
+    });
+}
+
+/// The whole answer, or `None` if the engine failed.
+pub fn read(mut stream: Stream) -> Option<String> {
+    let mut answer = String::new();
+    loop {
+        match stream.next_within(PATIENCE).expect("an event comes in time")? {
+            Event::Delta { text, .. } => answer.push_str(&text),
+            Event::Done { .. } => return Some(answer),
+            Event::Failed { message } => panic!("{message}"),
+        }
+    }
+}
