@@ -179,6 +179,9 @@ impl Largest {
 pub enum LinearInput<'a, Buffer, Vector> {
     /// The rows themselves.
     Plain(&'a Buffer),
+    /// What [`Backend::linear_gated`] made: a few of these are far larger than the others, which a backend that rounds them has to
+    /// bear in mind.
+    Gated(&'a Buffer),
     /// `x / sqrt(mean(x²) + eps) * weight`.
     Normed {
         /// The rows.

@@ -224,7 +224,7 @@ impl CpuBackend {
 impl<Vector> LinearInput<'_, Buffer, Vector> {
     fn buffer(&self) -> &Buffer {
         match self {
-            Self::Plain(x) | Self::Normed { x, .. } => x,
+            Self::Plain(x) | Self::Gated(x) | Self::Normed { x, .. } => x,
         }
     }
 }

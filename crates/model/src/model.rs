@@ -108,7 +108,7 @@ impl<B: Backend> Model<B> {
                         let channels = &mut inner[*channels_buffer];
                         let x = LinearInput::Normed { x: &*residual, weight: feed_forward_norm, eps: *eps };
                         backend.linear_gated(x, rows.clone(), gate_up, down, channels);
-                        backend.linear_reduce_add(LinearInput::Plain(channels), rows, down, residual)?;
+                        backend.linear_reduce_add(LinearInput::Gated(channels), rows, down, residual)?;
                     }
                 }
             }

@@ -76,7 +76,9 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
 // One test, as others would allocate at the same time.
 #[test]
 fn decoding_allocates_nothing() {
-    for activations in [Activations::Auto, Activations::Int8, Activations::Int16, Activations::F32] {
+    for activations in
+        [Activations::Auto, Activations::Bf16, Activations::Int8, Activations::Int16, Activations::F32]
+    {
         assert_eq!(decode(Group::solo(), &Barrier::new(1), 1, activations), 0, "{activations:?}");
     }
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {

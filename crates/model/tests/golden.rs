@@ -71,7 +71,7 @@ fn logits(
                 let mut step = Step::default();
                 step.push(tokens, index * chunk, &blocks, false);
                 // As if generated: those of prompts are bf16 on a matrix unit.
-                step.sequences[0].prompt &= activations != Activations::Int8;
+                step.sequences[0].prompt &= !matches!(activations, Activations::Auto | Activations::Int8);
                 step.logit_rows = (0..tokens.len() as u32).collect();
                 model.forward(&mut backend, &step, None).unwrap();
                 all.extend_from_slice(model.logits(&backend));
@@ -132,8 +132,8 @@ fn limits(activations: Activations) -> (f64, f64) {
     match activations {
         Activations::Int16 | Activations::F32 => (1e-3, 0.995),
         // bf16 on matrix units.
-        Activations::Auto => (1e-2, 0.98),
-        Activations::Int8 => (1e-2, 0.95),
+        Activations::Bf16 => (1e-2, 0.98),
+        Activations::Auto | Activations::Int8 => (1e-2, 0.95),
     }
 }
 
@@ -149,9 +149,12 @@ fn one_rank_agrees_with_mlx() {
     for case in cases() {
         let folder = ModelFolder::open(&case).unwrap();
         let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
-        for (activations, what) in
-            [(Activations::Auto, "auto"), (Activations::Int16, "int16"), (Activations::Int8, "int8")]
-        {
+        for (activations, what) in [
+            (Activations::Auto, "auto"),
+            (Activations::Bf16, "bf16"),
+            (Activations::Int16, "int16"),
+            (Activations::Int8, "int8"),
+        ] {
             let ours = logits(&folder, &plan, Group::solo(), (activations, Overlap::Auto), 70);
             check(&case, what, compare(&case, &ours), limits(activations));
         }
@@ -183,7 +186,7 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
         // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = Plan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
-            for activations in [Activations::Int16, Activations::Auto] {
+            for activations in [Activations::Int16, Activations::Bf16, Activations::Auto] {
                 let [ours, in_halves] = [Overlap::Never, Overlap::Always]
                     .map(|overlap| sharded_logits(&folder, &plan, (activations, overlap), 45));
                 assert_eq!(ours, in_halves, "{}, {weights:?}: sums in the background", case.display());

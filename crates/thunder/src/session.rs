@@ -77,10 +77,11 @@ pub struct EngineArgs {
     /// Requests that are decoded together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
-    /// Precision of activations in products with weights: auto is bf16 where a matrix unit (AMX) reads prompts and int16
-    /// elsewhere, int8 is auto with one byte in place of two (faster in batches, and on prompts without a matrix unit; errors
-    /// of about 1 %), int16 gives quantized weights' products the same bits on any machine, f32 rules them out as the cause
-    /// of anything
+    /// Precision of activations in products with weights: auto is bf16 where a matrix unit (AMX) reads prompts; elsewhere
+    /// one byte, or two for those of a feed-forward network's channels, where a few are far larger than the others (logits
+    /// 0.8 % off). int8 is auto with one byte everywhere (faster on prompts without a matrix unit; 1.3 % off), bf16 is auto
+    /// with two bytes everywhere (slower in batches; at most 0.3 % off), int16 gives quantized weights' products the same
+    /// bits on any machine, f32 rules them out as the cause of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     pub activations: ActivationBits,
     /// Sum a prompt's rows over the ranks in two halves, one while the other is computed: auto does so where the ranks' links are
@@ -105,10 +106,12 @@ pub enum Parallel {
 #[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationBits {
-    /// Two bytes, floats or integers.
+    /// bf16 for prompts, integers of one byte elsewhere, and of two where that costs precision.
     Auto,
-    /// As auto, with integers of one byte.
+    /// As auto, with one byte everywhere.
     Int8,
+    /// As auto, with two bytes everywhere.
+    Bf16,
     /// Integers of two bytes.
     Int16,
     /// Plain floats.
@@ -120,6 +123,7 @@ impl From<ActivationBits> for Activations {
         match bits {
             ActivationBits::Auto => Self::Auto,
             ActivationBits::Int8 => Self::Int8,
+            ActivationBits::Bf16 => Self::Bf16,
             ActivationBits::Int16 => Self::Int16,
             ActivationBits::F32 => Self::F32,
         }

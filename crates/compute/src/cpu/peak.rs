@@ -36,7 +36,7 @@ impl Arithmetic {
     ) -> Self {
         match (Manner { isa, activations, prompts }).form(encoding) {
             Form::Floats => Self::Floats,
-            Form::Integers { .. } if isa::takes_tiles(isa, rows, activations.planes()) => Self::Tiles,
+            Form::Integers { .. } if isa::takes_tiles(isa, rows, activations.planes(false)) => Self::Tiles,
             Form::Integers { .. } => Self::Bytes,
             Form::Halves => Self::Halves,
         }

@@ -9,13 +9,15 @@ use super::simd::{LANES, Simd};
 /// How precisely activations enter products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// Two bytes each: bf16 where a matrix unit multiplies prompts, with about 0.2 % error in a product; integers as with `Int16`
-    /// elsewhere.
+    /// Integers of one byte, with a scale for each of the weights' groups, where activations are of one size, which is half the
+    /// arithmetic at about 0.6 % error in a product; of two bytes as with `Int16` where a few are far larger than the others. bf16
+    /// where a matrix unit multiplies prompts.
     #[default]
     Auto,
-    /// As `Auto`, but integers of one byte, with a scale for each of the weights' groups: half the arithmetic, about 1 % error in a
-    /// product.
+    /// As `Auto`, but of one byte everywhere: about 1 % error where a few are far larger than the others.
     Int8,
+    /// As `Auto`, but of two bytes everywhere.
+    Bf16,
     /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
     /// instruction set.
     Int16,
@@ -26,14 +28,15 @@ pub enum Activations {
 impl Activations {
     /// Whether prompts may be bf16.
     pub const fn allows_halves(self) -> bool {
-        matches!(self, Self::Auto | Self::Int8)
+        matches!(self, Self::Auto | Self::Int8 | Self::Bf16)
     }
 
-    /// Byte planes for each row of integers; none for floats.
-    pub const fn planes(self) -> usize {
+    /// Byte planes for each row of integers, of which a few may be far larger than the others; none for floats.
+    pub const fn planes(self, uneven: bool) -> usize {
         match self {
+            Self::Auto => 1 + uneven as usize,
             Self::Int8 => 1,
-            Self::Auto | Self::Int16 => 2,
+            Self::Bf16 | Self::Int16 => 2,
             Self::F32 => 0,
         }
     }
@@ -78,8 +81,8 @@ pub(super) struct QuantRows {
 
 impl QuantRows {
     /// Room for `rows` rows; allocates only when more is needed than ever before.
-    pub fn shape(&mut self, rows: usize, cols: usize, group: usize, activations: Activations) {
-        (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, activations.planes());
+    pub fn shape(&mut self, rows: usize, cols: usize, group: usize, planes: usize) {
+        (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, planes);
         self.tile_rows = rows.min(TILE_ROWS);
         let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
         let groups = rows * self.groups();

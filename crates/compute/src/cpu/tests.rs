@@ -10,7 +10,7 @@ use thunder_collectives::Group;
 
 use super::product::{Form, Manner};
 use super::*;
-use crate::backend::LinearInput::Plain;
+use crate::backend::LinearInput::{Gated, Plain};
 use crate::source::{Encoding, Float, Strided};
 
 /// A repeatable sequence of numbers in −1..1.
@@ -135,7 +135,7 @@ fn limit(manner: Manner, encoding: Encoding) -> f32 {
     match (manner.form(encoding), encoding, manner.activations) {
         (Form::Halves, ..) => 3e-3,
         (_, Encoding::Float(_), _) => 2e-6,
-        (_, _, Activations::Int8) => 2e-2,
+        (_, _, Activations::Auto | Activations::Int8) => 2e-2,
         // What weights lose as integers.
         _ => 3e-4,
     }

@@ -98,9 +98,10 @@ impl<'a> Inputs<'a> {
         (w, cols): (&Linear, usize),
     ) -> Self {
         let (x, norm) = match input {
-            LinearInput::Plain(x) => (x, None),
+            LinearInput::Plain(x) | LinearInput::Gated(x) => (x, None),
             LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
         };
+        let planes = manner.activations.planes(matches!(input, LinearInput::Gated(_)));
         let there = x.halved(&rows);
         assert!(
             there.is_none() || x.width == cols && manner.halves_only(w),
@@ -144,7 +145,7 @@ impl<'a> Inputs<'a> {
                         quantized.push(QuantRows::default());
                     }
                     let quantized = &mut quantized[integers];
-                    quantized.shape(count, cols, group, manner.activations);
+                    quantized.shape(count, cols, group, planes);
                     let writer = quantized.writer();
                     // SAFETY: each row is quantized by one thread.
                     each_row(pool, count, &|thread, i| unsafe {

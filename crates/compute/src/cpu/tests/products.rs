@@ -18,7 +18,7 @@ fn products_match_plain_arithmetic_in_every_encoding() {
             }
         }
         for isa in Isa::available() {
-            for activations in [Activations::Auto, Activations::Int16, Activations::Int8, Activations::F32] {
+            for activations in [Activations::Auto, Activations::Bf16, Activations::Int16, Activations::F32] {
                 let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
                 let limit = limit(manner, encoding);
                 let mut backend = backend(isa, 2, activations);
@@ -177,6 +177,30 @@ fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
     }
 }
 
+/// Of gated activations a few are far larger than the others.
+#[test]
+fn by_default_gated_activations_are_of_two_bytes_and_others_of_one() {
+    let mut numbers = Numbers(33);
+    let (rows, cols, batch) = (32, 256, 3);
+    let stored =
+        Stored::random(rows, cols, Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }, &mut numbers);
+    let values = numbers.vec(batch * cols);
+    for isa in Isa::available() {
+        let product = |activations, gated: bool| {
+            let mut backend = backend(isa, 1, activations);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            let x = filled(&mut backend, &values, cols);
+            let mut out = backend.buffer(batch, rows).unwrap();
+            backend.linear(if gated { Gated(&x) } else { Plain(&x) }, 0..batch, &w, &mut out);
+            backend.read(&out).to_vec()
+        };
+        let [bytes, doubled] = [Activations::Int8, Activations::Int16].map(|bits| product(bits, true));
+        assert_ne!(bytes, doubled, "on {}", isa.name());
+        assert_eq!(product(Activations::Auto, true), doubled, "gated on {}", isa.name());
+        assert_eq!(product(Activations::Auto, false), bytes, "others on {}", isa.name());
+    }
+}
+
 /// Odd shapes on matrix units: rows and panels without a partner, chunks that end early, columns that are no multiple of anything.
 #[test]
 fn products_of_halves_are_right_in_any_shape() {
@@ -193,7 +217,7 @@ fn products_of_halves_are_right_in_any_shape() {
         let values = numbers.vec(530 * cols);
         for isa in Isa::available() {
             let mut exact = backend(isa, 1, Activations::F32);
-            let mut halved = backend(isa, 3, Activations::Auto);
+            let mut halved = backend(isa, 3, Activations::Bf16);
             let (w, w_halved) = (
                 exact.matrix(&[stored.source(None)]).unwrap(),
                 halved.matrix(&[stored.source(None)]).unwrap(),
@@ -262,7 +286,7 @@ fn a_product_without_columns_is_its_bias_whatever_was_there() {
     {
         for isa in Isa::available() {
             for (batch, activations) in
-                [1, 4, 40, 530].into_iter().zip([Activations::Auto, Activations::Int8].into_iter().cycle())
+                [1, 4, 40, 530].into_iter().zip([Activations::Bf16, Activations::Int8].into_iter().cycle())
             {
                 let mut backend = backend(isa, 3, activations);
                 let bias: Vec<f32> = (0..50).map(|i| i as f32).collect();

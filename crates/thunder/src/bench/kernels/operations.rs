@@ -262,7 +262,7 @@ impl Subject {
             }
             Self::Swiglu { gate_up, down, x, channels, out } => {
                 backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, down, channels);
-                backend.linear(LinearInput::Plain(channels), 0..rows, down, out);
+                backend.linear(LinearInput::Gated(channels), 0..rows, down, out);
             }
         }
     }
