@@ -98,13 +98,13 @@ fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_
     }
     println!("the same argmax as MLX at {positions} positions");
     assert!(positions > 100, "the golden file has positions");
-    for (activations, kv, limit) in [
-        (Activations::Auto, KvFormat::F16, 1e-4),
-        (Activations::Bf16, KvFormat::F16, 1e-4),
-        (Activations::Int8, KvFormat::F16, 1.5e-4),
-        (Activations::Int16, KvFormat::F16, 1e-6),
-        (Activations::Int16, KvFormat::Int8, 1e-3),
-        (Activations::Int8, KvFormat::Int8, 2e-4),
+    for (activations, kv, limits) in [
+        (Activations::Auto, KvFormat::F16, (1e-4, 1e-2)),
+        (Activations::Bf16, KvFormat::F16, (1e-4, 1e-2)),
+        (Activations::Int8, KvFormat::F16, (1.5e-4, 2e-2)),
+        (Activations::Int16, KvFormat::F16, (1e-6, 1e-3)),
+        (Activations::Int16, KvFormat::Int8, (1e-3, 1e-2)),
+        (Activations::Int8, KvFormat::Int8, (2e-4, 2e-2)),
     ] {
         let theirs = logits(&folder, &texts, activations, kv);
         let (mean, largest) = divergence(&exact, &theirs, folder.spec.vocab);
@@ -113,6 +113,9 @@ fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_
             "{activations:?} activations, {kv:?} cache: KL mean {mean:.1e}, largest {largest:.1e} nats; \
              relative error {error:.1e}"
         );
-        assert!(mean < limit, "{activations:?} activations, {kv:?} cache: a mean KL of {mean:.2e}");
+        assert!(
+            mean < limits.0 && error < limits.1,
+            "{activations:?} activations, {kv:?} cache: a mean KL of {mean:.2e}, logits {error:.2e} off"
+        );
     }
 }
