@@ -14,20 +14,23 @@ const SPIN: Duration = Duration::from_micros(200);
 /// A job: run by every thread, with the thread's index.
 type Job = *const (dyn Fn(usize) + Sync);
 
+/// What workers wait for lies together and apart from what they write: one that is done must not take the line away from those that
+/// have not begun.
+#[repr(align(128))]
 struct Shared {
     /// Counts jobs; a worker runs one each time this moves.
     epoch: AtomicUsize,
-    /// Workers still busy with the current job.
-    busy: AtomicUsize,
     /// Workers asleep or about to be.
     sleepers: AtomicUsize,
     stop: AtomicBool,
     panicked: AtomicBool,
     job: UnsafeCell<Option<Job>>,
+    /// The last job that each worker has done.
+    done: Box<[Padded]>,
 }
 
-// SAFETY: `job` is written only by the leader while no worker is busy, and read only between the epoch's release store
-// and the worker's decrement of `busy`.
+// SAFETY: `job` is written only by the leader while all workers have done the last one, and read only between the epoch's release
+// store and the worker's store to `done`.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is dereferenced only while `Pool::run` holds the closure alive.
 unsafe impl Send for Shared {}
@@ -53,7 +56,7 @@ impl Pool {
     pub fn new(threads: usize, first_core: Option<usize>) -> Self {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
+            done: (1..threads.max(1)).map(|_| Padded::default()).collect(),
             sleepers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -102,21 +105,22 @@ impl Pool {
             return job(0);
         }
         let shared = &*self.shared;
-        // SAFETY: no worker is busy (run takes &mut self and returns only when `busy` is 0), so none reads `job`; the
-        // lifetime is erased, but no worker uses the pointer after `busy` has reached 0 below.
+        // SAFETY: no worker is busy (run takes &mut self and returns only when all are done), so none reads `job`; the
+        // lifetime is erased, but no worker uses the pointer after it has said that it is done.
         unsafe {
             *shared.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job));
         }
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let epoch = shared.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
         // The workers must be waited for even when our own part panics: they hold a reference to the job.
         let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(0)));
         let mut spins = 0u32;
-        while shared.busy.load(Ordering::Acquire) > 0 {
-            relax(&mut spins);
+        for done in &shared.done[..self.workers.len()] {
+            while done.0.load(Ordering::Acquire) != epoch {
+                relax(&mut spins);
+            }
         }
         if let Err(panic) = mine {
             std::panic::resume_unwind(panic);
@@ -221,7 +225,7 @@ fn work(shared: &Shared, index: usize) {
         {
             shared.panicked.store(true, Ordering::Relaxed);
         }
-        shared.busy.fetch_sub(1, Ordering::Release);
+        shared.done[index - 1].0.store(seen, Ordering::Release);
     }
 }
 
