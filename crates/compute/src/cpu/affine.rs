@@ -61,6 +61,7 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const BITS: u32>(
                 3 => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
                 4..8 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
                 _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
+                16.. if PLANES == 1 => enter::<S, PLANES, BITS, 16>(w, panels, x, row, out),
                 12.. if PLANES == 1 => enter::<S, PLANES, BITS, 12>(w, panels, x, row, out),
                 _ => enter::<S, PLANES, BITS, 8>(w, panels, x, row, out),
             };
@@ -96,11 +97,11 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
         let Self { w, panels, x, row, out } = self;
         let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
         let q = x.bytes().add(x.offset(row));
-        let x_groups = x.groups_of.as_ptr().add(row * groups);
         // Panels lie one behind the other.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
             let mut acc = [S::splat(0.0); ROWS];
+            let mut x_groups = x.groups_from(row);
             for g in 0..groups {
                 let header = p;
                 ahead::<S>(header);
@@ -117,8 +118,9 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
                 let numbers = Numbers::<S>::of::<BITS>(header);
                 let sums = sums.total();
                 for m in 0..ROWS {
-                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(m * groups + g));
+                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(m));
                 }
+                x_groups = x_groups.add(x.tile_rows);
             }
             for (m, acc) in acc.into_iter().enumerate() {
                 scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);

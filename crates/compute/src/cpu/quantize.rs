@@ -69,8 +69,8 @@ pub(super) struct QuantRows {
     q: Vec<Line>,
     /// What multiplies all of a row's result: 1 for single bytes.
     pub scales: Vec<f32>,
-    /// `[rows][groups]`.
-    pub groups_of: Vec<GroupOfRow>,
+    /// `[tile][group][row of the tile]`.
+    groups_of: Vec<GroupOfRow>,
     pub rows: usize,
     pub cols: usize,
     pub group: usize,
@@ -84,8 +84,9 @@ impl QuantRows {
     pub fn shape(&mut self, rows: usize, cols: usize, group: usize, planes: usize) {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, planes);
         self.tile_rows = rows.min(TILE_ROWS);
-        let lines = rows.div_ceil(self.tile_rows.max(1)) * self.tile_bytes() / BLOCK;
-        let groups = rows * self.groups();
+        let tiles = rows.div_ceil(self.tile_rows.max(1));
+        let lines = tiles * self.tile_bytes() / BLOCK;
+        let groups = tiles * self.tile_rows * self.groups();
         grown(&mut self.q, lines, Line([0; BLOCK]));
         grown(&mut self.scales, rows, 0.0);
         grown(&mut self.groups_of, groups, GroupOfRow::default());
@@ -113,6 +114,16 @@ impl QuantRows {
     /// Where a row begins: its first block, in the high plane.
     pub fn offset(&self, row: usize) -> usize {
         row / self.tile_rows * self.tile_bytes() + row % self.tile_rows * BLOCK
+    }
+
+    /// Where a row's first group is in the groups' numbers; its next one is as many further on as the tile has rows.
+    fn first_group(&self, row: usize) -> usize {
+        row / self.tile_rows * self.groups() * self.tile_rows + row % self.tile_rows
+    }
+
+    /// A row's first group, behind which are those of the tile's next rows, and then the next groups of them all.
+    pub fn groups_from(&self, row: usize) -> *const GroupOfRow {
+        self.groups_of.as_ptr().wrapping_add(self.first_group(row))
     }
 
     /// The first byte of the first tile.
@@ -152,6 +163,7 @@ impl RowWriter<'_> {
         unsafe {
             let groups = to.groups();
             let (start, plane) = (to.offset(row), to.tile_rows * BLOCK);
+            let first_group = to.first_group(row);
             let of_row = match to.planes {
                 1 => (1.0, 1.0),
                 _ => scales(largest::<S>(x, 0..to.cols), 127.0 * 256.0),
@@ -178,7 +190,8 @@ impl RowWriter<'_> {
                     }
                 }
                 // Integers below 2²⁴: exact.
-                *self.groups.at(row * groups + g) = GroupOfRow { scale, sum: S::reduce_add(sum) * scale };
+                *self.groups.at(first_group + g * to.tile_rows) =
+                    GroupOfRow { scale, sum: S::reduce_add(sum) * scale };
             }
         }
     }

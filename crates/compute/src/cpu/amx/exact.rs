@@ -97,7 +97,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
     let record = |g: usize| records.add(g * record_bytes(BITS, group));
     let q = x.bytes().add(x.offset(rows.start));
-    let x_groups = x.groups_of.as_ptr().add(rows.start * groups);
+    let x_groups = x.groups_from(rows.start);
     let mut acc = [_mm512_setzero_ps(); TILE_ROWS];
     for g in 0..groups + 2 {
         let multiplied = g.checked_sub(1).filter(|g| *g < groups);
@@ -122,7 +122,7 @@ unsafe fn tile<const PLANES: usize, const BITS: u32>(
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
                     _mm512_loadu_si512(sums[plane * x.tile_rows + m].as_ptr().cast())
                 });
-                acc[m] = numbers.add(acc[m], planes, *x_groups.add(m * groups + g));
+                acc[m] = numbers.add(acc[m], planes, *x_groups.add(g * x.tile_rows + m));
             }
         }
         if let Some(g) = multiplied {
