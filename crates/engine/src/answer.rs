@@ -17,9 +17,10 @@ struct StopFilter {
 impl StopFilter {
     /// Takes text, returns what is certain, and whether a stop text was met (what follows it is dropped).
     fn push(&mut self, text: String) -> (String, bool) {
-        match self.held.is_empty() {
-            true => self.held = text,
-            false => self.held.push_str(&text),
+        if self.held.is_empty() {
+            self.held = text;
+        } else {
+            self.held.push_str(&text);
         }
         let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(at) = found {

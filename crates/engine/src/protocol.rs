@@ -14,12 +14,11 @@ pub const HEAD_WORDS: usize = 64;
 const MAX_WORDS: usize = 1 << 22;
 
 /// What ranks are to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// End the loop; the engine is shut down.
     Stop,
     /// Nothing: rank 0 asks whether everyone is there.
-    #[default]
     Ping,
     /// Compute, and send rank 0 the logits.
     Logits,

@@ -75,13 +75,18 @@ impl Sequence {
 }
 
 /// A step whose results have not come.
-#[derive(Default)]
 struct UnderWay {
     kind: Kind,
     /// Slots that are in it, and how many tokens of each.
     slots: Vec<(usize, usize)>,
     /// Slots of the rows that want logits, in order.
     rows: Vec<usize>,
+}
+
+impl UnderWay {
+    const fn new() -> Self {
+        Self { kind: Kind::Argmax, slots: Vec::new(), rows: Vec::new() }
+    }
 }
 
 /// The next token of a sequence: its slot, the token, and what its report is made of.
@@ -113,7 +118,7 @@ pub struct Scheduler {
     under_way: VecDeque<UnderWay>,
     closed: bool,
     scratch: Scratch,
-    // Kept from step to step, so that a token takes no memory but for its text.
+    // Kept from step to step, so that a token takes no memory but for its text, log-probabilities and penalties.
     logits: Vec<f32>,
     unmodified: Vec<f32>,
     chosen: Vec<Chosen>,
@@ -219,8 +224,9 @@ impl Scheduler {
 
     fn sequence(&self, Submission { request, events }: Submission) -> Sequence {
         let answer = Answer::new(events, self.info.tokenizer.stream(), request.stop.clone());
-        let longest = (request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX)))
-            .min(self.info.context_length.max(request.prompt.len()));
+        let most = self.info.context_length.min(self.limits.kv_blocks * KV_BLOCK_TOKENS);
+        let wanted = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
+        let longest = wanted.min(most.max(request.prompt.len()));
         let mut tokens = Vec::with_capacity(longest);
         tokens.extend_from_slice(&request.prompt);
         Sequence {
@@ -276,7 +282,7 @@ impl Scheduler {
 
     /// Forms the next step and computes this rank's part of it. False if there is nothing to compute.
     fn issue(&mut self) -> Result<bool, EngineError> {
-        let mut step = self.spare.pop().unwrap_or_default();
+        let mut step = self.spare.pop().unwrap_or_else(UnderWay::new);
         self.plan(&mut step.slots);
         if step.slots.is_empty() {
             self.spare.push(step);

@@ -3,52 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "../../../tests/counting.rs"]
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use common::{PATIENCE, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// This thread is a client's.
-    static IS_CLIENT: Cell<bool> = const { Cell::new(false) };
-}
-
-fn count() {
-    if !IS_CLIENT.get() {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// The system's allocator, counting what is not a client's.
-struct Counting;
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.realloc(p, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Allocations of the ranks while they answer some requests with so many tokens each: greedily, sampled, and with a stop text.
 fn allocations(engine: &Engine, max_tokens: usize) -> usize {
@@ -65,7 +27,7 @@ fn allocations(engine: &Engine, max_tokens: usize) -> usize {
         ignore_eos: true,
         logprobs: None,
     };
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    let before = counting::allocations();
     for index in 0..3 {
         assert!(read(engine.submit(request(index)).unwrap()).is_some());
     }
@@ -73,7 +35,7 @@ fn allocations(engine: &Engine, max_tokens: usize) -> usize {
     while engine.load() != (0, 0) {
         assert!(Instant::now() < deadline, "the slots are not free");
     }
-    ALLOCATIONS.load(Ordering::SeqCst) - before
+    counting::allocations() - before
 }
 
 // One test, as others would allocate at the same time.
@@ -82,7 +44,7 @@ fn a_token_takes_no_memory_but_for_its_text() {
     for ranks in [1, 2] {
         let limits = Limits { sequences: 4, rows: 32, kv_blocks: 16 };
         with_engine(ranks, Parallelism::Tensor, limits, |engine| {
-            IS_CLIENT.set(true);
+            counting::exempt_this_thread();
             let [few, many] = [8, 108].map(|tokens| {
                 allocations(&engine, tokens);
                 allocations(&engine, tokens)

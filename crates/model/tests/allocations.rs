@@ -2,40 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../../tests/counting.rs"]
+mod counting;
+
 use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-/// The system's allocator, counting.
-struct Counting;
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's.
-        unsafe { System.realloc(p, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Decodes two sequences from different positions on, over the edge of a block; allocations of the last steps.
 fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
@@ -59,14 +34,14 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     let mut before = 0;
     for index in 0..WARM + 32 {
         if index == WARM {
-            before = ALLOCATIONS.load(Ordering::SeqCst);
+            before = counting::allocations();
         }
         step.clear();
         step.push(&[7], 27 + index, &[6, 1], true);
         step.push(&[9], 8 + index, &[3, 0], true);
         model.forward(&mut backend, &step, None).unwrap();
     }
-    let after = ALLOCATIONS.load(Ordering::SeqCst);
+    let after = counting::allocations();
     assert!(before > 0, "allocations are not counted");
     // What a rank takes and gives back at its end is not the others' steps.
     done.wait();
@@ -83,7 +58,7 @@ fn decoding_allocates_nothing() {
     }
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let done = Barrier::new(2);
-        let counts = local::run(2, transport, |group| decode(group, &done, 2, Activations::Int16)).unwrap();
+        let counts = local::run(2, transport, |group| decode(group, &done, 2, Activations::Auto)).unwrap();
         assert_eq!(counts, [0, 0], "over {transport:?}");
     }
 }

@@ -96,12 +96,12 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (groups, group, block_bytes, plane) = (x.groups(), x.group, x.block_bytes(), x.tile_rows * BLOCK);
-        let q = x.bytes().add(x.offset(row));
+        let q = x.bytes().wrapping_add(x.offset(row));
         // Panels lie one behind the other.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
             let mut acc = [S::splat(0.0); ROWS];
-            let mut x_groups = x.groups_from(row);
+            let x_groups = x.groups_from(row);
             for g in 0..groups {
                 let header = p;
                 ahead::<S>(header);
@@ -118,9 +118,8 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
                 let numbers = Numbers::<S>::of::<BITS>(header);
                 let sums = sums.total();
                 for m in 0..ROWS {
-                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(m));
+                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(g * x.tile_rows + m));
                 }
-                x_groups = x_groups.add(x.tile_rows);
             }
             for (m, acc) in acc.into_iter().enumerate() {
                 scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);

@@ -27,7 +27,7 @@ impl Arithmetic {
     /// All kinds.
     pub const ALL: [Self; 4] = [Self::Bytes, Self::Floats, Self::Halves, Self::Tiles];
 
-    /// What products of so many rows, of prompts or others, with such weights do.
+    /// What products of so many rows, of prompts or others, with such weights do; those of gated activations may do otherwise.
     pub fn of_product(
         isa: Isa,
         activations: Activations,

@@ -14,8 +14,8 @@ const SPIN: Duration = Duration::from_micros(200);
 /// A job: run by every thread, with the thread's index.
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// What workers wait for lies together and apart from what they write: one that is done must not take the line away from those that
-/// have not begun.
+/// What workers wait for lies together and apart from what they write with each job: one that is done must not take the line away from
+/// those that have not begun.
 #[repr(align(128))]
 struct Shared {
     /// Counts jobs; a worker runs one each time this moves.

@@ -16,7 +16,7 @@ pub enum Activations {
     Auto,
     /// As `Auto`, but of one byte everywhere: about 1 % error where a few are far larger than the others.
     Int8,
-    /// As `Auto`, but of two bytes everywhere.
+    /// Two bytes everywhere: bf16 where a matrix unit multiplies prompts, else integers as with `Int16`.
     Bf16,
     /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
     /// instruction set.

@@ -127,7 +127,7 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
             for isa in Isa::available() {
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(None)]).unwrap();
-                for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 16, 33] {
+                for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 13, 15, 16, 33] {
                     // A step that decodes: prompts may be bf16.
                     let mut step = Step::default();
                     (0..batch).for_each(|_| step.push(&[0], 0, &[0], false));
