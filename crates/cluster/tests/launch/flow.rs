@@ -138,7 +138,6 @@ pub fn idle() {
     let marker = marker();
     let mut child = start(&local(4, program("hang", &[&marker])));
     wait_for(&marker, 4);
-    std::thread::sleep(Duration::from_millis(300));
     let used = |id: u32| -> u64 {
         let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
         let nanoseconds = |thread: std::fs::DirEntry| -> u64 {
@@ -147,14 +146,18 @@ pub fn idle() {
         };
         threads.map(|thread| nanoseconds(thread.unwrap())).sum()
     };
-    let before = used(child.id());
-    assert!(before > 0, "the kernel does not count");
-    std::thread::sleep(Duration::from_secs(2));
-    let spent = Duration::from_nanos(used(child.id()) - before);
+    assert!(used(child.id()) > 0, "the kernel does not count");
+    // Starting may not be over, and what a virtual machine's host takes from a thread is counted as the thread's.
+    let is_quiet = (0..4).any(|_| {
+        let before = used(child.id());
+        std::thread::sleep(Duration::from_secs(1));
+        let spent = Duration::from_nanos(used(child.id()) - before);
+        println!("an idle launcher of 4 ranks used {spent:?} in a second");
+        spent < Duration::from_millis(10)
+    });
     child.stdin = None;
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
         .unwrap();
     finish(child);
-    println!("an idle launcher of 4 ranks used {spent:?} in 2 s");
-    assert!(spent < Duration::from_millis(20), "{spent:?}");
+    assert!(is_quiet, "an idle launcher is never quiet");
 }

@@ -312,6 +312,10 @@ impl Waiter {
             return Round::Again;
         }
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        self.after(waited)
+    }
+
+    fn after(&mut self, waited: Duration) -> Round {
         if waited >= self.limit {
             return Round::Over;
         }
@@ -339,17 +343,15 @@ mod tests {
     #[test]
     fn a_wait_probes_then_ends_and_progress_starts_it_anew() {
         let mut waiter = Waiter::new(Duration::from_millis(120));
-        let mut probes = 0;
+        let probes: Vec<u64> = (0..120)
+            .filter(|waited| matches!(waiter.after(Duration::from_millis(*waited)), Round::Probe))
+            .collect();
+        assert_eq!(probes, [50, 100]);
+        assert!(matches!(waiter.after(Duration::from_millis(120)), Round::Over));
+        waiter.restart();
         let started = Instant::now();
-        loop {
-            match waiter.round() {
-                Round::Over => break,
-                Round::Probe => probes += 1,
-                Round::Again => {}
-            }
-        }
+        while !matches!(waiter.round(), Round::Over) {}
         assert!(started.elapsed() >= Duration::from_millis(120));
-        assert_eq!(probes, 2);
         waiter.restart();
         assert!(matches!(waiter.round(), Round::Again));
     }
