@@ -222,11 +222,15 @@ impl Scheduler {
         }
     }
 
+    /// Tokens that prompt and answer may have together.
+    fn most_tokens(&self) -> usize {
+        self.info.context_length.min(self.limits.kv_blocks * KV_BLOCK_TOKENS)
+    }
+
     fn sequence(&self, Submission { request, events }: Submission) -> Sequence {
         let answer = Answer::new(events, self.info.tokenizer.stream(), request.stop.clone());
-        let most = self.info.context_length.min(self.limits.kv_blocks * KV_BLOCK_TOKENS);
         let wanted = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
-        let longest = wanted.min(most.max(request.prompt.len()));
+        let longest = wanted.min(self.most_tokens().max(request.prompt.len()));
         let mut tokens = Vec::with_capacity(longest);
         tokens.extend_from_slice(&request.prompt);
         Sequence {
@@ -385,6 +389,7 @@ impl Scheduler {
 
     /// Gives a sequence its next token.
     fn accept(&mut self, slot: usize, id: u32, report: Option<(f32, Vec<(u32, f32)>)>) {
+        let most = self.most_tokens();
         let Some(sequence) = self.sequences[slot].as_mut().filter(|s| !s.ended) else { return };
         sequence.awaits_token = false;
         sequence.first_token.get_or_insert_with(Instant::now);
@@ -404,9 +409,8 @@ impl Scheduler {
             (Some(_), true) => Outcome::Stopped,
             (None, _) => Outcome::Abandoned,
         };
-        let full = sequence.request.max_tokens.is_some_and(|max| generated >= max)
-            || sequence.tokens.len() >= self.info.context_length
-            || sequence.tokens.len() >= self.limits.kv_blocks * KV_BLOCK_TOKENS;
+        let full =
+            sequence.request.max_tokens.is_some_and(|max| generated >= max) || sequence.tokens.len() >= most;
         let reason = match outcome {
             Outcome::Stopped => FinishReason::Stop,
             Outcome::GoesOn if full => FinishReason::Length,

@@ -17,7 +17,7 @@ const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin");
 type Text = [Vec<u32>; 2];
 
 /// Which tokens are computed as a prompt's, which are bf16 on a matrix unit.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Prompts {
     /// The prompt's, as in serving.
     Served,
@@ -134,7 +134,7 @@ fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_
         let (mean, largest) = divergence(&exact, &theirs, folder.spec.vocab);
         let error = relative_error(&exact, &theirs);
         println!(
-            "{activations:?} activations, {kv:?} cache: KL mean {mean:.1e}, largest {largest:.1e} nats; \
+            "{activations:?} activations, prompts {prompts:?}, {kv:?} cache: KL mean {mean:.1e}, largest {largest:.1e} nats; \
              relative error {error:.1e}"
         );
         assert!(

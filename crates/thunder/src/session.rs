@@ -80,8 +80,8 @@ pub struct EngineArgs {
     /// Precision of activations in products with weights: auto is bf16 where a matrix unit (AMX) reads prompts; elsewhere
     /// one byte, or two for those of a feed-forward network's channels, where a few are far larger than the others (logits
     /// of the built-in model 0.8 % off). int8 is auto with one byte everywhere (faster on prompts without a matrix unit; 1.3 %
-    /// off), bf16 is auto with two bytes everywhere (slower in batches, and on such prompts; at most 0.4 % off), int16 gives quantized weights' products the same
-    /// bits on any machine, f32 rules them out as the cause of anything
+    /// off), bf16 is auto with two bytes everywhere (slower in batches, and on such prompts; at most 0.4 % off), int16 gives
+    /// quantized weights' products the same bits on any machine, f32 rules them out as the cause of anything
     #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
     pub activations: ActivationBits,
     /// Sum a prompt's rows over the ranks in two halves, one while the other is computed: auto does so where the ranks' links are

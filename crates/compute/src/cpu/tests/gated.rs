@@ -90,7 +90,8 @@ fn gate_up_and_down_may_be_of_any_encodings() {
             let x = weights.inputs(batch, &mut numbers);
             let expected = weights.expected(&x);
             for isa in Isa::available() {
-                for activations in [Activations::Auto, Activations::Int8, Activations::F32] {
+                for activations in [Activations::Auto, Activations::Bf16, Activations::Int8, Activations::F32]
+                {
                     let ours = weights.run(&mut backend(isa, 2, activations), &x, &[0..batch]);
                     let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
                     weights.check(&ours, &expected, manner, &format!("{encodings:?}, {batch} rows"));
@@ -131,7 +132,7 @@ fn a_step_of_both_kinds_is_gated_by_kind() {
     (0..generated).for_each(|i| step.push(&[1], 0, &[i as u32], true));
     step.push(&vec![1; rows - generated], 0, &[8, 9], true);
     for isa in Isa::available() {
-        for activations in [Activations::Auto, Activations::Bf16] {
+        for activations in [Activations::Auto, Activations::Bf16, Activations::Int8] {
             let mut backend = backend(isa, 2, activations);
             let alone = weights.run(&mut backend, &x[..generated * weights.cols()], &[0..generated]);
             backend.begin(&step, &[]);

@@ -18,7 +18,13 @@ fn products_match_plain_arithmetic_in_every_encoding() {
             }
         }
         for isa in Isa::available() {
-            for activations in [Activations::Auto, Activations::Bf16, Activations::Int16, Activations::F32] {
+            for activations in [
+                Activations::Auto,
+                Activations::Bf16,
+                Activations::Int16,
+                Activations::Int8,
+                Activations::F32,
+            ] {
                 let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
                 let limit = limit(manner, encoding);
                 let mut backend = backend(isa, 2, activations);
