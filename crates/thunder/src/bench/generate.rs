@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
 use thunder_compute::cpu::peak::{self, Arithmetic};
-use thunder_compute::{Encoding, Float, Isa, memory};
+use thunder_compute::{Activations, Encoding, Float, Isa, memory};
 use thunder_engine::{Request, Sampling, Usage};
 use thunder_model::error::human_bytes;
 
@@ -48,9 +49,9 @@ pub struct DecodeCommand {
     /// Tokens to generate
     #[arg(long, default_value_t = 64, value_parser = at_least::<2>)]
     tokens: usize,
-    /// Sequences that are generated at once
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    batch: u16,
+    /// Sequences that are generated at once; several numbers are measured in turn, and each held against the first
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: Vec<u16>,
 }
 
 /// Tokens per second of reading a prompt
@@ -70,18 +71,13 @@ const PEAK_SHARE: &str = "share of the arithmetic's peak";
 struct Limits {
     reader: memory::Reader,
     isa: Isa,
-    arithmetic: Arithmetic,
+    activations: Activations,
+    encoding: Encoding,
     threads: usize,
 }
 
 impl Limits {
-    /// Of so many rows, of prompts or others.
-    fn new(
-        common: &Common,
-        multiplied: Multiplied,
-        rows: (usize, bool),
-        threads: usize,
-    ) -> anyhow::Result<Self> {
+    fn new(common: &Common, multiplied: Multiplied, threads: usize) -> anyhow::Result<Self> {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
         let encoding = match multiplied.quantized {
             true => Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
@@ -90,15 +86,17 @@ impl Limits {
         Ok(Self {
             reader: memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?,
             isa,
-            arithmetic: Arithmetic::of_product(isa, common.engine.activations.into(), encoding, rows),
+            activations: common.engine.activations.into(),
+            encoding,
             threads,
         })
     }
 
-    /// Bytes a second, and operations a second.
-    fn measure(&mut self) -> [f64; 2] {
-        let Self { reader, isa, arithmetic, threads } = self;
-        [reader.bytes_per_s(BANDWIDTH_TIME), peak::operations_per_s(*isa, *arithmetic, *threads, PEAK_TIME)]
+    /// Bytes a second, and operations a second in products of so many rows, of prompts or others.
+    fn measure(&mut self, rows: (usize, bool)) -> [f64; 2] {
+        let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.encoding, rows);
+        let operations = peak::operations_per_s(self.isa, arithmetic, self.threads, PEAK_TIME);
+        [self.reader.bytes_per_s(BANDWIDTH_TIME), operations]
     }
 }
 
@@ -113,6 +111,8 @@ struct Measured {
     /// Tokens for each byte that memory gives, and for each operation that the arithmetic does at most.
     per_byte: f64,
     per_operation: f64,
+    /// What a sequence keeps of its speed in the first of several batches.
+    kept: f64,
 }
 
 impl Measured {
@@ -130,6 +130,7 @@ impl Measured {
             memory: median(|round| round.memory),
             per_byte: median(|round| round.per_byte),
             per_operation: median(|round| round.per_operation),
+            kept: median(|round| round.kept),
         }
     }
 }
@@ -145,8 +146,8 @@ impl DecodeCommand {
     /// Runs the command.
     pub fn run(mut self) -> anyhow::Result<()> {
         // All sequences run at once, or the rate would count those that wait as well.
-        self.common.engine.max_batch = self.common.engine.max_batch.max(self.batch);
-        let batch = usize::from(self.batch);
+        self.common.engine.max_batch =
+            self.batch.iter().fold(self.common.engine.max_batch, |most, &batch| most.max(batch));
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
         let room = session.engine.info().context_length;
         if self.prompt + self.tokens > room {
@@ -158,49 +159,86 @@ impl DecodeCommand {
         }
         let multiplied = session.multiplied;
         let threads = threads(&self.common.engine, &session);
-        let limits = Limits::new(&self.common, multiplied, (batch, false), threads)?;
-        let measured = measure(&session, &self.common, self.prompt, self.tokens, batch, limits, |usages| {
+        let work = Work { prompt: self.prompt, tokens: self.tokens, batches: &self.batch };
+        let measured = measure(&session, &self.common, &work, threads, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
         });
-        let (weights, kv) = bytes_per_token(&session, self.prompt + self.tokens / 2, batch);
-        let plan = (session.plan.ranks(), session.transport.clone());
+        let read = |batch| bytes_per_token(&session, self.prompt + self.tokens / 2, usize::from(batch));
+        let bytes: Vec<(u64, u64)> = self.batch.iter().map(|&batch| read(batch)).collect();
+        let (ranks, transport) = (session.plan.ranks(), session.transport.clone());
         session.close()?;
-        let measured = measured?;
         let operations = 2.0 * (multiplied.layers + multiplied.head) as f64;
-        let peak_share = operations * measured.per_operation;
-        let bytes = (weights + kv) as f64 / batch as f64;
-        let (bytes_per_s, memory_share) = (bytes * measured.tokens_per_s, bytes * measured.per_byte);
+        let rows: Vec<DecodeRow> = (self.batch.iter().zip(bytes).zip(measured?))
+            .map(|((&batch, (weights, kv)), measured)| {
+                let bytes = (weights + kv) as f64 / f64::from(batch);
+                DecodeRow {
+                    batch,
+                    tokens_per_s: measured.tokens_per_s,
+                    kept_per_sequence: measured.kept,
+                    time_to_first_token_s: measured.time_to_first_token.as_secs_f64(),
+                    bytes_per_step: weights + kv,
+                    bytes_per_s: bytes * measured.tokens_per_s,
+                    memory_bytes_per_s: measured.memory,
+                    memory_share: bytes * measured.per_byte,
+                    operations_per_s: operations * measured.tokens_per_s,
+                    peak_share: operations * measured.per_operation,
+                    reduce_share: measured.reduce_share,
+                }
+            })
+            .collect();
         if self.common.json {
-            let object = json!({
-                "ranks": plan.0, "transport": plan.1, "threads": threads, "batch": self.batch,
-                "tokens_per_s": measured.tokens_per_s,
-                "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
-                "bytes_per_step": weights + kv, "bytes_per_s": bytes_per_s,
-                "memory_bytes_per_s": measured.memory, "memory_share": memory_share,
-                "operations_per_s": operations * measured.tokens_per_s, "peak_share": peak_share,
-                "reduce_share": measured.reduce_share,
-            });
-            println!("{object}");
+            println!(
+                "{}",
+                json!({ "ranks": ranks, "transport": transport, "threads": threads, "rows": rows })
+            );
             return Ok(());
         }
-        let mut table = table::new(&["", "decode"]);
-        table.add_row(["ranks".to_owned(), format!("{} over {}", plan.0, plan.1)]);
-        table.add_row(["threads in all".to_owned(), threads.to_string()]);
-        table.add_row(["sequences".to_owned(), self.batch.to_string()]);
-        table.add_row(["tokens/s".to_owned(), format!("{:.2}", measured.tokens_per_s)]);
-        let first = measured.time_to_first_token.as_secs_f64() * 1e3;
-        table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
-        table.add_row(["bytes a step".to_owned(), human_bytes(weights + kv)]);
-        table.add_row(["GB/s read".to_owned(), format!("{:.1}", bytes_per_s / 1e9)]);
-        table.add_row(["GB/s of these threads' memory".to_owned(), format!("{:.1}", measured.memory / 1e9)]);
-        table.add_row(["share of it".to_owned(), format!("{:.0} %", 100.0 * memory_share)]);
-        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * peak_share)]);
-        table.add_row(["time in all-reduces".to_owned(), format!("{:.1} %", 100.0 * measured.reduce_share)]);
-        println!("{table}");
+        println!("{ranks} ranks over {transport}, {threads} threads in all");
+        println!("{}", decode_table(&rows));
         Ok(())
     }
+}
+
+/// What a number of sequences at once gives.
+#[derive(Serialize)]
+struct DecodeRow {
+    batch: u16,
+    /// Of all sequences together.
+    tokens_per_s: f64,
+    kept_per_sequence: f64,
+    time_to_first_token_s: f64,
+    bytes_per_step: u64,
+    bytes_per_s: f64,
+    memory_bytes_per_s: f64,
+    memory_share: f64,
+    operations_per_s: f64,
+    peak_share: f64,
+    reduce_share: f64,
+}
+
+/// A column for each number of sequences.
+fn decode_table(rows: &[DecodeRow]) -> comfy_table::Table {
+    let batches: Vec<String> = rows.iter().map(|row| row.batch.to_string()).collect();
+    let mut headings = vec!["sequences"];
+    headings.extend(batches.iter().map(String::as_str));
+    let mut table = table::new(&headings);
+    let mut add = |name: &str, value: &dyn Fn(&DecodeRow) -> String| {
+        table.add_row(std::iter::once(name.to_owned()).chain(rows.iter().map(value)));
+    };
+    add("tokens/s", &|row| format!("{:.2}", row.tokens_per_s));
+    if rows.len() > 1 {
+        add("speed that each keeps", &|row| format!("{:.0} %", 100.0 * row.kept_per_sequence));
+    }
+    add("first token, ms", &|row| format!("{:.1}", row.time_to_first_token_s * 1e3));
+    add("bytes a step", &|row| human_bytes(row.bytes_per_step));
+    add("GB/s read", &|row| format!("{:.1}", row.bytes_per_s / 1e9));
+    add("GB/s of these threads' memory", &|row| format!("{:.1}", row.memory_bytes_per_s / 1e9));
+    add("share of it", &|row| format!("{:.0} %", 100.0 * row.memory_share));
+    add(PEAK_SHARE, &|row| format!("{:.1} %", 100.0 * row.peak_share));
+    add("time in all-reduces", &|row| format!("{:.1} %", 100.0 * row.reduce_share));
+    table
 }
 
 impl PrefillCommand {
@@ -210,14 +248,14 @@ impl PrefillCommand {
         let prompt = self.prompt as f64;
         let multiplied = session.multiplied;
         let threads = threads(&self.common.engine, &session);
-        let limits = Limits::new(&self.common, multiplied, (self.prompt, true), threads)?;
-        let measured = measure(&session, &self.common, self.prompt, 1, 1, limits, |usages| {
+        let work = Work { prompt: self.prompt, tokens: 1, batches: &[1] };
+        let measured = measure(&session, &self.common, &work, threads, |usages| {
             prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
         let (weights, _) = bytes_per_token(&session, 0, 1);
         let plan = (session.plan.ranks(), session.transport.clone());
         session.close()?;
-        let measured = measured?;
+        let measured = measured?.remove(0);
         // Weights are read once for each step's rows.
         let bytes_a_token = weights * self.prompt.div_ceil(session::STEP_ROWS) as u64 / self.prompt as u64;
         let memory_share = bytes_a_token as f64 * measured.per_byte;
@@ -253,42 +291,40 @@ impl PrefillCommand {
     }
 }
 
-/// Runs requests, the first time to warm up, and what limits them in turn with them; returns medians.
+/// What is asked for: so many tokens after each prompt, of as many sequences at once as each batch has.
+struct Work<'a> {
+    prompt: usize,
+    tokens: usize,
+    batches: &'a [u16],
+}
+
+impl Work<'_> {
+    /// Rows of a step of a batch, and whether they are a prompt's: all time goes into the prompt if one token ends the answer.
+    fn rows(&self, batch: u16) -> (usize, bool) {
+        if self.tokens == 1 { (self.prompt, true) } else { (usize::from(batch), false) }
+    }
+}
+
+/// Runs requests, the first time to warm up, and what limits them in turn with them; returns medians for each batch.
 fn measure(
     session: &Session,
     common: &Common,
-    prompt_tokens: usize,
-    tokens: usize,
-    batch: usize,
-    mut limits: Limits,
+    work: &Work<'_>,
+    threads: usize,
     rate: impl Fn(&[Usage]) -> f64,
-) -> anyhow::Result<Measured> {
-    let engine = &session.engine;
-    let vocab = engine.info().vocab_size as u32;
-    let mut rounds = Vec::new();
+) -> anyhow::Result<Vec<Measured>> {
+    let mut limits = Limits::new(common, session.multiplied, threads)?;
+    let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
     for round in 0..=u32::from(common.repeat) {
-        let request = |index: usize| Request {
-            // Different prompts, so that nothing is gained from having seen one.
-            prompt: (0..prompt_tokens.max(1) as u32)
-                .map(|i| (i * 97 + 31 * round + index as u32 * 7) % vocab)
-                .collect(),
-            sampling: Sampling::default(),
-            max_tokens: Some(tokens.max(1)),
-            stop: Vec::new(),
-            ignore_eos: true,
-            logprobs: None,
-        };
-        let before = engine.counters().times();
-        let streams = (0..batch.max(1)).map(|i| engine.submit(request(i))).collect::<Result<Vec<_>, _>>()?;
-        let never = AtomicBool::new(false);
-        let usages = streams
-            .into_iter()
-            .map(|stream| Ok(prompt::read(stream, &never, |_| Ok(()))?.usage))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        if round > 0 {
-            let reduce_share = engine.counters().reduce_share_since(before);
+        let mut first_speed = None;
+        for (&batch, rounds) in work.batches.iter().zip(&mut rounds) {
+            let (usages, reduce_share) = run(session, work, batch, round)?;
+            if round == 0 {
+                continue;
+            }
             let tokens_per_s = rate(&usages);
-            let [memory, operations] = limits.measure();
+            let speed = tokens_per_s / f64::from(batch);
+            let [memory, operations] = limits.measure(work.rows(batch));
             rounds.push(Measured {
                 time_to_first_token: usages[0].time_to_first_token,
                 tokens_per_s,
@@ -296,10 +332,36 @@ fn measure(
                 memory,
                 per_byte: tokens_per_s / memory,
                 per_operation: tokens_per_s / operations,
+                kept: speed / *first_speed.get_or_insert(speed),
             });
         }
     }
-    Ok(Measured::medians(&rounds))
+    Ok(rounds.iter().map(|rounds| Measured::medians(rounds)).collect())
+}
+
+/// Answers a batch of requests: what each took, and the share of the time that was spent in all-reduces.
+fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Result<(Vec<Usage>, f64)> {
+    let engine = &session.engine;
+    let vocab = engine.info().vocab_size as u32;
+    let request = |index: u16| Request {
+        // Different prompts, so that nothing is gained from having seen one.
+        prompt: (0..work.prompt as u32)
+            .map(|i| (i * 97 + 31 * round + u32::from(index) * 7) % vocab)
+            .collect(),
+        sampling: Sampling::default(),
+        max_tokens: Some(work.tokens),
+        stop: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+    };
+    let before = engine.counters().times();
+    let streams = (0..batch).map(|index| engine.submit(request(index))).collect::<Result<Vec<_>, _>>()?;
+    let never = AtomicBool::new(false);
+    let usages = streams
+        .into_iter()
+        .map(|stream| Ok(prompt::read(stream, &never, |_| Ok(()))?.usage))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    Ok((usages, engine.counters().reduce_share_since(before)))
 }
 
 /// Bytes of weights and of keys and values that a decode step reads, on all ranks together.
