@@ -15,6 +15,7 @@ mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+mod octet;
 mod pack;
 pub mod peak;
 pub mod pool;

@@ -8,14 +8,16 @@ use std::ops::Range;
 
 use super::fixed::{Fixed, HEADER_BYTES};
 use super::matmul::{Output, finish, of_bits};
-use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS};
+use super::matrix::{Matrix, OCTET, STEP_BYTES};
+use super::octet::{PAIRS, pair};
 use super::quantize::{BLOCK, GroupOfRow, QuantRows};
 use super::simd::{Kernel, LANES, Simd};
 
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
 pub(super) const PREFETCH_BYTES: usize = 8192;
 /// How far ahead they are asked for once more, from the second-level cache into the first.
-const NEAR_BYTES: usize = 1152;
+/// Half as far costs a single row 4 % where memory is fast, twice as far costs four rows 2 to 4 % (docs/performance.md#decode).
+const NEAR_BYTES: usize = 2304;
 /// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache.
 const FEW_ROWS: usize = 4;
 
@@ -135,10 +137,10 @@ pub(super) unsafe fn ahead<S: Simd>(line: *const u8) {
     S::prefetch_near(line.wrapping_add(NEAR_BYTES));
 }
 
-/// Asks for what comes after an octet, a part with each step: many at once hold up the loads.
+/// Asks for what comes after an octet, a part with each pair of steps: many at once hold up the loads.
 #[inline(always)]
-pub(super) unsafe fn ahead_of_step<S: Simd, const BITS: u32>(octet: *const u8, step: usize) {
-    for line in step * BITS as usize / STEPS..(step + 1) * BITS as usize / STEPS {
+pub(super) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(octet: *const u8, pair: usize) {
+    for line in pair * BITS as usize / PAIRS..(pair + 1) * BITS as usize / PAIRS {
         ahead::<S>(octet.wrapping_add(line * STEP_BYTES));
     }
 }
@@ -173,33 +175,43 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
     /// Adds the products of an octet with 32 columns of each row.
     #[inline(always)]
     unsafe fn add_octet<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
-        let steps = octet::<S, BITS>(p);
         // Written out: the compiler would keep sums that a loop indexes in memory.
-        self.add_step::<BITS, 0>(p, steps, x, plane);
-        self.add_step::<BITS, 1>(p, steps, x, plane);
-        self.add_step::<BITS, 2>(p, steps, x, plane);
-        self.add_step::<BITS, 3>(p, steps, x, plane);
-        self.add_step::<BITS, 4>(p, steps, x, plane);
-        self.add_step::<BITS, 5>(p, steps, x, plane);
-        self.add_step::<BITS, 6>(p, steps, x, plane);
-        self.add_step::<BITS, 7>(p, steps, x, plane);
+        self.add_pair::<BITS, 0>(p, x, plane);
+        self.add_pair::<BITS, 1>(p, x, plane);
+        self.add_pair::<BITS, 2>(p, x, plane);
+        self.add_pair::<BITS, 3>(p, x, plane);
     }
 
-    /// Adds the products of one of an octet's steps with 4 columns of each row.
+    /// Adds the products of two of an octet's steps, each with 4 columns of each row, and only then goes on: a row's bytes are part of
+    /// the dot product's instruction if nothing is asked for between the two, which leaves the processor more room to run ahead.
     #[inline(always)]
-    unsafe fn add_step<const BITS: u32, const STEP: usize>(
+    unsafe fn add_pair<const BITS: u32, const PAIR: usize>(
         &mut self,
         octet: *const u8,
-        steps: [S::B; STEPS],
         x: *const i8,
         plane: usize,
     ) {
-        ahead_of_step::<S, BITS>(octet, STEP);
-        let sums = if Self::IN_TURN && STEP % 2 == 1 { &mut self.odd } else { &mut self.even };
+        ahead_of_pair::<S, BITS>(octet, PAIR);
+        let [even, odd] = pair::<S, BITS, PAIR>(octet);
+        let x = x.add(8 * PAIR);
+        Self::add_step(&mut self.even, even, x, plane);
+        let sums = if Self::IN_TURN { &mut self.odd } else { &mut self.even };
+        Self::add_step(sums, odd, x.add(4), plane);
         for m in 0..ROWS {
             for k in 0..PLANES {
-                let x = x.add(k * plane + m * BLOCK + 4 * STEP);
-                sums[m][k] = S::dot4(sums[m][k], steps[STEP], x);
+                self.even[m][k] = S::done(self.even[m][k]);
+                if Self::IN_TURN {
+                    self.odd[m][k] = S::done(self.odd[m][k]);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_step(sums: &mut [[S::I; PLANES]; ROWS], step: S::B, x: *const i8, plane: usize) {
+        for m in 0..ROWS {
+            for k in 0..PLANES {
+                sums[m][k] = S::dot4(sums[m][k], step, x.add(k * plane + m * BLOCK));
             }
         }
     }
@@ -275,85 +287,4 @@ pub(super) unsafe fn scaled<S: Simd>(
 ) {
     let units = S::load(w.units.as_ptr().add(panel * LANES));
     finish::<S>(w, panel, row, S::mul(S::mul(results, units), S::splat(scale)), out);
-}
-
-/// The 8 steps of an octet, as bytes. Without closures: those do not have the instruction set of the function around them, so that
-/// each operation in them can be a call (AVX2 took 16 times as long for 3 bits).
-#[inline(always)]
-pub(super) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
-    match BITS {
-        2 => quarters::<S>(p),
-        3 => joined::<S, 2>(quarters::<S>(p), eighths::<S>(line::<S>(p, 2))),
-        4 => halves::<S>(p),
-        5 => joined::<S, 4>(halves::<S>(p), eighths::<S>(line::<S>(p, 4))),
-        6 => joined::<S, 4>(halves::<S>(p), quarters::<S>(p.add(4 * STEP_BYTES))),
-        _ => [
-            line::<S>(p, 0),
-            line::<S>(p, 1),
-            line::<S>(p, 2),
-            line::<S>(p, 3),
-            line::<S>(p, 4),
-            line::<S>(p, 5),
-            line::<S>(p, 6),
-            line::<S>(p, 7),
-        ],
-    }
-}
-
-#[inline(always)]
-unsafe fn line<S: Simd>(p: *const u8, index: usize) -> S::B {
-    S::load_b(p.add(index * STEP_BYTES))
-}
-
-/// Levels of their lower bits, `SHIFT` of them, and their upper ones.
-#[inline(always)]
-unsafe fn joined<S: Simd, const SHIFT: u32>(mut low: [S::B; STEPS], high: [S::B; STEPS]) -> [S::B; STEPS] {
-    for s in 0..STEPS {
-        low[s] = S::or_shl::<SHIFT>(low[s], high[s]);
-    }
-    low
-}
-
-#[inline(always)]
-unsafe fn halves<S: Simd>(p: *const u8) -> [S::B; STEPS] {
-    let lines = [line::<S>(p, 0), line::<S>(p, 1), line::<S>(p, 2), line::<S>(p, 3)];
-    [
-        S::bits::<0, 4>(lines[0]),
-        S::bits::<4, 4>(lines[0]),
-        S::bits::<0, 4>(lines[1]),
-        S::bits::<4, 4>(lines[1]),
-        S::bits::<0, 4>(lines[2]),
-        S::bits::<4, 4>(lines[2]),
-        S::bits::<0, 4>(lines[3]),
-        S::bits::<4, 4>(lines[3]),
-    ]
-}
-
-#[inline(always)]
-unsafe fn quarters<S: Simd>(p: *const u8) -> [S::B; STEPS] {
-    let lines = [line::<S>(p, 0), line::<S>(p, 1)];
-    [
-        S::bits::<0, 2>(lines[0]),
-        S::bits::<2, 2>(lines[0]),
-        S::bits::<4, 2>(lines[0]),
-        S::bits::<6, 2>(lines[0]),
-        S::bits::<0, 2>(lines[1]),
-        S::bits::<2, 2>(lines[1]),
-        S::bits::<4, 2>(lines[1]),
-        S::bits::<6, 2>(lines[1]),
-    ]
-}
-
-#[inline(always)]
-unsafe fn eighths<S: Simd>(line: S::B) -> [S::B; STEPS] {
-    [
-        S::bits::<0, 1>(line),
-        S::bits::<1, 1>(line),
-        S::bits::<2, 1>(line),
-        S::bits::<3, 1>(line),
-        S::bits::<4, 1>(line),
-        S::bits::<5, 1>(line),
-        S::bits::<6, 1>(line),
-        S::bits::<7, 1>(line),
-    ]
 }

@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
-use super::affine::{Numbers, octet};
+use super::affine::Numbers;
 use super::fixed::HEADER_BYTES;
 use super::matmul::{Output, finish, in_fours};
 use super::matrix::{Matrix, OCTET, STEP_BYTES};
+use super::octet::octet;
 use super::simd::{LANES, Simd};
 use crate::source::Encoding;
 

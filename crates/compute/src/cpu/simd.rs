@@ -87,6 +87,13 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// all lanes.
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
 
+    /// The sum as it is, and before anything is asked for or stored that comes later. Compilers put off arithmetic to the next use of its
+    /// results otherwise, and load what it needs into registers.
+    #[inline(always)]
+    unsafe fn done(sum: Self::I) -> Self::I {
+        sum
+    }
+
     /// 16 integers of 16 bits.
     unsafe fn load_i16(p: *const i16) -> Self::F;
     /// `256 * high + low`, which fit.

@@ -12,10 +12,11 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured};
 use super::{LANES, Tile};
-use crate::cpu::affine::{Numbers, ahead, ahead_of_step, octet, scaled};
+use crate::cpu::affine::{Numbers, ahead, ahead_of_pair, scaled};
 use crate::cpu::fixed::HEADER_BYTES;
 use crate::cpu::matmul::{Output, of_bits};
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
+use crate::cpu::octet::octet;
 use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
 use crate::cpu::simd::avx512::Avx512;
 use crate::source::Encoding;
@@ -141,10 +142,12 @@ unsafe fn unpack<const BITS: u32>(packed: *const u8, group: usize, to: &mut [Til
     for o in 0..group / OCTET {
         let packed = packed.add(o * BITS as usize * STEP_BYTES);
         let steps = octet::<Avx512, BITS>(packed);
-        for (s, step) in steps.into_iter().enumerate() {
-            ahead_of_step::<Avx512, BITS>(packed, s);
+        for (pair, steps) in steps.as_chunks::<2>().0.iter().enumerate() {
+            ahead_of_pair::<Avx512, BITS>(packed, pair);
             if BITS < 8 {
-                _mm512_store_si512(to.add(o * STEPS + s), step);
+                let to = to.add(o * STEPS + 2 * pair);
+                _mm512_store_si512(to, steps[0]);
+                _mm512_store_si512(to.add(1), steps[1]);
             }
         }
     }

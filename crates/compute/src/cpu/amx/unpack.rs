@@ -11,11 +11,12 @@ use std::ops::Range;
 
 use super::target::Panel;
 use super::{BLOCK, LANES, Tile, Weights};
-use crate::cpu::affine::{PREFETCH_BYTES, octet};
+use crate::cpu::affine::PREFETCH_BYTES;
 use crate::cpu::bf16::four_columns;
 use crate::cpu::fixed::{Fixed, HEADER_BYTES};
 use crate::cpu::matmul::of_bits;
 use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
+use crate::cpu::octet::octet;
 use crate::cpu::simd::{Simd, avx512::Avx512};
 use crate::source::{Encoding, Float};
 

@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI: Intel since Ice Lake, AMD since Zen 4.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::avx2::Avx2;
@@ -142,6 +143,18 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn dot4(acc: __m512i, w: __m512i, x: *const i8) -> __m512i {
         _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned()))
+    }
+    #[inline(always)]
+    unsafe fn done(sum: __m512i) -> __m512i {
+        /// Registers of 512 bits are named only where the instruction set is on.
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn named(mut sum: __m512i) -> __m512i {
+            // SAFETY: no instruction at all.
+            unsafe { asm!("/* {} */", inout(zmm_reg) sum, options(nomem, nostack, preserves_flags)) };
+            sum
+        }
+        named(sum)
     }
     #[inline(always)]
     unsafe fn enter(kernel: impl Kernel) {
