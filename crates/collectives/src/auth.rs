@@ -1,4 +1,5 @@
-//! The handshake on every connection: each side proves with an HMAC over the other's fresh nonce that it knows the secret.
+//! The handshake on every connection: each side proves with an HMAC over the other's fresh nonce that it knows the secret. Then the
+//! caller says that it has seen the proof: until then it may have given up and called again, so that nobody may count on it.
 
 use std::io::{self, Read, Write};
 
@@ -10,7 +11,10 @@ const TAG_BYTES: usize = 32;
 /// A hello is an address list; nobody needs more.
 const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
 /// Changes with the wire format.
-const GREETING: &[u8; 8] = b"thunder1";
+const GREETING: &[u8; 8] = b"thunder2";
+
+/// What the caller says last.
+const CONFIRMATION: u8 = 1;
 
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -53,10 +57,11 @@ pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8
     })?;
     tag(secret, b"accept", [&ours, &theirs], hello)?
         .verify_slice(&answer)
-        .map_err(|_| refused("it does not know the secret"))
+        .map_err(|_| refused("it does not know the secret"))?;
+    stream.write_all(&[CONFIRMATION])
 }
 
-/// The accepting side: returns the hello of a client that has proved itself.
+/// The accepting side: returns the hello of a client that has proved itself and knows that it is connected.
 pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Result<Vec<u8>> {
     let ours: [u8; NONCE_BYTES] = random()?;
     let mut opening = GREETING.to_vec();
@@ -72,6 +77,11 @@ pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Re
         .map_err(|_| refused("the secrets differ"))?;
     let answer = tag(secret, b"accept", [&theirs, &ours], &hello)?.finalize().into_bytes();
     stream.write_all(&answer)?;
+    let mut confirmation = [0];
+    stream.read_exact(&mut confirmation)?;
+    if confirmation != [CONFIRMATION] {
+        return Err(refused("it does not confirm the connection"));
+    }
     Ok(hello)
 }
 

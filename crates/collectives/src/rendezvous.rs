@@ -14,11 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::auth;
 use crate::{Config, InitError};
 
-/// A connection that has not proved itself by then is dropped.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Longest wait for one address, to connect and for the handshake; a rank may have several, of which some lead nowhere.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(3);
+/// A connection that has not proved itself by then is dropped: long after a caller has given up or said that it has not.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Handshakes at a time. One more, and the oldest is turned away: who knows the secret is done in no time.
 const HANDSHAKES: usize = 64;
-const RETRY: Duration = Duration::from_millis(20);
+pub(crate) const RETRY: Duration = Duration::from_millis(20);
 
 /// Where a rank can be reached.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -379,8 +381,9 @@ fn report(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitErro
 
 fn join(config: &Config, hello: &[u8], left: Duration) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = config.coordinator.to_socket_addrs()?.collect();
-    let mut stream = connect(&addresses, left.min(HANDSHAKE_LIMIT))?;
-    auth::greet(&mut Until::new(&mut stream, left.min(HANDSHAKE_LIMIT)), &config.secret, hello)?;
+    let limit = left.min(CALL_LIMIT);
+    let mut stream = connect(&addresses, limit)?;
+    auth::greet(&mut Until::new(&mut stream, limit), &config.secret, hello)?;
     Ok(stream)
 }
 

@@ -1,13 +1,14 @@
 //! The connections of a group: a link and a liveness anchor to each other rank.
 
+mod call;
+
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 use crate::link::Link;
 use crate::link::board::{Board, board_bytes};
@@ -15,28 +16,10 @@ use crate::link::rdma::{RdmaConfig, RdmaLink, addresses_of};
 use crate::link::shm::{ShmLink, segment_bytes};
 use crate::link::tcp::TcpLink;
 use crate::platform::{self, Mapping};
-use crate::rendezvous::{Door, Endpoint, Stream, Until, connect};
+use crate::rendezvous::{CALL_LIMIT, Door, Endpoint, Stream, Until};
 use crate::watch::Watch;
 use crate::{Config, InitError, TransportChoice, auth};
-
-/// Longest wait for one address of a peer; it may have several, of which some lead nowhere.
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-
-/// What a connection between two ranks is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-enum Purpose {
-    Anchor,
-    /// With the connection's number, where there are several.
-    Data(usize),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Call {
-    session: String,
-    from: usize,
-    to: usize,
-    purpose: Purpose,
-}
+use call::{Call, Purpose, dial, hello};
 
 /// A rank's two listeners, and what it tells others about them.
 pub(crate) struct Address {
@@ -239,54 +222,17 @@ fn local_door(
     listener: UnixListener,
     secret: Vec<u8>,
     guests: mpsc::Sender<(UnixStream, Vec<u8>)>,
-) -> std::io::Result<Door> {
+) -> io::Result<Door> {
     listener.set_nonblocking(true)?;
     let accept = move || match listener.accept() {
         Ok((stream, _)) => {
             stream.set_nonblocking(false)?;
             Ok(platform::peer_is_same_user(&stream)?.then_some(stream))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     };
     Door::open(accept, secret, guests)
-}
-
-fn dial(
-    config: &Config,
-    endpoint: &Endpoint,
-    call: &Call,
-    deadline: Instant,
-) -> Result<TcpStream, InitError> {
-    let addresses: Vec<SocketAddr> =
-        endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
-    let hello = hello(call)?;
-    let mut last = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "it has no address");
-    for address in &addresses {
-        let limit = CONNECT_LIMIT.min(deadline.saturating_duration_since(Instant::now()));
-        if limit.is_zero() {
-            last =
-                std::io::Error::new(std::io::ErrorKind::TimedOut, "the time for all ranks to come is over");
-            break;
-        }
-        // An address may belong to somebody else here; only the right rank passes the handshake.
-        let attempt = connect(std::slice::from_ref(address), limit).and_then(|mut stream| {
-            auth::greet(&mut Until::new(&mut stream, limit), &config.secret, &hello)?;
-            stream.limit(None)?;
-            Ok(stream)
-        });
-        match attempt {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    let tried = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
-    Err(InitError::Unreachable { rank: call.to, tried, source: last })
-}
-
-fn hello(call: &Call) -> Result<Vec<u8>, InitError> {
-    serde_json::to_vec(call)
-        .map_err(|error| InitError::system("a call cannot be written")(std::io::Error::other(error)))
 }
 
 /// The higher rank of a local pair: gets the memory from the lower one, and the host's board from the lowest.
@@ -299,7 +245,7 @@ fn call_local(
     let hello = hello(call)?;
     let attempt = || {
         let mut stream = platform::connect_local(&endpoint.local)?;
-        auth::greet(&mut Until::new(&mut stream, CONNECT_LIMIT), &config.secret, &hello)?;
+        auth::greet(&mut Until::new(&mut stream, CALL_LIMIT), &config.secret, &hello)?;
         stream.limit(Some(config.rendezvous_limit))?;
         let object = platform::receive_descriptor(&stream)?;
         let board = with_board.then(|| platform::receive_descriptor(&stream)).transpose()?;
