@@ -12,6 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use thunder_cluster::launch::Input;
 
 use crate::harness::{alive, finish, launcher, local, marker, program, run, shell, start, wait_for};
+use crate::idle::falls_quiet;
 use crate::programs::{LINES, line};
 
 pub fn integrity() {
@@ -138,23 +139,7 @@ pub fn idle() {
     let marker = marker();
     let mut child = start(&local(4, program("hang", &[&marker])));
     wait_for(&marker, 4);
-    let used = |id: u32| -> u64 {
-        let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
-        let nanoseconds = |thread: std::fs::DirEntry| -> u64 {
-            let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap();
-            text.split_whitespace().next().unwrap().parse().unwrap()
-        };
-        threads.map(|thread| nanoseconds(thread.unwrap())).sum()
-    };
-    assert!(used(child.id()) > 0, "the kernel does not count");
-    // Starting may not be over, and what a virtual machine's host takes from a thread is counted as the thread's.
-    let is_quiet = (0..4).any(|_| {
-        let before = used(child.id());
-        std::thread::sleep(Duration::from_secs(1));
-        let spent = Duration::from_nanos(used(child.id()) - before);
-        println!("an idle launcher of 4 ranks used {spent:?} in a second");
-        spent < Duration::from_millis(10)
-    });
+    let is_quiet = falls_quiet(&[child.id()], Duration::from_millis(10));
     child.stdin = None;
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
         .unwrap();

@@ -24,7 +24,7 @@ use crate::source::Encoding;
 /// Whether tiles are faster than byte dot products. With few rows both wait for the memory, which dot products ask more evenly; eight
 /// rows of one plane are one block of those, five to seven are two (docs/performance.md#batches).
 pub(in super::super) fn pays(rows: usize, planes: usize) -> bool {
-    if planes == 1 { rows > 4 && rows != 8 } else { rows > 3 }
+    rows > 4 && (planes > 1 || rows != 8)
 }
 /// Two byte planes of each row.
 const MAX_LINES: usize = 2 * TILE_ROWS;
