@@ -1,5 +1,5 @@
 //! The handshake on every connection: each side proves with an HMAC over the other's fresh nonce that it knows the secret. Then the
-//! caller says that it has seen the proof: until then it may have given up and called again, so that nobody may count on it.
+//! caller confirms that it has seen the proof: until then it may have given up and called again, so that nobody may count on it.
 
 use std::io::{self, Read, Write};
 
@@ -11,7 +11,7 @@ const TAG_BYTES: usize = 32;
 /// A hello is an address list; nobody needs more.
 const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
 /// Changes with the wire format.
-const GREETING: &[u8; 8] = b"thunder2";
+pub(crate) const GREETING: &[u8; 8] = b"thunder2";
 
 /// What the caller says last.
 const CONFIRMATION: u8 = 1;
@@ -61,7 +61,7 @@ pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8
     stream.write_all(&[CONFIRMATION])
 }
 
-/// The accepting side: returns the hello of a client that has proved itself and knows that it is connected.
+/// The accepting side: returns the hello of a client that has proved itself. It counts once it has [`confirmed`].
 pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Result<Vec<u8>> {
     let ours: [u8; NONCE_BYTES] = random()?;
     let mut opening = GREETING.to_vec();
@@ -77,12 +77,14 @@ pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Re
         .map_err(|_| refused("the secrets differ"))?;
     let answer = tag(secret, b"accept", [&theirs, &ours], &hello)?.finalize().into_bytes();
     stream.write_all(&answer)?;
+    Ok(hello)
+}
+
+/// The accepting side, at last: the client has seen that both know the secret, and will not call again.
+pub(crate) fn confirmed(stream: &mut impl Read) -> io::Result<()> {
     let mut confirmation = [0];
     stream.read_exact(&mut confirmation)?;
-    if confirmation != [CONFIRMATION] {
-        return Err(refused("it does not confirm the connection"));
-    }
-    Ok(hello)
+    if confirmation == [CONFIRMATION] { Ok(()) } else { Err(refused("it does not confirm the connection")) }
 }
 
 pub(crate) fn write_message_to(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {

@@ -90,7 +90,7 @@ proptest! {
 
     #[test]
     fn a_handshake_believes_nobody(input in bytes(300), greeting in any::<bool>()) {
-        let mut said = if greeting { b"thunder1".to_vec() } else { Vec::new() };
+        let mut said = if greeting { auth::GREETING.to_vec() } else { Vec::new() };
         said.extend(input);
         let script = || Script { input: Cursor::new(said.clone()) };
         prop_assert!(auth::welcome(&mut script(), SECRET).is_err());
@@ -263,6 +263,7 @@ proptest! {
             let rank = std::thread::spawn(move || rendezvous::exchange(&config, endpoint()));
             let (mut guest, _) = listener.accept().unwrap();
             auth::welcome(&mut guest, SECRET).unwrap();
+            auth::confirmed(&mut guest).unwrap();
             auth::write_message_to(&mut guest, &answer).unwrap();
             drop(guest);
             let error = rank.join().unwrap().unwrap_err();

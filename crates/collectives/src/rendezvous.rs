@@ -16,7 +16,8 @@ use crate::{Config, InitError};
 
 /// Longest wait for one address, to connect and for the handshake; a rank may have several, of which some lead nowhere.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(3);
-/// A connection that has not proved itself by then is dropped: long after a caller has given up or said that it has not.
+/// A connection that has not proved itself and confirmed by then is dropped. Its caller has given up long before; a confirmation that takes
+/// longer is lost, and the group does not form.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Handshakes at a time. One more, and the oldest is turned away: who knows the secret is done in no time.
 const HANDSHAKES: usize = 64;
@@ -203,8 +204,10 @@ impl Door {
                 let handshake = move || {
                     let mut limited = Until::new(&mut stream, HANDSHAKE_LIMIT);
                     let hello = auth::welcome(&mut limited, &secret);
+                    // Who knows the secret is not turned away any more: it may count on being connected from now on.
                     if waiting.leave(number)
                         && let Ok(hello) = hello
+                        && auth::confirmed(&mut limited).is_ok()
                         && stream.limit(Some(HANDSHAKE_LIMIT)).is_ok()
                     {
                         // Nobody waits for guests any more: the stream closes.
@@ -379,27 +382,30 @@ fn report(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitErro
     }
 }
 
+/// At the first of the coordinator's addresses that answers.
 fn join(config: &Config, hello: &[u8], left: Duration) -> io::Result<TcpStream> {
-    let addresses: Vec<SocketAddr> = config.coordinator.to_socket_addrs()?.collect();
-    let limit = left.min(CALL_LIMIT);
-    let mut stream = connect(&addresses, limit)?;
-    auth::greet(&mut Until::new(&mut stream, limit), &config.secret, hello)?;
-    Ok(stream)
-}
-
-/// The first of the addresses that answers.
-pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "no address");
-    for address in addresses {
-        match TcpStream::connect_timeout(address, limit) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
+    for address in config.coordinator.to_socket_addrs()? {
+        match call(address, &config.secret, hello, left.min(CALL_LIMIT)) {
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Connects and shakes hands within a limit.
+pub(crate) fn call(
+    address: SocketAddr,
+    secret: &[u8],
+    hello: &[u8],
+    limit: Duration,
+) -> io::Result<TcpStream> {
+    let started = Instant::now();
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_nodelay(true)?;
+    auth::greet(&mut Until::new(&mut stream, limit.saturating_sub(started.elapsed())), secret, hello)?;
+    Ok(stream)
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::{CALL_LIMIT, Endpoint, RETRY, Stream, Until, connect};
-use crate::{Config, InitError, auth};
+use crate::rendezvous::{CALL_LIMIT, Endpoint, RETRY, Stream, call};
+use crate::{Config, InitError};
 
 /// What a connection between two ranks is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,36 +25,36 @@ pub(super) struct Call {
     pub purpose: Purpose,
 }
 
-/// Calls a rank, and again as long as a network that loses packets may be why it does not answer.
+/// Calls a rank at each of its addresses, and again as long as packets may have been lost on the way to one of them.
 pub(super) fn dial(
     config: &Config,
     endpoint: &Endpoint,
-    call: &Call,
+    to: &Call,
     deadline: Instant,
 ) -> Result<TcpStream, InitError> {
     let addresses: Vec<SocketAddr> =
         endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
-    let hello = hello(call)?;
-    let mut source = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address");
+    let hello = hello(to)?;
+    let mut last = None;
     'calls: loop {
         let mut may_be_lost = false;
-        for address in &addresses {
+        for &address in &addresses {
             let limit = CALL_LIMIT.min(deadline.saturating_duration_since(Instant::now()));
             if limit.is_zero() {
-                source = io::Error::new(io::ErrorKind::TimedOut, "the time for all ranks to come is over");
                 break 'calls;
             }
             // An address may belong to somebody else here; only the right rank passes the handshake.
-            let attempt = connect(std::slice::from_ref(address), limit).and_then(|mut stream| {
-                auth::greet(&mut Until::new(&mut stream, limit), &config.secret, &hello)?;
+            let attempt = call(address, &config.secret, &hello, limit).and_then(|stream| {
                 stream.limit(None)?;
                 Ok(stream)
             });
             match attempt {
                 Ok(stream) => return Ok(stream),
-                Err(error) => source = error,
+                Err(error) => {
+                    may_be_lost |= is_silence(&error);
+                    last = Some(error);
+                }
             }
-            may_be_lost |= matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
         }
         if !may_be_lost {
             break;
@@ -62,7 +62,17 @@ pub(super) fn dial(
         std::thread::sleep(RETRY);
     }
     let tried = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
-    Err(InitError::Unreachable { rank: call.to, tried, source })
+    let source =
+        last.unwrap_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no time was left to call it"));
+    Err(InitError::Unreachable { rank: to.to, tried, source })
+}
+
+/// Whether nobody answered: the rank, or the question which machine has its address.
+fn is_silence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::HostUnreachable
+    )
 }
 
 pub(super) fn hello(call: &Call) -> Result<Vec<u8>, InitError> {
@@ -79,6 +89,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::auth;
     use crate::rendezvous::Door;
 
     const SECRET: &[u8] = b"secret";
@@ -122,7 +133,7 @@ mod tests {
         let limit = CALL_LIMIT + Duration::from_millis(200);
         let started = Instant::now();
         let error = dial(&config, &endpoint, &call, started + limit).unwrap_err();
-        assert!(error.to_string().contains("the time for all ranks to come is over"), "{error}");
+        assert!(matches!(&error, InitError::Unreachable { source, .. } if is_silence(source)), "{error}");
         assert!((limit..2 * limit).contains(&started.elapsed()), "{:?}", started.elapsed());
     }
 
@@ -136,18 +147,22 @@ mod tests {
         assert!(started.elapsed() < CALL_LIMIT, "{:?}", started.elapsed());
     }
 
-    /// A caller who gives up between the other side's proof and its own confirmation.
-    struct GivesUp(TcpStream);
+    /// A caller who says something else than the confirmation, or nothing.
+    struct Wavers(TcpStream, Option<u8>);
 
-    impl Read for GivesUp {
+    impl Read for Wavers {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             self.0.read(into)
         }
     }
 
-    impl Write for GivesUp {
+    impl Write for Wavers {
         fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-            if from.len() == 1 { Err(io::ErrorKind::TimedOut.into()) } else { self.0.write(from) }
+            match self.1 {
+                _ if from.len() > 1 => self.0.write(from),
+                Some(byte) => self.0.write(&[byte]),
+                None => Err(io::ErrorKind::TimedOut.into()),
+            }
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -156,16 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_who_gave_up_is_no_guest() {
+    fn only_a_caller_who_confirms_is_a_guest() {
         let (listener, config, endpoint, call) = called();
         let (sender, guests) = mpsc::channel();
         let _door = Door::tcp(listener, SECRET.to_vec(), sender).unwrap();
-        let mut first = GivesUp(TcpStream::connect((endpoint.addresses[0], endpoint.port)).unwrap());
-        auth::greet(&mut first, SECRET, &hello(&call).unwrap()).unwrap_err();
-        drop(first);
-        let second = dial(&config, &endpoint, &call, Instant::now() + CALL_LIMIT).unwrap();
+        for (said, is_sent) in [(None, false), (Some(0), true)] {
+            let stream = TcpStream::connect((endpoint.addresses[0], endpoint.port)).unwrap();
+            let greeted = auth::greet(&mut Wavers(stream, said), SECRET, &hello(&call).unwrap());
+            assert_eq!(greeted.is_ok(), is_sent);
+        }
+        let last = dial(&config, &endpoint, &call, Instant::now() + CALL_LIMIT).unwrap();
         let (guest, _) = guests.recv_timeout(CALL_LIMIT).unwrap();
-        assert_eq!(guest.peer_addr().unwrap(), second.local_addr().unwrap());
+        assert_eq!(guest.peer_addr().unwrap(), last.local_addr().unwrap());
         assert!(guests.recv_timeout(Duration::from_millis(50)).is_err());
     }
 }

@@ -16,7 +16,7 @@ use super::simd::{Kernel, LANES, Simd};
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
 pub(super) const PREFETCH_BYTES: usize = 8192;
 /// How far ahead they are asked for once more, from the second-level cache into the first.
-/// A third as far costs a single row 5 % where memory is fast (docs/performance.md#decode).
+/// A third as far costs a single row 3 % where memory is fast (docs/performance.md#decode).
 const NEAR_BYTES: usize = 3456;
 /// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache.
 const FEW_ROWS: usize = 4;

@@ -22,9 +22,10 @@ use crate::cpu::simd::avx512::Avx512;
 use crate::source::Encoding;
 
 /// Whether tiles are faster than byte dot products. With few rows both wait for the memory, which dot products ask more evenly; eight
-/// rows of one plane are one block of those, five to seven are two (docs/performance.md#batches).
+/// rows of one plane are one block of those, five to seven are two. Four rows of two planes and many columns are more than the first-level
+/// cache holds, which dot products read for each panel (docs/performance.md#batches).
 pub(in super::super) fn pays(rows: usize, planes: usize) -> bool {
-    rows > 4 && (planes > 1 || rows != 8)
+    if planes == 1 { rows > 4 && rows != 8 } else { rows > 3 }
 }
 /// Two byte planes of each row.
 const MAX_LINES: usize = 2 * TILE_ROWS;
