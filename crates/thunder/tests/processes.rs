@@ -130,7 +130,7 @@ fn servers_that_end_leave_no_ranks() {
 fn an_idle_engine_uses_no_processor() {
     let server = Server::start(&["--model", "builtin", "--ranks", "2"]);
     let processes: Vec<i32> = server.children().into_iter().chain([server.id()]).collect();
-    let is_quiet = falls_quiet(&processes, Duration::from_millis(20));
+    let is_quiet = falls_quiet(&processes, Duration::from_secs(3), Duration::from_millis(60));
     assert!(is_quiet, "an idle server is never quiet");
 }
 

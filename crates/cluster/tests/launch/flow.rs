@@ -139,7 +139,7 @@ pub fn idle() {
     let marker = marker();
     let mut child = start(&local(4, program("hang", &[&marker])));
     wait_for(&marker, 4);
-    let is_quiet = falls_quiet(&[child.id()], Duration::from_millis(10));
+    let is_quiet = falls_quiet(&[child.id()], Duration::from_secs(1), Duration::from_millis(10));
     child.stdin = None;
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
         .unwrap();

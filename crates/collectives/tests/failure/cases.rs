@@ -125,7 +125,11 @@ fn idle() {
         let limit = Duration::from_millis(200);
         let ranks = Ranks::start_ready(Setting { size: 2, ..setting("idle", transport, limit) });
         // For longer than the stall limit, which does not apply here.
-        let is_quiet = falls_quiet(&[ranks.process(0), ranks.process(1)], Duration::from_millis(20));
+        let is_quiet = falls_quiet(
+            &[ranks.process(0), ranks.process(1)],
+            Duration::from_secs(1),
+            Duration::from_millis(20),
+        );
         assert!(is_quiet, "waiting over {transport} is never quiet");
     }
 }

@@ -18,7 +18,7 @@ pub(super) const PREFETCH_BYTES: usize = 8192;
 /// How far ahead they are asked for once more, from the second-level cache into the first.
 /// A third as far costs a single row 3 % where memory is fast (docs/performance.md#decode).
 const NEAR_BYTES: usize = 3456;
-/// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache.
+/// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache, but for rows of two planes and many columns.
 const FEW_ROWS: usize = 4;
 
 /// As [`super::matmul::multiply`], for a quantized matrix.
