@@ -1,32 +1,16 @@
 //! The CPU backend: packed weights, vector kernels chosen at run time, pinned threads.
 
-mod affine;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
-#[cfg(target_arch = "x86_64")]
-mod bf16;
 mod buffer;
-mod dequantized;
-mod fixed;
-mod halves;
 mod isa;
-mod kv;
-mod matmul;
-mod matrix;
-mod memory;
-mod octet;
-mod pack;
-pub mod peak;
-pub mod pool;
+mod layout;
+pub(crate) mod measure;
 mod product;
-mod quantize;
-mod reducer;
 mod rows;
 pub mod simd;
-pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,16 +20,18 @@ use thunder_collectives::{CommError, Group, Op, Stats};
 use crate::backend::{AttentionSpec, Backend, ComputeError, InputOf, KvShape, Largest, LinearInput, Rope};
 use crate::source::MatrixSource;
 use crate::step::Step;
+use attention::kv::Kv;
 pub use buffer::Buffer;
 pub use isa::Isa;
-use kv::Kv;
-use matrix::{Matrix, SendPtr};
-use memory::Arena;
+use layout::matrix::{Matrix, SendPtr};
+use layout::region::Arena;
+pub use measure::arithmetic as peak;
 use pool::Pool;
+pub use product::quantize::Activations;
 use product::{GatedOutput, MANY_ROWS, Manner, Product, Workspace};
-pub use quantize::Activations;
-pub use reducer::Overlap;
-use reducer::Reducer;
+pub use threads::pool;
+pub use threads::reducer::Overlap;
+use threads::reducer::Reducer;
 
 /// Rows of a step's first part are a multiple of this: what tiles take.
 const PART_ROWS: usize = 32;

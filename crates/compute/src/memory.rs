@@ -1,6 +1,6 @@
 //! How much memory there is, and how fast it is read.
 
-pub use crate::cpu::stream::Reader;
+pub use crate::cpu::measure::bandwidth::Reader;
 
 /// Bytes that programs can still take, or `None` where the system does not tell.
 pub fn available_bytes() -> Option<u64> {

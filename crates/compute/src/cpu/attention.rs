@@ -4,23 +4,24 @@
 //! depend on the other queries it is computed with.
 
 mod kernel;
+pub(super) mod kv;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::isa::{self, Isa};
-use super::kv::{Kv, KvPart, MAX_HEAD_DIM};
-use super::matrix::SendPtr;
-use super::pool::Pool;
+use super::layout::matrix::SendPtr;
 use super::rows::{Rotation, rms_norm};
 use super::simd::Simd;
+use super::threads::pool::Pool;
 use super::{Buffer, for_rows};
 use crate::backend::AttentionSpec;
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 pub(super) use kernel::attend;
 #[cfg(target_arch = "x86_64")]
 pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
+use kv::{Kv, KvPart, MAX_HEAD_DIM};
 
 /// Queries of a KV head that a thread takes at a time, as many as a matrix unit works on together.
 pub(super) const PIECE_QUERIES: usize = 128;

@@ -2,9 +2,9 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use super::halves::{HalfRows, HalfWriter};
-use super::matmul::Output;
-use super::memory::LINE_BYTES;
+use super::layout::bf16_rows::{HalfRows, HalfWriter};
+use super::layout::region::LINE_BYTES;
+use super::product::matmul::Output;
 use super::simd::LANES;
 
 /// Rows of floats, or of bf16 between two products.

@@ -3,20 +3,20 @@
 use std::ops::Range;
 
 use super::attention::{Arrivals, Heads, arrive as arrive_rows, attend};
-use super::halves::{HalfRows, HalfWriter};
-use super::matmul::{self, Input, Output};
-use super::matrix::Matrix;
-use super::peak::{Arithmetic, Operands, pass};
-use super::quantize::RowWriter;
+use super::layout::bf16_rows::{HalfRows, HalfWriter};
+use super::layout::matrix::Matrix;
+use super::measure::arithmetic::{Arithmetic, Operands, pass};
+use super::measure::bandwidth::sum;
+use super::product::matmul::{self, Input, Output};
+use super::product::quantize::RowWriter;
+#[cfg(target_arch = "x86_64")]
+use super::product::{amx, bf16};
 use super::rows;
 #[cfg(target_arch = "aarch64")]
 use super::simd::neon::Neon;
 use super::simd::{Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Avx2, avx512::Avx512};
-use super::stream::sum;
-#[cfg(target_arch = "x86_64")]
-use super::{amx, bf16};
 use crate::backend::Largest;
 use crate::source::{Encoding, Float};
 use crate::step::StepSequence;

@@ -1,20 +1,28 @@
 //! Products: rows are brought into the form that a matrix is multiplied with, then all threads multiply.
 
+pub(super) mod affine;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod bf16;
+mod dequantized;
 mod input;
+pub(super) mod matmul;
+pub(super) mod quantize;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::halves::{FEW_TILES, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
 use super::isa;
-use super::matmul::Output;
-use super::matrix::{Matrix, SendPtr};
-use super::pool::{Pieces, Pool};
+use super::layout::bf16_rows::{FEW_TILES, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
+use super::layout::matrix::{Matrix, SendPtr};
 use super::simd::LANES;
+use super::threads::pool::{Pieces, Pool};
 use super::{Buffer, Linear, grown};
 use crate::backend::{Largest, LinearInput};
 pub(super) use input::{Form, Manner};
 use input::{InputSpace, Inputs};
+use matmul::Output;
 
 /// Without a step, so many rows are a prompt.
 pub(super) const MANY_ROWS: usize = 9;

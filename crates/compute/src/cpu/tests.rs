@@ -168,7 +168,7 @@ fn packing_gives_the_same_bytes_with_any_vectors() {
         let stored = Stored::random(21, 256, encoding, &mut numbers);
         let source = stored.source(None);
         let matrix = Matrix::pack(&source, &mut Arena::default(), &mut Pool::new(1, None)).unwrap();
-        let mut packer = pack::Packer::new(&source);
+        let mut packer = layout::pack::Packer::new(&source);
         for (panel, expected) in matrix.panels.chunks_exact(matrix.panel_bytes()).enumerate() {
             let (mut out, mut units) = (vec![0; expected.len()], [0.0; simd::LANES]);
             packer.panel_inlined(panel, &mut out, Some(&mut units));

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use super::Heads;
 use crate::backend::KvFormat;
-use crate::cpu::kv::{KvBlock, MAX_HEAD_DIM};
+use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::LinearInput;
-use crate::cpu::halves::HalfRows;
 use crate::cpu::isa::{self, Isa};
-use crate::cpu::matmul::Input;
-use crate::cpu::matrix::{Matrix, SendPtr};
-use crate::cpu::pool::{Pool, share};
-use crate::cpu::quantize::{Activations, QuantRows};
+use crate::cpu::layout::bf16_rows::HalfRows;
+use crate::cpu::layout::matrix::{Matrix, SendPtr};
+use crate::cpu::product::matmul::Input;
+use crate::cpu::product::quantize::{Activations, QuantRows};
 use crate::cpu::simd::LANES;
+use crate::cpu::threads::pool::{Pool, share};
 use crate::cpu::{Buffer, Linear, grown};
 use crate::source::Encoding;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, DType, Group, Op, Stats};
 
-use super::Buffer;
+use crate::cpu::Buffer;
 
 /// What a thread unpacks of weights for a matrix unit in a µs: 576 bytes in 85 ns. Two halves of a step unpack them twice.
 const REREAD_BYTES_PER_US: f64 = 6000.0;
@@ -26,7 +26,7 @@ pub enum Overlap {
 
 /// The group, wherever it is at work.
 #[derive(Debug)]
-pub(super) struct Reducer {
+pub(in crate::cpu) struct Reducer {
     /// Away while a sum is under way.
     group: Option<Box<Group>>,
     background: Option<Background>,

@@ -2,18 +2,18 @@
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
-use super::matrix::{STEP_BYTES, STEPS};
-use super::simd::Simd;
+use crate::cpu::layout::matrix::{STEP_BYTES, STEPS};
+use crate::cpu::simd::Simd;
 
 /// An octet's steps come in pairs.
-pub(super) const PAIRS: usize = STEPS / 2;
+pub(in crate::cpu) const PAIRS: usize = STEPS / 2;
 
 /// The 8 steps of an octet, as bytes.
 ///
 /// # Safety
 /// An octet of `BITS` bits is there; the CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
+pub(in crate::cpu) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
     let [a, b] = pair::<S, BITS, 0>(p);
     let [c, d] = pair::<S, BITS, 1>(p);
     let [e, f] = pair::<S, BITS, 2>(p);
@@ -27,7 +27,7 @@ pub(super) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STE
 /// # Safety
 /// As for [`octet`].
 #[inline(always)]
-pub(super) unsafe fn pair<S: Simd, const BITS: u32, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
+pub(in crate::cpu) unsafe fn pair<S: Simd, const BITS: u32, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
     match BITS {
         2 => quarters::<S, PAIR>(p),
         3 => joined::<S, 2>(quarters::<S, PAIR>(p), eighths::<S, PAIR>(line::<S>(p, 2))),

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use memmap2::{MmapMut, MmapRaw};
 
 /// Where a region begins: a cache line.
-pub(super) const LINE_BYTES: usize = 64;
+pub(in crate::cpu) const LINE_BYTES: usize = 64;
 /// Mappings of whole huge pages are aligned to them; others need not be, and then have small pages at both ends.
-pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(in crate::cpu) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Matrices share mappings of at least this size, so that small ones lie in huge pages too.
 const CHUNK_BYTES: usize = 64 << 20;
 

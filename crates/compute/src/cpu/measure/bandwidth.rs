@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::affine::PREFETCH_BYTES;
-use super::isa::{self, Isa};
-use super::memory::Region;
-use super::peak::median;
-use super::pool::Pool;
-use super::simd::{LANES, Simd};
+use crate::cpu::isa::{self, Isa};
+use crate::cpu::layout::region::Region;
+use crate::cpu::measure::arithmetic::median;
+use crate::cpu::product::affine::PREFETCH_BYTES;
+use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::threads::pool::Pool;
 
 /// Threads that read memory, to know how fast it is.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Reader {
 /// # Safety
 /// The CPU has `S`; the length is a multiple of four vectors.
 #[inline(always)]
-pub(super) unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
+pub(in crate::cpu) unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
     // SAFETY: within the slice.
     unsafe {
         let mut acc = [S::splat(0.0); 4];

@@ -11,12 +11,12 @@ use std::ops::Range;
 
 use super::target::Panel;
 use super::{BLOCK, LANES, Tile, Weights};
-use crate::cpu::affine::PREFETCH_BYTES;
-use crate::cpu::bf16::four_columns;
-use crate::cpu::fixed::{Fixed, HEADER_BYTES};
-use crate::cpu::matmul::of_bits;
-use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
-use crate::cpu::octet::octet;
+use crate::cpu::layout::block32::octet;
+use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
+use crate::cpu::product::affine::PREFETCH_BYTES;
+use crate::cpu::product::bf16::four_columns;
+use crate::cpu::product::matmul::of_bits;
 use crate::cpu::simd::{Simd, avx512::Avx512};
 use crate::source::{Encoding, Float};
 

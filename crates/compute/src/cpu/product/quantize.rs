@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::grown;
-use super::matrix::SendPtr;
-use super::simd::{LANES, Simd};
+use crate::cpu::grown;
+use crate::cpu::layout::matrix::SendPtr;
+use crate::cpu::simd::{LANES, Simd};
 
 /// How precisely activations enter products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,18 +43,18 @@ impl Activations {
 }
 
 /// Columns of a row that lie together: a cache line.
-pub(super) const BLOCK: usize = 64;
+pub(in crate::cpu) const BLOCK: usize = 64;
 /// The most rows of a tile, whose blocks lie together.
-pub(super) const TILE_ROWS: usize = 16;
+pub(in crate::cpu) const TILE_ROWS: usize = 16;
 
 /// A row's columns in a block.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line([i8; BLOCK]);
+pub(in crate::cpu) struct Line([i8; BLOCK]);
 
 /// A group of a row.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct GroupOfRow {
+pub(in crate::cpu) struct GroupOfRow {
     /// What multiplies the group's results: 1 for integers of two bytes.
     pub scale: f32,
     /// The sum of its integers, times the scale: what the weights' biases are multiplied with.
@@ -64,7 +64,7 @@ pub(super) struct GroupOfRow {
 /// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first. Integers of two bytes share a row's scale; single bytes
 /// have one for each group, so that a large activation costs precision in its own group only.
 #[derive(Debug, Default)]
-pub(super) struct QuantRows {
+pub(in crate::cpu) struct QuantRows {
     /// `[tile][block of 64 columns][plane][row of the tile]`.
     q: Vec<Line>,
     /// What multiplies all of a row's result: 1 for single bytes.
@@ -144,7 +144,7 @@ impl QuantRows {
 
 /// Where rows of a [`QuantRows`] are written.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowWriter<'a> {
+pub(in crate::cpu) struct RowWriter<'a> {
     q: SendPtr<i8>,
     scales: SendPtr<f32>,
     groups: SendPtr<GroupOfRow>,
@@ -202,7 +202,7 @@ impl RowWriter<'_> {
 /// # Safety
 /// The columns are there, the CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
+pub(in crate::cpu) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
     // SAFETY: the caller's.
     unsafe {
         let mut max = S::splat(0.0);
@@ -215,7 +215,7 @@ pub(super) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f
 
 /// Scale and its inverse such that `max` becomes `limit`.
 #[inline(always)]
-pub(super) fn scales(max: f32, limit: f32) -> (f32, f32) {
+pub(in crate::cpu) fn scales(max: f32, limit: f32) -> (f32, f32) {
     let scale = max / limit;
     // Below this the inverse would overflow; such activations are zero for any purpose.
     if scale > 1e-37 { (scale, 1.0 / scale) } else { (0.0, 0.0) }

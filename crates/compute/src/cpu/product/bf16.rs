@@ -5,27 +5,27 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::affine::PREFETCH_BYTES;
-use super::halves::{BLOCK, HalfRows, TILE_ROWS};
-use super::matmul::{Output, finish};
-use super::matrix::Matrix;
-use super::simd::{LANES, Simd, avx512::Avx512};
+use crate::cpu::layout::bf16_rows::{BLOCK, HalfRows, TILE_ROWS};
+use crate::cpu::layout::matrix::Matrix;
+use crate::cpu::product::affine::PREFETCH_BYTES;
+use crate::cpu::product::matmul::{Output, finish};
+use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::source::{Encoding, Float};
 
 /// Bytes of four columns of a panel.
 const FOUR: usize = 4 * LANES * size_of::<u16>();
 
 /// Whether the CPU has dot products of bf16 beside [`Avx512`].
-pub(super) fn detected() -> bool {
+pub(in crate::cpu) fn detected() -> bool {
     Avx512::detected() && is_x86_feature_detected!("avx512bf16")
 }
 
 /// The given rows, which begin at a tile, times the given panels of a matrix of half floats.
 ///
 /// # Safety
-/// [`detected`], and as [`super::matmul::multiply`].
+/// [`detected`], and as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn multiply(
+pub(in crate::cpu) unsafe fn multiply(
     w: &Matrix,
     panels: Range<usize>,
     x: &HalfRows,
@@ -72,7 +72,12 @@ unsafe fn dot(sum: __m512, pairs: __m512i, pair: i32) -> __m512 {
 /// # Safety
 /// The CPU has AVX-512; the panel has the columns up to `end`.
 #[inline(always)]
-pub(super) unsafe fn four_columns(float: Float, panel: *const u8, col: usize, end: usize) -> [__m512i; 2] {
+pub(in crate::cpu) unsafe fn four_columns(
+    float: Float,
+    panel: *const u8,
+    col: usize,
+    end: usize,
+) -> [__m512i; 2] {
     let mut from = panel.add(col / 4 * FOUR);
     Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES));
     Avx512::prefetch(from.wrapping_add(PREFETCH_BYTES + FOUR / 2));
@@ -120,14 +125,14 @@ unsafe fn upper_halves(x: __m512) -> __m256i {
 }
 
 /// Operations of a pass of [`arithmetic`].
-pub(super) const PASS_OPERATIONS: usize = 2 * 2 * LANES * TILE_ROWS;
+pub(in crate::cpu) const PASS_OPERATIONS: usize = 2 * 2 * LANES * TILE_ROWS;
 
 /// Multiplies bf16 and nothing else: what a product can come near to.
 ///
 /// # Safety
 /// [`detected`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn arithmetic(passes: usize) {
+pub(in crate::cpu) unsafe fn arithmetic(passes: usize) {
     // 0x3c3c: 0.0115.
     let mut sums = [_mm512_setzero_ps(); TILE_ROWS];
     let pairs = std::hint::black_box(_mm512_set1_epi8(0x3c));

@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{LANES, Sums, TILE_ROWS, unpack};
-use crate::cpu::halves::HalfWriter;
-use crate::cpu::matmul::{Output, finish};
-use crate::cpu::matrix::Matrix;
+use crate::cpu::layout::bf16_rows::HalfWriter;
+use crate::cpu::layout::matrix::Matrix;
+use crate::cpu::product::matmul::{Output, finish};
 use crate::cpu::simd::{Simd, avx512::Avx512};
 
 /// One of a matrix's panels.

@@ -3,17 +3,17 @@
 //! A group's scale and bias take two bytes each and are numbers that any vector can make floats of. Measured from the largest weight
 //! of its row, a weight moves by 2⁻¹⁵ at most, less with 5 bits and more: below what the file's 16-bit scales resolve.
 
-use super::simd::LANES;
+use crate::cpu::simd::LANES;
 
 /// Bytes of a group's header in a panel: 16 scales and 16 biases of 16 bits.
-pub(super) const HEADER_BYTES: usize = 2 * LANES * size_of::<i16>();
+pub(in crate::cpu) const HEADER_BYTES: usize = 2 * LANES * size_of::<i16>();
 
 /// One number for each row of a panel.
 type Numbers = [f32; LANES];
 
 /// How weights of some width become integers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fixed {
+pub(in crate::cpu) struct Fixed {
     /// The largest weight of a row in units.
     limit: f64,
     /// Biases are stored in multiples of `1 << shift`.

@@ -4,15 +4,15 @@
 //! come out of a register without a sum across lanes; and its values as they come, `[token][dimension]`. As f16, or as bytes
 //! with a scale for each token's key and each token's value: `[keys' 32 scales][values' 32 scales]` of each head.
 
-use super::matrix::SendPtr;
-use super::memory::Region;
-use super::quantize::{largest, scales};
-use super::simd::{LANES, Simd};
 use crate::backend::{ComputeError, KvFormat, KvLayer, KvShape};
+use crate::cpu::layout::matrix::SendPtr;
+use crate::cpu::layout::region::Region;
+use crate::cpu::product::quantize::{largest, scales};
+use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
 /// The largest head that the attention kernel keeps on its stack.
-pub(super) const MAX_HEAD_DIM: usize = 256;
+pub(in crate::cpu) const MAX_HEAD_DIM: usize = 256;
 
 /// The cache of all layers.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Layer {
 
 impl Kv {
     /// Reserves the address space; pages are taken from the system when blocks are first written.
-    pub(super) fn new(shape: &KvShape) -> Result<Self, ComputeError> {
+    pub(in crate::cpu) fn new(shape: &KvShape) -> Result<Self, ComputeError> {
         let format = shape.format;
         let layer = |&layer: &KvLayer| {
             if layer.head_dim % LANES != 0 || layer.head_dim > MAX_HEAD_DIM {
@@ -63,7 +63,7 @@ impl Kv {
     }
 
     /// One layer, for threads that write different tokens' heads of it, or read others.
-    pub(super) fn layer(&mut self, layer: usize) -> KvPart {
+    pub(in crate::cpu) fn layer(&mut self, layer: usize) -> KvPart {
         let Layer { keys, values, scales, shape } = &mut self.layers[layer];
         let of_block = shape.heads * KV_BLOCK_TOKENS * shape.head_dim * self.format.bytes();
         KvPart {
@@ -79,7 +79,7 @@ impl Kv {
 
 /// Pointers into a layer's cache.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KvPart {
+pub(in crate::cpu) struct KvPart {
     blocks: usize,
     keys: SendPtr<u8>,
     values: SendPtr<u8>,
@@ -90,7 +90,7 @@ pub(super) struct KvPart {
 
 /// One head's part of a block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KvBlock {
+pub(in crate::cpu) struct KvBlock {
     pub keys: *mut u8,
     pub values: *mut u8,
     /// Of keys, then of values; dangling where the format has none.

@@ -141,14 +141,14 @@ impl Pool {
 }
 
 /// The part of `0..items` that is a thread's.
-pub(super) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
+pub(in crate::cpu) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
     items * thread / threads..items * (thread + 1) / threads
 }
 
 /// Items that threads take in pieces: each thread those of its own part, and then what is left of others', as cores are not always
 /// equally fast.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(in crate::cpu) struct Pieces {
     /// Where the rest of each thread's part begins.
     rest: Vec<Padded>,
     items: usize,

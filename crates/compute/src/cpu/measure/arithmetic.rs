@@ -3,11 +3,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use super::Activations;
-use super::isa::{self, Isa};
-use super::pool::Pool;
-use super::product::{Form, Manner};
-use super::simd::{LANES, Simd};
+use crate::cpu::Activations;
+use crate::cpu::isa::{self, Isa};
+use crate::cpu::product::{Form, Manner};
+use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::threads::pool::Pool;
 use crate::source::Encoding;
 
 /// What a kernel multiplies.
@@ -62,7 +62,7 @@ impl Arithmetic {
 const VECTORS: usize = 256;
 
 /// Numbers that the loops read.
-pub(super) struct Operands {
+pub(in crate::cpu) struct Operands {
     bytes: [u8; VECTORS * 4],
     floats: [f32; VECTORS],
     start: [f32; LANES],
@@ -124,7 +124,12 @@ pub fn median(numbers: &mut [f64]) -> f64 {
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) {
+pub(in crate::cpu) unsafe fn pass<S: Simd>(
+    from: &Operands,
+    arithmetic: Arithmetic,
+    chains: usize,
+    out: &mut f32,
+) {
     // SAFETY: the caller's.
     unsafe {
         *out += match (arithmetic, chains) {

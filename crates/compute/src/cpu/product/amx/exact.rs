@@ -12,19 +12,19 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured};
 use super::{LANES, Tile};
-use crate::cpu::affine::{Numbers, ahead, ahead_of_pair, scaled};
-use crate::cpu::fixed::HEADER_BYTES;
-use crate::cpu::matmul::{Output, of_bits};
-use crate::cpu::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
-use crate::cpu::octet::octet;
-use crate::cpu::quantize::{BLOCK, QuantRows, TILE_ROWS};
+use crate::cpu::layout::block32::octet;
+use crate::cpu::layout::fixed_point::HEADER_BYTES;
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
+use crate::cpu::product::affine::{Numbers, ahead, ahead_of_pair, scaled};
+use crate::cpu::product::matmul::{Output, of_bits};
+use crate::cpu::product::quantize::{BLOCK, QuantRows, TILE_ROWS};
 use crate::cpu::simd::avx512::Avx512;
 use crate::source::Encoding;
 
 /// Whether tiles are faster than byte dot products. With few rows both wait for the memory, which dot products ask more evenly; eight
 /// rows of one plane are one block of those, five to seven are two. Four rows of two planes and many columns are more than the first-level
 /// cache holds, which dot products read for each panel (docs/performance.md#batches).
-pub(in super::super) fn pays(rows: usize, planes: usize) -> bool {
+pub(in crate::cpu) fn pays(rows: usize, planes: usize) -> bool {
     if planes == 1 { rows > 4 && rows != 8 } else { rows > 3 }
 }
 /// Two byte planes of each row.
@@ -44,7 +44,7 @@ pub(super) struct Memory {
 /// Rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is permitted, and as [`crate::cpu::matmul::multiply`].
+/// AMX is permitted, and as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,

@@ -12,17 +12,19 @@ mod unpack;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::attention::Heads;
-use super::halves::{BLOCK, CHUNK, FEW_TILES, HalfRows, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
-use super::matmul::Output;
-use super::matrix::Matrix;
-use super::memory::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
-use super::quantize::QuantRows;
-use super::simd::{LANES, Simd, avx512::Avx512};
-pub(super) use exact::pays as exact_pays;
+use crate::cpu::attention::Heads;
+use crate::cpu::layout::bf16_rows::{
+    BLOCK, CHUNK, FEW_TILES, HalfRows, HalfWriter, PANELS_TOGETHER, TILE_ROWS,
+};
+use crate::cpu::layout::matrix::Matrix;
+use crate::cpu::layout::region::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
+use crate::cpu::product::matmul::Output;
+use crate::cpu::product::quantize::QuantRows;
+use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
+pub(in crate::cpu) use exact::pays as exact_pays;
 use target::{Adjacent, Gated, Panel, Target};
 use tiles::{Configured, Product};
-pub(super) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
+pub(in crate::cpu) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
 
 /// Row tiles for which a chunk is unpacked once.
 const ROW_TILES: usize = 32;
@@ -43,7 +45,7 @@ type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
 /// What a thread works in: 0.9 MiB in one huge page, as pages that lie anywhere compete for places of the second-level cache.
 #[derive(Debug)]
-pub(super) struct Scratch(Array<HugePage>);
+pub(in crate::cpu) struct Scratch(Array<HugePage>);
 
 #[derive(Debug)]
 #[repr(C)]
@@ -85,9 +87,9 @@ impl Scratch {
 /// Rows times the given panels of a matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`super::matmul::multiply`].
+/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn multiply(
+pub(in crate::cpu) unsafe fn multiply(
     w: &Matrix,
     panels: Range<usize>,
     x: &HalfRows,
@@ -100,14 +102,14 @@ pub(super) unsafe fn multiply(
     _mm_sfence();
 }
 
-/// As [`super::isa::gated_halves`].
+/// As [`crate::cpu::isa::gated_halves`].
 ///
 /// # Safety
 /// As there.
 #[target_feature(
     enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512bf16,avx512vnni,avx2,fma,f16c"
 )]
-pub(super) unsafe fn multiply_gated(
+pub(in crate::cpu) unsafe fn multiply_gated(
     gate_up: [&Matrix; 2],
     panels: Range<usize>,
     x: &HalfRows,
@@ -175,8 +177,8 @@ unsafe fn pairs(target: &impl Target, x: &HalfRows, scratch: &mut Scratch) {
 /// Quantized rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], and as [`super::matmul::multiply`].
-pub(super) unsafe fn multiply_exactly(
+/// AMX is [`permitted`], and as [`crate::cpu::product::matmul::multiply`].
+pub(in crate::cpu) unsafe fn multiply_exactly(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
@@ -188,11 +190,11 @@ pub(super) unsafe fn multiply_exactly(
     unsafe { exact::multiply(w, panels, x, rows, out, &mut scratch.memory().exact) };
 }
 
-/// As [`super::attention::attend`], for many queries.
+/// As [`crate::cpu::attention::attend`], for many queries.
 ///
 /// # Safety
 /// AMX is [`permitted`], and as there.
-pub(super) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
+pub(in crate::cpu) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's; what has AMX has the other instructions.
     unsafe { attend::attend(heads, &mut scratch.memory().attention) };
 }

@@ -16,35 +16,35 @@
 
 use std::io;
 
-use super::fixed::{Fixed, HEADER_BYTES};
-use super::memory::{Arena, Region};
 use super::pack;
-use super::pool::Pool;
-use super::simd::LANES;
+use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::region::{Arena, Region};
+use crate::cpu::simd::LANES;
+use crate::cpu::threads::pool::Pool;
 use crate::source::{Encoding, MatrixSource};
 
 /// Columns of an octet.
-pub(super) const OCTET: usize = 32;
+pub(in crate::cpu) const OCTET: usize = 32;
 /// Bytes of a step: 4 columns of 16 rows.
-pub(super) const STEP_BYTES: usize = 64;
+pub(in crate::cpu) const STEP_BYTES: usize = 64;
 /// Steps of an octet.
-pub(super) const STEPS: usize = 8;
+pub(in crate::cpu) const STEPS: usize = 8;
 
 /// A packed matrix `[rows, cols]`.
 #[derive(Debug)]
 pub struct Matrix {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) encoding: Encoding,
-    pub(super) panels: Region,
+    pub(in crate::cpu) rows: usize,
+    pub(in crate::cpu) cols: usize,
+    pub(in crate::cpu) encoding: Encoding,
+    pub(in crate::cpu) panels: Region,
     /// What a quantized row's integers are multiples of, `[panels × 16]`.
-    pub(super) units: Vec<f32>,
+    pub(in crate::cpu) units: Vec<f32>,
     /// Added to the output; empty or one for each row.
-    pub(super) bias: Vec<f32>,
+    pub(in crate::cpu) bias: Vec<f32>,
 }
 
 /// The lines into which `bits` are packed: (bits, first bit) of each plane.
-pub(super) const fn planes(bits: u32) -> &'static [(u32, u32)] {
+pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
     match bits {
         2 => &[(2, 0)],
         3 => &[(2, 0), (1, 2)],
@@ -78,12 +78,12 @@ impl Matrix {
     }
 
     /// Panels, the last of which may be partly empty.
-    pub(super) fn panel_count(&self) -> usize {
+    pub(in crate::cpu) fn panel_count(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
     /// Bytes of one panel.
-    pub(super) fn panel_bytes(&self) -> usize {
+    pub(in crate::cpu) fn panel_bytes(&self) -> usize {
         match self.encoding {
             Encoding::Float(float) => LANES * self.cols * float.bytes(),
             Encoding::Affine { bits, group, .. } => self.cols / group * record_bytes(bits, group),
@@ -96,7 +96,7 @@ impl Matrix {
     }
 
     /// Writes one row as floats.
-    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+    pub(in crate::cpu) fn row(&self, row: usize, out: &mut [f32]) {
         let panel = &self.panels[row / LANES * self.panel_bytes()..][..self.panel_bytes()];
         let lane = row % LANES;
         match self.encoding {
@@ -126,7 +126,7 @@ impl Matrix {
 }
 
 /// Bytes of a group of a panel.
-pub(super) const fn record_bytes(bits: u32, group: usize) -> usize {
+pub(in crate::cpu) const fn record_bytes(bits: u32, group: usize) -> usize {
     HEADER_BYTES + group / OCTET * bits as usize * STEP_BYTES
 }
 
@@ -147,7 +147,7 @@ fn element(octet: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
 
 /// A pointer that threads of a pool share, each writing its own part.
 #[derive(Debug)]
-pub(super) struct SendPtr<T>(pub *mut T);
+pub(in crate::cpu) struct SendPtr<T>(pub *mut T);
 
 impl<T> Clone for SendPtr<T> {
     fn clone(&self) -> Self {
@@ -167,7 +167,7 @@ impl<T> SendPtr<T> {
     ///
     /// # Safety
     /// `index` must be within the allocation.
-    pub(super) unsafe fn at(self, index: usize) -> *mut T {
+    pub(in crate::cpu) unsafe fn at(self, index: usize) -> *mut T {
         // SAFETY: the caller's.
         unsafe { self.0.add(index) }
     }

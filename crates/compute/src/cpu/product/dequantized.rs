@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use super::affine::Numbers;
-use super::fixed::HEADER_BYTES;
-use super::matmul::{Output, finish, in_fours};
-use super::matrix::{Matrix, OCTET, STEP_BYTES};
-use super::octet::octet;
-use super::simd::{LANES, Simd};
+use crate::cpu::layout::block32::octet;
+use crate::cpu::layout::fixed_point::HEADER_BYTES;
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
+use crate::cpu::product::affine::Numbers;
+use crate::cpu::product::matmul::{Output, finish, in_fours};
+use crate::cpu::simd::{LANES, Simd};
 use crate::source::Encoding;
 
 /// Byte dot products with these take one of four bytes.
@@ -19,9 +19,9 @@ const UNITS: [[i8; 4]; 4] = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0,
 /// All rows with one panel.
 ///
 /// # Safety
-/// As for [`super::matmul::multiply`].
+/// As for [`crate::cpu::product::matmul::multiply`].
 #[inline(always)]
-pub(super) unsafe fn panel<S: Simd, const BITS: u32>(
+pub(in crate::cpu) unsafe fn panel<S: Simd, const BITS: u32>(
     w: &Matrix,
     panel: usize,
     data: *const u8,

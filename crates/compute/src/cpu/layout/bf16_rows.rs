@@ -2,23 +2,23 @@
 
 use half::bf16;
 
-use super::matrix::SendPtr;
-use super::memory::{Array, Zero};
+use crate::cpu::layout::matrix::SendPtr;
+use crate::cpu::layout::region::{Array, Zero};
 
 /// Rows of a tile.
-pub(super) const TILE_ROWS: usize = 16;
+pub(in crate::cpu) const TILE_ROWS: usize = 16;
 /// Columns of a block: what one tile is deep.
-pub(super) const BLOCK: usize = 32;
+pub(in crate::cpu) const BLOCK: usize = 32;
 /// Blocks of a chunk.
-pub(super) const CHUNK: usize = 16;
+pub(in crate::cpu) const CHUNK: usize = 16;
 /// Panels that a chunk of rows meets one after the other.
-pub(super) const PANELS_TOGETHER: usize = 16;
+pub(in crate::cpu) const PANELS_TOGETHER: usize = 16;
 /// Row tiles up to which the weights are what is waited for: then they are read straight through.
-pub(super) const FEW_TILES: usize = 2;
+pub(in crate::cpu) const FEW_TILES: usize = 2;
 /// A row's columns in a block. Aligned, because tiles whose rows straddle cache lines load at a quarter of the speed.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line([bf16; BLOCK]);
+pub(in crate::cpu) struct Line([bf16; BLOCK]);
 
 // SAFETY: numbers.
 unsafe impl Zero for Line {}
@@ -28,7 +28,7 @@ unsafe impl Zero for Line {}
 /// columns, the order is 0, 2, 1, 3, which suits the unpacking of weights. The last block is filled up with zeros, the last tile
 /// with anything.
 #[derive(Debug, Default)]
-pub(super) struct HalfRows {
+pub(in crate::cpu) struct HalfRows {
     lines: Array<Line>,
     pub rows: usize,
     cols: usize,
@@ -75,7 +75,7 @@ impl HalfRows {
 /// Where rows of a [`HalfRows`] are written.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HalfWriter<'a> {
+pub(in crate::cpu) struct HalfWriter<'a> {
     lines: SendPtr<Line>,
     to: &'a HalfRows,
 }
@@ -91,7 +91,7 @@ impl HalfWriter<'_> {
     pub unsafe fn store(self, row: usize, panel: usize, columns: std::arch::x86_64::__m512) {
         use std::arch::x86_64::*;
 
-        use super::simd::LANES;
+        use crate::cpu::simd::LANES;
         const PANELS: usize = BLOCK / LANES;
         const { assert!(PANELS == 2) };
         // SAFETY: within the row, as the caller promises; a line is two panels.

@@ -6,27 +6,27 @@
 
 use std::ops::Range;
 
-use super::fixed::{Fixed, HEADER_BYTES};
-use super::matmul::{Output, finish, of_bits};
-use super::matrix::{Matrix, OCTET, STEP_BYTES};
-use super::octet::{PAIRS, pair};
-use super::quantize::{BLOCK, GroupOfRow, QuantRows};
-use super::simd::{Kernel, LANES, Simd};
+use crate::cpu::layout::block32::{PAIRS, pair};
+use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
+use crate::cpu::product::matmul::{Output, finish, of_bits};
+use crate::cpu::product::quantize::{BLOCK, GroupOfRow, QuantRows};
+use crate::cpu::simd::{Kernel, LANES, Simd};
 
 /// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
-pub(super) const PREFETCH_BYTES: usize = 8192;
+pub(in crate::cpu) const PREFETCH_BYTES: usize = 8192;
 /// How far ahead they are asked for once more, from the second-level cache into the first.
 /// A third as far costs a single row 3 % where memory is fast (docs/performance.md#decode).
 const NEAR_BYTES: usize = 3456;
 /// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache, but for rows of two planes and many columns.
 const FEW_ROWS: usize = 4;
 
-/// As [`super::matmul::multiply`], for a quantized matrix.
+/// As [`crate::cpu::product::matmul::multiply`], for a quantized matrix.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd>(
+pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     bits: u32,
     w: &Matrix,
     panels: Range<usize>,
@@ -138,14 +138,14 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
 
 /// Asks for what comes after a line of weights: from memory, and nearer by into the first-level cache.
 #[inline(always)]
-pub(super) unsafe fn ahead<S: Simd>(line: *const u8) {
+pub(in crate::cpu) unsafe fn ahead<S: Simd>(line: *const u8) {
     S::prefetch(line.wrapping_add(PREFETCH_BYTES));
     S::prefetch_near(line.wrapping_add(NEAR_BYTES));
 }
 
 /// Asks for what comes after an octet, a part with each pair of steps: many at once hold up the loads.
 #[inline(always)]
-pub(super) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(octet: *const u8, pair: usize) {
+pub(in crate::cpu) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(octet: *const u8, pair: usize) {
     for line in pair * BITS as usize / PAIRS..(pair + 1) * BITS as usize / PAIRS {
         ahead::<S>(octet.wrapping_add(line * STEP_BYTES));
     }
@@ -237,7 +237,7 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
 
 /// The scales and biases of a group of 16 rows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Numbers<S: Simd> {
+pub(in crate::cpu) struct Numbers<S: Simd> {
     scales: S::F,
     biases: S::F,
 }
@@ -283,7 +283,7 @@ impl<S: Simd> Numbers<S> {
 /// # Safety
 /// The output holds the row and the panel's columns; the CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn scaled<S: Simd>(
+pub(in crate::cpu) unsafe fn scaled<S: Simd>(
     w: &Matrix,
     panel: usize,
     row: usize,

@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use super::affine;
 use super::dequantized;
-use super::halves::HalfRows;
-use super::matrix::Matrix;
-use super::quantize::{QuantRows, TILE_ROWS};
-use super::simd::{LANES, Simd};
+use crate::cpu::layout::bf16_rows::HalfRows;
+use crate::cpu::layout::matrix::Matrix;
+use crate::cpu::product::quantize::{QuantRows, TILE_ROWS};
+use crate::cpu::simd::{LANES, Simd};
 use crate::source::{Encoding, Float};
 
 /// Calls a kernel for weights of so many bits, which are the last of its generic parameters.
@@ -27,7 +27,7 @@ macro_rules! of_bits {
         }
     };
 }
-pub(super) use of_bits;
+pub(in crate::cpu) use of_bits;
 
 /// Calls a kernel for blocks of four rows and then for single ones; how many is the last of its generic parameters.
 macro_rules! in_fours {
@@ -43,11 +43,11 @@ macro_rules! in_fours {
         }
     };
 }
-pub(super) use in_fours;
+pub(in crate::cpu) use in_fours;
 
 /// Where a panel's results go: row-major, `stride` floats from row to row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Output {
+pub(in crate::cpu) struct Output {
     /// The first column of the first row; it need not exist if nobody writes it.
     pub data: *mut f32,
     pub stride: usize,
@@ -64,14 +64,14 @@ impl Output {
     ///
     /// # Safety
     /// The rows have that many columns.
-    pub(super) unsafe fn starting_at(&self, column: usize) -> Self {
+    pub(in crate::cpu) unsafe fn starting_at(&self, column: usize) -> Self {
         Self { data: self.data.add(column), ..*self }
     }
 }
 
 /// What a panel is multiplied with.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Input<'a> {
+pub(in crate::cpu) enum Input<'a> {
     /// Row-major floats, `stride` from row to row.
     Floats { data: *const f32, stride: usize },
     /// Quantized rows.
@@ -98,7 +98,7 @@ impl Input<'_> {
 /// # Safety
 /// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; nobody else writes the panels' columns.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd>(
+pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     w: &Matrix,
     panels: Range<usize>,
     x: Input<'_>,
@@ -127,7 +127,7 @@ pub(super) unsafe fn multiply<S: Simd>(
 
 /// Adds the bias and stores 16 results of a row, fewer in the last panel, or adds them to what is there.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
+pub(in crate::cpu) unsafe fn finish<S: Simd>(w: &Matrix, panel: usize, row: usize, acc: S::F, out: Output) {
     let first = panel * LANES;
     let count = LANES.min(w.rows - first);
     let to = out.data.wrapping_add(row * out.stride + first);

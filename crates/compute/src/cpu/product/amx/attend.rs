@@ -10,9 +10,9 @@ use std::arch::x86_64::*;
 use super::tiles::{self, Configured};
 use super::{LANES, Sums, TILE_ROWS, Tile};
 use crate::backend::KvFormat;
+use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::attention::{Byte, Element, Half, Heads, NO_SCORE, PIECE_QUERIES};
-use crate::cpu::halves::BLOCK;
-use crate::cpu::kv::{KvBlock, MAX_HEAD_DIM};
+use crate::cpu::layout::bf16_rows::BLOCK;
 use crate::cpu::simd::{Simd, avx512::Avx512};
 use crate::step::KV_BLOCK_TOKENS;
 

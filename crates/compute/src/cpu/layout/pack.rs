@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use super::fixed::{Fixed, HEADER_BYTES};
-use super::matmul::of_bits;
-use super::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, SendPtr, planes, record_bytes};
-use super::pool::Pool;
-use super::simd::LANES;
+use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, SendPtr, planes, record_bytes};
+use crate::cpu::product::matmul::of_bits;
+use crate::cpu::simd::LANES;
+use crate::cpu::threads::pool::Pool;
 use crate::source::{Encoding, Float, MatrixSource, Strided};
 
 /// About how much is packed before the file's pages are let go: each thread has so much of them in memory.
@@ -23,7 +23,7 @@ const BLOCK_BYTES: usize = BLOCK * size_of::<u32>();
 type Rows = [*const u8; LANES];
 
 /// Fills the panels and units of `matrix`, whose shape is that of `source`.
-pub(super) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
+pub(in crate::cpu) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
     let (panels, panel_bytes) = (matrix.panel_count(), matrix.panel_bytes());
     let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
     let piece = (PIECE_BYTES / panel_bytes.max(1)).max(1);
@@ -66,7 +66,7 @@ pub(super) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Po
 }
 
 /// Packs panels of one matrix.
-pub(super) struct Packer<'a> {
+pub(in crate::cpu) struct Packer<'a> {
     source: &'a MatrixSource<'a>,
     /// A row for lanes that have none.
     zeros: Vec<u8>,
@@ -104,7 +104,7 @@ impl<'a> Packer<'a> {
             ) {
                 packer.panel_inlined(panel, out, units);
             }
-            if super::simd::avx512::Avx512::detected() {
+            if crate::cpu::simd::avx512::Avx512::detected() {
                 // SAFETY: detected.
                 return unsafe { avx512(self, panel, out, units) };
             }

@@ -6,7 +6,7 @@ use super::{Sums, TILE_ROWS, Tile};
 
 /// Whether this process may use AMX: asks the CPU, and the system for its permission. All CPUs with AMX
 /// have AVX-512 with FP16 and BF16 as well.
-pub(in super::super) fn permitted() -> bool {
+pub(in crate::cpu) fn permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
         /// Leaf 7, EDX: amx-bf16, amx-tile and amx-int8.
@@ -240,7 +240,7 @@ macro_rules! arithmetic {
     ($name:ident, $multiply:literal) => {
         /// # Safety
         /// AMX is [`permitted`].
-        pub(in super::super) unsafe fn $name(passes: usize) {
+        pub(in crate::cpu) unsafe fn $name(passes: usize) {
             // As bf16, 0x3c3c is 0.0115.
             let tile = Tile([[0x3c; 64]; TILE_ROWS]);
             // SAFETY: the caller's; the tiles are configured, and read from one whole tile.
@@ -272,7 +272,7 @@ macro_rules! arithmetic {
 }
 
 /// Operations of a pass of [`multiply_halves`], and of one of [`multiply_bytes`].
-pub(in super::super) const PASS_OPERATIONS: [usize; 2] = [4 * 2 * 16 * 16 * 32, 4 * 2 * 16 * 16 * 64];
+pub(in crate::cpu) const PASS_OPERATIONS: [usize; 2] = [4 * 2 * 16 * 16 * 32, 4 * 2 * 16 * 16 * 64];
 
 arithmetic!(multiply_halves, "tdpbf16ps");
 arithmetic!(multiply_bytes, "tdpbsud");
