@@ -36,7 +36,7 @@ impl StopFilter {
 
 /// The text of one answer as it grows.
 #[derive(Debug)]
-pub struct Answer {
+pub struct AnswerStream {
     events: mpsc::UnboundedSender<Event>,
     tokens: TokenStream,
     filter: StopFilter,
@@ -57,7 +57,7 @@ pub enum Outcome {
     Abandoned,
 }
 
-impl Answer {
+impl AnswerStream {
     /// An empty answer whose events go to `events`.
     pub fn new(events: mpsc::UnboundedSender<Event>, tokens: TokenStream, stop: Vec<String>) -> Self {
         let filter = StopFilter { stop, ..StopFilter::default() };

@@ -131,7 +131,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the request cannot be served as it is, or the engine takes no more.
-    pub fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         request.check(&self.info)?;
         if let Some(why) = self.stopped() {
             return Err(SubmitError::Stopped(why.to_owned()));
@@ -146,7 +146,7 @@ impl Engine {
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             SubmitError::Stopped(self.stopped().unwrap_or("the scheduler has ended").to_owned())
         })?;
-        Ok(Stream { events: receiver })
+        Ok(EventStream { events: receiver })
     }
 }
 
@@ -163,17 +163,17 @@ pub struct Inbox {
 
 /// The events of one request. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Stream {
+pub struct EventStream {
     events: mpsc::UnboundedReceiver<Event>,
 }
 
-impl Stream {
+impl EventStream {
     /// The next event; `None` after the last one, or if the engine went away without a word.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
 
-    /// As [`Stream::next`], for threads outside of an async runtime; `None` when nothing came within `limit`.
+    /// As [`EventStream::next`], for threads outside of an async runtime; `None` when nothing came within `limit`.
     pub fn next_within(&mut self, limit: Duration) -> Option<Option<Event>> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);

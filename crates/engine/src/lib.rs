@@ -2,14 +2,14 @@
 
 mod answer;
 mod blocks;
+pub mod engine_loop;
 pub mod handle;
 mod protocol;
 pub mod rank;
 pub mod request;
 mod sampler;
-pub mod scheduler;
 
-pub use handle::{Counters, Engine, Inbox, ModelInfo, Stream, Submission};
-pub use rank::{EngineError, Rank};
+pub use engine_loop::{EngineLoop, Limits};
+pub use handle::{Counters, Engine, EventStream, Inbox, ModelInfo, Submission};
+pub use rank::{EngineError, RankWorker};
 pub use request::{Event, FinishReason, Request, Sampling, SubmitError, TokenLogprob, Usage};
-pub use scheduler::{Limits, Scheduler};

@@ -15,20 +15,22 @@ const MAX_WORDS: usize = 1 << 22;
 
 /// What ranks are to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Command {
     /// End the loop; the engine is shut down.
     Stop,
     /// Nothing: rank 0 asks whether everyone is there.
     Ping,
     /// Compute, and send rank 0 the logits.
-    Logits,
+    ComputeLogits,
     /// Compute, and send rank 0 the likeliest token of each row only.
-    Argmax,
+    ComputeLargest,
 }
 
-impl Kind {
+impl Command {
     fn from_word(word: u32) -> Option<Self> {
-        [Self::Stop, Self::Ping, Self::Logits, Self::Argmax].into_iter().find(|kind| *kind as u32 == word)
+        [Self::Stop, Self::Ping, Self::ComputeLogits, Self::ComputeLargest]
+            .into_iter()
+            .find(|command| *command as u32 == word)
     }
 }
 
@@ -41,13 +43,13 @@ pub struct Message {
 /// A message that no rank 0 of this version sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("rank 0 sent a step that cannot be read: all ranks must run the same version of thunder")]
-pub struct Garbled;
+pub struct BadMessage;
 
 impl Message {
     /// Starts a message of this kind.
-    pub fn begin(&mut self, kind: Kind) {
+    pub fn begin(&mut self, command: Command) {
         self.words.clear();
-        self.words.extend([0, kind as u32, 0]);
+        self.words.extend([0, command as u32, 0]);
     }
 
     /// Adds tokens of a slot's sequence, with whether logits are wanted and whether they are a prompt's. The slot's table becomes its first `kept` blocks and `new` ones.
@@ -95,17 +97,19 @@ impl Message {
     ///
     /// # Errors
     /// When the message is not one.
-    pub fn read(&self, tables: &mut Vec<Vec<u32>>, step: &mut Step) -> Result<Kind, Garbled> {
+    pub fn read(&self, tables: &mut Vec<Vec<u32>>, step: &mut Step) -> Result<Command, BadMessage> {
         step.clear();
-        let mut rest = self.words.get(1..).ok_or(Garbled)?;
-        let kind = Kind::from_word(take(&mut rest, 1)?[0]).ok_or(Garbled)?;
+        let mut rest = self.words.get(1..).ok_or(BadMessage)?;
+        let command = Command::from_word(take(&mut rest, 1)?[0]).ok_or(BadMessage)?;
         let sequences = take(&mut rest, 1)?[0];
         for _ in 0..sequences {
-            let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else { return Err(Garbled) };
+            let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else {
+                return Err(BadMessage);
+            };
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let slot = slot as usize;
             if slot >= 1 << 16 {
-                return Err(Garbled);
+                return Err(BadMessage);
             }
             if slot >= tables.len() {
                 tables.resize_with(slot + 1, Vec::new);
@@ -115,19 +119,19 @@ impl Message {
             table.extend_from_slice(new);
             let end = start as usize + tokens.len();
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
-                return Err(Garbled);
+                return Err(BadMessage);
             }
             step.push(tokens, start as usize, table, flags & 1 != 0);
             if let Some(sequence) = step.sequences.last_mut() {
                 sequence.prompt = flags & 2 != 0;
             }
         }
-        Ok(kind)
+        Ok(command)
     }
 }
 
-fn take<'a>(rest: &mut &'a [u32], count: usize) -> Result<&'a [u32], Garbled> {
-    let (taken, left) = rest.split_at_checked(count).ok_or(Garbled)?;
+fn take<'a>(rest: &mut &'a [u32], count: usize) -> Result<&'a [u32], BadMessage> {
+    let (taken, left) = rest.split_at_checked(count).ok_or(BadMessage)?;
     *rest = left;
     Ok(taken)
 }
@@ -145,7 +149,7 @@ mod tests {
             let (mut message, mut tables, mut steps) = (Message::default(), Vec::new(), Vec::new());
             for round in 0..3 {
                 if group.rank() == 0 {
-                    message.begin(Kind::Argmax);
+                    message.begin(Command::ComputeLargest);
                     if round == 0 {
                         message.push(2, 0, 0, &(0..16).collect::<Vec<_>>(), &long, (true, true));
                     } else {
@@ -154,7 +158,7 @@ mod tests {
                 }
                 message.exchange(&mut group).unwrap();
                 let mut step = Step::default();
-                assert_eq!(message.read(&mut tables, &mut step), Ok(Kind::Argmax));
+                assert_eq!(message.read(&mut tables, &mut step), Ok(Command::ComputeLargest));
                 steps.push(step);
             }
             steps

@@ -7,7 +7,7 @@ use thunder_collectives::{CommError, Group, InitError, Stats};
 use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Largest, Step};
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
 
-use crate::protocol::{Garbled, Kind, Message};
+use crate::protocol::{BadMessage, Command, Message};
 use crate::sampler::argmax;
 
 /// Why a rank cannot go on.
@@ -25,9 +25,9 @@ pub enum EngineError {
     /// The backend failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    /// Rank 0 runs another version.
+    /// RankWorker 0 runs another version.
     #[error(transparent)]
-    Garbled(#[from] Garbled),
+    BadMessage(#[from] BadMessage),
     /// The ranks were started with different models or plans.
     #[error(
         "rank {rank} has another model or plan than rank 0: start all ranks with the same model (the same files), --split, \
@@ -40,7 +40,7 @@ pub enum EngineError {
 }
 
 /// A rank with its weights loaded.
-pub struct Rank {
+pub struct RankWorker {
     world: Group,
     backend: CpuBackend,
     model: Model<CpuBackend>,
@@ -58,7 +58,7 @@ pub struct Rank {
     counts: Vec<usize>,
 }
 
-impl Rank {
+impl RankWorker {
     /// Loads this rank's part of the model. All ranks of `world` call this together.
     ///
     /// # Errors
@@ -117,31 +117,31 @@ impl Rank {
     /// # Errors
     /// When a peer was lost or a step cannot be computed. The group is of no use afterwards.
     pub fn follow(&mut self) -> Result<(), EngineError> {
-        self.pin();
+        self.pin_thread();
         loop {
-            match self.receive()? {
-                Kind::Stop => return Ok(()),
-                Kind::Ping => {}
-                kind @ (Kind::Logits | Kind::Argmax) => {
+            match self.exchange_step()? {
+                Command::Stop => return Ok(()),
+                Command::Ping => {}
+                command @ (Command::ComputeLogits | Command::ComputeLargest) => {
                     self.compute()?;
-                    self.pass_on()?;
-                    self.report(kind)?;
+                    self.send_hidden()?;
+                    self.gather_results(command)?;
                 }
             }
         }
     }
 
     /// Called by the thread that will compute, before it does: keeps it to its core, if the rank has cores of its own.
-    pub fn pin(&self) {
+    pub fn pin_thread(&self) {
         self.backend.pin_caller();
     }
 
-    /// The message that rank 0 fills in before [`Rank::receive`].
+    /// The message that rank 0 fills in before [`RankWorker::exchange_step`].
     pub fn message(&mut self) -> &mut Message {
         &mut self.message
     }
 
-    /// The step that [`Rank::receive`] read.
+    /// The step that [`RankWorker::exchange_step`] read.
     pub fn step(&self) -> &Step {
         &self.step
     }
@@ -160,7 +160,7 @@ impl Rank {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn receive(&mut self) -> Result<Kind, EngineError> {
+    pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
         Ok(self.message.read(&mut self.tables, &mut self.step)?)
     }
@@ -186,7 +186,7 @@ impl Rank {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn pass_on(&mut self) -> Result<(), EngineError> {
+    pub fn send_hidden(&mut self) -> Result<(), EngineError> {
         let next = self.world.rank() + self.tensor_ranks;
         if next < self.world.size() {
             // It may be busy with a long prompt.
@@ -200,17 +200,17 @@ impl Rank {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn report(&mut self, kind: Kind) -> Result<(), EngineError> {
+    pub fn gather_results(&mut self, command: Command) -> Result<(), EngineError> {
         let (rank, rows) = (self.world.rank(), self.step.logit_rows.len());
         if rank + self.tensor_ranks < self.world.size() || rows == 0 {
             return Ok(());
         }
-        self.layout(kind, rows);
+        self.layout(command, rows);
         let own = self.model.vocab_rows();
         let logits = self.model.logits(&self.backend);
         // The group belongs to the backend, and so do the logits: they leave from a buffer of our own, kept from step to step.
         self.outgoing.clear();
-        if kind == Kind::Argmax {
+        if command == Command::ComputeLargest {
             let of_row =
                 |largest: &Largest| [f32::from_bits(own.start as u32 + largest.column), largest.value];
             self.outgoing.extend(self.model.largest_logits().iter().flat_map(of_row));
@@ -230,17 +230,17 @@ impl Rank {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn results(&mut self, kind: Kind, rows: usize) -> Result<Results<'_>, EngineError> {
-        self.layout(kind, rows);
+    pub fn results(&mut self, command: Command, rows: usize) -> Result<StepResults<'_>, EngineError> {
+        self.layout(command, rows);
         if self.stages > 1 && rows > 0 {
             let from = (self.stages - 1) * self.tensor_ranks;
             self.world.recv_idle(from, &mut self.gathered)?;
         }
-        Ok(Results { kind, rows, vocab: &self.vocab, gathered: &self.gathered })
+        Ok(StepResults { command, rows, vocab: &self.vocab, gathered: &self.gathered })
     }
 
-    fn layout(&mut self, kind: Kind, rows: usize) {
-        let width = |vocab: usize| if kind == Kind::Argmax { 2 } else { vocab };
+    fn layout(&mut self, command: Command, rows: usize) {
+        let width = |vocab: usize| if command == Command::ComputeLargest { 2 } else { vocab };
         self.counts.clear();
         self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab)));
         let all = self.counts.iter().sum();
@@ -252,17 +252,17 @@ impl Rank {
 
 /// What a step gave, on rank 0.
 #[derive(Debug, Clone, Copy)]
-pub struct Results<'a> {
-    kind: Kind,
+pub struct StepResults<'a> {
+    command: Command,
     rows: usize,
     vocab: &'a [usize],
     gathered: &'a [f32],
 }
 
-impl Results<'_> {
+impl StepResults<'_> {
     /// The likeliest token of a row.
     pub fn argmax(&self, row: usize, scratch: &mut Vec<f32>) -> u32 {
-        if self.kind == Kind::Logits {
+        if self.command == Command::ComputeLogits {
             self.logits(row, scratch);
             return argmax(scratch).0;
         }

@@ -2,7 +2,7 @@
 
 use std::task::Poll;
 
-use thunder_engine::{Engine, Event, Request, Stream};
+use thunder_engine::{Engine, Event, EventStream, Request};
 use tokio::sync::watch;
 
 use crate::error::ApiError;
@@ -11,7 +11,7 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub(crate) struct Answers {
     /// `None` once a choice has ended.
-    streams: Vec<Option<Stream>>,
+    streams: Vec<Option<EventStream>>,
     /// Where the next look for an event begins, so that no choice starves the others.
     first: usize,
     engine: Engine,

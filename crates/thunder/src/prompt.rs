@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use thunder_engine::{Engine, Event, FinishReason, Request, Sampling, Stream, Usage};
+use thunder_engine::{Engine, Event, EventStream, FinishReason, Request, Sampling, Usage};
 
 /// How tokens are chosen. What is not given is the model's own default.
 #[derive(Args, Debug, Clone)]
@@ -115,7 +115,7 @@ pub struct Answer {
 /// # Errors
 /// When the engine fails.
 pub fn read(
-    mut stream: Stream,
+    mut stream: EventStream,
     interrupted: &AtomicBool,
     mut show: impl FnMut(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Answer> {

@@ -15,7 +15,7 @@ use thunder_collectives::{Config, Group, Op};
 use thunder_compute::cpu::pool::allowed_cores;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuConfig, Isa, KvFormat, Overlap};
-use thunder_engine::{Engine, EngineError, Limits, ModelInfo, Rank, Sampling, Scheduler};
+use thunder_engine::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankWorker, Sampling};
 use thunder_model::model::demand;
 use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Parallelism, Plan};
 
@@ -325,7 +325,8 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         "group formed"
     );
     let began = Instant::now();
-    let mut rank = Rank::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
+    let mut rank =
+        RankWorker::load(&folder, &plan, world, &cpu, capacity, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     tracing::info!(model = %path.display(), seconds = began.elapsed().as_secs_f64(), "loaded");
     let Some((tokenizer, chat_template)) = text else {
@@ -346,7 +347,7 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     };
     let (engine, inbox) = Engine::channel(info, MAX_WAITING);
     let info = Arc::new(engine.info().clone());
-    let scheduler = Scheduler::new(rank, info, inbox, limits, folder.spec.eos.clone());
+    let scheduler = EngineLoop::new(rank, info, inbox, limits, folder.spec.eos.clone());
     let scheduler = std::thread::Builder::new().name("scheduler".into()).spawn(move || scheduler.run())?;
     let embedding_bytes = thunder_model::model::lookup_bytes(&folder);
     let multiplied = Multiplied {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
-use thunder_engine::{Engine, Event, Limits, ModelInfo, Rank, Sampling, Scheduler, Stream};
+use thunder_engine::{Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankWorker, Sampling};
 use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,12 +43,12 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
     };
     local::run_on(groups, |group| {
         let is_head = group.rank() == 0;
-        let mut rank = Rank::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
+        let mut rank = RankWorker::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
         if !is_head {
             return rank.follow().unwrap();
         }
         let inbox = inbox.lock().unwrap().take().unwrap();
-        let scheduler = Scheduler::new(rank, info.clone(), inbox, limits, folder.spec.eos.clone());
+        let scheduler = EngineLoop::new(rank, info.clone(), inbox, limits, folder.spec.eos.clone());
         let (work, engine) = work.lock().unwrap().take().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || work(engine));
@@ -58,7 +58,7 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
 }
 
 /// The whole answer, or `None` if the engine failed.
-pub fn read(mut stream: Stream) -> Option<String> {
+pub fn read(mut stream: EventStream) -> Option<String> {
     let mut answer = String::new();
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {

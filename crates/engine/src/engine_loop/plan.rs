@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Scheduler, Sequence};
+use super::{EngineLoop, Sequence};
 
 /// Prompt tokens of a step while others decode: they wait for it.
 const PROMPT_ROWS_BESIDE_DECODES: usize = 64;
 
-impl Scheduler {
+impl EngineLoop {
     /// The next step's slots, and how many tokens of each: first the next token of those that decode, then what was generated
     /// before a preemption and is read again, then prompts, which come last in a step.
     pub(super) fn plan(&mut self, plan: &mut Vec<(usize, usize)>) {

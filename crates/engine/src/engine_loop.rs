@@ -1,4 +1,4 @@
-//! Rank 0's loop: which sequences compute what in the next step, and what becomes of the results.
+//! RankWorker 0's loop: which sequences compute what in the next step, and what becomes of the results.
 //!
 //! A step holds the next token of every sequence that decodes and, in the rows that are left, pieces of prompts. With a
 //! pipeline, as many steps are under way as it has stages; a sequence is in one of them at most, unless it is still
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
-use crate::answer::{Answer, Outcome};
+use crate::answer::{AnswerStream, Outcome};
 use crate::blocks::Blocks;
 use crate::handle::{Inbox, ModelInfo, Submission, Unpark};
-use crate::protocol::Kind;
-use crate::rank::{EngineError, Rank};
+use crate::protocol::Command;
+use crate::rank::{EngineError, RankWorker};
 use crate::request::{Event, FinishReason, Request, TokenLogprob, Usage};
 use crate::sampler::{Sampler, Scratch, log_probabilities};
 
@@ -53,7 +53,7 @@ struct Sequence {
     /// Its answer ended while tokens were under way.
     ended: bool,
     sampler: Sampler,
-    answer: Option<Answer>,
+    answer: Option<AnswerStream>,
     submitted: Instant,
     first_token: Option<Instant>,
 }
@@ -76,7 +76,7 @@ impl Sequence {
 
 /// A step whose results have not come.
 struct UnderWay {
-    kind: Kind,
+    command: Command,
     /// Slots that are in it, and how many tokens of each.
     slots: Vec<(usize, usize)>,
     /// Slots of the rows that want logits, in order.
@@ -85,7 +85,7 @@ struct UnderWay {
 
 impl UnderWay {
     const fn new() -> Self {
-        Self { kind: Kind::Argmax, slots: Vec::new(), rows: Vec::new() }
+        Self { command: Command::ComputeLargest, slots: Vec::new(), rows: Vec::new() }
     }
 }
 
@@ -104,9 +104,9 @@ impl Drop for NotePanic {
     }
 }
 
-/// Rank 0's loop.
-pub struct Scheduler {
-    rank: Rank,
+/// RankWorker 0's loop.
+pub struct EngineLoop {
+    rank: RankWorker,
     info: Arc<ModelInfo>,
     inbox: Inbox,
     limits: Limits,
@@ -125,9 +125,9 @@ pub struct Scheduler {
     spare: Vec<UnderWay>,
 }
 
-impl Scheduler {
+impl EngineLoop {
     /// A scheduler that serves what comes into `inbox`.
-    pub fn new(rank: Rank, info: Arc<ModelInfo>, inbox: Inbox, limits: Limits, eos: Vec<u32>) -> Self {
+    pub fn new(rank: RankWorker, info: Arc<ModelInfo>, inbox: Inbox, limits: Limits, eos: Vec<u32>) -> Self {
         let mut sequences = Vec::new();
         sequences.resize_with(limits.sequences, || None);
         Self {
@@ -155,7 +155,7 @@ impl Scheduler {
     /// Why the engine cannot go on.
     pub fn run(mut self) -> Result<(), EngineError> {
         let _guard = NotePanic(self.inbox.stopped.clone());
-        self.rank.pin();
+        self.rank.pin_thread();
         let outcome = self.serve();
         if let Err(error) = &outcome {
             let message = error.to_string();
@@ -182,8 +182,8 @@ impl Scheduler {
             let issued = self.issue()?;
             let idle = !issued && self.under_way.is_empty();
             if idle && self.closed && self.waiting.is_empty() {
-                self.rank.message().begin(Kind::Stop);
-                self.rank.receive()?;
+                self.rank.message().begin(Command::Stop);
+                self.rank.exchange_step()?;
                 return Ok(());
             }
             // A pipeline is kept full while there is something to issue.
@@ -214,8 +214,8 @@ impl Scheduler {
                     let since = Instant::now();
                     std::thread::park_timeout(PING);
                     if since.elapsed() >= PING {
-                        self.rank.message().begin(Kind::Ping);
-                        self.rank.receive()?;
+                        self.rank.message().begin(Command::Ping);
+                        self.rank.exchange_step()?;
                     }
                 }
             }
@@ -228,7 +228,7 @@ impl Scheduler {
     }
 
     fn sequence(&self, Submission { request, events }: Submission) -> Sequence {
-        let answer = Answer::new(events, self.info.tokenizer.stream(), request.stop.clone());
+        let answer = AnswerStream::new(events, self.info.tokenizer.stream(), request.stop.clone());
         let wanted = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
         let longest = wanted.min(self.most_tokens().max(request.prompt.len()));
         let mut tokens = Vec::with_capacity(longest);
@@ -252,7 +252,7 @@ impl Scheduler {
 
     /// Frees the slots of clients that went away.
     fn drop_abandoned(&mut self) {
-        let gone = |sequence: &Sequence| sequence.answer.as_ref().is_none_or(Answer::is_abandoned);
+        let gone = |sequence: &Sequence| sequence.answer.as_ref().is_none_or(AnswerStream::is_abandoned);
         let before = self.waiting.len();
         self.waiting.retain(|sequence| !gone(sequence));
         self.inbox.counters.waiting.fetch_sub(before - self.waiting.len(), Ordering::Relaxed);
@@ -294,18 +294,18 @@ impl Scheduler {
         }
         let began = Instant::now();
         self.describe(&mut step);
-        let kind = step.kind;
+        let command = step.command;
         self.under_way.push_back(step);
-        self.rank.receive()?;
+        self.rank.exchange_step()?;
         self.rank.compute()?;
         if self.rank.stages() > 1 {
             // Receiving the oldest results first: a last stage that waits for us to take them could not take our rows.
             if self.under_way.len() >= self.rank.stages() {
                 self.collect()?;
             }
-            self.rank.pass_on()?;
+            self.rank.send_hidden()?;
         } else {
-            self.rank.report(kind)?;
+            self.rank.gather_results(command)?;
         }
         let (counters, reductions) = (&self.inbox.counters, self.rank.reductions());
         counters.steps.fetch_add(1, Ordering::Relaxed);
@@ -323,10 +323,10 @@ impl Scheduler {
             sequence
                 .is_none_or(|s| !wants(s, count) || (s.sampler.is_argmax() && s.request.logprobs.is_none()))
         });
-        step.kind = if plain { Kind::Argmax } else { Kind::Logits };
+        step.command = if plain { Command::ComputeLargest } else { Command::ComputeLogits };
         step.rows.clear();
         let message = self.rank.message();
-        message.begin(step.kind);
+        message.begin(step.command);
         for &(slot, count) in &step.slots {
             let Some(sequence) = self.sequences[slot].as_mut() else { continue };
             let logits = wants(sequence, count);
@@ -347,11 +347,11 @@ impl Scheduler {
     /// Takes the results of the oldest step under way.
     fn collect(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.under_way.pop_front() else { return Ok(()) };
-        let results = self.rank.results(step.kind, step.rows.len())?;
+        let results = self.rank.results(step.command, step.rows.len())?;
         for (row, &slot) in step.rows.iter().enumerate() {
             let Some(sequence) = self.sequences[slot].as_mut() else { continue };
             let mut report = None;
-            let id = if step.kind == Kind::Argmax {
+            let id = if step.command == Command::ComputeLargest {
                 results.argmax(row, &mut self.logits)
             } else {
                 results.logits(row, &mut self.logits);
