@@ -8,6 +8,7 @@ mod order;
 use half::bf16;
 use order::{COUNT, RUNS, all_runs, expected, expected_of, input, input_of, pause, runs_of};
 use thunder_collectives::{Algorithm, CommError, Group, Op, TransportChoice, Wire, local};
+use thunder_testing::Random;
 
 #[test]
 fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
@@ -104,11 +105,11 @@ fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
             (2.0 * sent + largest(&exact)) / 254.0 * 1.01
         };
         let results = local::run_on(groups.unwrap(), |mut group| {
-            let mut state = 5 + group.rank() as u64;
+            let mut random = Random::new(5 + group.rank() as u64);
             [Algorithm::OneShot, Algorithm::Mesh].map(|algorithm| {
                 group.force_algorithm(Some(algorithm));
                 let mut runs = (0..RUNS).map(|_| {
-                    pause(&mut state);
+                    pause(&mut random);
                     let mut data = inputs[group.rank()].clone();
                     group.all_reduce(&mut data, Op::Sum).unwrap();
                     data

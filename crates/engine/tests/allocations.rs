@@ -3,17 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-#[path = "../../../tests/counting.rs"]
-mod counting;
 
 use std::time::Instant;
 
 use common::{PATIENCE, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
+use thunder_testing::allocations::{self, CountingAllocator};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations of the ranks while they answer some requests with so many tokens each: greedily, sampled, and with a stop text.
-fn allocations(engine: &Engine, max_tokens: usize) -> usize {
+fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
     let request = |index: usize| Request {
         prompt: (20..30 + index as u32).collect(),
         sampling: Sampling {
@@ -27,7 +29,7 @@ fn allocations(engine: &Engine, max_tokens: usize) -> usize {
         ignore_eos: true,
         logprobs: None,
     };
-    let before = counting::allocations();
+    let before = allocations::total();
     for index in 0..3 {
         assert!(read(engine.submit(request(index)).unwrap()).is_some());
     }
@@ -35,7 +37,7 @@ fn allocations(engine: &Engine, max_tokens: usize) -> usize {
     while engine.load() != (0, 0) {
         assert!(Instant::now() < deadline, "the slots are not free");
     }
-    counting::allocations() - before
+    allocations::total() - before
 }
 
 // One test, as others would allocate at the same time.
@@ -44,10 +46,10 @@ fn a_token_takes_no_memory_but_for_its_text() {
     for ranks in [1, 2] {
         let limits = Limits { sequences: 4, rows: 32, kv_blocks: 16 };
         with_engine(ranks, Parallelism::Tensor, limits, |engine| {
-            counting::exempt_this_thread();
+            allocations::exempt_this_thread();
             let [few, many] = [8, 108].map(|tokens| {
-                allocations(&engine, tokens);
-                allocations(&engine, tokens)
+                answer_requests(&engine, tokens);
+                answer_requests(&engine, tokens)
             });
             assert!(few > 0, "allocations are not counted");
             // A text for each token; a channel takes memory for 32 events at a time.

@@ -3,15 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
-
 use serde_json::Value;
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
-
-const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin");
+use thunder_testing::{builtin_golden, builtin_model};
 
 /// A prompt and its answer.
 type Text = [Vec<u32>; 2];
@@ -99,14 +96,14 @@ fn relative_error(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f64 {
 
 #[test]
 fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_cache() {
-    let golden = std::fs::read(Path::new(BUILTIN).join("golden.json")).unwrap();
+    let golden = std::fs::read(builtin_golden()).unwrap();
     let golden: Vec<Value> = serde_json::from_slice(&golden).unwrap();
     let ids = |value: &Value| -> Vec<u32> {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     };
     let texts: Vec<Text> =
         golden.iter().map(|case| [ids(&case["prompt"]), ids(&case["completion"])]).collect();
-    let folder = ModelFolder::open(&Path::new(BUILTIN).join("model")).unwrap();
+    let folder = ModelFolder::open(&builtin_model()).unwrap();
     let exact = logits(&folder, &texts, Activations::F32, KvFormat::F16, Prompts::None);
     let mut positions = 0;
     let default = logits(&folder, &texts, Activations::default(), KvFormat::F16, Prompts::Served);

@@ -2,21 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../../tests/counting.rs"]
-mod counting;
-
-use std::path::Path;
 use std::sync::Barrier;
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+use thunder_testing::allocations::{self, CountingAllocator};
+use thunder_testing::builtin_model;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Decodes two sequences from different positions on, over the edge of a block; allocations of the last steps.
 fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
     const WARM: usize = 4;
-    let folder =
-        ModelFolder::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin/model"))).unwrap();
+    let folder = ModelFolder::open(&builtin_model()).unwrap();
     let plan = Plan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
     let config = CpuConfig::new(2, Isa::detect().unwrap(), activations);
     let rank = group.rank();
@@ -34,14 +34,14 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     let mut before = 0;
     for index in 0..WARM + 32 {
         if index == WARM {
-            before = counting::allocations();
+            before = allocations::total();
         }
         step.clear();
         step.push(&[7], 27 + index, &[6, 1], true);
         step.push(&[9], 8 + index, &[3, 0], true);
         model.forward(&mut backend, &step, None).unwrap();
     }
-    let after = counting::allocations();
+    let after = allocations::total();
     assert!(before > 0, "allocations are not counted");
     // What a rank takes and gives back at its end is not the others' steps.
     done.wait();

@@ -36,8 +36,8 @@ fn every_number_of_ranks_gives_the_same_text() {
 /// Every token that MLX-LM chose for the built-in model's questions, in f32.
 #[test]
 fn golden_answers_of_the_built_in_model() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../builtin/golden.json");
-    let golden: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let golden: Vec<Value> =
+        serde_json::from_slice(&std::fs::read(thunder_testing::builtin_golden()).unwrap()).unwrap();
     assert!(golden.len() >= 20);
     for ranks in ["1", "2", "3"] {
         let server = Server::start(&["--model", "builtin", "--ranks", ranks]);

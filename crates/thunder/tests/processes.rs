@@ -4,15 +4,13 @@
 #![cfg(target_os = "linux")]
 
 mod common;
-#[path = "../../../tests/idle.rs"]
-mod idle;
 
 use std::io::Read;
 use std::time::{Duration, Instant};
 
 use common::{Server, children, post, run_json, thunder};
-use idle::falls_quiet;
 use serde_json::json;
+use thunder_testing::idle::falls_quiet;
 
 /// A folder of the 1B shape.
 fn synth(dir: &tempfile::TempDir) -> String {

@@ -12,8 +12,8 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use thunder_cluster::launch::Input;
 
 use crate::harness::{alive, finish, launcher, local, marker, program, run, shell, start, wait_for};
-use crate::idle::falls_quiet;
 use crate::programs::{LINES, line};
+use thunder_testing::idle::falls_quiet;
 
 pub fn integrity() {
     let run = run(&local(4, program("lines", &[])), b"");

@@ -5,8 +5,6 @@ mod ends;
 mod flow;
 mod group;
 mod harness;
-#[path = "../../../../tests/idle.rs"]
-mod idle;
 mod programs;
 mod remote;
 mod sshd;

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use thunder_cluster::launch::Launch;
 use thunder_collectives::{Config, Group, Op};
+use thunder_testing::Random;
 
 /// Lines that a rank prints in the test of integrity.
 pub const LINES: usize = 50_000;
@@ -49,11 +50,10 @@ pub fn line(number: usize) -> String {
 /// Prints many lines in writes that end anywhere, also within characters.
 fn lines() {
     let text: String = (0..LINES).map(|number| line(number) + "\n").collect();
-    let (mut rest, mut random) = (text.as_bytes(), 12345u32 + std::process::id());
+    let (mut rest, mut random) = (text.as_bytes(), Random::new(u64::from(std::process::id())));
     let mut output = std::io::stdout().lock();
     while !rest.is_empty() {
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let count = (1 + (random >> 16) as usize % 20_000).min(rest.len());
+        let count = (1 + random.below(20_000) as usize).min(rest.len());
         // Past the buffer of `Stdout`, which would cut at lines.
         rustix::io::write(&output, &rest[..count]).map(|written| rest = &rest[written..]).unwrap();
     }

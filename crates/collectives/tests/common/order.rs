@@ -5,23 +5,15 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use thunder_collectives::{Algorithm, Element, Group, Op};
+use thunder_testing::Random;
 
 pub const RUNS: u64 = 100;
 /// Not a multiple of anything, and long enough that every algorithm cuts it into parts.
 pub const COUNT: usize = 3_001;
 
-/// xorshift64*: numbers that look random and are the same in every run.
-pub fn random(state: &mut u64) -> u64 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-}
-
 /// Values of very different size, so that every change of order changes the sum.
-fn value(state: &mut u64) -> f32 {
-    let mantissa = (random(state) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-    mantissa * 2f32.powi((random(state) % 24) as i32 - 12)
+fn value(random: &mut Random) -> f32 {
+    random.float() * 2f32.powi(random.below(24) as i32 - 12)
 }
 
 /// A type whose sums tell their order.
@@ -61,8 +53,8 @@ pub fn input<T: Float>(rank: usize) -> Vec<T> {
 }
 
 pub fn input_of<T: Float>(count: usize, rank: usize) -> Vec<T> {
-    let mut state = 77 + rank as u64;
-    (0..count).map(|_| T::of(value(&mut state))).collect()
+    let mut random = Random::new(77 + rank as u64);
+    (0..count).map(|_| T::of(value(&mut random))).collect()
 }
 
 pub fn expected<T: Float>(ranks: usize) -> Vec<T> {
@@ -94,12 +86,12 @@ pub fn ring<T: Float>(ranks: usize) -> Vec<T> {
     })
 }
 
-pub fn pause(state: &mut u64) {
+pub fn pause(random: &mut Random) {
     // Now and then so long that those who wait sleep.
-    if random(state).is_multiple_of(64) {
+    if random.below(64) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let until = Instant::now() + Duration::from_micros(random(state) % 30);
+    let until = Instant::now() + Duration::from_micros(random.below(30));
     while Instant::now() < until {
         std::hint::spin_loop();
     }
@@ -115,9 +107,9 @@ pub fn all_runs<T: Element>(group: &mut Group, input: &[T], expected: &[T], runs
 pub fn runs_of<T: Element>(group: &mut Group, algorithm: Algorithm, input: &[T], expected: &[T], runs: u64) {
     let rank = group.rank() as u64;
     group.force_algorithm(Some(algorithm));
-    let mut state = 1 + rank;
+    let mut random = Random::new(1 + rank);
     for run in 0..runs {
-        pause(&mut state);
+        pause(&mut random);
         let mut data = input.to_vec();
         group.all_reduce(&mut data, Op::Sum).unwrap();
         assert!(data == expected, "{algorithm:?}, rank {rank}, run {run}");
@@ -139,10 +131,10 @@ fn check_type<T: Float>(group: &mut Group) {
     let counts: Vec<usize> =
         (0..ranks).map(|rank| COUNT * (rank + 1) / ranks - COUNT * rank / ranks).collect();
     let at: usize = counts[..rank].iter().sum();
-    let mut state = 1 + rank as u64;
+    let mut random = Random::new(1 + rank as u64);
     let mut part = vec![T::default(); counts[rank]];
     for run in 0..RUNS {
-        pause(&mut state);
+        pause(&mut random);
         group.reduce_scatter(&input, &mut part, &counts, Op::Sum).unwrap();
         assert!(part == expected[at..at + counts[rank]], "reduce_scatter, rank {rank}, run {run}");
     }

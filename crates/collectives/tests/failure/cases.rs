@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use thunder_collectives::{CommError, TransportChoice, local};
 
 use crate::Test;
-use crate::idle::falls_quiet;
 use crate::ranks::{Ranks, Setting};
+use thunder_testing::idle::falls_quiet;
 
 /// From the death of a rank to the error on every survivor.
 pub const LIMIT: Duration = Duration::from_secs(2);

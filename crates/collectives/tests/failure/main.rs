@@ -12,8 +12,6 @@ mod cables;
 mod cases;
 mod cut_cables;
 mod hosts;
-#[path = "../../../../tests/idle.rs"]
-mod idle;
 #[path = "../common/operations.rs"]
 mod operations;
 mod ranks;

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use thunder_testing::Random;
+
 use crate::hosts::{self, Hosts};
 use crate::ranks::{Ranks, Setting};
 use crate::{Test, cases};
@@ -56,7 +58,7 @@ pub fn series(blow: Blow, transport: &str) {
     let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
     let (runs, seed) = (number("THUNDER_FAILURE_RUNS", 3), number("THUNDER_FAILURE_SEED", 1));
     let hosts = (blow == Blow::CutLink).then(|| Hosts::new(SIZE));
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut took = Vec::new();
     for run in 0..runs {
         let works = if blow == Blow::Stop { &WORKS[..BOUNDED_WORKS] } else { &WORKS };
@@ -138,17 +140,4 @@ fn time_in(line: &str) -> Duration {
 /// What a transport is called in errors.
 fn over(transport: &str) -> &str {
     if transport == "shm" { "shared memory" } else { transport.split(' ').next().unwrap_or(transport) }
-}
-
-/// SplitMix64: numbers that look random, the same for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
 }

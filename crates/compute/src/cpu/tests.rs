@@ -7,27 +7,12 @@ mod products;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use thunder_collectives::Group;
+use thunder_testing::Random;
 
 use super::product::{Form, Manner};
 use super::*;
 use crate::backend::LinearInput::{Gated, Plain};
 use crate::source::{Encoding, Float, Strided};
-
-/// A repeatable sequence of numbers in −1..1.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-    fn next(&mut self) -> f32 {
-        self.next_u64() as f32 / (1u64 << 30) as f32 - 1.0
-    }
-    fn vec(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.next()).collect()
-    }
-}
 
 fn backend(isa: Isa, threads: usize, activations: Activations) -> CpuBackend {
     CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo())
@@ -54,25 +39,25 @@ struct Stored {
 }
 
 impl Stored {
-    fn random(rows: usize, cols: usize, encoding: Encoding, numbers: &mut Numbers) -> Self {
+    fn random(rows: usize, cols: usize, encoding: Encoding, numbers: &mut Random) -> Self {
         let mut stored =
             Self { rows, cols, encoding, weight: vec![], scales: vec![], biases: vec![], values: vec![] };
         match encoding {
             Encoding::Float(float) => {
-                stored.weight = encode(float, &numbers.vec(rows * cols));
+                stored.weight = encode(float, &numbers.floats(rows * cols));
                 stored.values = vec![0.0; rows * cols];
                 float.decode(&stored.weight, &mut stored.values);
             }
             Encoding::Affine { bits, group, scales } => {
                 let count = rows * cols / group;
-                stored.scales = encode(scales, &numbers.vec(count));
-                stored.biases = encode(scales, &numbers.vec(count));
+                stored.scales = encode(scales, &numbers.floats(count));
+                stored.biases = encode(scales, &numbers.floats(count));
                 let (mut s, mut b) = (vec![0.0; count], vec![0.0; count]);
                 scales.decode(&stored.scales, &mut s);
                 scales.decode(&stored.biases, &mut b);
                 stored.weight = vec![0; rows * cols * bits as usize / 8];
                 for i in 0..rows * cols {
-                    let q = numbers.next_u64() & ((1 << bits) - 1);
+                    let q = numbers.bits() & ((1 << bits) - 1);
                     for bit in 0..bits as usize {
                         let at = i * bits as usize + bit;
                         stored.weight[at / 8] |= (((q >> bit) & 1) as u8) << (at % 8);
@@ -143,7 +128,7 @@ fn limit(manner: Manner, encoding: Encoding) -> f32 {
 
 #[test]
 fn embedding_returns_the_stored_rows() {
-    let mut numbers = Numbers(3);
+    let mut numbers = Random::new(3);
     for encoding in encodings() {
         let (cols, limit) = match encoding {
             Encoding::Float(_) => (37, 0.0), // no whole number of any block
@@ -163,7 +148,7 @@ fn embedding_returns_the_stored_rows() {
 
 #[test]
 fn packing_gives_the_same_bytes_with_any_vectors() {
-    let mut numbers = Numbers(5);
+    let mut numbers = Random::new(5);
     for encoding in encodings() {
         let stored = Stored::random(21, 256, encoding, &mut numbers);
         let source = stored.source(None);
@@ -209,8 +194,8 @@ proptest! {
     /// Norms on their way into a product with a unit matrix.
     #[test]
     fn norm_matches_plain_arithmetic(len in 1usize..200, seed in 0u64..1000) {
-        let mut numbers = Numbers(seed);
-        let (x, w) = (numbers.vec(len), numbers.vec(len));
+        let mut numbers = Random::new(seed);
+        let (x, w) = (numbers.floats(len), numbers.floats(len));
         let rms = (x.iter().map(|x| x * x).sum::<f32>() / len as f32 + 1e-5).sqrt();
         let normed: Vec<f32> = x.iter().zip(&w).map(|(x, w)| x / rms * w).collect();
         let unit: Vec<f32> = (0..len * len).map(|i| f32::from(u8::from(i % (len + 1) == 0))).collect();

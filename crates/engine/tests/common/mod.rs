@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The built-in model on so many ranks, each a thread; `work` is given its engine.
 pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
-    let folder =
-        ModelFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin/model")).unwrap();
+    let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
     let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {

@@ -14,6 +14,7 @@ use std::{
 };
 
 use sha1::Digest as _;
+use thunder_testing::Random;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -70,14 +71,7 @@ struct State {
 impl Server {
     /// A small model: two files of weights and what goes with them, and files that a pull must leave.
     pub fn with_model() -> Self {
-        let noise = |seed: u32, length: usize| -> Vec<u8> {
-            let mut state = seed;
-            let mut next = || {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (state >> 24) as u8
-            };
-            (0..length).map(|_| next()).collect()
-        };
+        let noise = |seed, length| Random::new(seed).bytes(length);
         let server = Self::start();
         server.add("config.json", br#"{"model_type": "llama"}"#.to_vec(), false);
         server.add("tokenizer.json", noise(1, 5000), false);

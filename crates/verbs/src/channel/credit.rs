@@ -85,6 +85,7 @@ impl Credits {
 mod tests {
     use super::*;
     use std::collections::VecDeque;
+    use thunder_testing::Random;
 
     #[test]
     fn totals_wrap_and_impossible_ones_are_refused() {
@@ -114,11 +115,7 @@ mod tests {
             unread: u32,
             read: u64,
         }
-        let mut state = 0x9e37_79b9_u64;
-        let mut random = move |below: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) % below
-        };
+        let mut random = Random::new(1);
         for slots in [MIN_SLOTS, 9, 32] {
             let side = || Side {
                 credits: Credits::new(slots, slots, true),
@@ -128,12 +125,12 @@ mod tests {
             };
             let mut sides = [side(), side()];
             for step in 0..200_000 {
-                let me = random(2) as usize;
+                let me = random.below(2) as usize;
                 // Long phases in which one side does not read, then both do.
                 let reads = (step / 1000) % 3 != me as u64;
                 let [a, b] = &mut sides;
                 let (here, there) = if me == 0 { (a, b) } else { (b, a) };
-                match random(3) {
+                match random.below(3) {
                     0 if here.credits.allow_data() => {
                         here.credits.on_sent();
                         there.wire.push_back((here.credits.tell(), true));

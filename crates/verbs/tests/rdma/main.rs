@@ -10,9 +10,10 @@ mod streams;
 mod world;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use thunder_testing::allocations::CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: world::CountingAllocator = world::CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() {
     // The kill tests start this program again as the peer that dies.

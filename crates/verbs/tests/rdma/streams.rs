@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
+use thunder_testing::Random;
+use thunder_testing::allocations::of_this_thread;
 use thunder_verbs::{Abort, Channel, ChannelOptions, Link, Mode, Profile};
 
 pub fn tests() -> Vec<Test> {
@@ -37,11 +39,11 @@ fn ping_pong(mode: Mode, profile: Profile) {
     const ROUNDS: u32 = 300;
     let channels = channel_pair(ChannelOptions::new(mode), 1, profile, &Abort::new());
     both(channels, |rank, channel| {
-        let mut ball = pattern(1, 64);
+        let mut ball = Random::new(1).bytes(64);
         let (mut started, mut allocated) = (Instant::now(), 0);
         for round in 0..WARM_UP + ROUNDS {
             if round == WARM_UP {
-                (started, allocated) = (Instant::now(), allocations());
+                (started, allocated) = (Instant::now(), of_this_thread());
             }
             if rank == 0 {
                 channel.send_all(&ball, LIMIT).unwrap();
@@ -54,7 +56,7 @@ fn ping_pong(mode: Mode, profile: Profile) {
         }
         let took = started.elapsed();
         assert_eq!(allocations() - allocated, 0, "allocations while running");
-        assert_eq!(ball, pattern(1, 64));
+        assert_eq!(ball, Random::new(1).bytes(64));
         if rank == 0 {
             println!("{mode:?}: {:?} for 64 bytes there and back", took / ROUNDS);
         }
@@ -73,12 +75,12 @@ fn odd_sizes(mode: Mode, links: usize, profile: Profile) {
     both(channels, |rank, channel| {
         for (round, size) in sizes.iter().enumerate() {
             let seed = |rank: usize| (round * 2 + rank + 1) as u64;
-            let out = pattern(seed(rank), *size);
+            let out = Random::new(seed(rank)).bytes(*size);
             let mut into = vec![0; *size];
             let started = Instant::now();
             channel.transfer(&out, &mut into, LIMIT).unwrap();
             let took = started.elapsed();
-            assert!(into == pattern(seed(1 - rank), *size), "{size} bytes differ");
+            assert!(into == Random::new(seed(1 - rank)).bytes(*size), "{size} bytes differ");
             if rank == 0 && *size == 1 << 24 {
                 let mb_each_way = *size as f64 / took.as_secs_f64() / 1e6;
                 println!("{mode:?}, {links} link(s): {mb_each_way:.0} MB/s each way");
@@ -161,8 +163,10 @@ fn everyone_to_everyone(mode: Mode, ranks: usize) {
 
 fn exchange_with_all(rank: usize, channels: &mut [(usize, Channel)], size: usize) {
     let seed = |from: usize, to: usize| (1 + from * 16 + to) as u64;
-    let mut work: Vec<(Vec<u8>, usize, Vec<u8>, usize)> =
-        channels.iter().map(|(peer, _)| (pattern(seed(rank, *peer), size), 0, vec![0; size], 0)).collect();
+    let mut work: Vec<(Vec<u8>, usize, Vec<u8>, usize)> = channels
+        .iter()
+        .map(|(peer, _)| (Random::new(seed(rank, *peer)).bytes(size), 0, vec![0; size], 0))
+        .collect();
     let started = Instant::now();
     while work.iter().any(|(out, sent, into, got)| *sent < out.len() || *got < into.len()) {
         for ((_, channel), (out, sent, into, got)) in channels.iter_mut().zip(&mut work) {
@@ -173,7 +177,10 @@ fn exchange_with_all(rank: usize, channels: &mut [(usize, Channel)], size: usize
         assert!(started.elapsed() < LIMIT, "rank {rank} is stuck at {size} bytes");
     }
     for ((peer, _), (_, _, into, _)) in channels.iter().zip(&work) {
-        assert!(*into == pattern(seed(*peer, rank), size), "{size} bytes from {peer} to {rank} differ");
+        assert!(
+            *into == Random::new(seed(*peer, rank)).bytes(size),
+            "{size} bytes from {peer} to {rank} differ"
+        );
     }
 }
 
@@ -204,7 +211,7 @@ fn a_hundred_thousand() {
 /// Writes of either kind in turn, read without regard to their borders.
 fn mixed_lanes() {
     for mode in MODES {
-        let whole = pattern(5, 600_000);
+        let whole = Random::new(5).bytes(600_000);
         let channels = channel_pair(ChannelOptions::new(mode), 2, Profile::LINUX, &Abort::new());
         both(channels, |rank, channel| {
             if rank == 1 {

@@ -52,7 +52,7 @@ fn plain_attention(
 
 #[test]
 fn attention_matches_its_definition_however_the_prompt_is_cut() {
-    let mut numbers = Numbers(5);
+    let mut numbers = Random::new(5);
     let rows = 300;
     let rope = Rope { inverse_frequencies: (0..16).map(|i| 0.5f32.powi(i)).collect(), amplitude: 1.0 };
     for (dim, window, norm, queries_of) in [
@@ -66,15 +66,15 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
             scale: 0.2,
             window,
             qk_norm: norm.then(|| QkNorm {
-                query: numbers.vec(dim).into(),
-                key: numbers.vec(dim).into(),
+                query: numbers.floats(dim).into(),
+                key: numbers.floats(dim).into(),
                 eps: 1e-5,
             }),
             rope: Some(0),
             temperature: None,
             out_column: 0,
         };
-        let values = numbers.vec(rows * spec.qkv_width());
+        let values = numbers.floats(rows * spec.qkv_width());
         let expected = plain_attention(&spec, &rope, &values, rows);
         let layers = vec![KvLayer { heads: spec.kv_heads(), head_dim: dim }];
         for (isa, (activations, format, limit)) in Isa::available().into_iter().flat_map(|isa| {
@@ -122,7 +122,7 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
 
 #[test]
 fn a_sequence_attends_alike_alone_and_among_others() {
-    let mut numbers = Numbers(6);
+    let mut numbers = Random::new(6);
     let (dim, context) = (48, 70);
     let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
         head_dim: dim,
@@ -135,8 +135,8 @@ fn a_sequence_attends_alike_alone_and_among_others() {
         out_column: 0,
     };
     let layers = vec![KvLayer { heads: 2, head_dim: dim }];
-    let prompts: Vec<_> = (0..3).map(|_| numbers.vec(context * spec.qkv_width())).collect();
-    let generated: Vec<_> = (0..3).map(|_| numbers.vec(spec.qkv_width())).collect();
+    let prompts: Vec<_> = (0..3).map(|_| numbers.floats(context * spec.qkv_width())).collect();
+    let generated: Vec<_> = (0..3).map(|_| numbers.floats(spec.qkv_width())).collect();
     let blocks = [[0, 4, 8], [7, 3, 5], [1, 2, 6]];
     for (isa, format) in Isa::available()
         .into_iter()

@@ -12,11 +12,11 @@ struct Weights([Biased; 3]);
 
 impl Weights {
     /// `down` has five rows.
-    fn random(encodings: [Encoding; 3], [cols, channels]: [usize; 2], numbers: &mut Numbers) -> Self {
+    fn random(encodings: [Encoding; 3], [cols, channels]: [usize; 2], numbers: &mut Random) -> Self {
         let shapes = [[channels, cols], [channels, cols], [5, channels]];
         Self(std::array::from_fn(|i| {
             let [rows, cols] = shapes[i];
-            (Stored::random(rows, cols, encodings[i], numbers), numbers.vec(rows))
+            (Stored::random(rows, cols, encodings[i], numbers), numbers.floats(rows))
         }))
     }
 
@@ -25,8 +25,8 @@ impl Weights {
     }
 
     /// Small enough that gates are neither open nor closed.
-    fn inputs(&self, rows: usize, numbers: &mut Numbers) -> Vec<f32> {
-        numbers.vec(rows * self.cols()).iter().map(|x| x / (self.cols() as f32).sqrt()).collect()
+    fn inputs(&self, rows: usize, numbers: &mut Random) -> Vec<f32> {
+        numbers.floats(rows * self.cols()).iter().map(|x| x / (self.cols() as f32).sqrt()).collect()
     }
 
     fn expected(&self, x: &[f32]) -> Vec<f32> {
@@ -75,7 +75,7 @@ const BF16: Encoding = Encoding::Float(Float::BF16);
 
 #[test]
 fn gate_up_and_down_may_be_of_any_encodings() {
-    let mut numbers = Numbers(7);
+    let mut numbers = Random::new(7);
     let single = Encoding::Float(Float::F32);
     for encodings in [
         [affine(4, 64), affine(4, 64), BF16],
@@ -104,7 +104,7 @@ fn gate_up_and_down_may_be_of_any_encodings() {
 /// More pairs of panels, chunks of columns and of channels than are multiplied together; more threads than pairs.
 #[test]
 fn large_gates_are_right_with_any_threads() {
-    let mut numbers = Numbers(9);
+    let mut numbers = Random::new(9);
     let weights = Weights::random([affine(4, 64), affine(4, 64), BF16], [1088, 560 + 5], &mut numbers);
     for batch in [2, 70] {
         let x = weights.inputs(batch, &mut numbers);
@@ -123,7 +123,7 @@ fn large_gates_are_right_with_any_threads() {
 /// Rows of generated tokens beside a prompt's are what they are alone, also when the step comes in parts.
 #[test]
 fn a_step_of_both_kinds_is_gated_by_kind() {
-    let mut numbers = Numbers(11);
+    let mut numbers = Random::new(11);
     let weights = Weights::random([affine(4, 64), affine(4, 64), affine(4, 32)], [128, 96], &mut numbers);
     let (generated, rows) = (3usize, 64);
     let x = weights.inputs(rows, &mut numbers);

@@ -4,11 +4,11 @@ use super::*;
 
 #[test]
 fn products_match_plain_arithmetic_in_every_encoding() {
-    let mut numbers = Numbers(1);
+    let mut numbers = Random::new(1);
     let (rows, cols, batch) = (37, 256, 11);
     for encoding in encodings() {
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
-        let (x, bias) = (numbers.vec(batch * cols), numbers.vec(rows));
+        let (x, bias) = (numbers.floats(batch * cols), numbers.floats(rows));
         let mut expected = Vec::new();
         for x in x.chunks(cols) {
             for (w, bias) in stored.values.chunks(cols).zip(&bias) {
@@ -42,13 +42,13 @@ fn products_match_plain_arithmetic_in_every_encoding() {
 /// Every output is there twice: the first counts, whichever threads made the two.
 #[test]
 fn the_first_of_the_largest_outputs_is_found() {
-    let mut numbers = Numbers(21);
+    let mut numbers = Random::new(21);
     // Many pieces, the last of which are anybody's.
     let (rows, cols, batch) = (1205, 64, 5);
     for encoding in [Encoding::Float(Float::F32), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
     {
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
-        let values = numbers.vec(batch * cols);
+        let values = numbers.floats(batch * cols);
         for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 5].map(|count| (isa, count)))
         {
             let mut backend = backend(isa, threads, Activations::Int16);
@@ -89,7 +89,7 @@ fn the_first_of_the_largest_does_not_depend_on_who_looked_first() {
 
 #[test]
 fn a_row_does_not_depend_on_the_batch() {
-    let mut numbers = Numbers(2);
+    let mut numbers = Random::new(2);
     let (rows, cols, batch) = (48, 192, 13);
     for encoding in [
         Encoding::Float(Float::BF16),
@@ -97,7 +97,7 @@ fn a_row_does_not_depend_on_the_batch() {
         Encoding::Affine { bits: 6, group: 32, scales: Float::BF16 },
     ] {
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
-        let values = numbers.vec(batch * cols);
+        let values = numbers.floats(batch * cols);
         for (isa, activations) in Isa::available()
             .into_iter()
             .flat_map(|isa| [Activations::Int16, Activations::F32].map(|activations| (isa, activations)))
@@ -120,14 +120,14 @@ fn a_row_does_not_depend_on_the_batch() {
 /// Sums within groups are exact, and groups are added in one order, so nothing may change a bit of them.
 #[test]
 fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set() {
-    let mut numbers = Numbers(7);
+    let mut numbers = Random::new(7);
     let (rows, batch) = (37, 70);
     for encoding in encodings() {
         let Encoding::Affine { group, .. } = encoding else { continue };
         // More than a chunk of tiles, and with groups of 32 a block that is half empty.
         let cols = 1088_usize.next_multiple_of(group) + group % 64;
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
-        let values = numbers.vec(batch * cols);
+        let values = numbers.floats(batch * cols);
         for activations in [Activations::Int16, Activations::Int8] {
             let mut expected = Vec::new();
             for isa in Isa::available() {
@@ -159,11 +159,11 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
 /// Trained models have a few channels that are a hundred times as large as the others.
 #[test]
 fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
-    let mut numbers = Numbers(31);
+    let mut numbers = Random::new(31);
     let (rows, cols, group) = (32, 512, 64);
     let stored =
         Stored::random(rows, cols, Encoding::Affine { bits: 4, group, scales: Float::F16 }, &mut numbers);
-    let mut all = numbers.vec(cols);
+    let mut all = numbers.floats(cols);
     all[group] = 100.0;
     let (mut large, mut others) = (vec![0.0; cols], all.clone());
     large[group..2 * group].swap_with_slice(&mut others[group..2 * group]);
@@ -186,11 +186,11 @@ fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
 /// Of gated activations a few are far larger than the others.
 #[test]
 fn by_default_gated_activations_are_of_two_bytes_and_others_of_one() {
-    let mut numbers = Numbers(33);
+    let mut numbers = Random::new(33);
     let (rows, cols, batch) = (32, 256, 3);
     let stored =
         Stored::random(rows, cols, Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }, &mut numbers);
-    let values = numbers.vec(batch * cols);
+    let values = numbers.floats(batch * cols);
     for isa in Isa::available() {
         let product = |activations, gated: bool| {
             let mut backend = backend(isa, 1, activations);
@@ -210,7 +210,7 @@ fn by_default_gated_activations_are_of_two_bytes_and_others_of_one() {
 /// Odd shapes on matrix units: rows and panels without a partner, chunks that end early, columns that are no multiple of anything.
 #[test]
 fn products_of_halves_are_right_in_any_shape() {
-    let mut numbers = Numbers(8);
+    let mut numbers = Random::new(8);
     let quantized = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
     for (encoding, rows, cols) in [
         (quantized(4, 64), 300, 1088),
@@ -220,7 +220,7 @@ fn products_of_halves_are_right_in_any_shape() {
         (Encoding::Float(Float::F16), 50, 37),
     ] {
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
-        let values = numbers.vec(530 * cols);
+        let values = numbers.floats(530 * cols);
         for isa in Isa::available() {
             let mut exact = backend(isa, 1, Activations::F32);
             let mut halved = backend(isa, 3, Activations::Bf16);
@@ -245,7 +245,7 @@ fn products_of_halves_are_right_in_any_shape() {
 #[test]
 fn weights_of_all_bits_are_multiplied_about_equally_fast() {
     let (rows, cols) = (1024, 1024);
-    let mut numbers = Numbers(5);
+    let mut numbers = Random::new(5);
     for isa in Isa::available() {
         for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
             let mut fastest = |bits| {
@@ -254,7 +254,7 @@ fn weights_of_all_bits_are_multiplied_about_equally_fast() {
                 let w = backend
                     .matrix(&[Stored::random(rows, cols, encoding, &mut numbers).source(None)])
                     .unwrap();
-                let x = filled(&mut backend, &numbers.vec(cols), cols);
+                let x = filled(&mut backend, &numbers.floats(cols), cols);
                 let mut out = backend.buffer(1, rows).unwrap();
                 let mut once = || {
                     let start = std::time::Instant::now();
@@ -313,14 +313,14 @@ fn a_product_without_columns_is_its_bias_whatever_was_there() {
 
 #[test]
 fn several_matrices_of_different_encodings_share_one_product() {
-    let mut numbers = Numbers(4);
+    let mut numbers = Random::new(4);
     let kinds = [
         Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
         Encoding::Affine { bits: 6, group: 32, scales: Float::F16 },
         Encoding::Float(Float::BF16),
     ];
     let parts: Vec<_> = kinds.map(|kind| Stored::random(20, 64, kind, &mut numbers)).into();
-    let values = numbers.vec(2 * 64);
+    let values = numbers.floats(2 * 64);
     let mut backend = backend(Isa::detect().unwrap(), 2, Activations::Int16);
     let x = filled(&mut backend, &values, 64);
     let sources: Vec<_> = parts.iter().map(|part| part.source(None)).collect();

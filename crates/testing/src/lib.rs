@@ -1,0 +1,36 @@
+//! What the tests of several crates share: a seeded number generator, the built-in model's files, an allocator that
+//! counts, and a check that processes are idle.
+//!
+//! A crate names it under `[dev-dependencies]` only. It depends on no crate of the workspace, so that unit tests do not
+//! see two copies of the types of their own crate.
+//!
+//! ```
+//! let mut random = thunder_testing::Random::new(7);
+//! assert!(random.below(10) < 10);
+//! assert!(random.floats(100).iter().all(|x| (-1.0..1.0).contains(x)));
+//! assert!(thunder_testing::builtin_model().join("config.json").exists());
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+pub mod allocations;
+pub mod idle;
+mod random;
+
+use std::path::{Path, PathBuf};
+
+pub use random::Random;
+
+/// The folder of the built-in model (`builtin/model` in the repository).
+pub fn builtin_model() -> PathBuf {
+    builtin("model")
+}
+
+/// The built-in model's golden answers, token by token (`builtin/golden.json`).
+pub fn builtin_golden() -> PathBuf {
+    builtin("golden.json")
+}
+
+fn builtin(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin").join(name)
+}
