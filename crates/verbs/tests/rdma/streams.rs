@@ -55,7 +55,7 @@ fn ping_pong(mode: Mode, profile: Profile) {
             }
         }
         let took = started.elapsed();
-        assert_eq!(allocations() - allocated, 0, "allocations while running");
+        assert_eq!(of_this_thread() - allocated, 0, "allocations while running");
         assert_eq!(ball, Random::new(1).bytes(64));
         if rank == 0 {
             println!("{mode:?}: {:?} for 64 bytes there and back", took / ROUNDS);
