@@ -99,7 +99,9 @@ fn the_demo_shows_both() {
     assert_eq!(demo["outcomes"][0]["ranks"], 1);
     assert_eq!(demo["outcomes"][1]["ranks"], 2);
     assert!(demo["outcomes"][0]["answer"].as_str().unwrap().len() > 50);
-    assert!(demo["speedup"].as_f64().unwrap() > 0.0);
+    let rate = |index: usize| demo["outcomes"][index]["tokens_per_s"].as_f64().unwrap();
+    assert!(rate(0) > 10.0 && rate(1) > 10.0, "a model of 12 million parameters is faster than that: {demo}");
+    assert_eq!(demo["speedup"].as_f64().unwrap(), rate(1) / rate(0), "{demo}");
     let text = thunder(&["demo"]).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
     for expected in ["KV heads", "tokens/s", "all-reduces took", "times as fast", "thunder chat"] {
@@ -200,13 +202,23 @@ fn kernels_are_measured() {
             .iter()
             .find(|row| row["kernel"] == best && row["operation"] == operation && row["rows"] == step)
             .unwrap_or_else(|| panic!("no {operation} with {step} rows in {measured}"));
-        for share in ["memory_share", "peak_share"] {
-            let share = row[share].as_f64().unwrap();
-            // Beside other work, bandwidth and kernel differ several-fold; a wrong unit would show all the same.
-            assert!(share > 0.0 && share < 20.0, "{row}");
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let is_near = |value: f64, expected: f64| (value / expected - 1.0).abs() < 1e-9;
+        let bandwidth = measured["memory_bytes_per_s"].as_f64().unwrap();
+        assert!(is_near(number("memory_share"), number("bytes_per_s") / bandwidth), "{row}");
+        assert!(number("peak_share") > 0.0, "{row}");
+        if operation == "2/128" {
+            // The time of a product times its rates gives the matrix back: 2 bits a weight, scale and bias of 2 bytes
+            // for each 128 weights, a multiplication and an addition for each weight and row.
+            let weights = f64::from(8192 * 2048);
+            let seconds = number("us") / 1e6;
+            assert!(is_near(number("bytes_per_s") * seconds, weights * (2.0 + 32.0 / 128.0) / 8.0), "{row}");
+            assert!(is_near(number("operations_per_s") * seconds, 2.0 * weights * f64::from(step)), "{row}");
         }
     }
-    assert!(measured["hand_over_us"].as_f64().unwrap() > 0.0);
+    // Microseconds on a quiet machine; a wrong unit or a worker that always sleeps would show.
+    let hand_over_us = measured["hand_over_us"].as_f64().unwrap();
+    assert!(hand_over_us > 0.01 && hand_over_us < 10_000.0, "{hand_over_us} µs");
 }
 
 #[test]
@@ -293,6 +305,14 @@ fn benchmarks_report_what_they_measured() {
         for field in fields {
             assert!(report[field].as_f64().unwrap_or(0.0) > 0.0, "{field} is not positive in {report}");
         }
+        // Of one round, the share is that of the figures next to it.
+        let number = |name: &str| report[name].as_f64().unwrap();
+        let bytes = report.get("bytes_per_s").map_or_else(
+            || number("bytes_per_token") * number("tokens_per_s"),
+            |bytes_per_s| bytes_per_s.as_f64().unwrap(),
+        );
+        let share = bytes / number("memory_bytes_per_s");
+        assert!((number("memory_share") / share - 1.0).abs() < 1e-9, "{report}");
     }
     let memory = run_json(&["bench", "membw", "--mib", "64", "--threads", "2", "--json"]);
     let rates: Vec<f64> =
