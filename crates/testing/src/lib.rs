@@ -17,6 +17,7 @@ pub mod allocations;
 pub mod idle;
 mod random;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub use random::Random;
@@ -33,4 +34,19 @@ pub fn builtin_golden() -> PathBuf {
 
 fn builtin(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin").join(name)
+}
+
+/// `long` in `./test --long` (which sets `THUNDER_LONG=1`), else `short`: the number of runs of a random or repeated test.
+pub fn runs(short: usize, long: usize) -> usize {
+    if std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1") { long } else { short }
+}
+
+/// Notes that a test could not run here and why. `./test` prints the notes in its summary; the test returns after this.
+pub fn skip(test: &str, reason: &str) {
+    println!("skipped: {test}: {reason}");
+    // `./test` names a file, since nextest hides what a passing test prints.
+    let Some(log) = std::env::var_os("THUNDER_SKIP_LOG") else { return };
+    let mut log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+    // One write, so that lines of tests that run at the same time stay whole.
+    log.write_all(format!("{test}: {reason}\n").as_bytes()).unwrap();
 }
