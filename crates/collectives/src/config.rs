@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use thunder_verbs::Mode;
 
 use crate::link::rdma::RdmaConfig;
@@ -14,7 +15,8 @@ use crate::{InitError, Wire};
 const MAX_CONNECTIONS: usize = 16;
 
 /// Which transports a group may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TransportChoice {
     /// Shared memory inside a host; between hosts RDMA where `Config::rdma` has a device, else TCP.
     #[default]

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use thunder_collectives::CommError;
 
 use crate::source::MatrixSource;
@@ -97,7 +98,8 @@ impl<V> AttentionSpec<V> {
 }
 
 /// How keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KvFormat {
     /// Half-precision floats.
     #[default]

@@ -1,6 +1,7 @@
 //! Turns requests into steps of a sharded model: scheduling, KV cache, sampling, the rank loop.
 
 mod answer;
+pub mod assembly;
 mod blocks;
 pub mod engine_loop;
 pub mod handle;

@@ -6,11 +6,14 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::ModelError;
 use crate::spec::{AttentionShape, ModelSpec};
 
 /// How a model is spread over ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Parallelism {
     /// Every layer is split over all ranks.
     #[default]

@@ -10,8 +10,9 @@ use rustyline::error::ReadlineError;
 use serde_json::Value;
 use thunder_engine::Engine;
 
+use crate::engine_args::EngineArgs;
 use crate::prompt::{self, SamplingArgs};
-use crate::session::{self, EngineArgs};
+use crate::session;
 
 /// Talk with a model
 ///
@@ -34,7 +35,7 @@ impl ChatCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
-        let talked = self.talk(&session.engine);
+        let talked = self.talk(&session.head.engine);
         let closed = session.close();
         talked.and(closed)
     }

@@ -12,8 +12,9 @@ use thunder_collectives::Config;
 use thunder_model::ModelFolder;
 use thunder_server::ServerConfig;
 
+use crate::engine_args::{EngineArgs, LayoutArgs};
 use crate::prompt::{self, Answer};
-use crate::session::{self, EngineArgs, Layout, Session};
+use crate::session::{self, Session};
 use crate::{builtin, plan, serve};
 
 /// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
@@ -64,8 +65,8 @@ impl DemoCommand {
                  environment"
             );
         }
-        let ranks = self.engine.layout.world_size().max(2) as u16;
-        let layout = Layout { ranks: Some(ranks), ..self.engine.layout.clone() };
+        let ranks = self.engine.layout.ranks().max(2) as u16;
+        let layout = LayoutArgs { ranks: Some(ranks), ..self.engine.layout.clone() };
         let sharded = EngineArgs { layout, ..self.engine.clone() };
         if is_follower {
             return session::open(builtin::NAME, &sharded).map(drop);
@@ -73,17 +74,17 @@ impl DemoCommand {
         // Equal threads for each rank, so that what is compared is one machine with two.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
-        let layout = Layout { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
+        let layout = LayoutArgs { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
         let folder = session::open_folder(builtin::NAME)?;
-        session::plan(&folder, &sharded.layout, usize::from(ranks))?;
+        sharded.layout.shard_plan(&folder, usize::from(ranks))?;
         // A port that is taken is found before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
         let mut outcomes = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
-            let ranks = args.layout.world_size();
+            let ranks = args.layout.ranks();
             if !self.json {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }
@@ -106,9 +107,9 @@ impl DemoCommand {
         ranks: usize,
         question: &str,
     ) -> anyhow::Result<Outcome> {
-        let engine = &session.engine;
+        let engine = &session.head.engine;
         if !self.json {
-            plan::print(folder, &session.plan, &session.demands);
+            plan::print(folder, &session.head.plan, &session.head.footprints);
             println!("\n> {question}");
         }
         let never = AtomicBool::new(false);
@@ -137,7 +138,7 @@ impl DemoCommand {
         if !self.json {
             let ms = best.answer.usage.time_to_first_token.as_secs_f64() * 1e3;
             let over =
-                if ranks > 1 { format!("over {}", session.transport) } else { "on its own".to_owned() };
+                if ranks > 1 { format!("over {}", session.head.transport) } else { "on its own".to_owned() };
             println!("\n\n{:.0} tokens/s, first token after {ms:.1} ms, {over}", best.tokens_per_s);
             println!("all-reduces took {:.0} % of the time\n", best.reduce_share * 100.0);
         }

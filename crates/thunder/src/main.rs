@@ -5,6 +5,7 @@ mod builtin;
 mod chat;
 mod demo;
 mod doctor;
+mod engine_args;
 mod launch_command;
 mod log;
 mod model_command;

@@ -5,8 +5,8 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 use thunder_model::{Demand, ModelFolder, Plan};
 
-use crate::session::{self, Layout};
-use crate::table;
+use crate::engine_args::LayoutArgs;
+use crate::{session, table};
 
 /// Show how a model would be split over ranks
 ///
@@ -17,7 +17,7 @@ pub struct PlanCommand {
     #[arg(long, default_value = crate::builtin::NAME)]
     model: String,
     #[command(flatten)]
-    layout: Layout,
+    layout: LayoutArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -27,7 +27,7 @@ impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(&self.model)?;
-        let plan = session::plan(&folder, &self.layout, self.layout.world_size())?;
+        let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
         let demands = thunder_model::model::demand(&folder, &plan, self.layout.kv.into())?;
         if self.json {
             println!("{}", to_json(&folder, &plan, &demands));

@@ -8,8 +8,9 @@ use clap::Args;
 use serde_json::json;
 use thunder_engine::FinishReason;
 
+use crate::engine_args::EngineArgs;
 use crate::prompt::{self, SamplingArgs};
-use crate::session::{self, EngineArgs};
+use crate::session;
 
 /// Answer one prompt
 ///
@@ -64,7 +65,7 @@ impl RunCommand {
     }
 
     fn answer(&self, session: &session::Session, question: &str) -> anyhow::Result<()> {
-        let engine = &session.engine;
+        let engine = &session.head.engine;
         let tokens = if self.raw {
             engine.info().tokenizer.encode(question, true)?
         } else {
@@ -87,7 +88,7 @@ impl RunCommand {
                 "time_to_first_token_s": usage.time_to_first_token.as_secs_f64(),
                 "tokens_per_s": rate,
                 "ranks": engine.info().ranks,
-                "transport": session.transport,
+                "transport": session.head.transport,
             });
             println!("{object}");
             return Ok(());

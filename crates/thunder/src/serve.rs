@@ -8,7 +8,8 @@ use clap::Args;
 use thunder_engine::Engine;
 use thunder_server::ServerConfig;
 
-use crate::session::{self, EngineArgs, Session};
+use crate::engine_args::EngineArgs;
+use crate::session::{self, Session};
 
 /// Serve a model behind the OpenAI API
 ///
@@ -73,7 +74,7 @@ pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// Serves until the process is told to end, or the engine stops.
 pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let engine = session.engine.clone();
+    let engine = session.head.engine.clone();
     let served = runtime.block_on(async move {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;

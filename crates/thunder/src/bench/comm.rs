@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use thunder_cluster::local::LocalRanks;
+use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::bench::{self, CostRow, Operation, Plan, Row};
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 
@@ -95,8 +95,9 @@ impl CommCommand {
                 // Ranks of this machine have the same arguments, so where those name transports this one is not used.
                 let named = std::env::var("THUNDER_TRANSPORT").ok().filter(|name| !name.is_empty());
                 let transport = named.unwrap_or_else(|| "auto".to_owned());
-                let (config, ranks) = LocalRanks::start(self.ranks.into(), &transport)?;
-                (config, Some(ranks))
+                let rendezvous = LoopbackRendezvous::open()?;
+                let config = rendezvous.config(self.ranks.into(), &transport)?;
+                (config, Some(LocalRanks::start(self.ranks.into(), &rendezvous, &transport)?))
             }
         };
         config.wire = self.wire;

@@ -9,11 +9,15 @@ use serde::Serialize;
 use serde_json::json;
 use thunder_compute::cpu::peak::{self, Arithmetic};
 use thunder_compute::{Activations, Encoding, Float, Isa, memory};
+use thunder_engine::assembly::ThreadCounts;
+use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::{Request, Sampling, Usage};
+use thunder_model::ModelFolder;
 use thunder_model::error::human_bytes;
 
+use crate::engine_args::EngineArgs;
 use crate::prompt;
-use crate::session::{self, EngineArgs, Multiplied, Session};
+use crate::session::{self, Session};
 use crate::table;
 
 /// Bytes that are read to know the memory's bandwidth; more than caches hold.
@@ -67,24 +71,48 @@ pub struct PrefillCommand {
 /// What is made of products of weights, attention aside, held against a loop of the same instruction.
 const PEAK_SHARE: &str = "share of the arithmetic's peak";
 
-/// What the machine gives at most. It is measured after each round, as machines are not always equally fast.
-struct Limits {
+/// Weights that a token is multiplied with, on all ranks together.
+struct ModelWork {
+    layers: u64,
+    /// Of the output projection.
+    head: u64,
+    is_quantized: bool,
+    /// Bytes of an embedding of which a step reads a few rows only; 0 if it is the output projection too.
+    lookup_bytes: u64,
+}
+
+impl ModelWork {
+    fn of(model: &str) -> anyhow::Result<Self> {
+        let folder: ModelFolder = session::open_folder(model)?;
+        Ok(Self {
+            layers: folder.spec.layer_weights(),
+            head: (folder.spec.hidden * folder.spec.vocab) as u64,
+            is_quantized: folder.quantization.is_any(),
+            lookup_bytes: thunder_model::model::lookup_bytes(&folder),
+        })
+    }
+}
+
+/// Memory bandwidth and arithmetic peak of the engine's threads. Measured after each round, because a machine's speed varies.
+///
+/// Only this host can be measured: other hosts are taken to give as much per thread.
+struct Peaks {
     reader: memory::Reader,
     isa: Isa,
     activations: Activations,
     encoding: Encoding,
-    threads: usize,
+    threads: ThreadCounts,
 }
 
-impl Limits {
-    fn new(common: &Common, multiplied: Multiplied, threads: usize) -> anyhow::Result<Self> {
+impl Peaks {
+    fn new(common: &Common, work: &ModelWork, threads: ThreadCounts) -> anyhow::Result<Self> {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-        let encoding = match multiplied.quantized {
+        let encoding = match work.is_quantized {
             true => Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
             false => Encoding::Float(Float::BF16),
         };
         Ok(Self {
-            reader: memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?,
+            reader: memory::Reader::new(threads.on_host, BANDWIDTH_BYTES, isa)?,
             isa,
             activations: common.engine.activations.into(),
             encoding,
@@ -95,8 +123,9 @@ impl Limits {
     /// Bytes a second, and operations a second in products of so many rows, of prompts or others.
     fn measure(&mut self, rows: (usize, bool)) -> [f64; 2] {
         let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.encoding, rows);
-        let operations = peak::operations_per_s(self.isa, arithmetic, self.threads, PEAK_TIME);
-        [self.reader.bytes_per_s(BANDWIDTH_TIME), operations]
+        let operations = peak::operations_per_s(self.isa, arithmetic, self.threads.on_host, PEAK_TIME);
+        let hosts = self.threads.in_group as f64 / self.threads.on_host as f64;
+        [hosts * self.reader.bytes_per_s(BANDWIDTH_TIME), hosts * operations]
     }
 }
 
@@ -149,7 +178,7 @@ impl DecodeCommand {
         self.common.engine.max_batch =
             self.batch.iter().fold(self.common.engine.max_batch, |most, &batch| most.max(batch));
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
-        let room = session.engine.info().context_length;
+        let room = session.head.engine.info().context_length;
         if self.prompt + self.tokens > room {
             bail!(
                 "--prompt {} and --tokens {} are more than the {room} tokens of context that there is room for",
@@ -157,19 +186,20 @@ impl DecodeCommand {
                 self.tokens
             );
         }
-        let multiplied = session.multiplied;
-        let threads = threads(&self.common.engine, &session);
+        let model = ModelWork::of(&self.common.model)?;
+        let threads = session.head.threads.in_group;
         let work = Work { prompt: self.prompt, tokens: self.tokens, batches: &self.batch };
-        let measured = measure(&session, &self.common, &work, threads, |usages| {
+        let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
         });
-        let read = |batch| bytes_per_token(&session, self.prompt + self.tokens / 2, usize::from(batch));
+        let read =
+            |batch| bytes_per_token(&session, &model, self.prompt + self.tokens / 2, usize::from(batch));
         let bytes: Vec<(u64, u64)> = self.batch.iter().map(|&batch| read(batch)).collect();
-        let (ranks, transport) = (session.plan.ranks(), session.transport.clone());
+        let (ranks, transport) = (session.head.plan.ranks(), session.head.transport.clone());
         session.close()?;
-        let operations = 2.0 * (multiplied.layers + multiplied.head) as f64;
+        let operations = 2.0 * (model.layers + model.head) as f64;
         let rows: Vec<DecodeRow> = (self.batch.iter().zip(bytes).zip(measured?))
             .map(|((&batch, (weights, kv)), measured)| {
                 let bytes = (weights + kv) as f64 / f64::from(batch);
@@ -246,21 +276,21 @@ impl PrefillCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
         let prompt = self.prompt as f64;
-        let multiplied = session.multiplied;
-        let threads = threads(&self.common.engine, &session);
+        let model = ModelWork::of(&self.common.model)?;
+        let threads = session.head.threads.in_group;
         let work = Work { prompt: self.prompt, tokens: 1, batches: &[1] };
-        let measured = measure(&session, &self.common, &work, threads, |usages| {
+        let measured = measure(&session, &self.common, &model, &work, |usages| {
             prompt / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
-        let (weights, _) = bytes_per_token(&session, 0, 1);
-        let plan = (session.plan.ranks(), session.transport.clone());
+        let (weights, _) = bytes_per_token(&session, &model, 0, 1);
+        let plan = (session.head.plan.ranks(), session.head.transport.clone());
         session.close()?;
         let measured = measured?.remove(0);
         // Weights are read once for each step's rows.
-        let bytes_a_token = weights * self.prompt.div_ceil(session::STEP_ROWS) as u64 / self.prompt as u64;
+        let bytes_a_token = weights * self.prompt.div_ceil(STEP_ROWS) as u64 / self.prompt as u64;
         let memory_share = bytes_a_token as f64 * measured.per_byte;
         // The head makes the logits of one token only.
-        let operations = 2.0 * multiplied.layers as f64;
+        let operations = 2.0 * model.layers as f64;
         let peak_share = operations * measured.per_operation;
         if self.common.json {
             let object = json!({
@@ -309,11 +339,11 @@ impl Work<'_> {
 fn measure(
     session: &Session,
     common: &Common,
+    model: &ModelWork,
     work: &Work<'_>,
-    threads: usize,
     rate: impl Fn(&[Usage]) -> f64,
 ) -> anyhow::Result<Vec<Measured>> {
-    let mut limits = Limits::new(common, session.multiplied, threads)?;
+    let mut peaks = Peaks::new(common, model, session.head.threads)?;
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
     for round in 0..=u32::from(common.repeat) {
         let mut first_speed = None;
@@ -324,7 +354,7 @@ fn measure(
             }
             let tokens_per_s = rate(&usages);
             let speed = tokens_per_s / f64::from(batch);
-            let [memory, operations] = limits.measure(work.rows(batch));
+            let [memory, operations] = peaks.measure(work.rows(batch));
             rounds.push(Measured {
                 time_to_first_token: usages[0].time_to_first_token,
                 tokens_per_s,
@@ -341,7 +371,7 @@ fn measure(
 
 /// Answers a batch of requests: what each took, and the share of the time that was spent in all-reduces.
 fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Result<(Vec<Usage>, f64)> {
-    let engine = &session.engine;
+    let engine = &session.head.engine;
     let vocab = engine.info().vocab_size as u32;
     let request = |index: u16| Request {
         // Different prompts, so that nothing is gained from having seen one.
@@ -365,14 +395,8 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
 }
 
 /// Bytes of weights and of keys and values that a decode step reads, on all ranks together.
-fn bytes_per_token(session: &Session, context: usize, batch: usize) -> (u64, u64) {
-    let weights = session.demands.iter().map(|demand| demand.weight_bytes).sum::<u64>();
-    let kv = session.demands.iter().map(|demand| demand.kv_bytes_per_token).sum::<u64>();
-    (weights - session.embedding_bytes, kv * (context * batch) as u64)
-}
-
-fn threads(args: &EngineArgs, session: &Session) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let ranks = session.plan.ranks();
-    args.threads.unwrap_or_else(|| (cores / ranks).max(1)) * ranks
+fn bytes_per_token(session: &Session, model: &ModelWork, context: usize, batch: usize) -> (u64, u64) {
+    let weights = session.head.footprints.iter().map(|demand| demand.weight_bytes).sum::<u64>();
+    let kv = session.head.footprints.iter().map(|demand| demand.kv_bytes_per_token).sum::<u64>();
+    (weights - model.lookup_bytes, kv * (context * batch) as u64)
 }

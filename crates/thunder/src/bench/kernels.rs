@@ -13,7 +13,7 @@ use thunder_compute::cpu::peak::{self, Arithmetic};
 use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
 
-use crate::session::ActivationBits;
+use crate::engine_args::ActivationsArg;
 use crate::table;
 use operations::{Operation, Subject};
 
@@ -38,8 +38,8 @@ pub struct KernelsCommand {
           value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
     rows: Vec<u16>,
     /// Precision of activations in products with weights
-    #[arg(long, value_enum, default_value_t = ActivationBits::Auto)]
-    activations: ActivationBits,
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
+    activations: ActivationsArg,
     /// Threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,

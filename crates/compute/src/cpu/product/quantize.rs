@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cpu::grown;
 use crate::cpu::layout::matrix::SendPtr;
 use crate::cpu::simd::{LANES, Simd};
 
 /// How precisely activations enter products with quantized weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Activations {
     /// Integers of one byte, with a scale for each of the weights' groups, where activations are of one size, which is half the
     /// arithmetic at about 0.6 % error in a product; of two bytes as with `Int16` where a few are far larger than the others. bf16

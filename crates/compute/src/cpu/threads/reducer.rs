@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use thunder_collectives::{CommError, DType, Group, Op, Stats};
 
 use crate::cpu::Buffer;
@@ -13,7 +14,8 @@ use crate::cpu::Buffer;
 const REREAD_BYTES_PER_US: f64 = 6000.0;
 
 /// Whether a prompt's rows are summed in two halves, the one while the other is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Overlap {
     /// Where a sum is thought to take longer than to read a layer's weights twice.
     #[default]

@@ -1,0 +1,314 @@
+//! From a [`RankSpec`] to a running rank.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{CommError, Group, InitError, Op};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{CpuConfig, Isa};
+use thunder_model::chat::{ChatError, ChatTemplate};
+use thunder_model::model::demand;
+use thunder_model::tokenizer::{Tokenizer, TokenizerError};
+use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Plan};
+
+use super::group::form_group;
+use super::memory::{KvCacheRequest, kv_cache_tokens, rank_budget};
+use super::spec::{PlanError, RankSpec, SpecError};
+use super::threads::{HostCores, ThreadCounts, ThreadPlacement};
+use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankWorker, Sampling};
+
+/// Rows of a step: prompt tokens that are read together.
+pub const STEP_ROWS: usize = 256;
+
+/// Requests that may wait for a slot.
+const MAX_WAITING: usize = 1024;
+
+/// A follower that has lost a peer keeps its links open this long. If it left at once, other ranks might report it as the
+/// lost one, and not the rank that was lost first.
+const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
+
+/// Why a rank could not be assembled.
+#[derive(Debug, thiserror::Error)]
+pub enum AssemblyError {
+    /// The spec is wrong.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The model cannot be read, split or held.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model's tokenizer cannot be read.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The model's chat template cannot be read.
+    #[error(transparent)]
+    ChatTemplate(#[from] ChatError),
+    /// The group could not be formed.
+    #[error(transparent)]
+    Group(#[from] InitError),
+    /// A peer was lost before the model was loaded.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// No kernels for this CPU, or not those that `THUNDER_KERNEL` names.
+    #[error("{0}")]
+    Kernel(String),
+    /// The shard could not be loaded.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The system refused a thread.
+    #[error("cannot start the scheduler's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl From<PlanError> for AssemblyError {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Spec(error) => error.into(),
+            PlanError::Model(error) => error.into(),
+        }
+    }
+}
+
+/// Opens the model, joins the group, loads the shard, and on rank 0 starts the scheduler.
+///
+/// `listener` is for rank 0: an already bound listener at the coordinator's address. `progress` is told bytes of weights
+/// loaded and bytes in all, on every rank.
+///
+/// # Errors
+/// When the spec is wrong, the model cannot be loaded or does not fit, or a peer was lost.
+pub fn assemble(
+    spec: &RankSpec,
+    listener: Option<Arc<TcpListener>>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<RunningRank, AssemblyError> {
+    let assembly = Assembly::open(spec)?;
+    assembly.start(form_group(spec, listener)?, progress)
+}
+
+/// A rank whose spec and model were checked, without a group yet. [`assemble`] in two steps, for callers that start the other
+/// ranks in between: what is wrong for every rank is then found before there are any.
+pub struct Assembly {
+    spec: RankSpec,
+    folder: ModelFolder,
+    plan: Plan,
+    footprints: Vec<Demand>,
+    context: usize,
+    /// On rank 0 only.
+    text: Option<TextModel>,
+}
+
+/// What turns text into tokens.
+struct TextModel {
+    tokenizer: Arc<Tokenizer>,
+    chat_template: Option<Arc<ChatTemplate>>,
+}
+
+impl Assembly {
+    /// Validates the spec and reads the model's headers; on rank 0 also the tokenizer and the chat template.
+    ///
+    /// # Errors
+    /// When the spec is wrong, or the model cannot be read or split.
+    pub fn open(spec: &RankSpec) -> Result<Self, AssemblyError> {
+        let engine = &spec.engine;
+        spec.validate()?;
+        let folder = ModelFolder::open(&engine.model)?;
+        let context = engine.context_tokens(folder.spec.context)?;
+        let plan = engine.shard_plan(&folder, spec.ranks)?;
+        let footprints = demand(&folder, &plan, engine.kv)?;
+        let text = if spec.is_head() {
+            Some(TextModel { tokenizer: folder.tokenizer()?, chat_template: folder.chat_template()? })
+        } else {
+            None
+        };
+        // Reading the tokenizer took much memory for a moment. It goes back before the weights need it.
+        thunder_compute::memory::give_back();
+        Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text })
+    }
+
+    /// Loads the shard, together with all ranks of the group, and starts the scheduler on rank 0.
+    ///
+    /// # Errors
+    /// When the model does not fit or cannot be loaded, or a peer was lost.
+    pub fn start(
+        self,
+        mut group: Group,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<RunningRank, AssemblyError> {
+        let limits = self.limits(&mut group)?;
+        let cpu = self.cpu_config()?;
+        let threads = self.thread_counts(&mut group, cpu.threads)?;
+        let transport = transport_names(&group);
+        tracing::info!(
+            ranks = self.plan.ranks(),
+            transport,
+            kv_tokens = limits.kv_blocks * KV_BLOCK_TOKENS,
+            ?cpu,
+            "group formed"
+        );
+        let capacity = Capacity {
+            rows: limits.rows,
+            logit_rows: limits.sequences,
+            kv_blocks: limits.kv_blocks,
+            kv_format: self.spec.engine.kv,
+        };
+        let began = Instant::now();
+        let rank = RankWorker::load(&self.folder, &self.plan, group, &cpu, capacity, progress)?;
+        let model = self.spec.engine.model.display();
+        tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
+        if self.spec.is_head() {
+            self.start_scheduler(rank, limits, transport, threads).map(RunningRank::Head)
+        } else {
+            Ok(RunningRank::Follower(Follower { rank }))
+        }
+    }
+
+    /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all ranks have the memory.
+    fn limits(&self, group: &mut Group) -> Result<Limits, AssemblyError> {
+        let (rank, engine) = (self.spec.rank, &self.spec.engine);
+        let budget = thunder_compute::memory::available_bytes()
+            .map(|available| rank_budget(available, &self.footprints, rank, self.spec.local.count));
+        let request = KvCacheRequest {
+            sequences: engine.max_batch,
+            context: self.context,
+            is_required: engine.context.is_some(),
+        };
+        let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, request)?;
+        // All ranks have the same blocks: as many as fit where memory is shortest.
+        let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
+        group.all_reduce(&mut blocks, Op::Min)?;
+        Ok(Limits { sequences: engine.max_batch, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
+    }
+
+    fn cpu_config(&self) -> Result<CpuConfig, AssemblyError> {
+        let engine = &self.spec.engine;
+        let placed = ThreadPlacement::new(HostCores::detect(), self.spec.local, engine.threads, engine.pin)?;
+        Ok(CpuConfig {
+            threads: placed.threads,
+            packing_threads: placed.packing_threads,
+            first_core: placed.first_core,
+            isa: Isa::detect().map_err(AssemblyError::Kernel)?,
+            activations: engine.activations,
+            overlap: engine.overlap,
+        })
+    }
+
+    /// Ranks tell each other their threads: hosts may have different numbers of cores.
+    fn thread_counts(&self, group: &mut Group, threads: usize) -> Result<ThreadCounts, CommError> {
+        let mut all = vec![0u64; group.size()];
+        let counts = vec![1; all.len()];
+        group.all_gather(&[threads as u64], &mut all, &counts)?;
+        let all: Vec<usize> = all.into_iter().map(|threads| threads as usize).collect();
+        Ok(ThreadCounts::new(&all, self.spec.local))
+    }
+
+    fn start_scheduler(
+        self,
+        rank: RankWorker,
+        limits: Limits,
+        transport: String,
+        threads: ThreadCounts,
+    ) -> Result<RunningEngine, AssemblyError> {
+        let Self { spec, folder, plan, footprints, context, text } = self;
+        let Some(TextModel { tokenizer, chat_template }) = text else {
+            unreachable!("rank 0 has read the tokenizer")
+        };
+        let info = ModelInfo {
+            name: spec.engine.name,
+            context_length: context.min(limits.kv_blocks * KV_BLOCK_TOKENS),
+            vocab_size: folder.spec.vocab,
+            tokenizer,
+            chat_template,
+            default_sampling: default_sampling(&folder),
+            ranks: plan.ranks(),
+        };
+        let (engine, inbox) = Engine::channel(info, MAX_WAITING);
+        let info = Arc::new(engine.info().clone());
+        let scheduler = EngineLoop::new(rank, info, inbox, limits, folder.spec.eos.clone());
+        let scheduler = std::thread::Builder::new()
+            .name("scheduler".into())
+            .spawn(move || scheduler.run())
+            .map_err(AssemblyError::Thread)?;
+        Ok(RunningEngine { engine, plan, footprints, transport, threads, scheduler })
+    }
+}
+
+/// A rank that has loaded its shard.
+pub enum RunningRank {
+    /// Rank 0, which takes requests.
+    Head(RunningEngine),
+    /// Any other rank, which follows rank 0 once [`Follower::follow`] is called.
+    Follower(Follower),
+}
+
+/// Rank 0: an engine and the thread of its scheduler.
+pub struct RunningEngine {
+    /// Takes requests.
+    pub engine: Engine,
+    /// How the model is split.
+    pub plan: Plan,
+    /// What each rank holds.
+    pub footprints: Vec<Demand>,
+    /// Transports between rank 0 and the others, for people.
+    pub transport: String,
+    /// Compute threads of the group.
+    pub threads: ThreadCounts,
+    scheduler: JoinHandle<Result<(), EngineError>>,
+}
+
+impl RunningEngine {
+    /// Waits until all requests are answered and all handles but this one's are dropped, then ends all ranks.
+    ///
+    /// # Errors
+    /// Why the engine had stopped before.
+    pub fn close(self) -> Result<(), EngineError> {
+        let Self { engine, scheduler, .. } = self;
+        drop(engine);
+        scheduler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// A rank other than 0.
+pub struct Follower {
+    rank: RankWorker,
+}
+
+impl Follower {
+    /// Computes the steps that rank 0 sends, until rank 0 ends.
+    ///
+    /// # Errors
+    /// When a peer was lost or a step cannot be computed.
+    pub fn follow(mut self) -> Result<(), EngineError> {
+        let followed = self.rank.follow();
+        if followed.is_err() {
+            std::thread::sleep(LAST_TO_LEAVE);
+        }
+        followed
+    }
+}
+
+/// Transports from this rank to the others, for people.
+fn transport_names(group: &Group) -> String {
+    let others = (0..group.size()).filter(|rank| *rank != group.rank());
+    let mut names: Vec<String> = others.map(|rank| group.transport(rank).to_string()).collect();
+    names.sort();
+    names.dedup();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// The sampling in generation_config.json; greedy unless it asks for sampling.
+fn default_sampling(folder: &ModelFolder) -> Sampling {
+    let generation = &folder.generation;
+    let penalty = generation.repetition_penalty.unwrap_or(1.0);
+    if generation.do_sample != Some(true) {
+        return Sampling { repetition_penalty: penalty, ..Sampling::default() };
+    }
+    Sampling {
+        temperature: generation.temperature.unwrap_or(1.0),
+        top_p: generation.top_p.unwrap_or(1.0),
+        top_k: generation.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(0),
+        min_p: generation.min_p.unwrap_or(0.0),
+        repetition_penalty: penalty,
+        ..Sampling::default()
+    }
+}

@@ -1,0 +1,375 @@
+//! What to run, as plain data: the command line and control messages both fill these types.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thunder_collectives::TransportChoice;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, KvFormat, Overlap};
+use thunder_model::{ModelError, ModelFolder, Parallelism, Plan};
+
+use super::threads::MAX_THREADS;
+
+/// Requests that decode together at most: [`EngineSpec::max_batch`] is 1 to this.
+pub const MAX_BATCH: usize = 256;
+
+/// One engine, the same on all of its ranks except where a field says otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineSpec {
+    /// Folder with the model's files. The path may differ between hosts, the files may not.
+    pub model: PathBuf,
+    /// Name to serve the model under.
+    pub name: String,
+    /// Split each layer over the ranks, or give each rank consecutive layers.
+    pub parallelism: Parallelism,
+    /// Relative share of each rank, in rank order. Empty: even shares.
+    pub split: Vec<f64>,
+    /// Number format of the KV cache.
+    pub kv: KvFormat,
+    /// Compute threads of each rank. `None`: the host's cores divided by its ranks. May differ between ranks.
+    pub threads: Option<usize>,
+    /// Pin each thread to its own core if the host has enough cores. May differ between ranks.
+    pub pin: bool,
+    /// Most tokens of prompt and answer together. `None`: the model's maximum, or less if memory is short.
+    pub context: Option<usize>,
+    /// Requests that decode together, 1 to [`MAX_BATCH`].
+    pub max_batch: usize,
+    /// Precision of activations in products with weights.
+    pub activations: Activations,
+    /// When to all-reduce one part of a prompt while the next part is computed.
+    pub overlap: Overlap,
+    /// Transport between ranks.
+    pub transport: TransportChoice,
+}
+
+impl EngineSpec {
+    /// A spec with the defaults: even tensor-parallel shards, f16 KV cache, all cores, 16 requests at a time.
+    pub fn new(model: impl Into<PathBuf>, name: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            name: name.into(),
+            parallelism: Parallelism::default(),
+            split: Vec::new(),
+            kv: KvFormat::default(),
+            threads: None,
+            pin: false,
+            context: None,
+            max_batch: 16,
+            activations: Activations::default(),
+            overlap: Overlap::default(),
+            transport: TransportChoice::default(),
+        }
+    }
+
+    /// Checks everything that can be checked without the model.
+    ///
+    /// # Errors
+    /// Names the first field that is wrong.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if let Some(threads) = self.threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
+            return Err(SpecError::Threads { threads });
+        }
+        if let Some(context) = self.context.filter(|context| *context < KV_BLOCK_TOKENS) {
+            return Err(SpecError::ContextTooShort { context });
+        }
+        if !(1..=MAX_BATCH).contains(&self.max_batch) {
+            return Err(SpecError::MaxBatch { max_batch: self.max_batch });
+        }
+        Ok(())
+    }
+
+    /// Tokens of prompt and answer together that one request may have, memory aside.
+    ///
+    /// # Errors
+    /// When the spec asks for more than the model's maximum.
+    pub fn context_tokens(&self, model_maximum: usize) -> Result<usize, SpecError> {
+        match self.context {
+            Some(context) if context > model_maximum => {
+                Err(SpecError::ContextTooLong { context, model_maximum })
+            }
+            context => Ok(context.unwrap_or(model_maximum)),
+        }
+    }
+
+    /// Which part of the model each of `ranks` ranks holds.
+    ///
+    /// # Errors
+    /// When the number of weights in `split` is not the number of ranks, or the model cannot be split so.
+    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> Result<Plan, PlanError> {
+        let weights = match self.split.len() {
+            0 => vec![1.0; ranks],
+            count if count == ranks => self.split.clone(),
+            weights => return Err(SpecError::Split { weights, ranks }.into()),
+        };
+        Ok(Plan::new(&folder.spec, self.parallelism, &weights)?)
+    }
+}
+
+/// Why a model cannot be split as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The spec contradicts itself.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The model does not allow it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// One rank of an engine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankSpec {
+    /// The engine.
+    pub engine: EngineSpec,
+    /// This rank, from 0.
+    pub rank: usize,
+    /// Ranks of the engine.
+    pub ranks: usize,
+    /// This rank among those on its host.
+    pub local: LocalRank,
+    /// How this rank finds the others. Not used when `ranks` is 1.
+    pub group: GroupSource,
+}
+
+impl RankSpec {
+    /// The only rank of an engine.
+    pub fn solo(engine: EngineSpec) -> Self {
+        Self { engine, rank: 0, ranks: 1, local: LocalRank::ONLY, group: GroupSource::Environment }
+    }
+
+    /// Checks everything that can be checked without the model.
+    ///
+    /// # Errors
+    /// Names the first field that is wrong.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let Self { rank, ranks, local, .. } = *self;
+        if rank >= ranks {
+            return Err(SpecError::Rank { rank, ranks });
+        }
+        if local.index >= local.count || local.count > ranks {
+            return Err(SpecError::LocalRank { index: local.index, count: local.count, ranks });
+        }
+        let weights = self.engine.split.len();
+        if weights != 0 && weights != ranks {
+            return Err(SpecError::Split { weights, ranks });
+        }
+        self.engine.validate()
+    }
+
+    /// Whether this rank takes requests and runs the scheduler.
+    pub fn is_head(&self) -> bool {
+        self.rank == 0
+    }
+}
+
+/// A rank's index among the ranks that share its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalRank {
+    /// From 0.
+    pub index: usize,
+    /// Ranks on the host.
+    pub count: usize,
+}
+
+impl LocalRank {
+    /// A rank with a host of its own.
+    pub const ONLY: Self = Self { index: 0, count: 1 };
+}
+
+/// How a rank finds the other ranks of its group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GroupSource {
+    /// From `THUNDER_*` or MLX's variables, see [`thunder_collectives::Config::from_env`].
+    Environment,
+    /// From the spec. Limits and devices still come from `THUNDER_*` variables where those are set.
+    Rendezvous {
+        /// Address where rank 0 listens, `host:port`.
+        coordinator: String,
+        /// Known to all ranks and to nobody else.
+        secret: Secret,
+    },
+}
+
+/// A secret that `Debug` does not print. Serialising does write it: a control message has to carry it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// What is wrong with a spec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No such rank.
+    #[error("rank is {rank}, but the engine's {ranks} ranks are numbered from 0")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Ranks of the engine.
+        ranks: usize,
+    },
+    /// No such rank on the host.
+    #[error("local rank is {index} of {count} on this host, with {ranks} ranks in all: use 0 to {count} - 1")]
+    LocalRank {
+        /// The local rank.
+        index: usize,
+        /// Ranks on the host.
+        count: usize,
+        /// Ranks of the engine.
+        ranks: usize,
+    },
+    /// A share is missing, or there is one too many.
+    #[error("split has {weights} weights for {ranks} ranks: give one weight for each rank")]
+    Split {
+        /// Weights given.
+        weights: usize,
+        /// Ranks of the engine.
+        ranks: usize,
+    },
+    /// No such number of threads.
+    #[error("threads is {threads}, but must be 1 to {MAX_THREADS}")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+    },
+    /// Less than a block of the KV cache.
+    #[error("context is {context} tokens, but must be at least {KV_BLOCK_TOKENS}")]
+    ContextTooShort {
+        /// Tokens asked for.
+        context: usize,
+    },
+    /// More than the model supports.
+    #[error("context is {context} tokens, but the model's maximum is {model_maximum}")]
+    ContextTooLong {
+        /// Tokens asked for.
+        context: usize,
+        /// The model's maximum.
+        model_maximum: usize,
+    },
+    /// No such batch.
+    #[error("max_batch is {max_batch}, but must be 1 to {MAX_BATCH}")]
+    MaxBatch {
+        /// Requests asked for.
+        max_batch: usize,
+    },
+    /// The environment describes another rank than the spec.
+    #[error(
+        "the spec is for rank {rank} of {ranks}, but the environment's variables are for rank {found_rank} of {found_ranks}"
+    )]
+    Environment {
+        /// Rank in the spec.
+        rank: usize,
+        /// Ranks in the spec.
+        ranks: usize,
+        /// Rank in the environment.
+        found_rank: usize,
+        /// Ranks in the environment.
+        found_ranks: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> RankSpec {
+        let mut engine = EngineSpec::new("/models/a", "org/a");
+        engine.split = vec![3.0, 1.0];
+        engine.context = Some(4096);
+        engine.threads = Some(8);
+        let group = GroupSource::Rendezvous {
+            coordinator: "10.0.0.1:32323".to_owned(),
+            secret: Secret("5ec7e7".to_owned()),
+        };
+        RankSpec { engine, rank: 1, ranks: 2, local: LocalRank::ONLY, group }
+    }
+
+    #[test]
+    fn a_spec_survives_json() {
+        let all = [
+            spec(),
+            RankSpec::solo(EngineSpec::new("/models/a", "a")),
+            RankSpec {
+                engine: EngineSpec {
+                    parallelism: Parallelism::Pipeline,
+                    kv: KvFormat::Int8,
+                    pin: true,
+                    activations: Activations::Bf16,
+                    overlap: Overlap::Never,
+                    transport: TransportChoice::Rdma,
+                    ..spec().engine
+                },
+                ..spec()
+            },
+        ];
+        for spec in all {
+            let text = serde_json::to_string(&spec).expect("a spec is plain data");
+            assert_eq!(serde_json::from_str::<RankSpec>(&text).expect(&text), spec);
+        }
+    }
+
+    #[test]
+    fn json_uses_the_command_lines_names() {
+        let json = serde_json::to_value(spec()).expect("a spec is plain data");
+        let engine = &json["engine"];
+        let names = ["parallelism", "kv", "activations", "overlap", "transport"].map(|field| &engine[field]);
+        assert_eq!(names, ["tensor", "f16", "auto", "auto", "auto"]);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let mut json = serde_json::to_value(spec()).expect("a spec is plain data");
+        json["engine"]["turbo"] = true.into();
+        let error = serde_json::from_value::<RankSpec>(json).expect_err("nothing is called turbo");
+        assert!(error.to_string().contains("turbo"), "{error}");
+    }
+
+    #[test]
+    fn debug_output_hides_the_secret() {
+        let text = format!("{:?}", spec());
+        assert!(!text.contains("5ec7e7") && text.contains("(hidden)"), "{text}");
+    }
+
+    #[test]
+    fn wrong_fields_are_named() {
+        assert_eq!(spec().validate(), Ok(()));
+        let cases: &[(fn(&mut RankSpec), &str)] = &[
+            (|spec| spec.rank = 2, "rank is 2"),
+            (|spec| spec.ranks = 3, "2 weights for 3 ranks"),
+            (|spec| spec.local.index = 1, "local rank is 1 of 1"),
+            (|spec| spec.local.count = 0, "local rank is 0 of 0"),
+            (|spec| spec.local.count = 3, "2 ranks in all"),
+            (|spec| spec.engine.threads = Some(0), "threads is 0"),
+            (|spec| spec.engine.threads = Some(1025), "threads is 1025"),
+            (|spec| spec.engine.context = Some(31), "context is 31 tokens"),
+            (|spec| spec.engine.max_batch = 0, "max_batch is 0"),
+            (|spec| spec.engine.max_batch = 257, "max_batch is 257"),
+        ];
+        for (change, words) in cases {
+            let mut wrong = spec();
+            change(&mut wrong);
+            let error = wrong.validate().expect_err(words).to_string();
+            assert!(error.contains(words), "{words:?} is not in {error:?}");
+        }
+    }
+
+    #[test]
+    fn the_models_maximum_bounds_the_context() {
+        let mut engine = spec().engine;
+        assert_eq!(engine.context_tokens(8192), Ok(4096));
+        assert_eq!(
+            engine.context_tokens(2048),
+            Err(SpecError::ContextTooLong { context: 4096, model_maximum: 2048 })
+        );
+        engine.context = None;
+        assert_eq!(engine.context_tokens(2048), Ok(2048));
+    }
+}

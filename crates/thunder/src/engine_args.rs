@@ -1,0 +1,244 @@
+//! Command line options that describe an engine, and the [`EngineSpec`] that they fill.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use thunder_collectives::TransportChoice;
+use thunder_compute::{Activations, KvFormat, Overlap};
+use thunder_engine::assembly::EngineSpec;
+use thunder_model::{ModelFolder, Parallelism, Plan};
+
+/// How the model is split over ranks.
+#[derive(Args, Debug, Clone)]
+pub struct LayoutArgs {
+    /// Ranks to start on this machine [default: the number of --split's weights, else 1]
+    ///
+    /// More ranks on one machine help where one process cannot use all cores or memory channels. To use several machines,
+    /// start this command under `thunder launch`: with THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's
+    /// variables) in the environment, this process joins that group and --ranks is ignored.
+    ///
+    /// [default: the number of --split's weights, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub ranks: Option<u16>,
+    /// How layers are split over ranks
+    #[arg(long, value_enum, default_value_t = ParallelArg::Tensor)]
+    pub parallel: ParallelArg,
+    /// Relative share of each rank, e.g. 3,1: rank 0 holds three quarters [default: even shares]
+    ///
+    /// Use it when machines differ in speed or memory: the slowest rank sets the pace.
+    ///
+    /// [default: even shares]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
+    pub split: Vec<f64>,
+    /// Number format of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    pub kv: KvArg,
+}
+
+/// How an engine is built and how it computes.
+#[derive(Args, Debug, Clone)]
+pub struct EngineArgs {
+    /// How the model is split over ranks.
+    #[command(flatten)]
+    pub layout: LayoutArgs,
+    /// Compute threads of each rank [default: this machine's cores divided by its ranks]
+    ///
+    /// Fewer leave cores to other programs. While weights are packed at load, all cores are used.
+    ///
+    /// [default: this machine's cores divided by its ranks]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Pin each compute thread to its own core, if there are enough cores
+    ///
+    /// Faster on a machine that does nothing else, slower if other programs run: a pinned thread cannot move away from them.
+    #[arg(long)]
+    pub pin: bool,
+    /// Most tokens of prompt and answer together [default: the model's maximum, or less if memory is short]
+    ///
+    /// A smaller number takes less memory for the KV cache. If the number is given and does not fit, that is an error.
+    ///
+    /// [default: the model's maximum, or less if memory is short]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<usize>,
+    /// Requests that decode together; others wait
+    ///
+    /// A larger batch answers more requests in all, each of them more slowly, and takes more memory for the KV cache.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub max_batch: u16,
+    /// Precision of activations in products with weights
+    ///
+    /// Fewer bits are faster. The errors below are of the built-in model's logits.
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
+    pub activations: ActivationsArg,
+    /// When to all-reduce one part of a prompt while the next part is computed
+    #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
+    pub overlap: OverlapArg,
+    /// Transport between ranks
+    #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
+    pub transport: TransportArg,
+}
+
+impl LayoutArgs {
+    /// Ranks to start: --ranks, or one for each weight of --split.
+    pub fn ranks(&self) -> usize {
+        self.ranks.map_or(self.split.len().max(1), usize::from)
+    }
+
+    /// How a model would be split over `ranks` ranks.
+    ///
+    /// # Errors
+    /// When it cannot be split so.
+    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> anyhow::Result<Plan> {
+        Ok(self.spec(folder.path.clone(), String::new()).shard_plan(folder, ranks)?)
+    }
+
+    /// A spec with this layout and defaults for the rest.
+    pub fn spec(&self, model: PathBuf, name: String) -> EngineSpec {
+        EngineSpec {
+            parallelism: self.parallel.into(),
+            split: self.split.clone(),
+            kv: self.kv.into(),
+            ..EngineSpec::new(model, name)
+        }
+    }
+}
+
+impl EngineArgs {
+    /// The spec of an engine with these options.
+    pub fn spec(&self, model: PathBuf, name: String) -> EngineSpec {
+        EngineSpec {
+            threads: self.threads,
+            pin: self.pin,
+            context: self.context,
+            max_batch: self.max_batch.into(),
+            activations: self.activations.into(),
+            overlap: self.overlap.into(),
+            transport: self.transport.into(),
+            ..self.layout.spec(model, name)
+        }
+    }
+}
+
+/// `--parallel`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParallelArg {
+    /// Each layer is split over all ranks: all compute every token together. Needs a fast link
+    Tensor,
+    /// Each rank holds some of the layers. For slow links: one message per step and rank, but no faster for one request
+    Pipeline,
+}
+
+impl From<ParallelArg> for Parallelism {
+    fn from(parallel: ParallelArg) -> Self {
+        match parallel {
+            ParallelArg::Tensor => Self::Tensor,
+            ParallelArg::Pipeline => Self::Pipeline,
+        }
+    }
+}
+
+/// `--activations`.
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum ActivationsArg {
+    /// Prompts: bf16 if the CPU has a matrix unit (AMX). Elsewhere int8, but int16 for MLP channels, where a few values are
+    /// far larger than the others. For everyday use; error 0.8 %
+    Auto,
+    /// Like auto, but int8 for MLP channels too. For faster prompts without a matrix unit; error 1.3 %
+    Int8,
+    /// Like auto, but 2 bytes everywhere. For answers closer to the original model; slower in batches, and on prompts
+    /// without a matrix unit; error at most 0.4 %
+    Bf16,
+    /// 2-byte integers. For comparing machines: products with quantized weights have the same bits on all of them
+    Int16,
+    /// Plain floats. For ruling out activations as the cause of a problem; many times slower on prompts
+    F32,
+}
+
+impl From<ActivationsArg> for Activations {
+    fn from(activations: ActivationsArg) -> Self {
+        match activations {
+            ActivationsArg::Auto => Self::Auto,
+            ActivationsArg::Int8 => Self::Int8,
+            ActivationsArg::Bf16 => Self::Bf16,
+            ActivationsArg::Int16 => Self::Int16,
+            ActivationsArg::F32 => Self::F32,
+        }
+    }
+}
+
+/// `--overlap`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlapArg {
+    /// If the all-reduces are estimated to take longer than reading a layer's weights a second time, which is the cost
+    Auto,
+    /// For every prompt
+    Always,
+    /// Never. For one rank's prompts to be computed in the fewest passes, or to measure what overlap gives
+    Never,
+}
+
+impl From<OverlapArg> for Overlap {
+    fn from(overlap: OverlapArg) -> Self {
+        match overlap {
+            OverlapArg::Auto => Self::Auto,
+            OverlapArg::Always => Self::Always,
+            OverlapArg::Never => Self::Never,
+        }
+    }
+}
+
+/// `--kv`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvArg {
+    /// 16-bit floats
+    F16,
+    /// 1 byte, with a scale per head and token. For long contexts: little more than half of f16's memory and reading time
+    Int8,
+}
+
+impl From<KvArg> for KvFormat {
+    fn from(kv: KvArg) -> Self {
+        match kv {
+            KvArg::F16 => Self::F16,
+            KvArg::Int8 => Self::Int8,
+        }
+    }
+}
+
+/// `--transport`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportArg {
+    /// Shared memory within a machine; RDMA between machines that have it, else TCP
+    Auto,
+    /// Shared memory only: all ranks must be on one machine
+    Shm,
+    /// TCP, also within a machine. For ruling out the other transports as the cause of a problem
+    Tcp,
+    /// RDMA wherever there is a device, also within a machine
+    Rdma,
+}
+
+impl TransportArg {
+    /// The value of `THUNDER_TRANSPORT`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+impl From<TransportArg> for TransportChoice {
+    fn from(transport: TransportArg) -> Self {
+        match transport {
+            TransportArg::Auto => Self::Auto,
+            TransportArg::Shm => Self::Shm,
+            TransportArg::Tcp => Self::Tcp,
+            TransportArg::Rdma => Self::Rdma,
+        }
+    }
+}
