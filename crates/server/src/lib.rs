@@ -14,24 +14,16 @@
 //! - A stream that is complete ends with `data: [DONE]`. One that cannot go on ends with `data: {"error": …}` instead.
 //! - A client that goes away cancels its answers.
 
-mod answers;
-mod chat;
-mod completions;
+mod api;
+mod app;
+mod config;
 mod connections;
 mod error;
-mod fields;
-mod logprobs;
-mod messages;
-mod options;
-#[cfg(test)]
-mod parse_tests;
-mod reply;
+mod request;
+mod response;
 mod routes;
-mod sse;
-mod types;
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,72 +31,14 @@ use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::TcpListener;
 
+pub use crate::config::{ServerConfig, ServerError, check_binding};
+
+use crate::app::App;
+use crate::config::check_keys;
 use crate::connections::Connections;
-use crate::routes::App;
 
 /// Time for the last error events to reach clients that read them, once the grace time is over.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// What a server allows.
-#[derive(Debug, Clone)]
-pub struct ServerConfig {
-    /// Keys of which a client must send one to use `/v1`. None: everybody may, which is for loopback only
-    /// ([`check_binding`]).
-    pub api_keys: Vec<String>,
-    /// Larger bodies are refused. Each byte of a body costs about ten in memory while it is parsed.
-    pub body_limit_bytes: usize,
-    /// A client has this long to send a request's head, and again to send its body; a connection without requests is
-    /// closed after it. Longer suits slow links, shorter frees what idle clients hold.
-    pub read_timeout: Duration,
-    /// After a shutdown begins, answers in flight have this long to end; then they end with an error. Longer loses fewer
-    /// answers, shorter restarts sooner.
-    pub grace: Duration,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            api_keys: Vec::new(),
-            body_limit_bytes: 8 << 20,
-            read_timeout: Duration::from_secs(60),
-            grace: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Why a server cannot run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// Other machines could use the engine without a key.
-    #[error("refusing to listen on {0} without an API key: give one, or listen on 127.0.0.1")]
-    OpenToAll(SocketAddr),
-    /// A key that nobody could send.
-    #[error(
-        "API key {0} is empty or has blanks or characters beyond ASCII: give keys of printable ASCII characters"
-    )]
-    BadKey(usize),
-}
-
-/// Refuses to serve other machines without keys, and keys that cannot be sent in a header.
-///
-/// # Errors
-/// When `address` is not loopback and there are no keys, or a key is not made of printable ASCII characters.
-pub fn check_binding(address: SocketAddr, keys: &[String]) -> Result<(), ServerError> {
-    check_keys(keys)?;
-    // An IPv4 address in an IPv6 socket's form is as local as the IPv4 address is.
-    if keys.is_empty() && !address.ip().to_canonical().is_loopback() {
-        return Err(ServerError::OpenToAll(address));
-    }
-    Ok(())
-}
-
-fn check_keys(keys: &[String]) -> Result<(), ServerError> {
-    let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
-    match keys.iter().position(|key| !sendable(key)) {
-        Some(index) => Err(ServerError::BadKey(index + 1)),
-        None => Ok(()),
-    }
-}
 
 /// The API as a service without a listener, for tests and for embedding in another server.
 pub fn router(engine: Engine, config: ServerConfig) -> Router {

@@ -8,14 +8,14 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::logprobs::ChatLogprobs;
-use crate::messages;
-use crate::options::{MAX_TOP_LOGPROBS, Options};
-use crate::reply::{Asked, reply};
-use crate::routes::App;
-use crate::types::{Shape, finish_reason};
+use crate::request::fields::Fields;
+use crate::request::messages;
+use crate::request::options::{MAX_TOP_LOGPROBS, Options};
+use crate::response::logprobs::ChatLogprobs;
+use crate::response::reply::{Asked, reply};
+use crate::response::types::{Shape, finish_reason};
 
 /// Fields of OpenAI's chat API that would change the answer in ways that are not there yet.
 const UNSUPPORTED: &[&str] = &[

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::fields::{Fields, shown, wrong};
 use crate::error::ApiError;
-use crate::fields::{Fields, shown, wrong};
 
 /// The `messages` of a chat request as templates take them: a role and one text (and a name, where one is given).
 pub(crate) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {

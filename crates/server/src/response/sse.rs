@@ -10,10 +10,10 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use thunder_engine::Event;
 
-use crate::answers::Answers;
+use super::answers::Answers;
+use super::envelope::Head;
+use super::types::Shape;
 use crate::error::ApiError;
-use crate::reply::Head;
-use crate::types::Shape;
 
 /// A comment goes out after this time without an event: proxies drop connections that look dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -7,12 +7,13 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use thunder_engine::{Event, TokenLogprob};
 
-use crate::answers::Answers;
+use super::answers::Answers;
+use super::envelope::Head;
+use super::sse;
+use super::types::Shape;
+use crate::app::App;
 use crate::error::ApiError;
-use crate::options::Options;
-use crate::routes::App;
-use crate::sse;
-use crate::types::{Envelope, Shape, UsageBody};
+use crate::request::options::Options;
 
 /// How long a stream waits for the engine's first word, so that an early failure still gets a status of its own.
 /// After that the response begins, and comments keep the connection alive while the prompt is worked on.
@@ -27,41 +28,6 @@ pub(crate) struct Asked {
     pub field: &'static str,
     /// How many alternatives to report for each token, if logprobs are wanted.
     pub logprobs: Option<usize>,
-}
-
-/// What stays the same over an answer's chunks.
-#[derive(Debug)]
-pub(crate) struct Head {
-    pub app: Arc<App>,
-    pub id: String,
-    pub created: u64,
-    pub prompt_tokens: usize,
-}
-
-impl Head {
-    /// A body around some choices.
-    pub fn envelope<'a, C>(
-        &'a self,
-        object: &'a str,
-        choices: Vec<C>,
-        usage: Option<Option<UsageBody>>,
-    ) -> Envelope<'a, C> {
-        Envelope {
-            id: &self.id,
-            object,
-            created: self.created,
-            model: &self.app.engine.info().name,
-            system_fingerprint: &self.app.fingerprint,
-            choices,
-            usage,
-        }
-    }
-
-    /// The usage body, given the tokens generated.
-    pub fn usage(&self, completion_tokens: usize) -> UsageBody {
-        let prompt_tokens = self.prompt_tokens;
-        UsageBody { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
-    }
 }
 
 /// Submits what is asked and answers in the form that is asked for.

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use thunder_engine::Sampling;
 
-use crate::chat::ChatRequest;
-use crate::completions::CompletionRequest;
+use super::chat::ChatRequest;
+use super::completions::CompletionRequest;
 use crate::error::ApiError;
 
 const FIELDS: &[&str] = &[

@@ -3,28 +3,6 @@
 use serde::Serialize;
 use thunder_engine::{FinishReason, TokenLogprob};
 
-/// What all answers and chunks of both APIs have around their choices.
-#[derive(Debug, Serialize)]
-pub(crate) struct Envelope<'a, C> {
-    pub id: &'a str,
-    pub object: &'a str,
-    pub created: u64,
-    pub model: &'a str,
-    pub system_fingerprint: &'a str,
-    pub choices: Vec<C>,
-    /// Absent in chunks of a stream without usage, `null` in all but the last chunk of one with it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Option<UsageBody>>,
-}
-
-/// Tokens that a request took; a prompt counts once, however many answers it got.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct UsageBody {
-    pub prompt_tokens: usize,
-    pub completion_tokens: usize,
-    pub total_tokens: usize,
-}
-
 /// How one of the two APIs writes a choice, whole and in pieces.
 pub(crate) trait Shape: Send + 'static {
     /// Before the number of an answer.

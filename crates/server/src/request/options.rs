@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use thunder_engine::{Request, Sampling};
 
+use super::fields::{Fields, wrong};
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong};
 
 /// Most answers that one HTTP request may ask for, over all of its prompts.
 pub(crate) const MAX_CHOICES: usize = 128;

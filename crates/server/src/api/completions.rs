@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong};
-use crate::logprobs::TextLogprobs;
-use crate::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
-use crate::reply::{Asked, reply};
-use crate::routes::App;
-use crate::types::{Shape, finish_reason};
+use crate::request::fields::{Fields, wrong};
+use crate::request::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
+use crate::response::logprobs::TextLogprobs;
+use crate::response::reply::{Asked, reply};
+use crate::response::types::{Shape, finish_reason};
 
 /// Tokens of an answer whose request names no number: OpenAI's default for this API.
 const DEFAULT_MAX_TOKENS: usize = 16;

@@ -1,0 +1,48 @@
+//! GET /v1/models and /health.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+
+fn model_object(app: &App) -> Value {
+    let info = app.engine.info();
+    json!({
+        "id": info.name,
+        "object": "model",
+        "created": app.started.as_secs(),
+        "owned_by": "thunderhead",
+        "context_length": info.context_length,
+    })
+}
+
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [model_object(&app)]}))
+}
+
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.check_model(&id)?;
+    Ok(Json(model_object(&app)))
+}
+
+/// 200 while requests are taken, 503 once the engine has stopped. Needs no key: load balancers ask.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
+    let info = app.engine.info();
+    let (running, waiting) = app.engine.load();
+    let mut body = json!({
+        "status": "ok", "model": info.name, "ranks": info.ranks, "running": running, "waiting": waiting,
+    });
+    let Some(why) = app.engine.stopped() else { return Json(body).into_response() };
+    body["status"] = "stopped".into();
+    body["reason"] = why.into();
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}

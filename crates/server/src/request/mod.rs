@@ -1,0 +1,5 @@
+//! From a JSON body to checked options and messages.
+
+pub(crate) mod fields;
+pub(crate) mod messages;
+pub(crate) mod options;
