@@ -1,16 +1,17 @@
 //! Requests to the hub: the token goes to the hub alone, never to the hosts that it redirects to.
 
-use std::{
-    io::{self, Read as _},
-    time::Duration,
-};
+use std::{io::Read as _, time::Duration};
 
 use ureq::{
     Agent, Body,
-    http::{Request, Response, Uri, header},
+    http::{Request, Response, header},
 };
 
-use crate::HubError;
+use crate::{
+    error::HubError,
+    failure::Failure,
+    url::{escape, origin, resolve},
+};
 
 /// Redirects in a row before a server counts as broken.
 const MAX_REDIRECTS: usize = 8;
@@ -29,57 +30,6 @@ pub(crate) struct Client {
     attempts: u32,
     /// The wait after the first failure; doubled after each.
     first_wait: Duration,
-}
-
-/// One attempt that did not succeed.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) reason: String,
-    /// Whether to try again may help.
-    pub(crate) retry: bool,
-    /// The HTTP status, if the server answered.
-    status: Option<u16>,
-    /// The hub's own name of the error (`X-Error-Code`).
-    code: Option<String>,
-    /// The wait that the server asks for.
-    wait: Option<Duration>,
-}
-
-impl Failure {
-    /// Something went wrong on the way; try again.
-    pub(crate) fn passing(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), retry: true, status: None, code: None, wait: None }
-    }
-
-    /// The server answered nonsense; it would do so again.
-    pub(crate) fn lasting(reason: impl Into<String>) -> Self {
-        Self { retry: false, ..Self::passing(reason) }
-    }
-
-    fn of_status(response: &Response<Body>) -> Self {
-        let status = response.status();
-        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let message = header("x-error-message").map(|message| format!(": {message}")).unwrap_or_default();
-        Self {
-            reason: format!("HTTP status {status}{message}"),
-            retry: status.is_server_error() || matches!(status.as_u16(), 408 | 429),
-            status: Some(status.as_u16()),
-            code: header("x-error-code").map(str::to_owned),
-            wait: header("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
-        }
-    }
-}
-
-impl From<ureq::Error> for Failure {
-    fn from(error: ureq::Error) -> Self {
-        let lasting = match &error {
-            // A certificate that does not hold, or a server that does not speak TLS.
-            ureq::Error::Io(inner) => inner.kind() == io::ErrorKind::InvalidData,
-            ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
-            other => matches!(other, ureq::Error::InvalidProxyUrl),
-        };
-        Self { retry: !lasting, ..Self::passing(error.to_string()) }
-    }
 }
 
 /// What the hub says of a file.
@@ -267,25 +217,6 @@ impl Client {
 /// What messages call the request for the list of files.
 pub(crate) const LIST: &str = "list of files";
 
-/// Scheme and host with port, in lower case: to whom a request goes.
-fn origin(url: &str) -> Option<(String, String)> {
-    let uri: Uri = url.parse().ok()?;
-    let scheme = uri.scheme_str()?.to_ascii_lowercase();
-    Some((scheme, uri.authority()?.as_str().to_ascii_lowercase()))
-}
-
-/// The target of a redirect.
-fn resolve(base: &str, location: &str) -> Option<String> {
-    if location.starts_with("http://") || location.starts_with("https://") {
-        return Some(location.to_owned());
-    }
-    let (scheme, authority) = origin(base)?;
-    if let Some(rest) = location.strip_prefix("//") {
-        return Some(format!("{scheme}://{rest}"));
-    }
-    location.starts_with('/').then(|| format!("{scheme}://{authority}{location}"))
-}
-
 /// An etag without the mark of weakness and the quotes.
 fn plain_etag(etag: &str) -> &str {
     etag.trim_start_matches("W/").trim_matches('"')
@@ -297,39 +228,12 @@ fn is_blob_name(etag: &str) -> bool {
     !etag.is_empty() && etag.len() <= 128 && etag.bytes().all(allowed)
 }
 
-/// Escapes what has a meaning in an address. Slashes part a file's folders, but are escaped in a revision's name.
-fn escape(text: &str, keep_slashes: bool) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-        if plain || (keep_slashes && byte == b'/') {
-            out.push(char::from(byte));
-        } else {
-            out += &format!("%{byte:02X}");
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn redirects_are_resolved_as_addresses() {
-        let base = "https://Hub.example:8443/a/b";
-        assert_eq!(resolve(base, "/c?d").as_deref(), Some("https://hub.example:8443/c?d"));
-        assert_eq!(resolve(base, "//cdn.example/x").as_deref(), Some("https://cdn.example/x"));
-        assert_eq!(resolve(base, "http://x/y").as_deref(), Some("http://x/y"));
-        assert_eq!(resolve(base, "file:///etc/passwd"), None);
-        assert_ne!(origin("https://hub.example/a"), origin("http://hub.example/a"));
-        assert_ne!(origin("https://hub.example/a"), origin("https://hub.example.evil/a"));
-    }
-
-    #[test]
-    fn names_are_escaped_and_etags_are_plain() {
-        assert_eq!(escape("a b/ü#?.json", true), "a%20b/%C3%BC%23%3F.json");
-        assert_eq!(escape("refs/pr/1", false), "refs%2Fpr%2F1");
+    fn etags_are_plain() {
         assert_eq!(plain_etag("W/\"abc\""), "abc");
         assert!(is_blob_name("0a9f") && !is_blob_name("../x") && !is_blob_name("") && !is_blob_name("a.b"));
     }

@@ -13,11 +13,12 @@ use ureq::{
 };
 
 use crate::{
-    HubError,
     cache::{RepoFolder, create_parent},
     checksum::Checksum,
-    client::{Client, Failure, Remote},
-    pull::Event,
+    client::{Client, Remote},
+    error::HubError,
+    failure::Failure,
+    progress::Event,
 };
 
 /// Bytes that are read and hashed at a time.

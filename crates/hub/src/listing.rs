@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::{HubError, cache};
+use crate::{error::HubError, names};
 
 /// The hub's answer to `/api/models/<repo>/revision/<revision>`, as far as it is used.
 #[derive(Debug, Deserialize)]
@@ -25,10 +25,10 @@ impl Listing {
         let wrong =
             |reason: String| HubError::Answer { repo: repo.into(), file: "list of files".into(), reason };
         let listing: Self = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
-        if !cache::is_commit(&listing.sha) {
+        if !names::is_commit(&listing.sha) {
             return Err(wrong(format!("{:?} is not a commit", listing.sha)));
         }
-        match listing.siblings.iter().find(|file| !cache::is_safe_path(&file.rfilename)) {
+        match listing.siblings.iter().find(|file| !names::is_safe_path(&file.rfilename)) {
             Some(file) => Err(HubError::UnsafeName { repo: repo.into(), file: file.rfilename.clone() }),
             None => Ok(listing),
         }

@@ -8,8 +8,10 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    HubError,
-    cache::{RepoFolder, cache_root, check_repo_name, is_safe_path},
+    cache::RepoFolder,
+    environment::cache_root,
+    error::HubError,
+    names::{check_repo_name, is_safe_path},
 };
 
 /// Where a model is.

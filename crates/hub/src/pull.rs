@@ -3,104 +3,22 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    path::PathBuf,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    thread,
-    time::Duration,
+    sync::{Mutex, PoisonError, atomic::AtomicBool},
 };
 
 use crate::{
-    HubError, Located,
-    cache::{self, RepoFolder, check_repo_name, create_parent, is_safe_path},
+    cache::{RepoFolder, create_parent},
     client::{Client, LIST, Remote},
     download::Download,
+    error::HubError,
     listing::Listing,
+    locate::Located,
+    names::{check_repo_name, is_safe_path},
+    options::PullOptions,
+    parallel::in_parallel,
     platform,
+    progress::Event,
 };
-
-/// How a pull goes on. Several files may report in turn, from several threads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// What the model consists of is known.
-    Start {
-        /// Files to fetch.
-        files: usize,
-        /// Bytes of these files.
-        bytes: u64,
-        /// Files that the cache has already.
-        present: usize,
-    },
-    /// A part of a file is on the disk.
-    Bytes {
-        /// The file.
-        file: &'a str,
-        /// Its bytes so far. Falls back when a server makes it begin again.
-        done: u64,
-        /// All its bytes.
-        total: u64,
-    },
-    /// An attempt failed, and after a wait another is made now.
-    Retry {
-        /// The file.
-        file: &'a str,
-        /// What went wrong.
-        reason: &'a str,
-        /// How long was waited.
-        wait: Duration,
-    },
-    /// A file is whole and has the right checksum.
-    Done {
-        /// The file.
-        file: &'a str,
-    },
-}
-
-/// From where, to where and how to download.
-#[derive(Debug, Clone)]
-pub struct PullOptions {
-    /// The hub's address.
-    pub endpoint: String,
-    /// Sent to the hub, and to no other host.
-    pub token: Option<String>,
-    /// The cache's folder.
-    pub cache: PathBuf,
-    /// Files at a time. More help where one connection is slower than the line, and cost the server more.
-    pub jobs: usize,
-    /// Attempts at a file without a byte gained before it is an error.
-    pub attempts: u32,
-    /// The wait after the first failed attempt; doubled after each, up to 30 s.
-    pub first_wait: Duration,
-    /// For how long a connection may bring nothing before it counts as broken.
-    pub stall: Duration,
-    /// Never use the network: succeed only if all is there.
-    pub offline: bool,
-    /// Ask the hub whether there is a newer commit even if all is there.
-    pub refresh: bool,
-}
-
-impl PullOptions {
-    /// What huggingface_hub's environment variables say: HF_ENDPOINT, HF_TOKEN (or the file of `hf auth login`),
-    /// HF_HUB_CACHE and its kin, HF_HUB_OFFLINE.
-    pub fn from_env() -> Self {
-        let offline = cache::env("HF_HUB_OFFLINE")
-            .is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"));
-        Self {
-            endpoint: cache::env("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
-            token: cache::token_from(&cache::env),
-            cache: cache::cache_root(),
-            jobs: 4,
-            attempts: 5,
-            first_wait: Duration::from_millis(500),
-            stall: Duration::from_secs(30),
-            offline,
-            refresh: false,
-        }
-    }
-}
 
 /// Downloads a model, or what is missing of it, and returns its folder. If an earlier pull of this revision was
 /// finished and nothing is missing, the network is not used (unless `refresh` is set).
@@ -237,31 +155,4 @@ fn check_space(folder: &RepoFolder, repo: &str, missing: &[(&str, Remote)]) -> R
         return Err(HubError::NoSpace { repo: repo.into(), path, needed_bytes, available_bytes });
     }
     Ok(())
-}
-
-/// Does the work for all items, `jobs` at a time. The first error stops the others, and is returned.
-fn in_parallel<T: Sync>(
-    items: &[T],
-    jobs: usize,
-    stop: &AtomicBool,
-    work: impl Fn(&T) -> Result<(), HubError> + Sync,
-) -> Result<(), HubError> {
-    let next = AtomicUsize::new(0);
-    let first_error = Mutex::new(None);
-    let worker = || {
-        while !stop.load(Ordering::Relaxed)
-            && let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            if let Err(error) = work(item) {
-                stop.store(true, Ordering::Relaxed);
-                first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, items.len().max(1)) {
-            scope.spawn(worker);
-        }
-    });
-    first_error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }

@@ -1,0 +1,56 @@
+//! Why one attempt at a request failed.
+
+use std::{io, time::Duration};
+
+use ureq::{Body, http::Response};
+
+/// One attempt that did not succeed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) reason: String,
+    /// Whether to try again may help.
+    pub(crate) retry: bool,
+    /// The HTTP status, if the server answered.
+    pub(crate) status: Option<u16>,
+    /// The hub's own name of the error (`X-Error-Code`).
+    pub(crate) code: Option<String>,
+    /// The wait that the server asks for.
+    pub(crate) wait: Option<Duration>,
+}
+
+impl Failure {
+    /// Something went wrong on the way; try again.
+    pub(crate) fn passing(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), retry: true, status: None, code: None, wait: None }
+    }
+
+    /// The server answered nonsense; it would do so again.
+    pub(crate) fn lasting(reason: impl Into<String>) -> Self {
+        Self { retry: false, ..Self::passing(reason) }
+    }
+
+    pub(crate) fn of_status(response: &Response<Body>) -> Self {
+        let status = response.status();
+        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let message = header("x-error-message").map(|message| format!(": {message}")).unwrap_or_default();
+        Self {
+            reason: format!("HTTP status {status}{message}"),
+            retry: status.is_server_error() || matches!(status.as_u16(), 408 | 429),
+            status: Some(status.as_u16()),
+            code: header("x-error-code").map(str::to_owned),
+            wait: header("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
+        }
+    }
+}
+
+impl From<ureq::Error> for Failure {
+    fn from(error: ureq::Error) -> Self {
+        let lasting = match &error {
+            // A certificate that does not hold, or a server that does not speak TLS.
+            ureq::Error::Io(inner) => inner.kind() == io::ErrorKind::InvalidData,
+            ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+            other => matches!(other, ureq::Error::InvalidProxyUrl),
+        };
+        Self { retry: !lasting, ..Self::passing(error.to_string()) }
+    }
+}

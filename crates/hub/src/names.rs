@@ -1,0 +1,64 @@
+//! Names from users and servers: which are safe to make a path of.
+
+use std::path::{Component, Path};
+
+/// Why a string is not a repository's name (`org/name`, or `name` alone for the oldest ones).
+pub(crate) fn check_repo_name(repo: &str) -> Result<(), String> {
+    let parts: Vec<&str> = repo.split('/').collect();
+    if parts.len() > 2 {
+        return Err("it has more than one slash".into());
+    }
+    for part in parts {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if part.is_empty() || part.len() > 96 || !part.chars().all(allowed) {
+            return Err("each part has 1 to 96 letters, digits, hyphens, underscores and dots".into());
+        }
+        if part.starts_with(['-', '.'])
+            || part.ends_with(['-', '.'])
+            || part.contains("--")
+            || part.contains("..")
+        {
+            return Err("no part begins or ends with - or ., or has -- or .. inside".into());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a relative path from outside stays inside the folder that it is joined to.
+pub(crate) fn is_safe_path(path: &str) -> bool {
+    // Path's own parser forgives `//` and `/./`, which the server would not send; and a colon is a drive on Windows.
+    let parts_named = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+    parts_named
+        && !path.contains(['\\', ':'])
+        && !path.chars().any(char::is_control)
+        && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Whether a string is a whole commit hash.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_are_checked() {
+        for good in ["org/name", "gpt2", "mlx-community/Qwen3-0.6B-4bit", "a_b/c.d"] {
+            assert_eq!(check_repo_name(good), Ok(()), "{good}");
+        }
+        for bad in
+            ["", "/", "a/", "/a", "a/b/c", "../x", "a/..", "a b/c", "-a/b", "a/b.", "a--b/c", "a/b?c", "ü/x"]
+        {
+            assert!(check_repo_name(bad).is_err(), "{bad}");
+        }
+        for good in ["config.json", "a/b.json", "..a", "a..b", "refs/pr/1"] {
+            assert!(is_safe_path(good), "{good}");
+        }
+        for bad in ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a/.", "a\\b", "C:x", "a\0b", "a\nb", "a/"]
+        {
+            assert!(!is_safe_path(bad), "{bad:?}");
+        }
+    }
+}
