@@ -34,21 +34,19 @@ mod library;
 mod memory;
 mod profile;
 mod queue;
+mod random;
+mod status;
 pub mod sys;
 
 pub use channel::{
     Abort, Armed, Channel, ChannelAddress, ChannelOptions, LaneAddress, Link, Mode, Pending, Readiness,
 };
 pub use device::{Context, DeviceLimits, DeviceList, LinkLayer, LocalPort, PortInfo, PortState};
-pub use error::{Error, Result, WcStatus};
+pub use error::{Error, Result};
 pub use memory::ProtectionDomain;
 pub use profile::{FRAME_BYTES, Profile};
 pub use queue::{
     Connection, Init, QueueAddress, QueueOptions, QueuePair, ReadyToReceive, ReadyToSend, Received,
     RemoteWindow, Reset, SendSlot, Window,
 };
-
-/// A random number from the system.
-pub(crate) fn random_u32() -> Result<u32> {
-    getrandom::u32().map_err(|source| Error::Handshake { reason: format!("no random number: {source}") })
-}
+pub use status::WcStatus;

@@ -1,6 +1,7 @@
 //! From facts to what to do.
 
-use super::{MacosReport, RdmaControl, Report};
+use super::macos::RdmaControl;
+use super::report::{MacosReport, Report};
 use crate::device::PortInfo;
 
 /// Channels to several peers, with room to spare.
@@ -97,7 +98,7 @@ fn advise_linux(report: &Report, advice: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::super::macos::{parse_thunderbolt, tests::TWO_BUSES};
-    use super::super::{DeviceReport, LibraryReport};
+    use super::super::report::{DeviceReport, LibraryReport};
     use super::*;
     use crate::device::{LinkLayer, PortState};
     use crate::gid::{Gid, GidEntry};

@@ -1,7 +1,69 @@
-//! The report as text.
+//! The report, as data and as text.
 
-use super::{DeviceReport, Report};
+use super::macos::{RdmaControl, ThunderboltPort};
+use crate::device::{DeviceLimits, PortInfo};
+use serde::Serialize;
 use std::fmt;
+
+/// What was found. Serialises to JSON; displays as text for people.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// A device has an active port with an address: RDMA can be used.
+    pub usable: bool,
+    /// The verbs library.
+    pub library: LibraryReport,
+    /// What the kernel lists, whether or not the library can use it (Linux: `/sys/class/infiniband`).
+    pub kernel_devices: Vec<String>,
+    /// The devices that the library lists.
+    pub devices: Vec<DeviceReport>,
+    /// The most memory that may be locked, in bytes; none if without limit.
+    pub locked_memory_limit_bytes: Option<u64>,
+    /// What only macOS has.
+    pub macos: Option<MacosReport>,
+    /// What to do, most important first. Empty when nothing is wrong.
+    pub advice: Vec<String>,
+}
+
+/// The verbs library.
+#[derive(Debug, Clone, Serialize)]
+pub struct LibraryReport {
+    /// The names looked for.
+    pub tried: Vec<String>,
+    /// The one that was loaded.
+    pub found: Option<String>,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
+}
+
+/// A device.
+#[derive(Debug, Clone, Serialize)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Its capacities, as it reports them.
+    pub limits: Option<DeviceLimits>,
+    /// Its ports.
+    pub ports: Vec<PortInfo>,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
+}
+
+impl DeviceReport {
+    /// It has an active port with an address, and nothing failed.
+    pub fn is_usable(&self) -> bool {
+        let ready = |port: &PortInfo| port.state.is_active() && !port.gids.is_empty();
+        self.problem.is_none() && self.ports.iter().any(ready)
+    }
+}
+
+/// What macOS's own tools say.
+#[derive(Debug, Clone, Serialize)]
+pub struct MacosReport {
+    /// `rdma_ctl status`.
+    pub control: RdmaControl,
+    /// `system_profiler SPThunderboltDataType -json`.
+    pub ports: Vec<ThunderboltPort>,
+}
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,13 +1,14 @@
 //! A queue pair without its state: what is owned, posting and completions.
 
-use super::window::{RemoteWindow, Window};
-use super::{Connection, QueueOptions};
+use super::options::{Connection, QueueOptions};
+use super::ring::{CompletionQueue, Memory};
+use super::window::Window;
 use crate::device::Context;
-use crate::error::{Error, Result, WcStatus};
-use crate::memory::{MemoryRegion, ProtectionDomain};
+use crate::error::{Error, Result};
+use crate::memory::ProtectionDomain;
+use crate::status::WcStatus;
 use crate::sys::*;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,65 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const RECEIVE: u64 = 1 << 63;
 /// Completions read at a time.
 const BATCH: usize = 16;
-
-/// Registered memory, cut into slots.
-struct Ring {
-    region: MemoryRegion,
-    slot_bytes: usize,
-    slots: usize,
-}
-
-impl Ring {
-    fn new(domain: &Arc<ProtectionDomain>, slot_bytes: usize, slots: u32) -> Result<Self> {
-        let slots = slots as usize;
-        Ok(Self { region: MemoryRegion::new(domain, slot_bytes * slots, false)?, slot_bytes, slots })
-    }
-
-    fn slot(&self, index: usize) -> *mut u8 {
-        assert!(index < self.slots, "slot {index} of {}", self.slots);
-        // SAFETY: within the region, which has `slots` slots of `slot_bytes`.
-        unsafe { self.region.start().add(index * self.slot_bytes) }
-    }
-
-    fn sge(&self, index: usize, offset: usize, len: usize) -> ibv_sge {
-        ibv_sge {
-            addr: self.slot(index) as u64 + offset as u64,
-            length: len as u32,
-            lkey: self.region.lkey(),
-        }
-    }
-}
-
-/// All memory that the device may touch through the pair.
-struct Memory {
-    sends: Ring,
-    receives: Ring,
-    window: Option<Window>,
-}
-
-/// The completion queue of one pair, for both directions.
-struct CompletionQueue {
-    raw: NonNull<ibv_cq>,
-    context: Arc<Context>,
-}
-
-impl CompletionQueue {
-    fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
-        // SAFETY: the context is open; no completion channel, so events are never raised.
-        let raw = unsafe {
-            (context.library.ibv_create_cq)(context.raw.as_ptr(), entries as i32, null_mut(), null_mut(), 0)
-        };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_create_cq", context.name()))?;
-        Ok(Self { raw, context: Arc::clone(context) })
-    }
-}
-
-impl Drop for CompletionQueue {
-    fn drop(&mut self) {
-        // SAFETY: the pair that used it is gone or could not be made.
-        unsafe { (self.context.library.ibv_destroy_cq)(self.raw.as_ptr()) };
-    }
-}
 
 /// A message that has arrived in a slot. The slot stays with its holder until it is given back by `repost`; a token
 /// that is dropped takes its slot out of use.
@@ -104,9 +46,9 @@ pub(super) struct Core {
     id: u64,
     name: String,
     connection: Connection,
-    memory: ManuallyDrop<Memory>,
+    pub(super) memory: ManuallyDrop<Memory>,
     /// Sends posted and completed, in all. The next slot is `posted` modulo the ring.
-    posted: u64,
+    pub(super) posted: u64,
     completed: u64,
     /// Which receive slots the device has.
     with_device: Vec<bool>,
@@ -214,14 +156,8 @@ impl Core {
         (self.posted - self.completed) as usize
     }
 
-    pub(super) fn send_slot(&mut self) -> Option<SendSlot<'_>> {
-        let slots = self.memory.sends.slots;
-        let index = (self.posted % slots as u64) as usize;
-        (self.outstanding() < slots).then_some(SendSlot { core: self, index })
-    }
-
     /// Posts a chain of requests that ends the send of slot `posted`.
-    fn post_send(&mut self, first: &mut ibv_send_wr) -> Result<()> {
+    pub(super) fn post_send(&mut self, first: &mut ibv_send_wr) -> Result<()> {
         let mut bad = null_mut();
         // SAFETY: the pair is ready (only its ready state gets here); the chain and its entries live for the call, and
         // the memory that they name is not touched until the completion is read.
@@ -319,19 +255,6 @@ impl Core {
     }
 }
 
-impl Memory {
-    fn new(domain: &Arc<ProtectionDomain>, options: QueueOptions, sends: u32, receives: u32) -> Result<Self> {
-        let window = (options.window_bytes > 0)
-            .then(|| MemoryRegion::new(domain, options.window_bytes, true).map(|region| Window { region }))
-            .transpose()?;
-        Ok(Self {
-            sends: Ring::new(domain, options.slot_bytes, sends)?,
-            receives: Ring::new(domain, options.slot_bytes, receives)?,
-            window,
-        })
-    }
-}
-
 impl Drop for Core {
     fn drop(&mut self) {
         // SAFETY: created, destroyed once. It is not moved to the error state before: Apple's driver then fails every
@@ -342,103 +265,5 @@ impl Drop for Core {
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
-    }
-}
-
-/// A free send slot: bytes to fill, then to post. Dropped without being posted, it stays free.
-pub struct SendSlot<'a> {
-    core: &'a mut Core,
-    index: usize,
-}
-
-impl Deref for SendSlot<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        let ring = &self.core.memory.sends;
-        // SAFETY: the slot is free (its last send has completed), so the device does not have it; the borrow of the
-        // pair keeps it from being posted meanwhile.
-        unsafe { std::slice::from_raw_parts(ring.slot(self.index), ring.slot_bytes) }
-    }
-}
-
-impl DerefMut for SendSlot<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let ring = &self.core.memory.sends;
-        // SAFETY: as in `deref`; `&mut self` makes it the only borrow.
-        unsafe { std::slice::from_raw_parts_mut(ring.slot(self.index), ring.slot_bytes) }
-    }
-}
-
-impl SendSlot<'_> {
-    fn check(&self, len: usize) -> Result<()> {
-        let slot_bytes = self.core.memory.sends.slot_bytes;
-        let rule = || format!("a slot has {slot_bytes} bytes");
-        if len <= slot_bytes {
-            Ok(())
-        } else {
-            Err(Error::BadSize { what: "a send", value: len, rule: rule() })
-        }
-    }
-
-    /// Sends the first `len` bytes to the peer's next posted receive.
-    pub fn send(self, len: usize) -> Result<()> {
-        self.check(len)?;
-        let mut sge = self.core.memory.sends.sge(self.index, 0, len);
-        let mut request = blank_request(self.core.posted, &mut sge, IBV_WR_SEND);
-        request.send_flags = IBV_SEND_SIGNALED;
-        self.core.post_send(&mut request)
-    }
-
-    /// Writes the first `len` bytes at `offset` of the peer's window.
-    pub fn write(self, len: usize, to: &RemoteWindow, offset: usize) -> Result<()> {
-        self.check(len)?;
-        let mut sge = self.core.memory.sends.sge(self.index, 0, len);
-        let mut request = blank_request(self.core.posted, &mut sge, IBV_WR_RDMA_WRITE);
-        request.remote_addr = to.locate(offset, len)?;
-        request.rkey = to.rkey;
-        request.send_flags = IBV_SEND_SIGNALED;
-        self.core.post_send(&mut request)
-    }
-
-    /// As [`Self::write`], then writes `flag` at `flag_offset`, which the peer sees no earlier than the data: a second
-    /// request, since the bytes of one may arrive in any order. The slot's last 8 bytes carry the flag.
-    pub fn write_then_flag(
-        mut self,
-        len: usize,
-        to: &RemoteWindow,
-        offset: usize,
-        flag: u64,
-        flag_offset: usize,
-    ) -> Result<()> {
-        let flag_at = self.deref().len() - 8;
-        self.check(len + 8)?;
-        self[flag_at..].copy_from_slice(&flag.to_le_bytes());
-        let ring = &self.core.memory.sends;
-        let (mut data, mut mark) = (ring.sge(self.index, 0, len), ring.sge(self.index, flag_at, 8));
-        let mut second = blank_request(self.core.posted, &mut mark, IBV_WR_RDMA_WRITE);
-        second.remote_addr = to.locate(flag_offset, 8)?;
-        second.rkey = to.rkey;
-        second.send_flags = IBV_SEND_SIGNALED;
-        let mut first = blank_request(self.core.posted, &mut data, IBV_WR_RDMA_WRITE);
-        first.remote_addr = to.locate(offset, len)?;
-        first.rkey = to.rkey;
-        first.next = &mut second;
-        self.core.post_send(&mut first)
-    }
-}
-
-fn blank_request(id: u64, sge: &mut ibv_sge, opcode: i32) -> ibv_send_wr {
-    ibv_send_wr {
-        wr_id: id,
-        next: null_mut(),
-        sg_list: sge,
-        num_sge: 1,
-        opcode,
-        send_flags: 0,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        _rest: [0; 9],
     }
 }

@@ -1,10 +1,22 @@
 //! Which of its addresses a cable's port faces the peer by, where it has several (VLANs, aliases).
 
-use super::setup::{Link, put, take};
+use super::message::{put, take};
+use crate::device::Context;
 use crate::error::{Error, Result};
 use std::cmp::Reverse;
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+/// One cable to the peer. The two sides must list their cables in the same order, or the directions deadlock.
+#[derive(Clone)]
+pub struct Link {
+    /// The device at this end.
+    pub context: Arc<Context>,
+    /// The address by which the device's interface faces the peer ([`Link::face_peer`] finds it); without it, the
+    /// interface's own is used.
+    pub facing: Option<Ipv4Addr>,
+}
 
 impl Link {
     /// Finds the address by which each link faces the peer, over a stream to it: of all pairs of addresses, one of each end,

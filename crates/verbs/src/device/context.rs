@@ -1,5 +1,6 @@
-//! Devices and their ports.
+//! An open device.
 
+use super::port::{LinkLayer, LocalPort, PortInfo, PortState, mtu_bytes, rate_gbits};
 use crate::error::{Error, Result};
 use crate::gid::{self, Gid, GidEntry};
 use crate::interface;
@@ -7,58 +8,8 @@ use crate::library::Library;
 use crate::profile::Profile;
 use crate::sys::*;
 use serde::Serialize;
-use std::ffi::CStr;
 use std::net::Ipv4Addr;
 use std::ptr::NonNull;
-use std::sync::Arc;
-
-/// The devices that the library found when it was made.
-pub struct DeviceList {
-    library: &'static Library,
-    raw: NonNull<*mut ibv_device>,
-    names: Vec<String>,
-}
-
-impl DeviceList {
-    /// Asks the library. An empty list is no error: `doctor` explains it.
-    pub fn get() -> Result<Self> {
-        let library = Library::get()?;
-        let mut count = 0;
-        // SAFETY: `count` is written; the list returned is released in drop.
-        let raw = unsafe { (library.ibv_get_device_list)(&mut count) };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_get_device_list", library.path))?;
-        let names = (0..usize::try_from(count).unwrap_or(0))
-            // SAFETY: the list has `count` devices, each with a name that is a C string.
-            .map(|i| unsafe { CStr::from_ptr((library.ibv_get_device_name)(*raw.as_ptr().add(i))) })
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect();
-        Ok(Self { library, raw, names })
-    }
-
-    /// The devices' names, in the library's order.
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
-    /// Opens a device by its name.
-    pub fn open(&self, name: &str, profile: Profile) -> Result<Arc<Context>> {
-        let Some(index) = self.names.iter().position(|have| have == name) else {
-            let present = if self.names.is_empty() { "none".to_string() } else { self.names.join(", ") };
-            return Err(Error::NoDevice { wanted: name.to_string(), present });
-        };
-        // SAFETY: `index` is in the list, which lives until drop; the context outlives the list by the ABI's promise.
-        let raw = unsafe { (self.library.ibv_open_device)(*self.raw.as_ptr().add(index)) };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_open_device", name))?;
-        Context::new(self.library, raw, name, profile).map(Arc::new)
-    }
-}
-
-impl Drop for DeviceList {
-    fn drop(&mut self) {
-        // SAFETY: made by ibv_get_device_list, released once.
-        unsafe { (self.library.ibv_free_device_list)(self.raw.as_ptr()) };
-    }
-}
 
 /// An open device. Everything made on it holds it, so it is closed last.
 pub struct Context {
@@ -77,12 +28,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Opens the device of this name with the native profile.
-    pub fn open(name: &str) -> Result<Arc<Self>> {
-        DeviceList::get()?.open(name, Profile::native())
-    }
-
-    fn new(
+    pub(super) fn new(
         library: &'static Library,
         raw: NonNull<ibv_context>,
         name: &str,
@@ -240,150 +186,4 @@ pub struct DeviceLimits {
     pub regions: u32,
     /// The largest region.
     pub region_bytes: u64,
-}
-
-/// The port and address that a queue pair is bound to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LocalPort {
-    /// The port, from 1.
-    pub number: u8,
-    /// The active path MTU.
-    pub mtu_bytes: u32,
-    /// The local identifier (InfiniBand; 0 elsewhere).
-    pub lid: u16,
-    /// The address.
-    pub gid: Gid,
-    /// Its row in the port's table.
-    pub gid_index: u8,
-}
-
-/// A port as the device describes it.
-#[derive(Debug, Clone, Serialize)]
-pub struct PortInfo {
-    /// Its number, from 1.
-    pub number: u8,
-    /// Its state.
-    pub state: PortState,
-    /// The path MTU in use.
-    pub active_mtu_bytes: u32,
-    /// The largest path MTU.
-    pub max_mtu_bytes: u32,
-    /// Lanes times the rate of one, in Gbit/s; none when the device reports codes that the header does not have.
-    pub rate_gbits: Option<f64>,
-    /// What the cable carries.
-    pub link_layer: LinkLayer,
-    /// The longest message.
-    pub max_message_bytes: u32,
-    /// The local identifier (InfiniBand; 0 elsewhere).
-    pub lid: u16,
-    /// The rows of its address table that are in use.
-    pub gids: Vec<GidEntry>,
-}
-
-/// `enum ibv_port_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum PortState {
-    Nop,
-    Down,
-    Init,
-    Armed,
-    Active,
-    ActiveDefer,
-    Unknown,
-}
-
-impl PortState {
-    fn from_raw(number: i32) -> Self {
-        [Self::Nop, Self::Down, Self::Init, Self::Armed, Self::Active, Self::ActiveDefer]
-            .get(number as usize)
-            .copied()
-            .unwrap_or(Self::Unknown)
-    }
-
-    /// Packets flow.
-    pub fn is_active(self) -> bool {
-        matches!(self, Self::Active | Self::ActiveDefer)
-    }
-}
-
-/// What a port's cable carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LinkLayer {
-    /// InfiniBand, or a device that does not say.
-    Infiniband,
-    /// RoCE.
-    Ethernet,
-    /// Anything else, such as Thunderbolt.
-    Other,
-}
-
-impl LinkLayer {
-    fn from_raw(number: u8) -> Self {
-        match number {
-            0 | 1 => Self::Infiniband,
-            2 => Self::Ethernet,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// `enum ibv_mtu` in bytes; a code that the header lacks counts as the smallest.
-fn mtu_bytes(code: i32) -> u32 {
-    if (1..=5).contains(&code) { 128 << code } else { 256 }
-}
-
-/// Bytes as `enum ibv_mtu`, rounded down to one that exists.
-pub(crate) fn mtu_code(bytes: u32) -> i32 {
-    (1..=5).rev().find(|code| bytes >= mtu_bytes(*code)).unwrap_or(1)
-}
-
-/// Width and speed codes of the InfiniBand specification.
-fn rate_gbits(width: u8, speed: u8) -> Option<f64> {
-    let lanes = match width {
-        1 => 1.0,
-        2 => 4.0,
-        4 => 8.0,
-        8 => 12.0,
-        16 => 2.0,
-        _ => return None,
-    };
-    let lane_gbits = match speed {
-        1 => 2.5,
-        2 => 5.0,
-        4 | 8 => 10.0,
-        16 => 14.0,
-        32 => 25.0,
-        64 => 50.0,
-        128 => 100.0,
-        _ => return None,
-    };
-    Some(lanes * lane_gbits)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mtu_codes_go_both_ways_and_round_down() {
-        assert_eq!((1..=5).map(mtu_bytes).collect::<Vec<_>>(), [256, 512, 1024, 2048, 4096]);
-        assert_eq!([0, 256, 1500, 4096, 9000].map(mtu_code), [1, 1, 3, 5, 5]);
-    }
-
-    #[test]
-    fn rates_are_lanes_times_speed() {
-        assert_eq!(rate_gbits(2, 32), Some(100.0));
-        assert_eq!(rate_gbits(1, 128), Some(100.0));
-        assert_eq!(rate_gbits(3, 32), None);
-    }
-
-    #[test]
-    fn states_have_the_headers_numbers() {
-        assert_eq!(PortState::from_raw(IBV_PORT_ACTIVE), PortState::Active);
-        assert_eq!(PortState::from_raw(-1), PortState::Unknown);
-        assert!(!PortState::from_raw(1).is_active());
-    }
 }

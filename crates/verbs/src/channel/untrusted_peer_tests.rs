@@ -3,7 +3,8 @@
 use super::credit::{Credits, MIN_SLOTS};
 use super::frame::{HEADER_BYTES, Header, Kind};
 use super::lane::accept;
-use super::setup::{ChannelAddress, LaneAddress, Mode, Readiness, VERSION, put, take};
+use super::message::{ChannelAddress, LaneAddress, Readiness, VERSION, put, take};
+use super::options::Mode;
 use crate::gid::Gid;
 use crate::queue::{QueueAddress, RemoteWindow};
 use proptest::prelude::*;
