@@ -1,4 +1,4 @@
-//! Where things lie in the cache of huggingface_hub:
+//! Paths in huggingface_hub's cache:
 //! `models--org--name/{refs/main, snapshots/<commit>/<file> -> ../../blobs/<etag>, blobs/<etag>}`.
 
 use std::{
@@ -20,7 +20,7 @@ pub(crate) struct RepoFolder {
 }
 
 impl RepoFolder {
-    /// `repo` has been checked.
+    /// `repo` must have passed `check_repo_name`.
     pub(crate) fn new(root: &Path, repo: &str) -> Self {
         Self { root: root.to_owned(), folder_name: format!("models--{}", repo.replace('/', "--")) }
     }
@@ -37,7 +37,8 @@ impl RepoFolder {
         self.path().join("blobs").join(etag)
     }
 
-    /// What has come of a blob. Not `<etag>.incomplete`, which huggingface_hub may be writing.
+    /// A blob that is still downloading. Not `<etag>.incomplete`, which huggingface_hub may be
+    /// writing.
     pub(crate) fn part(&self, etag: &str) -> PathBuf {
         self.path().join("blobs").join(format!("{etag}.thunder.incomplete"))
     }
@@ -46,7 +47,7 @@ impl RepoFolder {
         self.root.join(".locks").join(&self.folder_name).join("thunder-pull.lock")
     }
 
-    /// The commit that a revision stands for here, if it is known.
+    /// The commit of a revision, if the cache knows it.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -55,34 +56,34 @@ impl RepoFolder {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Notes what a revision stands for.
+    /// Records the commit of a revision.
     pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if is_commit(revision) {
             return Ok(());
         }
-        write_whole(&self.path().join("refs").join(revision), commit)
+        write_atomically(&self.path().join("refs").join(revision), commit)
     }
 
-    /// The list of the files that a pull of this commit fetched; it is there once all of them are.
+    /// The list of files of a pull. Written once all of them are in the cache.
     fn manifest(&self, commit: &str) -> PathBuf {
         self.path().join(".thunder").join(commit)
     }
 
     pub(crate) fn set_complete(&self, commit: &str, files: &[&str]) -> Result<(), HubError> {
-        write_whole(&self.manifest(commit), &files.join("\n"))
+        write_atomically(&self.manifest(commit), &files.join("\n"))
     }
 
-    /// Whether a pull of this commit was finished and all its files are still there.
+    /// True if a pull of this commit finished and all its files still exist.
     pub(crate) fn is_complete(&self, commit: &str) -> bool {
         let Ok(files) = fs::read_to_string(self.manifest(commit)) else { return false };
         let snapshot = self.snapshot(commit);
         files.lines().all(|file| is_safe_path(file) && snapshot.join(file).is_file())
     }
 
-    /// Makes a snapshot's file stand for a blob.
+    /// Links a snapshot's file to a blob.
     pub(crate) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
         let path = self.snapshot(commit).join(file);
-        // Up from the file's folder to that of the repository.
+        // The path from the file's folder up to the repository's folder.
         let up = "../".repeat(file.split('/').count() + 1);
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         create_parent(&path)?;
@@ -98,7 +99,7 @@ impl RepoFolder {
     }
 }
 
-/// Creates the folder of a file.
+/// Creates a file's parent folder.
 pub(crate) fn create_parent(path: &Path) -> Result<(), HubError> {
     match path.parent() {
         Some(folder) => fs::create_dir_all(folder).map_err(HubError::io("create", folder)),
@@ -106,8 +107,8 @@ pub(crate) fn create_parent(path: &Path) -> Result<(), HubError> {
     }
 }
 
-/// Writes a file so that it is never seen half written.
-fn write_whole(path: &Path, text: &str) -> Result<(), HubError> {
+/// Writes a file by renaming a temporary one, so that no reader sees it incomplete.
+fn write_atomically(path: &Path, text: &str) -> Result<(), HubError> {
     create_parent(path)?;
     let temporary = path.with_extension("thunder.tmp");
     fs::write(&temporary, text).map_err(HubError::io("write", &temporary))?;

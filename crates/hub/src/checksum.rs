@@ -1,20 +1,20 @@
-//! What a file must hash to, by the etag that the hub gives it.
+//! The checksum of a file, which is the etag that the hub sends.
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
-/// Computes the hash that an etag is.
+/// The hash that an etag stands for.
 pub(crate) enum Checksum {
     /// Large files: the SHA-256 of the content.
     Sha256(Sha256),
     /// Small files: git's hash of a blob.
     GitBlob(Sha1),
-    /// Other servers' etags say nothing on the content.
+    /// An etag of another form, from another server, is no hash of the content.
     Unknown,
 }
 
 impl Checksum {
-    /// For a file of `size` bytes.
+    /// The hash for this etag; `size` is the file's size in bytes.
     pub(crate) fn for_etag(etag: &str, size: u64) -> Self {
         let hexadecimal = etag.bytes().all(|byte| byte.is_ascii_hexdigit());
         match etag.len() {
@@ -32,7 +32,7 @@ impl Checksum {
         }
     }
 
-    /// The kind and the hash, where it is known what it must be.
+    /// The hash's name and value; `None` if the etag is not a hash.
     pub(crate) fn finish(self) -> Option<(&'static str, String)> {
         match self {
             Self::Sha256(hash) => Some(("sha256", hex(&hash.finalize()))),
@@ -50,19 +50,19 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn of(etag: &str, content: &[u8]) -> Option<(&'static str, String)> {
+    fn checksum(etag: &str, content: &[u8]) -> Option<(&'static str, String)> {
         let mut checksum = Checksum::for_etag(etag, content.len() as u64);
         checksum.update(content);
         checksum.finish()
     }
 
     #[test]
-    fn hashes_are_those_of_git_and_sha256sum() {
+    fn hashes_equal_those_of_git_and_sha256sum() {
         // `printf hello | git hash-object --stdin` and `printf hello | sha256sum`.
         let git = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0";
-        assert_eq!(of(git, b"hello"), Some(("git blob hash", git.into())));
+        assert_eq!(checksum(git, b"hello"), Some(("git blob hash", git.into())));
         let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
-        assert_eq!(of(sha256, b"hello"), Some(("sha256", sha256.into())));
-        assert_eq!(of("some-etag", b"hello"), None);
+        assert_eq!(checksum(sha256, b"hello"), Some(("sha256", sha256.into())));
+        assert_eq!(checksum("some-etag", b"hello"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests to the hub: the token goes to the hub alone, never to the hosts that it redirects to.
+//! Requests to the hub. The token is sent to the hub only, never to a host that it redirects to.
 
 use std::{io::Read as _, time::Duration};
 
@@ -13,28 +13,28 @@ use crate::{
     url::{escape, origin, resolve},
 };
 
-/// Redirects in a row before a server counts as broken.
+/// Most redirects of one request.
 const MAX_REDIRECTS: usize = 8;
-/// The list of a repository's files: 16 MiB are some 100,000 files.
+/// Largest list of a repository's files: 16 MiB hold about 100,000 files.
 const MAX_LISTING_BYTES: u64 = 16 << 20;
-/// The longest wait between two attempts.
+/// Longest wait between two attempts.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// A connection pool for one hub.
 pub(crate) struct Client {
     agent: Agent,
-    /// Without a slash at the end.
+    /// The hub's address, without a slash at the end.
     endpoint: String,
     token: Option<String>,
-    /// Attempts without a byte gained before giving up.
+    /// Attempts in a row that gain no byte before giving up.
     attempts: u32,
-    /// The wait after the first failure; doubled after each.
+    /// Wait after the first failure; doubled after each further one.
     first_wait: Duration,
 }
 
-/// What the hub says of a file.
+/// A file's etag and size in bytes, as the hub reports them.
 #[derive(Debug, Clone)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteFile {
     pub(crate) etag: String,
     pub(crate) size: u64,
 }
@@ -56,7 +56,7 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .user_agent(concat!("thunderhead/", env!("CARGO_PKG_VERSION")))
-            // Compressed answers would not have the length that is asked for.
+            // A compressed response would not have the requested length.
             .accept_encoding("identity")
             .timeout_connect(Some(stall))
             .timeout_recv_response(Some(stall))
@@ -65,7 +65,7 @@ impl Client {
         Ok(Self { agent: config.into(), endpoint, token, attempts: attempts.max(1), first_wait })
     }
 
-    /// The list of files of a revision.
+    /// The hub's JSON list of a revision's files.
     pub(crate) fn listing(&self, repo: &str, revision: &str) -> Result<Vec<u8>, Failure> {
         let url = format!("{}/api/models/{repo}/revision/{}", self.endpoint, escape(revision, false));
         let response = self.follow("GET", url, None)?;
@@ -74,37 +74,39 @@ impl Client {
         }
         let mut bytes = Vec::new();
         let mut body = response.into_body().into_reader().take(MAX_LISTING_BYTES + 1);
-        body.read_to_end(&mut bytes).map_err(|error| Failure::passing(error.to_string()))?;
+        body.read_to_end(&mut bytes).map_err(|error| Failure::transient(error.to_string()))?;
         if bytes.len() as u64 > MAX_LISTING_BYTES {
-            return Err(Failure::lasting(format!("the list of files is above {MAX_LISTING_BYTES} bytes")));
+            return Err(Failure::permanent(format!(
+                "the list of files is larger than {MAX_LISTING_BYTES} bytes"
+            )));
         }
         Ok(bytes)
     }
 
-    /// A file's etag and size. For large files the hub redirects to another host and says both with that.
-    pub(crate) fn remote(&self, repo: &str, commit: &str, file: &str) -> Result<Remote, Failure> {
+    /// A file's etag and size. For large files, the hub sends both with a redirect to another host.
+    pub(crate) fn remote_file(&self, repo: &str, commit: &str, file: &str) -> Result<RemoteFile, Failure> {
         let response = self.follow("HEAD", self.file_url(repo, commit, file), None)?;
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let told_by_redirect = status.is_redirection() && header("x-linked-etag").is_some();
-        if !status.is_success() && !told_by_redirect {
+        let in_redirect = status.is_redirection() && header("x-linked-etag").is_some();
+        if !status.is_success() && !in_redirect {
             return Err(Failure::of_status(&response));
         }
         if let Some(other) = header("x-repo-commit").filter(|other| *other != commit) {
-            return Err(Failure::lasting(format!("it is of commit {other}, not of {commit}")));
+            return Err(Failure::permanent(format!("the file belongs to commit {other}, not to {commit}")));
         }
         let etag = header("x-linked-etag").or_else(|| header("etag")).map(plain_etag);
         let etag = etag
             .filter(|etag| is_blob_name(etag))
-            .ok_or_else(|| Failure::lasting("it has no usable etag"))?;
+            .ok_or_else(|| Failure::permanent("the file has no usable etag"))?;
         let length = if status.is_success() { header("content-length") } else { None };
         let size = header("x-linked-size").or(length).and_then(|text| text.parse().ok());
-        let size = size.ok_or_else(|| Failure::lasting("it has no size"))?;
-        Ok(Remote { etag: etag.to_owned(), size })
+        let size = size.ok_or_else(|| Failure::permanent("the file has no size"))?;
+        Ok(RemoteFile { etag: etag.to_owned(), size })
     }
 
-    /// A file's content from byte `from` on, as a successful answer (200 if the server cannot begin there, or 206), or
-    /// with status 416 if it has no such byte.
+    /// A file's content from byte `from`. Status 206 starts there, 200 means that the server sends
+    /// the whole file, 416 that the file is not longer than `from` bytes.
     pub(crate) fn content(
         &self,
         repo: &str,
@@ -123,7 +125,7 @@ impl Client {
         format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, escape(file, true))
     }
 
-    /// Sends a request and follows redirects. A HEAD request stops at the first redirect to another host.
+    /// Sends a request and follows redirects. A HEAD request stops at a redirect to another host.
     fn follow(&self, method: &str, mut url: String, from: Option<u64>) -> Result<Response<Body>, Failure> {
         for _ in 0..MAX_REDIRECTS {
             let at_hub = origin(&url) == origin(&self.endpoint);
@@ -134,27 +136,29 @@ impl Client {
             if let Some(from) = from {
                 request = request.header(header::RANGE, format!("bytes={from}-"));
             }
-            let request = request.body(()).map_err(|error| Failure::lasting(format!("{url}: {error}")))?;
+            let request = request.body(()).map_err(|error| Failure::permanent(format!("{url}: {error}")))?;
             let response = self.agent.run(request)?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
             }
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| resolve(&url, location));
-            let next =
-                next.ok_or_else(|| Failure::lasting(format!("a redirect to nowhere ({location:?})")))?;
+            let next = next.ok_or_else(|| {
+                Failure::permanent(format!("a redirect without a usable address ({location:?})"))
+            })?;
             if url.starts_with("https:") && !next.starts_with("https:") {
-                return Err(Failure::lasting(format!("a redirect from https to {next}")));
+                return Err(Failure::permanent(format!("a redirect from https to {next}")));
             }
             if method == "HEAD" && origin(&next) != origin(&url) {
                 return Ok(response);
             }
             url = next;
         }
-        Err(Failure::lasting(format!("more than {MAX_REDIRECTS} redirects")))
+        Err(Failure::permanent(format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    /// Calls `attempt` until it succeeds, fails for good, or has failed too often.
+    /// Calls `attempt` until it succeeds, fails permanently, or has failed too often. An error
+    /// comes with the number of attempts.
     pub(crate) fn retrying<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Failure>,
@@ -174,7 +178,7 @@ impl Client {
         }
     }
 
-    /// Waits after the `failed`-th failure in a row, and returns for how long; `None` means to give up.
+    /// Sleeps after failure number `failed` in a row and returns the wait; `None` means to give up.
     pub(crate) fn wait_before_retry(&self, failure: &Failure, failed: u32) -> Option<Duration> {
         if !failure.retry || failed >= self.attempts {
             return None;
@@ -185,7 +189,7 @@ impl Client {
         Some(wait)
     }
 
-    /// The error to show for a failure that ended `attempts` attempts at a file (or at the list of files).
+    /// The error for a file (or the list of files) whose last of `attempts` attempts failed.
     pub(crate) fn error(
         &self,
         repo: &str,
@@ -203,26 +207,26 @@ impl Client {
             }
             (_, Some("EntryNotFound")) => HubError::FileNotFound { repo, file },
             (_, Some("RepoNotFound")) => HubError::RepoNotFound { repo, endpoint },
-            (Some(404), None) if file != LIST => HubError::FileNotFound { repo, file },
+            (Some(404), None) if file != FILE_LIST => HubError::FileNotFound { repo, file },
             (Some(404), _) => HubError::RepoNotFound { repo, endpoint },
-            // The hub says 401 for names that do not exist, too, to those who have no token.
+            // Without a token, the hub also answers 401 for names that do not exist.
             (Some(401), _) if self.token.is_none() => HubError::RepoNotFound { repo, endpoint },
             (Some(status @ (401 | 403)), _) => HubError::Refused { repo, file, status },
             _ if retry => HubError::Network { repo, file, endpoint, reason, attempts },
-            _ => HubError::Answer { repo, file, reason },
+            _ => HubError::Response { repo, file, reason },
         }
     }
 }
 
-/// What messages call the request for the list of files.
-pub(crate) const LIST: &str = "list of files";
+/// The name of the list of files in messages.
+pub(crate) const FILE_LIST: &str = "list of files";
 
-/// An etag without the mark of weakness and the quotes.
+/// An etag without the prefix of weak etags and without quotes.
 fn plain_etag(etag: &str) -> &str {
     etag.trim_start_matches("W/").trim_matches('"')
 }
 
-/// Whether an etag can be the name of a file in the cache.
+/// True if an etag can be a file name in the cache.
 fn is_blob_name(etag: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     !etag.is_empty() && etag.len() <= 128 && etag.bytes().all(allowed)
@@ -233,13 +237,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etags_are_plain() {
+    fn etags_lose_quotes_and_only_safe_ones_name_blobs() {
         assert_eq!(plain_etag("W/\"abc\""), "abc");
         assert!(is_blob_name("0a9f") && !is_blob_name("../x") && !is_blob_name("") && !is_blob_name("a.b"));
     }
 
     #[test]
-    fn endpoints_are_addresses() {
+    fn an_endpoint_must_be_an_http_address() {
         let new = |endpoint: &str| {
             Client::new(endpoint, None, 1, Duration::ZERO, Duration::from_secs(1)).map(|c| c.endpoint)
         };

@@ -1,11 +1,12 @@
-//! Where huggingface_hub's environment variables put the cache and the token.
+//! The cache's folder and the token, by huggingface_hub's environment variables.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The cache's folder: HF_HUB_CACHE, or `hub` in HF_HOME, or `huggingface/hub` in XDG_CACHE_HOME or ~/.cache.
+/// The cache's folder: HF_HUB_CACHE; or `hub` in HF_HOME; or `huggingface/hub` in XDG_CACHE_HOME or
+/// ~/.cache. The first that is set is used.
 pub fn cache_root() -> PathBuf {
     cache_root_from(&env)
 }
@@ -15,7 +16,7 @@ pub(crate) fn env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// [`cache_root`] with a given environment.
+/// [`cache_root`] with the given environment.
 fn cache_root_from(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     match env("HF_HUB_CACHE").or_else(|| env("HUGGINGFACE_HUB_CACHE")) {
         Some(path) => with_home(&path, env),
@@ -23,7 +24,7 @@ fn cache_root_from(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
-/// The folder with the cache and the token.
+/// The folder that holds the cache and the token.
 fn hf_home(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     match (env("HF_HOME"), env("XDG_CACHE_HOME")) {
         (Some(path), _) => with_home(&path, env),
@@ -32,6 +33,7 @@ fn hf_home(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
+/// Replaces a leading `~/` by the home folder.
 fn with_home(path: &str, env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     match (path.strip_prefix("~/"), env("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
@@ -60,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_where_huggingface_hub_has_it() {
+    fn the_cache_is_in_huggingface_hubs_folder() {
         assert_eq!(root(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));
         assert_eq!(root(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
         assert_eq!(root(&[("HF_HOME", "/f"), ("XDG_CACHE_HOME", "/x")]), Path::new("/f/hub"));

@@ -1,51 +1,51 @@
-//! What can go wrong, with what to do about it.
+//! The crate's errors. Each message says what to do.
 
 use std::{io, path::PathBuf};
 
 /// Why a model was not found or could not be downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// Neither a folder nor in the cache.
+    /// Not a model folder and not in the cache.
     #[error(
         "model {name:?} is neither a folder with a config.json ({}) nor in the Hugging Face cache ({}); download it \
          with `thunder model pull {name}`", folder.display(), cache.display()
     )]
     NotFound {
-        /// What was asked for.
+        /// The requested model.
         name: String,
-        /// The folder that was looked for.
+        /// The folder that was tried.
         folder: PathBuf,
-        /// The place in the cache that was looked at.
+        /// The folder in the cache that was tried.
         cache: PathBuf,
     },
-    /// Neither a folder nor a name that could be in the cache.
+    /// Not a model folder and not a valid name.
     #[error(
-        "model {name:?} is no folder with a config.json ({}), and not a name of the form org/name either: {reason}",
+        "model {name:?} is neither a folder with a config.json ({}) nor a name of the form org/name: {reason}",
         folder.display()
     )]
     BadName {
-        /// What was asked for.
+        /// The requested model.
         name: String,
-        /// The folder that was looked for.
+        /// The folder that was tried.
         folder: PathBuf,
-        /// What a name must not have.
+        /// What is wrong with the name.
         reason: String,
     },
     /// A folder or file that is not a model folder.
     #[error("{}: {reason}", path.display())]
     NotAModel {
-        /// The path that was given.
+        /// The given path.
         path: PathBuf,
-        /// What it lacks.
+        /// Why it is not a model folder.
         reason: String,
     },
     /// A model in the cache lacks files.
-    #[error("{repo} is only partly in the cache ({} lacks {missing}); complete it with `thunder model pull {repo}`",
+    #[error("{repo} is incomplete in the cache ({} lacks {missing}); complete it with `thunder model pull {repo}`",
         folder.display())]
     Incomplete {
         /// org/name.
         repo: String,
-        /// Its folder.
+        /// Its folder in the cache.
         folder: PathBuf,
         /// A file that is missing.
         missing: String,
@@ -55,13 +55,13 @@ pub enum HubError {
         "endpoint {endpoint:?} is not an address that begins with http:// or https://; check HF_ENDPOINT"
     )]
     BadEndpoint {
-        /// The value.
+        /// The endpoint.
         endpoint: String,
     },
-    /// The hub does not have this repository, or does not show it without a token.
+    /// The hub does not have this repository, or hides it from requests without a token.
     #[error(
-        "{repo} was not found at {endpoint}: check the name; if it is private, set HF_TOKEN to a token that may \
-        read it"
+        "{repo} was not found at {endpoint}: check the name; if the repository is private, set HF_TOKEN to a token \
+        that may read it"
     )]
     RepoNotFound {
         /// org/name.
@@ -79,7 +79,7 @@ pub enum HubError {
         /// The server.
         endpoint: String,
     },
-    /// The repository lists a file that the hub does not give.
+    /// The repository lists a file that the hub does not have.
     #[error("{repo}: the hub lists {file} but does not have it; try again later")]
     FileNotFound {
         /// org/name.
@@ -87,7 +87,7 @@ pub enum HubError {
         /// The file.
         file: String,
     },
-    /// The repository needs its licence accepted, by an account whose token is sent.
+    /// The account whose token is sent must first accept the repository's licence.
     #[error(
         "{repo} is gated ({file}): accept its licence at {endpoint}/{repo}, then set HF_TOKEN to a token of that account"
     )]
@@ -99,9 +99,10 @@ pub enum HubError {
         /// The server.
         endpoint: String,
     },
-    /// The token is wrong, or may not read this.
+    /// The token is invalid or may not read this repository.
     #[error(
-        "{repo}: access to {file} was refused (HTTP {status}); check HF_TOKEN: it must be valid and may read {repo}"
+        "{repo}: access to {file} was refused (HTTP {status}); check HF_TOKEN: it must be valid and allowed to read \
+         {repo}"
     )]
     Refused {
         /// org/name.
@@ -111,80 +112,81 @@ pub enum HubError {
         /// 401 or 403.
         status: u16,
     },
-    /// The network or the server failed, again and again.
+    /// The network or the server failed on every attempt.
     #[error(
-        "{repo}: {file} of {endpoint}: {reason} (after {attempts} attempts); what has come is kept, so pull again to go on"
+        "{repo}: {file} at {endpoint}: {reason} (after {attempts} attempts); downloaded bytes are kept: pull again to \
+         resume"
     )]
     Network {
         /// org/name.
         repo: String,
         /// The file.
         file: String,
-        /// The hub that was asked.
+        /// The hub.
         endpoint: String,
         /// The last failure.
         reason: String,
-        /// How often it was tried without a byte gained.
+        /// Attempts in a row that gained no byte.
         attempts: u32,
     },
-    /// The server answered what the hub would not answer.
-    #[error("{repo}: {file}: unexpected answer of the server: {reason}; check HF_ENDPOINT and proxies")]
-    Answer {
+    /// A response that the hub would not send.
+    #[error("{repo}: {file}: unexpected response from the server: {reason}; check HF_ENDPOINT and proxies")]
+    Response {
         /// org/name.
         repo: String,
-        /// The file, or what was asked for.
+        /// The file, or "list of files".
         file: String,
-        /// What is wrong.
+        /// What is wrong with the response.
         reason: String,
     },
-    /// A file name from the server would lead out of its folder.
+    /// A file name from the server would escape the repository's folder.
     #[error("{repo} lists a file with the unsafe name {file:?}; nothing was downloaded")]
     UnsafeName {
         /// org/name.
         repo: String,
-        /// The name.
+        /// The file's name.
         file: String,
     },
-    /// A repository without weights that can be run.
-    #[error("{repo} has no {missing}, so it is not a model that can be run here{hint}")]
-    NothingToRun {
+    /// The repository has no model in a supported format.
+    #[error("{repo} has no {missing}, so it is not a model that thunder can run{hint}")]
+    NotRunnable {
         /// org/name.
         repo: String,
-        /// What it lacks.
+        /// The files that it lacks.
         missing: String,
-        /// What it has instead, if that is known.
+        /// The weights that it has instead, or empty.
         hint: String,
     },
-    /// A file came whole but with other content. The part was deleted.
-    #[error("{repo}: {file} has the {kind} {actual}, not {expected}; it was deleted, so pull again")]
+    /// A downloaded file has the wrong checksum. It was deleted.
+    #[error("{repo}: {file} has the {algorithm} {actual}, not {expected}; it was deleted: pull again")]
     Checksum {
         /// org/name.
         repo: String,
         /// The file.
         file: String,
-        /// sha256, or git's blob hash.
-        kind: &'static str,
-        /// As the hub says.
+        /// "sha256" or "git blob hash".
+        algorithm: &'static str,
+        /// The hub's checksum.
         expected: String,
-        /// As it came.
+        /// The downloaded file's checksum.
         actual: String,
     },
-    /// The disk is too small.
+    /// Not enough free disk space.
     #[error(
-        "{repo} needs {needed_bytes} bytes more, but {} has {available_bytes} free; free some, or set HF_HUB_CACHE to \
-         a folder on another disk", path.display()
+        "{repo} needs {needed_bytes} more bytes, but {} has {available_bytes} free; free some space, or set \
+         HF_HUB_CACHE to a folder on another disk", path.display()
     )]
     NoSpace {
         /// org/name.
         repo: String,
-        /// Where it would go.
+        /// The destination folder.
         path: PathBuf,
         /// Bytes still to download.
         needed_bytes: u64,
-        /// Bytes free.
+        /// Free bytes.
         available_bytes: u64,
     },
-    /// Another pull of the same repository runs.
+    /// Another process pulls the same repository.
     #[error("another pull of {repo} is running (it holds {}); wait for it", lock.display())]
     Busy {
         /// org/name.
@@ -192,8 +194,10 @@ pub enum HubError {
         /// The lock file.
         lock: PathBuf,
     },
-    /// Not all is there, and the network must not be used.
-    #[error("{repo} is not wholly in the cache, and HF_HUB_OFFLINE forbids to download it; unset it to pull")]
+    /// A file is missing and the network must not be used.
+    #[error(
+        "{repo} is not complete in the cache, and HF_HUB_OFFLINE forbids downloads; unset HF_HUB_OFFLINE to pull"
+    )]
     Offline {
         /// org/name.
         repo: String,
@@ -201,7 +205,7 @@ pub enum HubError {
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was done.
+        /// What was tried, such as "read".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -211,7 +215,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// For `map_err` on file operations.
+    /// Makes the closure for `map_err` of a file operation.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }

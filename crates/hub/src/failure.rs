@@ -4,29 +4,29 @@ use std::{io, time::Duration};
 
 use ureq::{Body, http::Response};
 
-/// One attempt that did not succeed.
+/// A failed attempt.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) reason: String,
-    /// Whether to try again may help.
+    /// True if another attempt may succeed.
     pub(crate) retry: bool,
     /// The HTTP status, if the server answered.
     pub(crate) status: Option<u16>,
-    /// The hub's own name of the error (`X-Error-Code`).
+    /// The hub's error code (`X-Error-Code`).
     pub(crate) code: Option<String>,
-    /// The wait that the server asks for.
+    /// The wait that the server asks for (`Retry-After`).
     pub(crate) wait: Option<Duration>,
 }
 
 impl Failure {
-    /// Something went wrong on the way; try again.
-    pub(crate) fn passing(reason: impl Into<String>) -> Self {
+    /// A failure on the way, such as a broken connection. Another attempt may succeed.
+    pub(crate) fn transient(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), retry: true, status: None, code: None, wait: None }
     }
 
-    /// The server answered nonsense; it would do so again.
-    pub(crate) fn lasting(reason: impl Into<String>) -> Self {
-        Self { retry: false, ..Self::passing(reason) }
+    /// An invalid response. The server would send it again.
+    pub(crate) fn permanent(reason: impl Into<String>) -> Self {
+        Self { retry: false, ..Self::transient(reason) }
     }
 
     pub(crate) fn of_status(response: &Response<Body>) -> Self {
@@ -45,12 +45,12 @@ impl Failure {
 
 impl From<ureq::Error> for Failure {
     fn from(error: ureq::Error) -> Self {
-        let lasting = match &error {
-            // A certificate that does not hold, or a server that does not speak TLS.
+        let permanent = match &error {
+            // An invalid certificate, or a server that does not speak TLS.
             ureq::Error::Io(inner) => inner.kind() == io::ErrorKind::InvalidData,
             ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
             other => matches!(other, ureq::Error::InvalidProxyUrl),
         };
-        Self { retry: !lasting, ..Self::passing(error.to_string()) }
+        Self { retry: !permanent, ..Self::transient(error.to_string()) }
     }
 }

@@ -1,5 +1,7 @@
 //! Finds a model by path or name, in the local Hugging Face cache or by downloading it.
 //!
+//! [`locate`] never uses the network; [`pull`] downloads what is missing.
+//!
 //! ```no_run
 //! # fn main() -> Result<(), thunder_hub::HubError> {
 //! let model = match thunder_hub::locate("org/name") {
@@ -13,8 +15,11 @@
 //! # }
 //! ```
 //!
-//! The cache has the layout of Python's `huggingface_hub`, so what is pulled here is found by transformers and MLX, and
-//! the other way round.
+//! The cache has the layout of Python's `huggingface_hub`: transformers and MLX find the models
+//! that this crate pulls, and this crate finds theirs.
+//!
+//! Architecture invariant: this crate depends on no other crate of the workspace and computes
+//! nothing.
 
 mod cache;
 mod checksum;
@@ -37,5 +42,5 @@ pub use environment::cache_root;
 pub use error::HubError;
 pub use locate::{Located, locate, locate_in};
 pub use options::PullOptions;
-pub use progress::Event;
+pub use progress::PullEvent;
 pub use pull::pull;

@@ -1,10 +1,10 @@
-//! What a repository has, and what of it is needed to run the model.
+//! The files of a repository, and those needed to run the model.
 
 use serde::Deserialize;
 
 use crate::{error::HubError, names};
 
-/// The hub's answer to `/api/models/<repo>/revision/<revision>`, as far as it is used.
+/// The hub's response to `/api/models/<repo>/revision/<revision>`, limited to the fields used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Listing {
     /// The commit.
@@ -17,13 +17,13 @@ struct Sibling {
     rfilename: String,
 }
 
-/// Kinds of files that a model is run from. Weights in other formats are duplicates.
-const ENDS: [&str; 6] = [".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"];
+/// File name endings that a model needs. Weights in other formats are duplicates.
+const NEEDED_ENDINGS: [&str; 6] = [".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"];
 
 impl Listing {
     pub(crate) fn parse(repo: &str, bytes: &[u8]) -> Result<Self, HubError> {
         let wrong =
-            |reason: String| HubError::Answer { repo: repo.into(), file: "list of files".into(), reason };
+            |reason: String| HubError::Response { repo: repo.into(), file: "list of files".into(), reason };
         let listing: Self = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
         if !names::is_commit(&listing.sha) {
             return Err(wrong(format!("{:?} is not a commit", listing.sha)));
@@ -34,18 +34,19 @@ impl Listing {
         }
     }
 
-    /// The files that are needed.
+    /// The files needed to run the model.
     pub(crate) fn needed(&self, repo: &str) -> Result<Vec<&str>, HubError> {
         let top =
             || self.siblings.iter().map(|file| file.rfilename.as_str()).filter(|name| !name.contains('/'));
-        // Some repositories hold the same weights again under the maker's own names (consolidated.safetensors).
+        // Some repositories have the weights twice, also under the publisher's own names
+        // (consolidated.safetensors).
         let usual_names = top().any(|name| name.starts_with("model") && name.ends_with(".safetensors"));
         let is_needed = |name: &str| {
-            ENDS.iter().any(|end| name.ends_with(end))
+            NEEDED_ENDINGS.iter().any(|end| name.ends_with(end))
                 && !(usual_names && name.ends_with(".safetensors") && !name.starts_with("model"))
         };
         let needed: Vec<&str> = top().filter(|name| is_needed(name)).collect();
-        let lacks = |missing: &str, hint: &str| HubError::NothingToRun {
+        let lacks = |missing: &str, hint: &str| HubError::NotRunnable {
             repo: repo.into(),
             missing: missing.into(),
             hint: hint.into(),
@@ -58,7 +59,7 @@ impl Listing {
                 .iter()
                 .find(|end| top().any(|n| n.ends_with(*end)));
             let hint = other.map(|end| {
-                format!(": its weights are {end} files; look for a safetensors or MLX version of it")
+                format!(": its weights are {end} files; look for a safetensors or MLX version of the model")
             });
             return Err(lacks(".safetensors files", &hint.unwrap_or_default()));
         }
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_runs_the_model_is_taken() {
+    fn only_files_that_the_model_needs_are_listed() {
         let files = [
             "config.json",
             "README.md",
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_model_says_why() {
+    fn a_repository_without_a_model_gives_the_reason() {
         let error = |files: &[&str]| needed(files).expect_err("not a model").to_string();
         assert!(error(&["model.safetensors"]).contains("has no config.json"));
         assert!(error(&["config.json", "x.gguf"]).contains(".gguf files"));

@@ -1,4 +1,4 @@
-//! A model's folder, by path or by name.
+//! Finds a model's folder by path or by name.
 
 use std::{
     fs,
@@ -14,27 +14,27 @@ use crate::{
     names::{check_repo_name, is_safe_path},
 };
 
-/// Where a model is.
+/// A model's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
-    /// The folder with its config.json.
+    /// The folder with the config.json.
     pub folder: PathBuf,
-    /// org/name, for a model in the cache.
+    /// org/name, if the model is in the cache.
     pub repo: Option<String>,
-    /// The commit, for a model in the cache.
+    /// The commit, if the model is in the cache.
     pub commit: Option<String>,
 }
 
-/// Finds a model: a folder with a config.json, or org/name (or org/name@revision) in the Hugging Face cache. Never uses
-/// the network.
+/// Finds a model: a folder with a config.json, or org/name (or org/name@revision) in the Hugging
+/// Face cache. Never uses the network.
 ///
 /// # Errors
-/// When it is neither, with both places that were tried, or when the model in the cache lacks files.
+/// When it is in neither place (the error names both), or when the model in the cache lacks files.
 pub fn locate(name_or_path: &str) -> Result<Located, HubError> {
     locate_in(name_or_path, &cache_root())
 }
 
-/// [`locate`] with another cache.
+/// [`locate`] in the given cache.
 ///
 /// # Errors
 /// As [`locate`].
@@ -55,11 +55,11 @@ pub fn locate_in(name_or_path: &str, cache: &Path) -> Result<Located, HubError> 
         return found;
     }
     if path.is_dir() {
-        let reason = "this folder has no config.json; give the folder of a model".into();
+        let reason = "this folder has no config.json; give a model's folder".into();
         return Err(HubError::NotAModel { path: path.to_owned(), reason });
     }
     if path.is_file() {
-        let reason = "this is a file; give the folder that it is in".into();
+        let reason = "this is a file; give its folder".into();
         return Err(HubError::NotAModel { path: path.to_owned(), reason });
     }
     let (name, folder) = (name_or_path.to_owned(), absolute(path));
@@ -69,12 +69,12 @@ pub fn locate_in(name_or_path: &str, cache: &Path) -> Result<Located, HubError> 
     })
 }
 
-/// For messages: people see at once that a relative path was meant from elsewhere.
+/// The absolute path, for messages: it shows from which folder a relative path was taken.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// `None` if the cache does not have this revision of the repository.
+/// Looks in the cache; `None` if it does not have this revision.
 fn in_cache(repo: &str, revision: &str, cache: &Path) -> Option<Result<Located, HubError>> {
     let repo_folder = RepoFolder::new(cache, repo);
     let commit = repo_folder.commit(revision).filter(|commit| repo_folder.snapshot(commit).is_dir())?;
@@ -85,7 +85,7 @@ fn in_cache(repo: &str, revision: &str, cache: &Path) -> Option<Result<Located, 
     })
 }
 
-/// A file that a model folder should have and has not: other programs fill the cache file by file.
+/// A file that is missing from a model folder, because other programs fill the cache file by file.
 fn missing_file(folder: &Path) -> Option<String> {
     if !folder.join("config.json").is_file() {
         return Some("config.json".into());

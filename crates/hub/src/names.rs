@@ -1,32 +1,33 @@
-//! Names from users and servers: which are safe to make a path of.
+//! Checks names from users and servers before they become paths.
 
 use std::path::{Component, Path};
 
-/// Why a string is not a repository's name (`org/name`, or `name` alone for the oldest ones).
+/// Checks a repository's name: `org/name`, or `name` alone for the oldest ones. The error says what
+/// is wrong.
 pub(crate) fn check_repo_name(repo: &str) -> Result<(), String> {
     let parts: Vec<&str> = repo.split('/').collect();
     if parts.len() > 2 {
-        return Err("it has more than one slash".into());
+        return Err("the name has more than one slash".into());
     }
     for part in parts {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if part.is_empty() || part.len() > 96 || !part.chars().all(allowed) {
-            return Err("each part has 1 to 96 letters, digits, hyphens, underscores and dots".into());
+            return Err("each part must have 1 to 96 letters, digits, hyphens, underscores or dots".into());
         }
         if part.starts_with(['-', '.'])
             || part.ends_with(['-', '.'])
             || part.contains("--")
             || part.contains("..")
         {
-            return Err("no part begins or ends with - or ., or has -- or .. inside".into());
+            return Err("no part may begin or end with - or ., or contain -- or ..".into());
         }
     }
     Ok(())
 }
 
-/// Whether a relative path from outside stays inside the folder that it is joined to.
+/// True if a relative path from a server stays inside the folder that it is joined to.
 pub(crate) fn is_safe_path(path: &str) -> bool {
-    // Path's own parser forgives `//` and `/./`, which the server would not send; and a colon is a drive on Windows.
+    // `Path` accepts `//` and `/./`, which the hub never sends. A colon means a drive on Windows.
     let parts_named = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     parts_named
         && !path.contains(['\\', ':'])
@@ -34,7 +35,7 @@ pub(crate) fn is_safe_path(path: &str) -> bool {
         && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Whether a string is a whole commit hash.
+/// True if a string is a full commit hash.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_paths_are_checked() {
+    fn unsafe_names_and_paths_are_refused() {
         for good in ["org/name", "gpt2", "mlx-community/Qwen3-0.6B-4bit", "a_b/c.d"] {
             assert_eq!(check_repo_name(good), Ok(()), "{good}");
         }

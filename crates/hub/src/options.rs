@@ -1,35 +1,37 @@
-//! How to pull, and what the environment says of it.
+//! Options of a pull.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::environment;
 
-/// From where, to where and how to download.
+/// Source, destination and limits of a download.
 #[derive(Debug, Clone)]
 pub struct PullOptions {
     /// The hub's address.
     pub endpoint: String,
-    /// Sent to the hub, and to no other host.
+    /// The access token. Sent to the hub only, not to hosts that it redirects to.
     pub token: Option<String>,
     /// The cache's folder.
     pub cache: PathBuf,
-    /// Files at a time. More help where one connection is slower than the line, and cost the server more.
+    /// Files downloaded at once. More help if one connection cannot fill the line, and load the
+    /// server more.
     pub jobs: usize,
-    /// Attempts at a file without a byte gained before it is an error.
+    /// Attempts at a file in a row that gain no byte before the pull fails.
     pub attempts: u32,
-    /// The wait after the first failed attempt; doubled after each, up to 30 s.
+    /// Wait after the first failed attempt; doubled after each further one, up to 30 s.
     pub first_wait: Duration,
-    /// For how long a connection may bring nothing before it counts as broken.
+    /// A connection that delivers nothing for this long counts as broken.
     pub stall: Duration,
-    /// Never use the network: succeed only if all is there.
+    /// Never use the network: fail if a file is missing.
     pub offline: bool,
-    /// Ask the hub whether there is a newer commit even if all is there.
+    /// Ask the hub for a newer commit even if no file is missing.
     pub refresh: bool,
 }
 
 impl PullOptions {
-    /// What huggingface_hub's environment variables say: HF_ENDPOINT, HF_TOKEN (or the file of `hf auth login`),
-    /// HF_HUB_CACHE and its kin, HF_HUB_OFFLINE.
+    /// Options from huggingface_hub's environment variables: HF_ENDPOINT, HF_TOKEN (or the file
+    /// that `hf auth login` writes), HF_HUB_OFFLINE, and those of
+    /// [`cache_root`](crate::cache_root).
     pub fn from_env() -> Self {
         let offline = environment::env("HF_HUB_OFFLINE")
             .is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"));

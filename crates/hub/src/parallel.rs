@@ -1,4 +1,4 @@
-//! Work on several items at once.
+//! Runs work on several items at once.
 
 use std::{
     sync::{
@@ -10,7 +10,8 @@ use std::{
 
 use crate::error::HubError;
 
-/// Does the work for all items, `jobs` at a time. The first error stops the others, and is returned.
+/// Runs `work` for all items, `jobs` at a time. The first error sets `stop`, which ends the other
+/// jobs, and is returned.
 pub(crate) fn in_parallel<T: Sync>(
     items: &[T],
     jobs: usize,

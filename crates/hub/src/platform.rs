@@ -1,27 +1,27 @@
-//! What differs between systems.
+//! Functions that differ between operating systems.
 
 use std::{io, path::Path};
 
-/// Bytes that may still be written to the file system of an existing folder.
+/// Free bytes on the file system of an existing folder.
 #[cfg(unix)]
 pub(crate) fn free_bytes(folder: &Path) -> io::Result<u64> {
     let system = rustix::fs::statvfs(folder)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Not known here: the writing itself will fail.
+/// Unknown on this system: a full disk shows as a failed write.
 #[cfg(not(unix))]
 pub(crate) fn free_bytes(_folder: &Path) -> io::Result<u64> {
     Ok(u64::MAX)
 }
 
-/// Makes `path` a link to `target`, which is relative to it.
+/// Makes `path` a symbolic link to `target`, a path relative to the link.
 #[cfg(unix)]
 pub(crate) fn link(target: &Path, _blob: &Path, path: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, path)
 }
 
-/// Links need privileges elsewhere; a second name for the blob does not.
+/// Makes `path` a hard link to `blob`, because symbolic links need privileges on this system.
 #[cfg(not(unix))]
 pub(crate) fn link(_target: &Path, blob: &Path, path: &Path) -> io::Result<()> {
     std::fs::hard_link(blob, path)

@@ -1,39 +1,39 @@
-//! What a pull reports while it runs.
+//! Progress events of a pull.
 
 use std::time::Duration;
 
-/// How a pull goes on. Several files may report in turn, from several threads.
+/// Progress of a pull. Several files report in turn, from several threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Event<'a> {
-    /// What the model consists of is known.
+pub enum PullEvent<'a> {
+    /// The list of files is known.
     Start {
-        /// Files to fetch.
+        /// Files to download.
         files: usize,
-        /// Bytes of these files.
+        /// Total size of these files in bytes.
         bytes: u64,
-        /// Files that the cache has already.
+        /// Files that are already in the cache.
         present: usize,
     },
-    /// A part of a file is on the disk.
+    /// More bytes of a file are on disk.
     Bytes {
         /// The file.
         file: &'a str,
-        /// Its bytes so far. Falls back when a server makes it begin again.
+        /// Bytes so far. Drops to 0 when a server makes the download start over.
         done: u64,
-        /// All its bytes.
+        /// The file's size in bytes.
         total: u64,
     },
-    /// An attempt failed, and after a wait another is made now.
+    /// An attempt failed; the wait is over and the next attempt begins.
     Retry {
         /// The file.
         file: &'a str,
-        /// What went wrong.
+        /// Why the attempt failed.
         reason: &'a str,
-        /// How long was waited.
+        /// The wait before the next attempt.
         wait: Duration,
     },
-    /// A file is whole and has the right checksum.
+    /// A file is complete and has the right checksum.
     Done {
         /// The file.
         file: &'a str,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     cache::{RepoFolder, create_parent},
-    client::{Client, LIST, Remote},
+    client::{Client, FILE_LIST, RemoteFile},
     download::Download,
     error::HubError,
     listing::Listing,
@@ -17,20 +17,20 @@ use crate::{
     options::PullOptions,
     parallel::in_parallel,
     platform,
-    progress::Event,
+    progress::PullEvent,
 };
 
-/// Downloads a model, or what is missing of it, and returns its folder. If an earlier pull of this revision was
-/// finished and nothing is missing, the network is not used (unless `refresh` is set).
+/// Downloads a model's missing files and returns its folder. If an earlier pull of this revision
+/// finished and no file is missing, the network is not used (unless `refresh` is set).
 ///
 /// # Errors
-/// See [`HubError`]. What has come stays, and the next pull goes on from there; only a file with a wrong checksum
-/// is deleted.
+/// See [`HubError`]. Downloaded bytes stay, and the next pull resumes there; only a file with a
+/// wrong checksum is deleted.
 pub fn pull(
     repo: &str,
     revision: &str,
     options: &PullOptions,
-    progress: &(dyn Fn(Event<'_>) + Sync),
+    progress: &(dyn Fn(PullEvent<'_>) + Sync),
 ) -> Result<Located, HubError> {
     let bad_name = |reason: String| HubError::BadName { name: repo.into(), folder: repo.into(), reason };
     check_repo_name(repo).map_err(bad_name)?;
@@ -60,9 +60,9 @@ pub fn pull(
     let answer = client
         .retrying(
             || client.listing(repo, revision),
-            |failure, wait| progress(Event::Retry { file: LIST, reason: &failure.reason, wait }),
+            |failure, wait| progress(PullEvent::Retry { file: FILE_LIST, reason: &failure.reason, wait }),
         )
-        .map_err(|(failure, attempts)| client.error(repo, revision, LIST, failure, attempts))?;
+        .map_err(|(failure, attempts)| client.error(repo, revision, FILE_LIST, failure, attempts))?;
     let listing = Listing::parse(repo, &answer)?;
     let commit = listing.sha.as_str();
     let files = listing.needed(repo)?;
@@ -70,14 +70,14 @@ pub fn pull(
     let download =
         Download { client: &client, folder: &folder, repo, revision, commit, progress, stop: &stop };
 
-    let remotes = remotes(&download, &files, options.jobs)?;
+    let remotes = remote_files(&download, &files, options.jobs)?;
     let mut missing = missing(&folder, &files, &remotes)?;
     let bytes = missing.iter().fold(0_u64, |sum, (_, remote)| sum.saturating_add(remote.size));
-    progress(Event::Start { files: missing.len(), bytes, present: files.len() - missing.len() });
+    progress(PullEvent::Start { files: missing.len(), bytes, present: files.len() - missing.len() });
     check_space(&folder, repo, &missing)?;
-    // The largest first: so no worker is left alone with it at the end.
+    // Largest file first, so that no worker downloads it alone at the end.
     missing.sort_by_key(|(_, remote)| std::cmp::Reverse(remote.size));
-    in_parallel(&missing, options.jobs, &stop, |(file, remote)| download.blob(file, remote).map(|_| ()))?;
+    in_parallel(&missing, options.jobs, &stop, |(file, remote)| download.blob(file, remote))?;
 
     for (file, remote) in files.iter().zip(&remotes) {
         folder.link(commit, file, &remote.etag)?;
@@ -87,7 +87,8 @@ pub fn pull(
     Ok(located(commit))
 }
 
-/// Held for as long as a pull runs; the system frees it if the process dies.
+/// Takes the lock of a repository for the time of a pull. The system releases it if the process
+/// dies.
 fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
     let path = folder.lock();
     create_parent(&path)?;
@@ -99,16 +100,16 @@ fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
     }
 }
 
-/// Etag and size of each file.
-fn remotes(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<Vec<Remote>, HubError> {
+/// Etag and size of each file, in the order of `files`.
+fn remote_files(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<Vec<RemoteFile>, HubError> {
     let found = Mutex::new(vec![None; files.len()]);
     let numbered: Vec<(usize, &str)> = files.iter().copied().enumerate().collect();
     in_parallel(&numbered, jobs, download.stop, |&(index, file)| {
         let client = download.client;
         let remote = client
             .retrying(
-                || client.remote(download.repo, download.commit, file),
-                |failure, wait| (download.progress)(Event::Retry { file, reason: &failure.reason, wait }),
+                || client.remote_file(download.repo, download.commit, file),
+                |failure, wait| (download.progress)(PullEvent::Retry { file, reason: &failure.reason, wait }),
             )
             .map_err(|(failure, attempts)| {
                 client.error(download.repo, download.revision, file, failure, attempts)
@@ -120,18 +121,18 @@ fn remotes(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<Vec<R
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The files whose content the cache does not have; of files with the same content, one.
+/// The files whose content is not in the cache; one of each group with the same content.
 fn missing<'a>(
     folder: &RepoFolder,
     files: &[&'a str],
-    remotes: &[Remote],
-) -> Result<Vec<(&'a str, Remote)>, HubError> {
+    remotes: &[RemoteFile],
+) -> Result<Vec<(&'a str, RemoteFile)>, HubError> {
     let mut by_etag = HashMap::new();
     for (file, remote) in files.iter().zip(remotes) {
         let blob = folder.blob(&remote.etag);
         match fs::metadata(&blob) {
             Ok(metadata) if metadata.len() == remote.size => continue,
-            // Of another length: broken. It is made anew.
+            // A blob of another length is damaged and is downloaded again.
             Ok(_) => fs::remove_file(&blob).map_err(HubError::io("delete", &blob))?,
             Err(_) => {}
         }
@@ -140,15 +141,15 @@ fn missing<'a>(
     Ok(by_etag.into_values().collect())
 }
 
-/// Whether the disk has room for what is still to come.
-fn check_space(folder: &RepoFolder, repo: &str, missing: &[(&str, Remote)]) -> Result<(), HubError> {
+/// Checks that the disk has space for the bytes still to download.
+fn check_space(folder: &RepoFolder, repo: &str, missing: &[(&str, RemoteFile)]) -> Result<(), HubError> {
     let path = folder.path();
     fs::create_dir_all(&path).map_err(HubError::io("create", &path))?;
-    let still = |remote: &Remote| {
-        let there = fs::metadata(folder.part(&remote.etag)).map_or(0, |part| part.len());
-        remote.size.saturating_sub(there)
+    let remaining = |remote: &RemoteFile| {
+        let present = fs::metadata(folder.part(&remote.etag)).map_or(0, |part| part.len());
+        remote.size.saturating_sub(present)
     };
-    let needed_bytes = missing.iter().fold(0_u64, |sum, (_, remote)| sum.saturating_add(still(remote)));
+    let needed_bytes = missing.iter().fold(0_u64, |sum, (_, remote)| sum.saturating_add(remaining(remote)));
     let available_bytes =
         platform::free_bytes(&path).map_err(HubError::io("measure the free space of", &path))?;
     if needed_bytes > available_bytes {

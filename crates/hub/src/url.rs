@@ -1,15 +1,15 @@
-//! Addresses: their origin, the target of a redirect, escaping.
+//! URLs: origin, redirect target, escaping.
 
 use ureq::http::Uri;
 
-/// Scheme and host with port, in lower case: to whom a request goes.
+/// Scheme, and host with port, in lower case. The token is sent to the hub's own origin only.
 pub(crate) fn origin(url: &str) -> Option<(String, String)> {
     let uri: Uri = url.parse().ok()?;
     let scheme = uri.scheme_str()?.to_ascii_lowercase();
     Some((scheme, uri.authority()?.as_str().to_ascii_lowercase()))
 }
 
-/// The target of a redirect.
+/// The absolute target of a redirect; `None` unless it is HTTP or HTTPS.
 pub(crate) fn resolve(base: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
         return Some(location.to_owned());
@@ -21,7 +21,7 @@ pub(crate) fn resolve(base: &str, location: &str) -> Option<String> {
     location.starts_with('/').then(|| format!("{scheme}://{authority}{location}"))
 }
 
-/// Escapes what has a meaning in an address. Slashes part a file's folders, but are escaped in a revision's name.
+/// Percent-encodes a URL path. Keep slashes in a file's path; encode them in a revision's name.
 pub(crate) fn escape(text: &str, keep_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_are_resolved_as_addresses() {
+    fn redirects_are_resolved_against_the_origin() {
         let base = "https://Hub.example:8443/a/b";
         assert_eq!(resolve(base, "/c?d").as_deref(), Some("https://hub.example:8443/c?d"));
         assert_eq!(resolve(base, "//cdn.example/x").as_deref(), Some("https://cdn.example/x"));
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_escaped() {
+    fn names_are_percent_encoded() {
         assert_eq!(escape("a b/ü#?.json", true), "a%20b/%C3%BC%23%3F.json");
         assert_eq!(escape("refs/pr/1", false), "refs%2Fpr%2F1");
     }

@@ -1,5 +1,5 @@
-//! Models by path and by name.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Finding models by path and by name.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::{fs, path::Path};
 
@@ -13,7 +13,7 @@ fn write(path: &Path, text: &str) {
 }
 
 #[test]
-fn a_folder_is_taken_as_it_is() {
+fn a_folder_with_a_config_is_a_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let error = locate_in(path, folder.path()).unwrap_err().to_string();
@@ -27,7 +27,7 @@ fn a_folder_is_taken_as_it_is() {
 }
 
 #[test]
-fn a_name_is_found_in_a_cache_that_others_filled() {
+fn a_name_is_found_in_a_cache_filled_by_other_programs() {
     let cache = tempfile::tempdir().unwrap();
     let repo = cache.path().join("models--org--name");
     let snapshot = repo.join("snapshots").join(COMMIT);
@@ -51,7 +51,7 @@ fn a_name_is_found_in_a_cache_that_others_filled() {
 }
 
 #[test]
-fn what_is_nowhere_names_both_places_and_the_remedy() {
+fn a_missing_model_names_both_places_and_the_command_to_run() {
     let cache = tempfile::tempdir().unwrap();
     let error = locate_in("org/nothing", cache.path()).unwrap_err().to_string();
     let in_cache = cache.path().join("models--org--nothing");

@@ -1,5 +1,5 @@
-//! Pulls from a server that behaves like the hub, and from one that does not.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Pulls from a server that imitates the hub, with and without faults.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod server;
 
@@ -11,7 +11,7 @@ use std::{
 };
 
 use server::{COMMIT, Fault, Server};
-use thunder_hub::{Event, HubError, Located, PullOptions, locate_in, pull};
+use thunder_hub::{HubError, Located, PullEvent, PullOptions, locate_in, pull};
 
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
@@ -63,7 +63,7 @@ impl Fixture {
         }
     }
 
-    /// The ranges that were asked for of a file's content.
+    /// The ranges that were requested of a file's content.
     fn ranges(&self, file: &str) -> Vec<Option<String>> {
         let path = format!("GET /stored/{file}");
         self.server
@@ -76,7 +76,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_pull_fills_the_cache_as_huggingface_hub_does() {
+fn a_pull_fills_the_cache_in_huggingface_hubs_layout() {
     let fixture = Fixture::new();
     let events = Mutex::new(Vec::new());
     let located = pull("org/name", "main", &fixture.options, &|event| {
@@ -110,8 +110,8 @@ fn a_second_pull_does_not_use_the_network() {
 
     fixture.options.refresh = true;
     assert_eq!(fixture.pull().unwrap(), first);
-    assert!(fixture.server.seen().len() > requests, "a refresh asks");
-    assert_eq!(fixture.ranges(FIRST).len(), 1, "but fetches nothing anew");
+    assert!(fixture.server.seen().len() > requests, "a refresh asks the hub");
+    assert_eq!(fixture.ranges(FIRST).len(), 1, "a refresh downloads nothing again");
 
     fixture.options.refresh = false;
     fs::remove_file(fs::canonicalize(first.folder.join(SECOND)).unwrap()).unwrap();
@@ -126,7 +126,7 @@ fn a_second_pull_does_not_use_the_network() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_alone() {
+fn the_token_goes_to_the_hub_only() {
     let mut fixture = Fixture::new();
     fixture.server.require_token("hf_secret");
     let error = fixture.error();
@@ -140,7 +140,7 @@ fn the_token_goes_to_the_hub_alone() {
 }
 
 #[test]
-fn a_dropped_connection_is_taken_up_where_it_broke() {
+fn a_download_resumes_where_the_connection_broke() {
     let fixture = Fixture::new();
     fixture.server.fault(FIRST, Fault::Drop(700_000));
     fixture.server.fault(FIRST, Fault::Drop(300_000));
@@ -151,7 +151,7 @@ fn a_dropped_connection_is_taken_up_where_it_broke() {
 }
 
 #[test]
-fn a_later_pull_goes_on_from_an_earlier_one() {
+fn a_pull_resumes_an_earlier_failed_pull() {
     let mut fixture = Fixture::new();
     fixture.options.attempts = 1;
     fixture.server.fault(SECOND, Fault::Drop(400_000));
@@ -168,7 +168,7 @@ fn a_later_pull_goes_on_from_an_earlier_one() {
 }
 
 #[test]
-fn a_server_without_ranges_begins_anew() {
+fn without_range_support_a_download_starts_over() {
     let fixture = Fixture::new();
     fixture.server.fault(FIRST, Fault::Drop(700_000));
     fixture.server.fault(FIRST, Fault::IgnoreRange);
@@ -185,7 +185,7 @@ fn a_wrong_range_is_refused() {
 }
 
 #[test]
-fn a_part_longer_than_the_file_is_thrown_away() {
+fn a_part_longer_than_the_file_is_discarded() {
     let fixture = Fixture::new();
     fs::create_dir_all(fixture.repo().join("blobs")).unwrap();
     fs::write(fixture.part(FIRST), vec![7; 2_000_000]).unwrap();
@@ -210,7 +210,7 @@ fn a_wrong_checksum_deletes_the_part() {
 }
 
 #[test]
-fn a_part_that_was_spoilt_on_the_disk_is_found_out() {
+fn a_part_damaged_on_disk_is_detected() {
     let fixture = Fixture::new();
     fs::create_dir_all(fixture.repo().join("blobs")).unwrap();
     fs::write(fixture.part(FIRST), vec![0; 1000]).unwrap();
@@ -220,7 +220,7 @@ fn a_part_that_was_spoilt_on_the_disk_is_found_out() {
 }
 
 #[test]
-fn passing_errors_of_the_server_are_tried_again() {
+fn transient_server_errors_are_retried() {
     let fixture = Fixture::new();
     fixture.server.fault("list", Fault::Status(500, ""));
     fixture.server.fault(FIRST, Fault::Status(503, ""));
@@ -228,7 +228,7 @@ fn passing_errors_of_the_server_are_tried_again() {
     fixture.server.fault("config.json", Fault::Status(500, ""));
     let retries = Mutex::new(Vec::new());
     pull("org/name", "main", &fixture.options, &|event| {
-        if let Event::Retry { file, reason, .. } = event {
+        if let PullEvent::Retry { file, reason, .. } = event {
             retries.lock().unwrap().push(format!("{file}: {reason}"));
         }
     })
@@ -239,7 +239,7 @@ fn passing_errors_of_the_server_are_tried_again() {
 }
 
 #[test]
-fn lasting_errors_of_the_server_end_the_pull() {
+fn repeated_server_errors_end_the_pull() {
     let fixture = Fixture::new();
     for _ in 0..4 {
         fixture.server.fault("list", Fault::Status(502, ""));
@@ -249,7 +249,7 @@ fn lasting_errors_of_the_server_end_the_pull() {
 }
 
 #[test]
-fn a_connection_that_brings_nothing_is_given_up_and_tried_again() {
+fn a_stalled_connection_is_dropped_and_retried() {
     let mut fixture = Fixture::new();
     fixture.options.stall = Duration::from_millis(300);
     fixture.server.fault(FIRST, Fault::Stall(500_000, Duration::from_secs(20)));
@@ -260,7 +260,7 @@ fn a_connection_that_brings_nothing_is_given_up_and_tried_again() {
 }
 
 #[test]
-fn nobody_at_the_endpoint_is_a_clear_error() {
+fn an_endpoint_without_a_server_is_a_clear_error() {
     let mut fixture = Fixture::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     fixture.options.endpoint = format!("http://127.0.0.1:{port}");
@@ -278,12 +278,12 @@ fn a_server_that_does_not_speak_tls_is_a_clear_error() {
     assert!(error.contains("org/name: list of files"), "{error}");
     assert!(
         fixture.server.seen().iter().all(|seen| !seen.line.starts_with("GET")),
-        "nothing goes in the clear"
+        "no request is sent in plain text"
     );
 }
 
 #[test]
-fn refusals_name_the_remedy() {
+fn refusals_say_what_to_do() {
     let cases = [
         (404, "RepoNotFound", "org/name was not found", "check the name"),
         (404, "", "org/name was not found", "check the name"),
@@ -310,7 +310,7 @@ fn refusals_name_the_remedy() {
 }
 
 #[test]
-fn names_that_lead_out_of_the_folder_are_refused() {
+fn file_names_that_escape_the_folder_are_refused() {
     for name in ["../../escape.json", "/etc/escape.json", "a/../../escape.json", "..\\escape.json"] {
         let fixture = Fixture::new();
         fixture.server.add(name, b"x".to_vec(), false);
@@ -323,16 +323,16 @@ fn names_that_lead_out_of_the_folder_are_refused() {
 }
 
 #[test]
-fn a_disk_that_is_too_small_is_seen_before() {
+fn a_full_disk_is_detected_before_the_download() {
     let fixture = Fixture::new();
-    fixture.server.tell_size(FIRST, 1 << 60);
+    fixture.server.report_size(FIRST, 1 << 60);
     let error = fixture.error();
     assert!(error.contains("needs 11529") && error.contains("HF_HUB_CACHE"), "{error}");
     assert!(fixture.ranges(FIRST).is_empty());
 }
 
 #[test]
-fn files_come_in_parallel_as_many_as_allowed() {
+fn at_most_the_allowed_number_of_files_download_at_once() {
     for (jobs, least) in [(4, 2), (1, 1)] {
         let mut fixture = Fixture::new();
         fixture.options.jobs = jobs;

@@ -1,7 +1,7 @@
-//! A server without a model: it answers with words drawn by hash, at once, as often as you like.
+//! A server without a model: it generates words chosen by a hash of the prompt.
 //!
-//! For developers of clients, who want the API without the hardware; and to see how something that makes tokens gets
-//! behind the API, which is [`answer`]. Any folder with a tokenizer and a chat template will do:
+//! It lets client developers use the API without the hardware, and shows how an engine sends its
+//! events (`complete`). Needs a folder with a tokenizer and, for chat, a chat template:
 //!
 //! ```text
 //! cargo run --release -p thunder-server --example mock -- FOLDER 8000
@@ -24,7 +24,7 @@ use tokio::sync::mpsc::UnboundedSender;
 const CONTEXT: usize = 1024;
 const WORDS: &[&str] =
     &["ranks", "links", "weights", "tokens", "cables", "thunder", "kernels", "pages", "clouds"];
-/// Time that a token takes.
+/// Time per token.
 const PACE: Duration = Duration::from_millis(1);
 
 #[tokio::main]
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = arguments.next().ok_or("usage: mock FOLDER [PORT]")?;
     let port = arguments.next().map_or(Ok(8000), |port| port.parse())?;
     let tokenizer = Tokenizer::load(Path::new(&folder))?;
-    // Any id that words can have is below this; a model's config.json would say how many there are.
+    // Above every token id of the tokenizer. A real engine reads it from the model's config.json.
     let vocab_size = 1 << 18;
     let info = ModelInfo {
         name: "mock".into(),
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             std::thread::spawn(move || {
                 counters.waiting.fetch_sub(1, Ordering::Relaxed);
                 counters.running.fetch_add(1, Ordering::Relaxed);
-                answer(&request, &events, &tokenizer);
+                complete(&request, &events, &tokenizer);
                 counters.running.fetch_sub(1, Ordering::Relaxed);
             });
         }
@@ -63,22 +63,22 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sends the events of one request; returns early when the client is gone.
-fn answer(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<Tokenizer>) {
-    let room = CONTEXT - request.prompt.len();
-    let most = request.max_tokens.unwrap_or(room).min(room);
-    let ids = draw(request, tokenizer, most);
-    let whole = tokenizer.decode(&ids, true);
-    let stop = request.stop.iter().filter_map(|stop| whole.find(stop)).min();
-    let (mut stream, mut said, mut taken) = (tokenizer.stream(), 0, 0);
+/// Sends the events of one request; returns early when the client has disconnected.
+fn complete(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<Tokenizer>) {
+    let free = CONTEXT - request.prompt.len();
+    let limit = request.max_tokens.unwrap_or(free).min(free);
+    let ids = choose_tokens(request, tokenizer, limit);
+    let full_text = tokenizer.decode(&ids, true);
+    let stop = request.stop.iter().filter_map(|stop| full_text.find(stop)).min();
+    let (mut stream, mut sent_bytes, mut tokens) = (tokenizer.stream(), 0, 0);
     for &id in &ids {
         std::thread::sleep(PACE);
-        taken += 1;
+        tokens += 1;
         let mut text = stream.push(id);
-        let room = stop.unwrap_or(usize::MAX) - said;
-        let stopped = text.len() >= room;
-        text.truncate(room);
-        said += text.len();
+        let until_stop = stop.unwrap_or(usize::MAX) - sent_bytes;
+        let stopped = text.len() >= until_stop;
+        text.truncate(until_stop);
+        sent_bytes += text.len();
         let logprobs = request.logprobs.map(|top| logprob(id, top, tokenizer)).into_iter().collect();
         if events.send(Event::Delta { text, logprobs }).is_err() {
             return;
@@ -87,16 +87,16 @@ fn answer(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<To
             break;
         }
     }
-    let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: taken, ..Usage::default() };
-    let reason = if stop.is_none() && taken == most { FinishReason::Length } else { FinishReason::Stop };
-    // Nobody may be there to hear it.
+    let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: tokens, ..Usage::default() };
+    let reason = if stop.is_none() && tokens == limit { FinishReason::Length } else { FinishReason::Stop };
+    // Fails when the client has disconnected, which is not an error.
     let _ = events.send(Event::Done { reason, usage });
 }
 
-/// At most `most` tokens of words that follow from the prompt, and from the seed if the request is not greedy.
-fn draw(request: &Request, tokenizer: &Tokenizer, most: usize) -> Vec<u32> {
+/// At most `limit` tokens. The words depend on the prompt, and on the seed unless the request is greedy.
+fn choose_tokens(request: &Request, tokenizer: &Tokenizer, limit: usize) -> Vec<u32> {
     let seed = request.sampling.seed.filter(|_| request.sampling.temperature > 0.0);
-    let words = if request.ignore_eos { most } else { 12.min(most) };
+    let words = if request.ignore_eos { limit } else { 12.min(limit) };
     let mut ids = Vec::new();
     for place in 0..words {
         let mut hasher = DefaultHasher::new();
@@ -104,7 +104,7 @@ fn draw(request: &Request, tokenizer: &Tokenizer, most: usize) -> Vec<u32> {
         let word = WORDS[hasher.finish() as usize % WORDS.len()];
         ids.extend(tokenizer.encode(&format!(" {word}"), false).unwrap_or_default());
     }
-    ids.truncate(most);
+    ids.truncate(limit);
     ids
 }
 

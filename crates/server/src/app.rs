@@ -1,4 +1,4 @@
-//! What the handlers share: the engine, keys, bodies, the served model.
+//! State and helpers that all handlers share: the engine, keys, request bodies, the served model.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,22 +14,23 @@ use tokio::sync::watch;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 
-/// Another name of whatever model is served, for clients that need not care.
+/// Always accepted as the model's name, so that clients need not know the real one.
 const ANY_MODEL: &str = "default";
 
-/// What the handlers share.
+/// State that all handlers share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub engine: Engine,
     pub config: ServerConfig,
-    /// Becomes true when answers in flight must end.
+    /// Becomes true when completions in flight must end.
     pub closing: watch::Sender<bool>,
-    /// Changes with the version and the number of ranks, on which bits can depend. The same seed gives the same text while it,
-    /// --split, --activations and --kv stay.
+    /// Changes with the version and the number of ranks, because results may differ with either. The
+    /// same seed gives the same text while this, `--split`, `--activations` and `--kv` stay the same.
     pub fingerprint: String,
-    /// Start of the server: `created` of its model, and a part of its answers' ids.
+    /// Server start since the epoch: the model's `created`, and a part of each response's id.
     pub started: std::time::Duration,
-    answers: AtomicU64,
+    /// Ids given so far.
+    ids_given: AtomicU64,
 }
 
 impl App {
@@ -37,16 +38,16 @@ impl App {
         let fingerprint = format!("fp_thunder_{}_{}", env!("CARGO_PKG_VERSION"), engine.info().ranks);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let closing = watch::Sender::new(false);
-        Self { engine, config, closing, fingerprint, started, answers: AtomicU64::new(0) }
+        Self { engine, config, closing, fingerprint, started, ids_given: AtomicU64::new(0) }
     }
 
-    /// An id that no other answer has.
+    /// A new id, unique to one response.
     pub fn next_id(&self, prefix: &str) -> String {
-        let number = self.answers.fetch_add(1, Ordering::Relaxed);
+        let number = self.ids_given.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:016x}{number:08x}", self.started.as_nanos() as u64)
     }
 
-    /// A name asks for the served model if it is the model's own, the last component of that, or "default".
+    /// Accepts the served model's full name, its last component, or "default".
     pub fn check_model(&self, asked: &str) -> Result<(), ApiError> {
         let served = &self.engine.info().name;
         let short = served.rsplit('/').next().unwrap_or(served);
@@ -56,7 +57,7 @@ impl App {
         Err(ApiError::unknown_model(&asked.chars().take(100).collect::<String>(), served))
     }
 
-    /// Reads a JSON body, of bounded size and in bounded time.
+    /// Reads a JSON body. Size and time are limited by the config.
     pub async fn read_json(&self, request: Request) -> Result<Value, ApiError> {
         check_content_type(request.headers())?;
         let limit = self.config.body_limit_bytes;
@@ -64,7 +65,7 @@ impl App {
         let bytes = match reading.await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = format!("the body has more than {limit} bytes, the most that is allowed here");
+                let message = format!("the body is larger than the limit of {limit} bytes");
                 return Err(ApiError::invalid(message).status(StatusCode::PAYLOAD_TOO_LARGE));
             }
             Ok(Err(rejection)) => {
@@ -79,7 +80,7 @@ impl App {
             .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))
     }
 
-    /// Runs work that takes a processor for a while (templates, tokenizing) off the threads that serve connections.
+    /// Runs CPU-heavy work (templates, tokenizing) on a thread that serves no connections.
     pub async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -88,7 +89,8 @@ impl App {
         tokio::task::spawn_blocking(work).await.map_err(failed)?
     }
 
-    pub fn has_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// Checks the `Authorization` header against the keys.
+    pub fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let keys = &self.config.api_keys;
         if keys.is_empty() {
             return Ok(());
@@ -99,18 +101,18 @@ impl App {
             _ => b"",
         };
         if token.is_empty() {
-            let message = "an API key is needed here: send the header \"Authorization: Bearer KEY\"";
+            let message = "an API key is required: send the header \"Authorization: Bearer KEY\"";
             return Err(ApiError::unauthorized(message));
         }
-        // All keys are compared, each in constant time, so that answers tell nothing about near misses.
+        // All keys are compared, each in constant time, so that timing reveals nothing about near misses.
         let known =
             keys.iter().fold(subtle::Choice::from(0), |known, key| known | key.as_bytes().ct_eq(token));
-        if bool::from(known) { Ok(()) } else { Err(ApiError::unauthorized("the API key is not valid here")) }
+        if bool::from(known) { Ok(()) } else { Err(ApiError::unauthorized("the API key is not valid")) }
     }
 }
 
-/// A browser lets any page send text or forms to this machine, but JSON only to servers that agree. Insisting on JSON's
-/// type keeps foreign pages out of a server that has no keys.
+/// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but JSON
+/// only if the server allows it, so this check protects a server without keys from web pages.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = given.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();

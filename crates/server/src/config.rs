@@ -1,21 +1,21 @@
-//! What a server allows, and what it refuses to start with.
+//! The server's limits and keys, and the checks before it starts.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What a server allows.
+/// Keys, limits and timeouts of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Keys of which a client must send one to use `/v1`. None: everybody may, which is for loopback only
-    /// ([`check_binding`]).
+    /// A client must send one of these keys to use `/v1`. When empty, no key is needed, which is
+    /// allowed on loopback only ([`check_binding`]).
     pub api_keys: Vec<String>,
-    /// Larger bodies are refused. Each byte of a body costs about ten in memory while it is parsed.
+    /// Larger request bodies are refused. Parsing takes about ten bytes of memory per byte of body.
     pub body_limit_bytes: usize,
-    /// A client has this long to send a request's head, and again to send its body; a connection without requests is
-    /// closed after it. Longer suits slow links, shorter frees what idle clients hold.
+    /// Time to receive a request's head, again for its body, and until an idle connection is closed.
+    /// Raise it for slow links; lower it to free connections of idle clients sooner.
     pub read_timeout: Duration,
-    /// After a shutdown begins, answers in flight have this long to end; then they end with an error. Longer loses fewer
-    /// answers, shorter restarts sooner.
+    /// Time that completions in flight have after a shutdown begins; then they end with an error.
+    /// Longer loses fewer completions, shorter restarts sooner.
     pub grace: Duration,
 }
 
@@ -30,26 +30,27 @@ impl Default for ServerConfig {
     }
 }
 
-/// Why a server cannot run.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Other machines could use the engine without a key.
-    #[error("refusing to listen on {0} without an API key: give one, or listen on 127.0.0.1")]
+    /// The address is not loopback and there are no keys: any machine could use the engine.
+    #[error("refusing to listen on {0} without an API key: give a key, or listen on 127.0.0.1")]
     OpenToAll(SocketAddr),
-    /// A key that nobody could send.
+    /// A key that no client can send in a header. Holds its position, from 1.
     #[error(
-        "API key {0} is empty or has blanks or characters beyond ASCII: give keys of printable ASCII characters"
+        "API key number {0} is empty, or has spaces or non-ASCII characters: use printable ASCII characters only"
     )]
     BadKey(usize),
 }
 
-/// Refuses to serve other machines without keys, and keys that cannot be sent in a header.
+/// Checks that other machines cannot use the server without a key, and that clients can send the keys.
 ///
 /// # Errors
-/// When `address` is not loopback and there are no keys, or a key is not made of printable ASCII characters.
+/// When `address` is not loopback and there are no keys, or when a key has characters other than
+/// printable ASCII.
 pub fn check_binding(address: SocketAddr, keys: &[String]) -> Result<(), ServerError> {
     check_keys(keys)?;
-    // An IPv4 address in an IPv6 socket's form is as local as the IPv4 address is.
+    // An IPv4-mapped IPv6 address (::ffff:127.0.0.1) is loopback if the IPv4 address is.
     if keys.is_empty() && !address.ip().to_canonical().is_loopback() {
         return Err(ServerError::OpenToAll(address));
     }

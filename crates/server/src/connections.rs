@@ -1,4 +1,4 @@
-//! Connections: taken in until told to stop, none waited for without end.
+//! TCP connections: accepted until shutdown, then closed within a time limit.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -13,10 +13,10 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Pause after an accept that failed for want of something, file descriptors most likely.
+/// Pause after an accept failed for lack of a resource, most likely file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that are open. Dropping them closes them, whatever they are in the middle of.
+/// Open connections. Dropping this closes them at once, even in the middle of a response.
 #[derive(Default)]
 pub(crate) struct Connections {
     tasks: JoinSet<()>,
@@ -24,8 +24,8 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Takes connections until `shutdown` is ready. One that leaves a request's head unfinished for `head_timeout`, or is
-    /// idle for as long, is closed.
+    /// Accepts connections until `shutdown` is ready. A connection is closed when a request's head is
+    /// not complete within `head_timeout`, or when it is idle for that long.
     pub async fn accept(
         listener: TcpListener,
         service: Router,
@@ -45,33 +45,33 @@ impl Connections {
             };
             match accepted {
                 Ok((connection, _)) => {
-                    // Tokens are small packets that must not wait for one another; without the option they are late, but
-                    // right.
+                    // Nagle's algorithm would delay the small packets of a token stream. Failure only
+                    // costs latency.
                     let _ = connection.set_nodelay(true);
                     let service = TowerToHyperService::new(service.clone());
                     let serving = http.serve_connection(TokioIo::new(connection), service);
                     let serving = open.graceful.watch(serving);
-                    // Errors are the client's: it went away, or spoke something else than HTTP.
+                    // An error here is the client's: it disconnected or did not speak HTTP.
                     open.tasks.spawn(async { drop(serving.await) });
                 }
-                Err(error) if is_the_clients(error.kind()) => {}
+                Err(error) if is_client_error(error.kind()) => {}
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
         }
     }
 
-    /// Tells all to close once their answers have ended; idle ones close at once.
+    /// Closes idle connections now and the others when their current response ends.
     pub fn close(&mut self) {
         self.tasks.spawn(std::mem::take(&mut self.graceful).shutdown());
     }
 
-    /// Whether all have closed within the limit.
+    /// Waits until all connections are closed; false if `limit` passes first.
     pub async fn closed(&mut self, limit: Duration) -> bool {
         let all = async { while self.tasks.join_next().await.is_some() {} };
         tokio::time::timeout(limit, all).await.is_ok()
     }
 }
 
-fn is_the_clients(kind: ErrorKind) -> bool {
+fn is_client_error(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
 }

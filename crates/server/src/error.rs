@@ -1,4 +1,4 @@
-//! What goes wrong, as OpenAI's error bodies.
+//! Errors as OpenAI's error bodies.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -6,28 +6,28 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use thunder_engine::SubmitError;
 
-/// Seconds that a client is asked to wait when the engine's queue is full.
+/// The `Retry-After` header when the engine's queue is full, in seconds.
 const RETRY_AFTER_S: u16 = 1;
 
-/// A refused or failed request: a status and OpenAI's error object.
+/// A refused or failed request: an HTTP status and OpenAI's error object.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct ApiError {
     pub status: StatusCode,
     /// OpenAI's `type`.
-    pub kind: &'static str,
+    pub error_type: &'static str,
     pub message: String,
-    /// The field at fault.
+    /// The field that is wrong.
     pub param: Option<String>,
     pub code: Option<&'static str>,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, code: None }
+    fn new(status: StatusCode, error_type: &'static str, message: impl Into<String>) -> Self {
+        Self { status, error_type, message: message.into(), param: None, code: None }
     }
 
-    /// 400: the request as a whole is malformed.
+    /// 400: the request is malformed.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
@@ -37,20 +37,20 @@ impl ApiError {
         Self { param: Some(param.into()), ..Self::invalid(message) }
     }
 
-    /// The same with OpenAI's `code`.
+    /// Sets OpenAI's `code`.
     pub fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    /// The same with another status.
+    /// Sets the HTTP status.
     pub fn status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 
-    /// 404 for a model that is not served here.
+    /// 404: this server does not have the requested model.
     pub fn unknown_model(asked: &str, served: &str) -> Self {
         let message = format!(
-            "the model \"{asked}\" is not served here: ask for \"{served}\" (GET /v1/models lists it)"
+            "this server does not have the model \"{asked}\": request \"{served}\" (see GET /v1/models)"
         );
         Self::field("model", message).status(StatusCode::NOT_FOUND).code("model_not_found")
     }
@@ -60,17 +60,17 @@ impl ApiError {
         Self::invalid(message).status(StatusCode::UNAUTHORIZED).code("invalid_api_key")
     }
 
-    /// 500: the engine could not finish an answer.
+    /// 500: the engine could not finish a completion.
     pub fn engine_failed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("engine_failed")
     }
 
-    /// 503: the engine or the server takes nothing more.
+    /// 503: the engine or the server accepts no more requests.
     pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
     }
 
-    /// An engine's refusal; `prompt` is the field that the prompt came from.
+    /// The engine refused the request; `prompt` is the field that the prompt came from.
     pub fn refused(error: &SubmitError, prompt: &str) -> Self {
         let message = error.to_string();
         match error {
@@ -83,10 +83,10 @@ impl ApiError {
         }
     }
 
-    /// OpenAI's body.
+    /// OpenAI's error body.
     pub fn body(&self) -> Value {
         json!({"error": {
-            "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
+            "message": self.message, "type": self.error_type, "param": self.param, "code": self.code,
         }})
     }
 }

@@ -1,18 +1,34 @@
 //! The OpenAI-compatible HTTP API in front of an engine.
 //!
-//! [`serve`] answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` on a listener until it is told
-//! to stop. It knows HTTP and text, and nothing of how the engine makes its tokens; `examples/mock.rs` is a whole server
-//! around an engine of a few lines.
+//! [`serve`] handles `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` on a
+//! listener until shutdown. This crate handles HTTP and text; the engine generates the tokens.
+//! `examples/mock.rs` is a complete server with a small engine that needs no model.
 //!
-//! Rules that all paths keep:
-//! - A field that is not supported is refused with 400 and its name, unless its value asks for what happens anyway.
-//!   `null` counts as absent. Fields that by definition change no answer (`user`, `metadata`, …) are taken.
-//! - A request names the served model by its name, the last component of its name, or `default`.
-//! - What a request does not choose comes from the model's own defaults ([`thunder_engine::ModelInfo::default_sampling`]).
-//! - `max_tokens` is a limit, not a demand: an answer that fills the context ends with `length`. A prompt that leaves no
-//!   room for an answer is refused (`context_length_exceeded`).
-//! - A stream that is complete ends with `data: [DONE]`. One that cannot go on ends with `data: {"error": …}` instead.
-//! - A client that goes away cancels its answers.
+//! ```no_run
+//! use thunder_server::{ServerConfig, check_binding, serve};
+//!
+//! # async fn run(engine: thunder_engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
+//! let address = "127.0.0.1:8000".parse()?;
+//! let config = ServerConfig { api_keys: vec!["a-secret".into()], ..ServerConfig::default() };
+//! check_binding(address, &config.api_keys)?;
+//! let listener = tokio::net::TcpListener::bind(address).await?;
+//! serve(engine, listener, config, std::future::pending()).await?; // runs until the future is ready
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Rules of all endpoints:
+//! - An unsupported field is refused with status 400 and the field's name, unless its value asks for
+//!   the default behaviour. `null` counts as absent. Fields that never change the output (`user`,
+//!   `metadata`, …) are accepted.
+//! - A request names the served model by its full name, by the last component of that name, or as
+//!   `default`.
+//! - Sampling parameters that a request does not set come from the model's own defaults
+//!   ([`thunder_engine::ModelInfo::default_sampling`]).
+//! - `max_tokens` is an upper limit: a completion that fills the context ends with `length`. A prompt
+//!   that leaves no room for a completion is refused (`context_length_exceeded`).
+//! - A complete stream ends with `data: [DONE]`. A stream that fails ends with `data: {"error": …}`.
+//! - When a client disconnects, its completions are cancelled.
 
 mod api;
 mod app;
@@ -37,20 +53,22 @@ use crate::app::App;
 use crate::config::check_keys;
 use crate::connections::Connections;
 
-/// Time for the last error events to reach clients that read them, once the grace time is over.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After the grace time, the wait for final error events to reach clients that still read.
+const FINAL_ERROR_WAIT: Duration = Duration::from_secs(1);
 
 /// The API as a service without a listener, for tests and for embedding in another server.
+/// It does not check keys or the address; see [`check_binding`].
 pub fn router(engine: Engine, config: ServerConfig) -> Router {
     routes::build(Arc::new(App::new(engine, config)))
 }
 
-/// Serves the API on `listener` until `shutdown` is ready. Then no connection is taken any more, answers in flight may
-/// end within the grace time of `config`, and those that do not end with an error.
+/// Serves the API on `listener` until `shutdown` is ready. Then it accepts no more connections.
+/// Completions in flight get the grace time of `config`; those still running after it end with an
+/// error.
 ///
 /// # Errors
-/// When a key is malformed. Whether `listener` may be open to other machines is the caller's to
-/// check before it binds ([`check_binding`]).
+/// When a key is malformed. The caller must check, before it binds, that `listener` may be open to
+/// other machines ([`check_binding`]).
 pub async fn serve(
     engine: Engine,
     listener: TcpListener,
@@ -64,8 +82,8 @@ pub async fn serve(
     open.close();
     if !open.closed(grace).await {
         app.closing.send_replace(true);
-        // Clients that read nothing are left behind.
-        open.closed(LAST_WORDS).await;
+        // Clients that do not read are disconnected after this.
+        open.closed(FINAL_ERROR_WAIT).await;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The paths, and what lies before each: keys, limits, the log.
+//! Paths and their handlers, with the middleware in front of them: keys, body limit, request log.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::api::{chat, completions, models};
 use crate::app::App;
 use crate::error::ApiError;
 
-/// All paths.
+/// The router with all paths.
 pub(crate) fn build(app: Arc<App>) -> Router {
     let limit = app.config.body_limit_bytes;
     let v1 = Router::new()
@@ -35,18 +35,18 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// A line for each request, when its answer begins.
+/// Logs one line per request when its response begins.
 async fn log_request(request: Request, next: Next) -> Response {
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
     let ms = began.elapsed().as_secs_f64() * 1e3;
-    tracing::info!(%method, path, status = response.status().as_u16(), ms, "answered");
+    tracing::info!(%method, path, status = response.status().as_u16(), ms, "response begins");
     response
 }
 
 async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    match app.has_key(request.headers()) {
+    match app.check_key(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
@@ -54,7 +54,7 @@ async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) 
 
 async fn unknown_path(method: Method, OriginalUri(uri): OriginalUri) -> ApiError {
     let message = format!(
-        "there is no {method} {}: this server has /v1/chat/completions, /v1/completions, /v1/models and /health",
+        "no endpoint {method} {}: this server has /v1/chat/completions, /v1/completions, /v1/models and /health",
         uri.path()
     );
     ApiError::invalid(message).status(StatusCode::NOT_FOUND).code("unknown_url")

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
-use thunder_hub::{Event, HubError, Located, PullOptions};
+use thunder_hub::{HubError, Located, PullEvent, PullOptions};
 use thunder_model::error::human_bytes;
 use thunder_model::synth::{self, Shape};
 
@@ -204,15 +204,15 @@ impl PullProgress {
         }
     }
 
-    fn show(&self, event: Event<'_>) {
+    fn show(&self, event: PullEvent<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Start { files, bytes, present } => {
+            PullEvent::Start { files, bytes, present } => {
                 let there = if present > 0 { format!(" ({present} are there)") } else { String::new() };
                 self.say(&format!("{files} files of {} to fetch{there}", human_bytes(bytes)));
                 state.total = Some(self.bars.add(self.bar(bytes, "total")));
             }
-            Event::Bytes { file, done, total } => {
+            PullEvent::Bytes { file, done, total } => {
                 let bar = || self.bars.insert_from_back(1, self.bar(total, file));
                 let entry = state.files.entry(file.to_owned()).or_insert_with(|| FileState {
                     first: done,
@@ -228,10 +228,10 @@ impl PullProgress {
                     bar.set_position(all);
                 }
             }
-            Event::Retry { file, reason, wait } => {
+            PullEvent::Retry { file, reason, wait } => {
                 self.say(&format!("{file}: {reason}; trying again after {:.1} s", wait.as_secs_f64()));
             }
-            Event::Done { file } => {
+            PullEvent::Done { file } => {
                 if let Some(entry) = state.files.get(file) {
                     entry.bar.finish_and_clear();
                 }
@@ -401,15 +401,15 @@ mod tests {
     #[test]
     fn bytes_that_a_server_takes_back_are_not_counted() {
         let progress = PullProgress::new();
-        progress.show(Event::Start { files: 2, bytes: 300, present: 1 });
+        progress.show(PullEvent::Start { files: 2, bytes: 300, present: 1 });
         for done in [50, 90, 0, 100] {
-            progress.show(Event::Bytes { file: "a", done, total: 100 });
+            progress.show(PullEvent::Bytes { file: "a", done, total: 100 });
         }
         // An earlier pull had left 120.
         for done in [120, 200] {
-            progress.show(Event::Bytes { file: "b", done, total: 200 });
+            progress.show(PullEvent::Bytes { file: "b", done, total: 200 });
         }
-        progress.show(Event::Done { file: "a" });
+        progress.show(PullEvent::Done { file: "a" });
         assert_eq!(progress.finish(), 100 + 80);
     }
 }

@@ -1,5 +1,5 @@
-//! A server on 127.0.0.1 that behaves like the hub and, on a second port, like the host that it redirects to for large
-//! files; with faults to order.
+//! A server on 127.0.0.1 that imitates the hub and, on a second port, the host that the hub
+//! redirects to for large files. Tests inject faults.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -18,26 +18,26 @@ use thunder_testing::Random;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server does wrong at the next request for a file's content (or for the list, under the name "list").
+/// A fault in the next response with a file's content, or with the list of files (named "list").
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Closes the connection after so many bytes.
+    /// Closes the connection after this number of bytes.
     Drop(usize),
-    /// Answers a status, with a code of the hub's if not empty.
+    /// Sends an HTTP status, with the hub's error code unless empty.
     Status(u16, &'static str),
-    /// Sends so many bytes, then nothing for so long.
+    /// Sends this number of bytes, then nothing for this time.
     Stall(usize, Duration),
-    /// Sends other bytes of the same number.
+    /// Sends other bytes of the same length.
     Garble,
-    /// Sends the whole file though a range was asked for.
+    /// Sends the whole file when a range was requested.
     IgnoreRange,
-    /// Sends another range than was asked for.
+    /// Sends another range than the requested one.
     WrongRange,
-    /// Waits before the answer.
+    /// Waits before the response.
     Delay(Duration),
 }
 
-/// A request as it came.
+/// A request that the server received.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub host: &'static str,
@@ -56,12 +56,12 @@ struct State {
     /// Name to content, and whether it is a large file.
     files: Mutex<BTreeMap<String, (Vec<u8>, bool)>>,
     faults: Mutex<HashMap<String, VecDeque<Fault>>>,
-    /// Answered to everything, if set: status and code.
+    /// If set, the status and error code of every response of the hub.
     closed: Mutex<Option<(u16, &'static str)>>,
-    /// The token without which everything is refused, if set.
+    /// If set, requests to the hub without this token are refused.
     token: Mutex<Option<String>>,
-    /// A size to tell of a file in place of its own.
-    told_sizes: Mutex<HashMap<String, u64>>,
+    /// False sizes to report for files.
+    false_sizes: Mutex<HashMap<String, u64>>,
     seen: Mutex<Vec<Seen>>,
     busy: AtomicUsize,
     most_busy: AtomicUsize,
@@ -69,7 +69,8 @@ struct State {
 }
 
 impl Server {
-    /// A small model: two files of weights and what goes with them, and files that a pull must leave.
+    /// A server with a small model: two weight files, the files they need, and files that a pull
+    /// must skip.
     pub fn with_model() -> Self {
         let noise = |seed, length| Random::new(seed).bytes(length);
         let server = Self::start();
@@ -95,7 +96,7 @@ impl Server {
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let state = Arc::clone(&state);
-                    // A client that goes away ends its thread with an error; that is its right.
+                    // The error of a client that disconnects ends this thread only.
                     thread::spawn(move || state.serve(stream, name));
                 }
             });
@@ -123,8 +124,8 @@ impl Server {
         *self.state.token.lock().unwrap() = Some(token.into());
     }
 
-    pub fn tell_size(&self, name: &str, size: u64) {
-        self.state.told_sizes.lock().unwrap().insert(name.into(), size);
+    pub fn report_size(&self, name: &str, size: u64) {
+        self.state.false_sizes.lock().unwrap().insert(name.into(), size);
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -155,20 +156,8 @@ fn etag(content: &[u8], large: bool) -> String {
 
 impl State {
     fn serve(&self, mut stream: TcpStream, host: &'static str) -> std::io::Result<()> {
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let mut line = String::new();
-        reader.read_line(&mut line)?;
-        let mut headers = HashMap::new();
-        loop {
-            let mut header = String::new();
-            reader.read_line(&mut header)?;
-            match header.trim_end().split_once(": ") {
-                Some((name, value)) => headers.insert(name.to_ascii_lowercase(), value.to_owned()),
-                None => break,
-            };
-        }
+        let (line, headers) = read_head(&stream)?;
         let (authorization, range) = (headers.get("authorization").cloned(), headers.get("range").cloned());
-        let line = line.trim_end().trim_end_matches(" HTTP/1.1").to_owned();
         let seen =
             Seen { host, line: line.clone(), authorization: authorization.clone(), range: range.clone() };
         self.seen.lock().unwrap().push(seen);
@@ -197,27 +186,27 @@ impl State {
         let Some((content, large)) = found else {
             return answer(&mut stream, 404, &[("X-Error-Code", "EntryNotFound")], b"");
         };
-        let told_size = self.told_sizes.lock().unwrap().get(name).copied().unwrap_or(content.len() as u64);
-        let (quoted, told_size) = (format!("\"{}\"", etag(&content, large)), told_size.to_string());
+        let size = self.false_sizes.lock().unwrap().get(name).copied().unwrap_or(content.len() as u64);
+        let (quoted, size) = (format!("\"{}\"", etag(&content, large)), size.to_string());
         if host == "hub" && large {
             let location = format!("{}/stored/{name}?signature=x", self.cdn.lock().unwrap());
             let headers = [
                 ("Location", location.as_str()),
                 ("ETag", "\"of-the-pointer\""),
                 ("X-Linked-Etag", &quoted),
-                ("X-Linked-Size", &told_size),
+                ("X-Linked-Size", &size),
                 ("X-Repo-Commit", COMMIT),
             ];
             return answer(&mut stream, 302, &headers, b"moved to another host");
         }
         if host == "hub" && redirected.is_none() && name == "tokenizer.json" {
-            // As the hub does for small files: another path of its own.
+            // For small files, the hub redirects to another of its own paths.
             let location = format!("/api/resolve-cache/models/org/name/{name}");
             return answer(&mut stream, 307, &[("Location", &location)], b"moved here");
         }
         if method == "HEAD" {
             let head = format!(
-                "HTTP/1.1 200 OK\r\nETag: W/{quoted}\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {told_size}\r\n\
+                "HTTP/1.1 200 OK\r\nETag: W/{quoted}\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {size}\r\n\
                  Connection: close\r\n\r\n"
             );
             return stream.write_all(head.as_bytes());
@@ -251,10 +240,10 @@ impl State {
         range: Option<&str>,
     ) -> std::io::Result<()> {
         let fault = self.next_fault(name);
-        let asked =
+        let first_byte =
             range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-        let mut from = asked.unwrap_or(0);
-        let mut status = if asked.is_some() { 206 } else { 200 };
+        let mut from = first_byte.unwrap_or(0);
+        let mut status = if first_byte.is_some() { 206 } else { 200 };
         let mut body = content.to_vec();
         let mut stall = None;
         let mut length = None;
@@ -287,6 +276,23 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Reads a request's first line, without the HTTP version, and its headers, with lower-case names.
+fn read_head(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let mut headers = HashMap::new();
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        match header.trim_end().split_once(": ") {
+            Some((name, value)) => headers.insert(name.to_ascii_lowercase(), value.to_owned()),
+            None => break,
+        };
+    }
+    Ok((line.trim_end().trim_end_matches(" HTTP/1.1").to_owned(), headers))
 }
 
 fn answer(stream: &mut TcpStream, status: u16, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<()> {

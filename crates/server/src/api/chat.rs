@@ -13,11 +13,11 @@ use crate::error::ApiError;
 use crate::request::fields::Fields;
 use crate::request::messages;
 use crate::request::options::{MAX_TOP_LOGPROBS, Options};
+use crate::response::format::{ChoiceFormat, finish_reason};
 use crate::response::logprobs::ChatLogprobs;
-use crate::response::reply::{Asked, reply};
-use crate::response::types::{Shape, finish_reason};
+use crate::response::reply::{PreparedRequest, reply};
 
-/// Fields of OpenAI's chat API that would change the answer in ways that are not there yet.
+/// Fields of OpenAI's chat API that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] = &[
     "tools",
     "parallel_tool_calls",
@@ -36,17 +36,17 @@ const UNSUPPORTED: &[&str] = &[
     "min_tokens",
 ];
 
-/// Template variables that come from the request's own fields.
+/// Template variables that the server sets.
 const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt"];
 
-/// A request's body, checked.
+/// A checked request body.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ChatRequest {
     pub options: Options,
     pub messages: Vec<Value>,
     /// Variables for the chat template.
     template_kwargs: Map<String, Value>,
-    /// As the engine takes it: how many alternatives to report.
+    /// Alternatives to report per token; `None` for no logprobs.
     pub logprobs: Option<usize>,
 }
 
@@ -54,9 +54,9 @@ impl ChatRequest {
     pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
-        let most = fields.whole("max_completion_tokens", 1, usize::MAX, "a whole number of at least 1")?;
+        let most = fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
         if most.is_some() && options.max_tokens.is_some() {
-            let message = "give `max_completion_tokens` or the older `max_tokens`, not both";
+            let message = "set `max_completion_tokens` or the older `max_tokens`, not both";
             return Err(ApiError::field("max_tokens", message));
         }
         options.max_tokens = options.max_tokens.or(most);
@@ -68,16 +68,16 @@ impl ChatRequest {
             let message = format!("`{param}` is set by the server: remove it");
             return Err(ApiError::field(param, message));
         }
-        fields.only("response_format", &[json!({"type": "text"})])?;
-        fields.only("modalities", &[json!(["text"])])?;
-        fields.only("tool_choice", &[json!("none")])?;
-        fields.only("store", &[json!(false)])?;
-        fields.only("add_generation_prompt", &[json!(true)])?;
+        fields.accept_only("response_format", &[json!({"type": "text"})])?;
+        fields.accept_only("modalities", &[json!(["text"])])?;
+        fields.accept_only("tool_choice", &[json!("none")])?;
+        fields.accept_only("store", &[json!(false)])?;
+        fields.accept_only("add_generation_prompt", &[json!(true)])?;
         fields.finish(UNSUPPORTED)?;
         Ok(Self { options, messages, template_kwargs, logprobs })
     }
 
-    /// The prompt's tokens.
+    /// Applies the chat template and tokenizes.
     fn prompt(&self, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
         let Some(template) = &info.chat_template else {
             let message = format!("the model \"{}\" has no chat template: use /v1/completions", info.name);
@@ -91,10 +91,10 @@ impl ChatRequest {
     }
 }
 
-/// `logprobs` switches them on, `top_logprobs` says how many alternatives to give.
+/// `logprobs` turns log-probabilities on; `top_logprobs` is the number of alternatives.
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    let top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS, "a whole number from 0 to 20")?;
+    let top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
     match (wanted, top) {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
@@ -105,32 +105,36 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// The handler.
+/// Handles POST /v1/chat/completions.
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = app.read_json(request).await?;
-    let asked = ChatRequest::parse(body, &app.engine.info().default_sampling)?;
-    app.check_model(&asked.options.model)?;
+    let request = ChatRequest::parse(body, &app.engine.info().default_sampling)?;
+    app.check_model(&request.options.model)?;
     let engine = app.engine.clone();
-    let (asked, prompt) = app
+    let (request, prompt) = app
         .blocking(move || {
-            let prompt = asked.prompt(engine.info())?;
-            Ok((asked, prompt))
+            let prompt = request.prompt(engine.info())?;
+            Ok((request, prompt))
         })
         .await?;
-    let shape = ChatShape { engine: app.engine.clone(), logprobs: asked.logprobs.is_some() };
-    let asked =
-        Asked { options: asked.options, prompts: vec![prompt], field: "messages", logprobs: asked.logprobs };
-    reply(&app, asked, shape).await
+    let format = ChatFormat { engine: app.engine.clone(), logprobs: request.logprobs.is_some() };
+    let request = PreparedRequest {
+        options: request.options,
+        prompts: vec![prompt],
+        field: "messages",
+        logprobs: request.logprobs,
+    };
+    reply(&app, request, format).await
 }
 
-/// Choices of the chat API.
+/// Formats the chat API's choices.
 #[derive(Debug)]
-struct ChatShape {
+struct ChatFormat {
     engine: Engine,
     logprobs: bool,
 }
 
-impl ChatShape {
+impl ChatFormat {
     fn logprobs(&self, tokens: &[TokenLogprob]) -> Option<ChatLogprobs> {
         self.logprobs.then(|| ChatLogprobs::new(tokens, &self.engine.info().tokenizer))
     }
@@ -148,12 +152,12 @@ struct ChatChoice {
 struct Message {
     role: &'static str,
     content: String,
-    /// Always `null`: OpenAI's clients expect the field.
+    /// Always `null`; OpenAI's clients expect the field.
     refusal: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct ChatPiece {
+struct ChatChunkChoice {
     index: usize,
     delta: Delta,
     logprobs: Option<ChatLogprobs>,
@@ -168,26 +172,26 @@ struct Delta {
     content: Option<String>,
 }
 
-impl Shape for ChatShape {
+impl ChoiceFormat for ChatFormat {
     const ID_PREFIX: &'static str = "chatcmpl";
-    const WHOLE: &'static str = "chat.completion";
-    const CHUNK: &'static str = "chat.completion.chunk";
-    type Piece = ChatPiece;
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+    type ChunkChoice = ChatChunkChoice;
     type Choice = ChatChoice;
 
-    fn opening(&self, index: usize) -> Option<ChatPiece> {
+    fn first_chunk(&self, index: usize) -> Option<ChatChunkChoice> {
         let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-        Some(ChatPiece { index, delta, logprobs: None, finish_reason: None })
+        Some(ChatChunkChoice { index, delta, logprobs: None, finish_reason: None })
     }
 
-    fn piece(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> ChatPiece {
+    fn text_chunk(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> ChatChunkChoice {
         let delta = Delta { role: None, content: Some(text) };
-        ChatPiece { index, delta, logprobs: self.logprobs(logprobs), finish_reason: None }
+        ChatChunkChoice { index, delta, logprobs: self.logprobs(logprobs), finish_reason: None }
     }
 
-    fn ending(&self, index: usize, reason: FinishReason) -> ChatPiece {
+    fn last_chunk(&self, index: usize, reason: FinishReason) -> ChatChunkChoice {
         let finish_reason = Some(finish_reason(reason));
-        ChatPiece { index, delta: Delta::default(), logprobs: None, finish_reason }
+        ChatChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason }
     }
 
     fn choice(

@@ -10,32 +10,32 @@ use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::request::fields::{Fields, wrong};
+use crate::request::fields::{Fields, invalid_value};
 use crate::request::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
-use crate::response::logprobs::TextLogprobs;
-use crate::response::reply::{Asked, reply};
-use crate::response::types::{Shape, finish_reason};
+use crate::response::format::{ChoiceFormat, finish_reason};
+use crate::response::logprobs::CompletionLogprobs;
+use crate::response::reply::{PreparedRequest, reply};
 
-/// Tokens of an answer whose request names no number: OpenAI's default for this API.
+/// Limit when a request has no `max_tokens`: OpenAI's default for this API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// Fields of OpenAI's API that would change the answer in ways that are not there yet.
+/// Fields of OpenAI's API that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] =
     &["suffix", "tools", "tool_choice", "response_format", "top_logprobs", "min_tokens"];
 
-/// A prompt as it was given.
+/// A prompt as the request has it.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// A request's body, checked.
+/// A checked request body.
 #[derive(Debug, PartialEq)]
 pub(crate) struct CompletionRequest {
     pub options: Options,
     pub prompts: Vec<Prompt>,
-    /// How many alternatives to report.
+    /// Alternatives to report per token; `None` for no logprobs.
     pub logprobs: Option<usize>,
 }
 
@@ -44,25 +44,25 @@ impl CompletionRequest {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
         options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-        let logprobs = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS, "a whole number from 0 to 20")?;
+        let logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
         let prompts = prompts(&mut fields)?;
         if prompts.len() * options.n > MAX_CHOICES {
             let message = format!(
-                "{} prompts with n = {} make more than {MAX_CHOICES} answers: send several requests",
+                "{} prompts with n = {} make more than {MAX_CHOICES} completions: send several requests",
                 prompts.len(),
                 options.n
             );
             return Err(ApiError::field("n", message));
         }
-        fields.only("echo", &[json!(false)])?;
-        // The best of as many as are returned is all of them.
-        fields.only("best_of", &[json!(options.n)])?;
+        fields.accept_only("echo", &[json!(false)])?;
+        // With `best_of` = `n`, all completions are returned, which is the default behaviour.
+        fields.accept_only("best_of", &[json!(options.n)])?;
         fields.finish(UNSUPPORTED)?;
         Ok(Self { options, prompts, logprobs })
     }
 }
 
-/// A text, token ids, or a list of either.
+/// Reads `prompt`: a string, token ids, or a list of either.
 fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     let must_be = "a string, a list of token ids, or a list of strings or of lists of token ids";
     match fields.value("prompt") {
@@ -75,18 +75,22 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
             let prompt = |(index, item)| match item {
                 Value::String(text) => Ok(Prompt::Text(text)),
                 Value::Array(items) => Ok(Prompt::Ids(ids(items, &format!("prompt[{index}]"))?)),
-                other => Err(wrong(&format!("prompt[{index}]"), &other, "a string or a list of token ids")),
+                other => {
+                    Err(invalid_value(&format!("prompt[{index}]"), &other, "a string or a list of token ids"))
+                }
             };
             items.into_iter().enumerate().map(prompt).collect()
         }
-        Some(other) => Err(wrong("prompt", &other, must_be)),
+        Some(other) => Err(invalid_value("prompt", &other, must_be)),
     }
 }
 
 fn ids(items: Vec<Value>, name: &str) -> Result<Vec<u32>, ApiError> {
     let id = |(index, item): (usize, &Value)| {
         let id = item.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| wrong(&format!("{name}[{index}]"), item, "a token id, as all before it are"))
+        id.ok_or_else(|| {
+            invalid_value(&format!("{name}[{index}]"), item, "a token id, like the items before it")
+        })
     };
     items.iter().enumerate().map(id).collect()
 }
@@ -100,58 +104,59 @@ fn tokens(prompt: Prompt, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
     }
 }
 
-/// The handler.
+/// Handles POST /v1/completions.
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = app.read_json(request).await?;
-    let asked = CompletionRequest::parse(body, &app.engine.info().default_sampling)?;
-    app.check_model(&asked.options.model)?;
-    let CompletionRequest { options, prompts, logprobs } = asked;
+    let request = CompletionRequest::parse(body, &app.engine.info().default_sampling)?;
+    app.check_model(&request.options.model)?;
+    let CompletionRequest { options, prompts, logprobs } = request;
     let engine = app.engine.clone();
     let prompts: Vec<_> = app
         .blocking(move || prompts.into_iter().map(|prompt| tokens(prompt, engine.info())).collect())
         .await?;
     let offsets = vec![0; prompts.len() * options.n];
-    let shape = TextShape { engine: app.engine.clone(), offsets, logprobs: logprobs.is_some() };
-    reply(&app, Asked { options, prompts, field: "prompt", logprobs }, shape).await
+    let format = CompletionFormat { engine: app.engine.clone(), offsets, logprobs: logprobs.is_some() };
+    reply(&app, PreparedRequest { options, prompts, field: "prompt", logprobs }, format).await
 }
 
-/// Choices of the completions API.
+/// Formats the completions API's choices.
 #[derive(Debug)]
-struct TextShape {
+struct CompletionFormat {
     engine: Engine,
-    /// For each choice, the characters so far.
+    /// Characters so far, per choice.
     offsets: Vec<usize>,
     logprobs: bool,
 }
 
-/// The same in chunks and whole answers, but for the finish reason.
+/// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null until
+/// the last chunk.
 #[derive(Debug, Serialize)]
 struct TextChoice {
     text: String,
     index: usize,
-    logprobs: Option<TextLogprobs>,
+    logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
 }
 
-impl Shape for TextShape {
+impl ChoiceFormat for CompletionFormat {
     const ID_PREFIX: &'static str = "cmpl";
-    const WHOLE: &'static str = "text_completion";
-    const CHUNK: &'static str = "text_completion";
-    type Piece = TextChoice;
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK_OBJECT: &'static str = "text_completion";
+    type ChunkChoice = TextChoice;
     type Choice = TextChoice;
 
-    fn opening(&self, _index: usize) -> Option<TextChoice> {
+    fn first_chunk(&self, _index: usize) -> Option<TextChoice> {
         None
     }
 
-    fn piece(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> TextChoice {
-        let logprobs = self
-            .logprobs
-            .then(|| TextLogprobs::new(logprobs, &self.engine.info().tokenizer, &mut self.offsets[index]));
+    fn text_chunk(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> TextChoice {
+        let logprobs = self.logprobs.then(|| {
+            CompletionLogprobs::new(logprobs, &self.engine.info().tokenizer, &mut self.offsets[index])
+        });
         TextChoice { text, index, logprobs, finish_reason: None }
     }
 
-    fn ending(&self, index: usize, reason: FinishReason) -> TextChoice {
+    fn last_chunk(&self, index: usize, reason: FinishReason) -> TextChoice {
         let finish_reason = Some(finish_reason(reason));
         TextChoice { text: String::new(), index, logprobs: None, finish_reason }
     }
@@ -163,6 +168,6 @@ impl Shape for TextShape {
         logprobs: &[TokenLogprob],
         reason: FinishReason,
     ) -> TextChoice {
-        TextChoice { finish_reason: Some(finish_reason(reason)), ..self.piece(index, text, logprobs) }
+        TextChoice { finish_reason: Some(finish_reason(reason)), ..self.text_chunk(index, text, logprobs) }
     }
 }

@@ -1,4 +1,4 @@
-//! The endpoints, one file each.
+//! The endpoints, one file each. A new endpoint is a file here and a line in `routes.rs`.
 
 pub(crate) mod chat;
 pub(crate) mod completions;

@@ -34,7 +34,8 @@ pub(crate) async fn get(
     Ok(Json(model_object(&app)))
 }
 
-/// 200 while requests are taken, 503 once the engine has stopped. Needs no key: load balancers ask.
+/// Status 200 while the engine accepts requests, 503 once it has stopped. Load balancers ask without
+/// a key.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let info = app.engine.info();
     let (running, waiting) = app.engine.load();

@@ -1,4 +1,4 @@
-//! Bodies come from strangers: whatever they hold, parsing them ends well or with a 400 that names the field.
+//! Any request body, however malformed, is accepted or refused with a 400 that names the field.
 
 use axum::http::StatusCode;
 use proptest::prelude::*;
@@ -77,7 +77,7 @@ fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A body that is right but for a few fields, so that parsing gets past the first of them.
+/// A valid body with a few fields replaced, so that parsing gets past the first field.
 fn body() -> impl Strategy<Value = Value> {
     let right = json!({
         "model": "default", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "prompt": "hi",
@@ -94,7 +94,7 @@ fn body() -> impl Strategy<Value = Value> {
 fn check<T>(result: Result<T, ApiError>) -> Result<(), TestCaseError> {
     if let Err(error) = result {
         prop_assert_eq!(error.status, StatusCode::BAD_REQUEST);
-        prop_assert_eq!(error.kind, "invalid_request_error");
+        prop_assert_eq!(error.error_type, "invalid_request_error");
         prop_assert!(!error.message.is_empty() && error.message.len() < 1000, "{}", error.message);
     }
     Ok(())
@@ -111,18 +111,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_json_is_taken_or_refused_with_400(value in json_value()) {
+    fn any_json_is_accepted_or_refused_with_400(value in json_value()) {
         check(ChatRequest::parse(value.clone(), &Sampling::default()))?;
         check(CompletionRequest::parse(value, &Sampling::default()))?;
     }
 
     #[test]
-    fn nearly_right_bodies_are_taken_or_refused_with_400(body in body()) {
+    fn nearly_valid_bodies_are_accepted_or_refused_with_400(body in body()) {
         check(ChatRequest::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
         check(CompletionRequest::parse(without(body, "messages"), &Sampling::default()))?;
     }
 
-    /// Nothing that a caller writes is ignored: a field that no list knows is refused by name, `null` or not.
+    /// No field is ignored: an unknown field is refused by name.
     #[test]
     fn unknown_fields_are_refused_by_name(name in "x_[a-z]{1,12}", value in json_value()) {
         prop_assume!(!value.is_null());
@@ -142,7 +142,7 @@ fn chat(extra: Value) -> Result<ChatRequest, ApiError> {
 }
 
 #[test]
-fn what_is_not_given_comes_from_the_models_defaults() {
+fn absent_fields_come_from_the_models_defaults() {
     let options = chat(json!({"top_k": -1, "min_p": 0.1, "temperature": null})).unwrap().options;
     assert_eq!(options.sampling, Sampling { temperature: 0.7, top_k: 0, min_p: 0.1, ..Sampling::default() });
     assert_eq!((options.n, options.max_tokens, options.stream), (1, None, false));
@@ -155,8 +155,8 @@ fn every_sampling_field_reaches_the_engine() {
         "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"5": -100, "6": 1.5}, "seed": -1,
         "stop": ["a", "b"], "max_completion_tokens": 9, "ignore_eos": true, "logprobs": true, "top_logprobs": 3,
     });
-    let asked = chat(given).unwrap();
-    let request = asked.options.request(vec![1], 2, asked.logprobs);
+    let parsed = chat(given).unwrap();
+    let request = parsed.options.request(vec![1], 2, parsed.logprobs);
     let expected = Sampling {
         temperature: 0.5,
         top_p: 0.25,
@@ -175,7 +175,7 @@ fn every_sampling_field_reaches_the_engine() {
 }
 
 #[test]
-fn fields_that_are_not_supported_are_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     let refused = json!({
         "tools": [], "functions": [], "tool_choice": "auto", "parallel_tool_calls": true, "audio": {},
         "prediction": {}, "reasoning_effort": "low", "service_tier": "flex", "store": true, "echo": true,
@@ -194,7 +194,7 @@ fn fields_that_are_not_supported_are_refused_by_name() {
 }
 
 #[test]
-fn values_that_ask_for_what_happens_anyway_are_taken() {
+fn values_that_ask_for_the_default_behaviour_are_accepted() {
     let neutral = json!({
         "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "none", "store": false,
         "service_tier": "auto", "top_logprobs": 0, "logprobs": false, "user": "u", "metadata": {"a": "b"}, "tools": null,
@@ -205,7 +205,7 @@ fn values_that_ask_for_what_happens_anyway_are_taken() {
 }
 
 #[test]
-fn messages_are_brought_to_their_plain_form() {
+fn messages_are_converted_to_a_role_and_one_text() {
     let messages = json!([
         {"role": "developer", "content": "be brief", "name": "boss"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -220,7 +220,7 @@ fn messages_are_brought_to_their_plain_form() {
 }
 
 #[test]
-fn errors_in_messages_say_where() {
+fn errors_in_messages_name_the_path() {
     let cases = [
         (json!([]), "messages"),
         (json!("hi"), "messages"),
@@ -246,7 +246,7 @@ fn errors_in_messages_say_where() {
 }
 
 #[test]
-fn prompts_of_every_form_are_taken_and_others_refused() {
+fn prompts_of_every_form_are_accepted_and_others_refused() {
     let parse = |prompt: Value| {
         let body = Map::from_iter([("model".to_owned(), json!("m")), ("prompt".to_owned(), prompt)]);
         CompletionRequest::parse(body.into(), &Sampling::default())
@@ -254,8 +254,8 @@ fn prompts_of_every_form_are_taken_and_others_refused() {
     for (prompt, count) in
         [(json!("a"), 1), (json!(["a", "b"]), 2), (json!([1, 2]), 1), (json!([[1], [2], [3]]), 3)]
     {
-        let asked = parse(prompt).unwrap();
-        assert_eq!((asked.prompts.len(), asked.options.max_tokens), (count, Some(16)));
+        let parsed = parse(prompt).unwrap();
+        assert_eq!((parsed.prompts.len(), parsed.options.max_tokens), (count, Some(16)));
     }
     for (prompt, param) in [
         (json!(null), "prompt"),

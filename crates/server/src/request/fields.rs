@@ -1,47 +1,48 @@
-//! The fields of a JSON object, taken one by one, so that what nobody took can be refused by name.
+//! The fields of a JSON object. Each is removed when read, so that the rest can be refused by name.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// Characters of a wrong value that an error message repeats.
+/// Most characters of a wrong value that an error message repeats.
 const SHOWN_CHARS: usize = 60;
 
-/// A JSON object of a request. `null` counts as absent everywhere.
+/// A JSON object in a request. `null` counts as absent.
 #[derive(Debug)]
 pub(crate) struct Fields {
     object: Map<String, Value>,
-    /// Where the object is in the body, as `messages[2]`; empty for the body itself.
+    /// Path of the object in the body, such as `messages[2]`; empty for the body itself.
     path: String,
 }
 
 impl Fields {
-    /// The fields of `value`, which is at `path` in the body.
+    /// The fields of `value`, found at `path` in the body.
     pub fn new(value: Value, path: impl Into<String>) -> Result<Self, ApiError> {
         let path = path.into();
         match value {
             Value::Object(object) => Ok(Self { object, path }),
-            other if path.is_empty() => {
-                Err(ApiError::invalid(format!("the body is {}, but must be a JSON object", shown(&other))))
-            }
-            other => Err(wrong(&path, &other, "an object")),
+            other if path.is_empty() => Err(ApiError::invalid(format!(
+                "the body is {} but must be a JSON object",
+                display_value(&other)
+            ))),
+            other => Err(invalid_value(&path, &other, "an object")),
         }
     }
 
-    /// A field's full name, for errors.
+    /// A field's full path, for errors.
     pub fn name(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    /// Any value.
+    /// Removes and returns a field of any type.
     pub fn value(&mut self, field: &str) -> Option<Value> {
         self.object.remove(field).filter(|value| !value.is_null())
     }
 
-    /// The error for a field that must be there and is not.
+    /// The error for a required field that is absent.
     pub fn missing(&self, field: &str) -> ApiError {
         let name = self.name(field);
-        let message = format!("`{name}` is missing");
+        let message = format!("the required field `{name}` is missing");
         ApiError::field(name, message).code("missing_required_parameter")
     }
 
@@ -52,15 +53,15 @@ impl Fields {
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        read(&value).map(Some).ok_or_else(|| wrong(&self.name(field), &value, must_be))
+        read(&value).map(Some).ok_or_else(|| invalid_value(&self.name(field), &value, must_be))
     }
 
-    /// A text.
+    /// A string.
     pub fn string(&mut self, field: &str) -> Result<Option<String>, ApiError> {
         self.typed(field, "a string", |value| value.as_str().map(str::to_owned))
     }
 
-    /// `true` or `false`.
+    /// A boolean.
     pub fn boolean(&mut self, field: &str) -> Result<Option<bool>, ApiError> {
         self.typed(field, "true or false", Value::as_bool)
     }
@@ -70,8 +71,8 @@ impl Fields {
         self.typed(field, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
-    /// A whole number from `least` to `most`; `must_be` says so in words.
-    pub fn whole(
+    /// An integer from `least` to `most`; `must_be` describes that range in an error message.
+    pub fn integer(
         &mut self,
         field: &str,
         least: usize,
@@ -84,9 +85,9 @@ impl Fields {
         })
     }
 
-    /// A whole number of either sign, as its 64 bits.
+    /// A signed or unsigned 64-bit integer, as its bits.
     pub fn seed(&mut self, field: &str) -> Result<Option<u64>, ApiError> {
-        self.typed(field, "a whole number of 64 bits", |value| {
+        self.typed(field, "a 64-bit integer", |value| {
             value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned))
         })
     }
@@ -96,28 +97,28 @@ impl Fields {
         self.typed(field, "an object", |value| value.as_object().cloned())
     }
 
-    /// A field that is taken only with values that ask for what happens anyway.
-    pub fn only(&mut self, field: &str, neutral: &[Value]) -> Result<(), ApiError> {
+    /// Accepts a field only with a value in `neutral`, which asks for the default behaviour.
+    pub fn accept_only(&mut self, field: &str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(value) = self.value(field) else { return Ok(()) };
         if neutral.contains(&value) {
             return Ok(());
         }
         let name = self.name(field);
-        let allowed: Vec<_> = neutral.iter().map(shown).collect();
+        let allowed: Vec<_> = neutral.iter().map(display_value).collect();
         let message = format!(
-            "`{name}` = {} is not supported here: remove it, or give {}",
-            shown(&value),
+            "`{name}` = {} is not supported: remove it, or set it to {}",
+            display_value(&value),
             allowed.join(" or ")
         );
         Err(ApiError::field(name, message).code("unsupported_value"))
     }
 
-    /// Refuses what was not taken: by name those that OpenAI knows (`unsupported`), then the unknown ones.
+    /// Refuses fields that were not read: first those of OpenAI's API (`unsupported`), then unknown ones.
     pub fn finish(mut self, unsupported: &[&str]) -> Result<(), ApiError> {
         self.object.retain(|_, value| !value.is_null());
         if let Some(field) = unsupported.iter().find(|field| self.object.contains_key(**field)) {
             let name = self.name(field);
-            let message = format!("`{name}` is not supported here: remove it");
+            let message = format!("`{name}` is not supported: remove it");
             return Err(ApiError::field(name, message).code("unsupported_parameter"));
         }
         let mut unknown = self.object.keys().map(|field| clipped(&self.name(field)));
@@ -129,16 +130,16 @@ impl Fields {
     }
 }
 
-/// The error for a value of the wrong type or outside of its range.
-pub(crate) fn wrong(name: &str, value: &Value, must_be: &str) -> ApiError {
-    ApiError::field(name, format!("`{name}` is {}, but must be {must_be}", shown(value)))
+/// The error for a value of the wrong type or outside its range.
+pub(crate) fn invalid_value(name: &str, value: &Value, must_be: &str) -> ApiError {
+    ApiError::field(name, format!("`{name}` is {} but must be {must_be}", display_value(value)))
         .code("invalid_value")
 }
 
-/// A value as an error message repeats it.
-pub(crate) fn shown(value: &Value) -> String {
+/// A value as an error message shows it.
+pub(crate) fn display_value(value: &Value) -> String {
     match value {
-        Value::Array(items) if !items.is_empty() => format!("a list of {}", items.len()),
+        Value::Array(items) if !items.is_empty() => format!("a list of length {}", items.len()),
         Value::Object(fields) if fields.len() > 1 => "an object".to_owned(),
         other => clipped(&other.to_string()),
     }

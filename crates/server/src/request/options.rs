@@ -1,24 +1,24 @@
-//! What both APIs let a caller choose: sampling, length, stops, streaming.
+//! Request fields that both APIs share: sampling, length, stop texts, streaming.
 
 use serde_json::{Value, json};
 use thunder_engine::{Request, Sampling};
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, invalid_value};
 use crate::error::ApiError;
 
-/// Most answers that one HTTP request may ask for, over all of its prompts.
+/// Most completions that one HTTP request may ask for, over all its prompts.
 pub(crate) const MAX_CHOICES: usize = 128;
-/// Most stop texts of a request.
+/// Most stop texts in a request.
 const MAX_STOPS: usize = 16;
-/// Most alternatives that the engine reports for a token.
+/// Most alternatives that the engine reports per token.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
-/// The choices that both APIs share.
+/// Request fields that both APIs share.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Options {
-    /// The model asked for.
+    /// The requested model.
     pub model: String,
-    /// Answers for each prompt.
+    /// Completions per prompt.
     pub n: usize,
     pub sampling: Sampling,
     pub max_tokens: Option<usize>,
@@ -29,21 +29,21 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Takes the shared fields; what a request does not name comes from the model's `defaults`.
+    /// Reads the shared fields. Sampling fields that are absent come from the model's `defaults`.
     pub fn take(fields: &mut Fields, defaults: &Sampling) -> Result<Self, ApiError> {
         let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
-        let n = fields.whole("n", 1, MAX_CHOICES, "a whole number from 1 to 128")?.unwrap_or(1);
-        let max_tokens = fields.whole("max_tokens", 1, usize::MAX, "a whole number of at least 1")?;
+        let n = fields.integer("n", 1, MAX_CHOICES, "an integer from 1 to 128")?.unwrap_or(1);
+        let max_tokens = fields.integer("max_tokens", 1, usize::MAX, "an integer of at least 1")?;
         let stop = stops(fields)?;
         let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
-        // These say who asks, or help OpenAI to bill and cache; by their definition they change no answer.
+        // These identify the user or help OpenAI to bill and cache. They never change the output.
         fields.string("user")?;
         fields.string("safety_identifier")?;
         fields.string("prompt_cache_key")?;
         fields.object("metadata")?;
-        fields.only("service_tier", &[json!("auto"), json!("default")])?;
+        fields.accept_only("service_tier", &[json!("auto"), json!("default")])?;
         Ok(Self {
             model,
             n,
@@ -56,8 +56,8 @@ impl Options {
         })
     }
 
-    /// The engine's request for the `nth` answer to a prompt. Seeded answers differ from one another, and each is
-    /// what its own seed gives alone.
+    /// The engine's request for completion `nth` of a prompt. Completion `nth` uses `seed + nth`, so
+    /// that they differ and each can be repeated alone.
     pub fn request(&self, prompt: Vec<u32>, nth: usize, logprobs: Option<usize>) -> Request {
         let mut sampling = self.sampling.clone();
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
@@ -86,14 +86,16 @@ fn sampling(fields: &mut Fields, defaults: &Sampling) -> Result<Sampling, ApiErr
     })
 }
 
-/// Others write "keep all" as -1, the engine as 0; both are taken.
+/// Some APIs write "all tokens" as -1; the engine writes 0. Both are accepted.
 fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let Some(value) = fields.value("top_k") else { return Ok(None) };
     if value.as_i64() == Some(-1) {
         return Ok(Some(0));
     }
     let top_k = value.as_u64().and_then(|number| usize::try_from(number).ok());
-    top_k.map(Some).ok_or_else(|| wrong("top_k", &value, "a whole number of at least 0, or -1 for all"))
+    top_k
+        .map(Some)
+        .ok_or_else(|| invalid_value("top_k", &value, "an integer of at least 0, or -1 for all tokens"))
 }
 
 fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> {
@@ -101,27 +103,33 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> 
     let mut bias = Vec::with_capacity(map.len());
     for (key, value) in map {
         let id = key.parse().map_err(|_| {
-            wrong("logit_bias", &Value::String(key), "keyed by token ids, as {\"50256\": -100}")
+            invalid_value(
+                "logit_bias",
+                &Value::String(key),
+                "a map from token ids, such as {\"50256\": -100}",
+            )
         })?;
-        let amount = value.as_f64().ok_or_else(|| wrong("logit_bias", &value, "a map to numbers"))?;
+        let amount = value
+            .as_f64()
+            .ok_or_else(|| invalid_value("logit_bias", &value, "a map from token ids to numbers"))?;
         bias.push((id, amount as f32));
     }
     Ok(Some(bias))
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let must_be = "a string or a list of at most 16 strings, none of them empty";
+    let must_be = "a non-empty string or a list of at most 16 such strings";
     let texts = match fields.value("stop") {
         None => return Ok(Vec::new()),
         Some(Value::Array(texts)) => texts,
         Some(text) => vec![text],
     };
     if texts.len() > MAX_STOPS {
-        return Err(wrong("stop", &Value::Array(texts), must_be));
+        return Err(invalid_value("stop", &Value::Array(texts), must_be));
     }
     let stop = |text| match text {
         Value::String(text) if !text.is_empty() => Ok(text),
-        other => Err(wrong("stop", &other, must_be)),
+        other => Err(invalid_value("stop", &other, must_be)),
     };
     texts.into_iter().map(stop).collect()
 }
@@ -129,12 +137,12 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     let Some(options) = fields.value("stream_options") else { return Ok(false) };
     if !stream {
-        let message = "`stream_options` is only for streams: remove it, or give \"stream\": true";
+        let message = "`stream_options` applies to streams only: remove it, or set \"stream\": true";
         return Err(ApiError::field("stream_options", message));
     }
     let mut options = Fields::new(options, "stream_options")?;
     let include_usage = options.boolean("include_usage")?.unwrap_or(false);
-    options.only("include_obfuscation", &[json!(false)])?;
+    options.accept_only("include_obfuscation", &[json!(false)])?;
     options.finish(&[])?;
     Ok(include_usage)
 }

@@ -1,4 +1,4 @@
-//! What both APIs have around their choices.
+//! The body around the choices, which both APIs share.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::app::App;
 
-/// What all answers and chunks of both APIs have around their choices.
+/// The body of a response or chunk of both APIs, around its choices.
 #[derive(Debug, Serialize)]
 pub(crate) struct Envelope<'a, C> {
     pub id: &'a str,
@@ -15,12 +15,12 @@ pub(crate) struct Envelope<'a, C> {
     pub model: &'a str,
     pub system_fingerprint: &'a str,
     pub choices: Vec<C>,
-    /// Absent in chunks of a stream without usage, `null` in all but the last chunk of one with it.
+    /// Absent in a stream without usage. In a stream with usage, `null` in all chunks except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<UsageBody>>,
 }
 
-/// Tokens that a request took; a prompt counts once, however many answers it got.
+/// Tokens that a request used. A prompt counts once, whatever its number of completions.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct UsageBody {
     pub prompt_tokens: usize,
@@ -28,17 +28,17 @@ pub(crate) struct UsageBody {
     pub total_tokens: usize,
 }
 
-/// What stays the same over an answer's chunks.
+/// The fields that all chunks of a response share.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub app: Arc<App>,
     pub id: String,
     pub created: u64,
     pub prompt_tokens: usize,
 }
 
-impl Head {
-    /// A body around some choices.
+impl ResponseHead {
+    /// A body with these choices.
     pub fn envelope<'a, C>(
         &'a self,
         object: &'a str,
@@ -56,7 +56,7 @@ impl Head {
         }
     }
 
-    /// The usage body, given the tokens generated.
+    /// The usage, given the number of generated tokens.
     pub fn usage(&self, completion_tokens: usize) -> UsageBody {
         let prompt_tokens = self.prompt_tokens;
         UsageBody { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }

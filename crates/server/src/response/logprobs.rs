@@ -1,4 +1,4 @@
-//! Log-probabilities in the two forms that OpenAI's APIs give them.
+//! Log-probabilities in the forms of OpenAI's two APIs.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use thunder_engine::TokenLogprob;
 use thunder_model::tokenizer::Tokenizer;
 
-/// A token of the chat API.
+/// One token in the chat API's form.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatToken {
     #[serde(flatten)]
@@ -19,7 +19,7 @@ pub(crate) struct ChatToken {
 struct ChatAlternative {
     token: String,
     logprob: f64,
-    /// `null` for tokens that stand for no text.
+    /// `null` for tokens without text.
     bytes: Option<Vec<u8>>,
 }
 
@@ -46,17 +46,17 @@ impl ChatLogprobs {
 
 /// `logprobs` of a choice of the completions API: parallel lists.
 #[derive(Debug, Serialize)]
-pub(crate) struct TextLogprobs {
+pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f64>,
-    /// Token to log-probability; the chosen token is always among them, as OpenAI has it.
+    /// Maps token to log-probability. Always includes the chosen token, as OpenAI does.
     top_logprobs: Vec<Map<String, Value>>,
-    /// Where each token begins in the choice's text, in characters.
+    /// Start of each token in the choice's text, in characters.
     text_offset: Vec<usize>,
 }
 
-impl TextLogprobs {
-    /// `offset` is where the first token begins; it is moved on behind the last one.
+impl CompletionLogprobs {
+    /// `offset` is the start of the first token, in characters; it is advanced past the last token.
     pub fn new(tokens: &[TokenLogprob], tokenizer: &Tokenizer, offset: &mut usize) -> Self {
         let mut lists = Self {
             tokens: Vec::with_capacity(tokens.len()),
@@ -75,16 +75,16 @@ impl TextLogprobs {
             lists.tokens.push(chosen);
             lists.token_logprobs.push(finite(token.logprob));
             lists.top_logprobs.push(top);
-            // A token that goes on with a character begins where that character does.
-            let goes_on = token.bytes.first().is_some_and(|&byte| !begins_character(byte));
-            lists.text_offset.push(offset.saturating_sub(usize::from(goes_on)));
+            // A token whose first byte continues a character begins where that character begins.
+            let continues = token.bytes.first().is_some_and(|&byte| !begins_character(byte));
+            lists.text_offset.push(offset.saturating_sub(usize::from(continues)));
             *offset += token.bytes.iter().filter(|&&byte| begins_character(byte)).count();
         }
         lists
     }
 }
 
-/// JSON has no infinity; OpenAI writes -9999 for tokens that cannot come.
+/// JSON has no infinity. OpenAI writes -9999 for impossible tokens.
 fn finite(logprob: f32) -> f64 {
     f64::from(logprob).max(-9999.0)
 }
@@ -93,7 +93,7 @@ fn begins_character(byte: u8) -> bool {
     byte & 0b1100_0000 != 0b1000_0000
 }
 
-/// A token's text. Pieces of characters are written as escapes (behind `mark`), special tokens by their name.
+/// A token's text. Incomplete characters are written as `mark` and escapes, special tokens by name.
 fn name(tokenizer: &Tokenizer, id: u32, bytes: &[u8], mark: &str) -> String {
     if bytes.is_empty() {
         return tokenizer.decode(&[id], false);

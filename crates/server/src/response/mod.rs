@@ -1,8 +1,8 @@
-//! From the engine's events to a whole body or a stream of chunks.
+//! Turns the engine's events into a whole response body or a stream of chunks.
 
-pub(crate) mod answers;
 pub(crate) mod envelope;
+pub(crate) mod format;
 pub(crate) mod logprobs;
 pub(crate) mod reply;
 pub(crate) mod sse;
-pub(crate) mod types;
+pub(crate) mod streams;

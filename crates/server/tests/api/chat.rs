@@ -1,13 +1,13 @@
-//! /v1/chat/completions as it should be.
+//! Successful requests to /v1/chat/completions.
 
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, chat, hello, parrot, post, scripted};
+use crate::support::{MODEL, chat, echo, hello, post, scripted};
 
 const PATH: &str = "/v1/chat/completions";
 
 #[tokio::test]
-async fn an_answer_has_every_field_of_openais() {
+async fn a_response_has_every_field_of_openais() {
     let reply = post(&scripted(hello), PATH, chat(json!({}))).await;
     assert_eq!(reply.status, 200);
     let mut body = reply.json();
@@ -34,7 +34,7 @@ async fn an_answer_has_every_field_of_openais() {
 }
 
 #[tokio::test]
-async fn ids_are_not_given_twice() {
+async fn response_ids_are_unique() {
     let router = thunder_server::router(scripted(hello), thunder_server::ServerConfig::default());
     let mut ids = Vec::new();
     for _ in 0..2 {
@@ -45,19 +45,19 @@ async fn ids_are_not_given_twice() {
 }
 
 #[tokio::test]
-async fn messages_go_through_the_template_with_its_variables() {
+async fn messages_and_variables_reach_the_template() {
     let messages = json!([
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "hé"}, {"type": "text", "text": "llo"}]},
     ]);
     let body = chat(json!({"messages": messages, "chat_template_kwargs": {"mood": "calm"}}));
-    let reply = post(&scripted(parrot), PATH, body).await.json();
+    let reply = post(&scripted(echo), PATH, body).await.json();
     assert_eq!(reply["choices"][0]["message"]["content"], "None s:be brief|u:héllo|calm");
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
-async fn the_models_last_name_and_default_are_taken_and_the_full_name_is_answered() {
+async fn a_short_model_name_or_default_is_accepted_and_the_full_name_returned() {
     for name in [MODEL, "tiny-model", "default"] {
         let reply = post(&scripted(hello), PATH, chat(json!({"model": name}))).await;
         assert_eq!((reply.status.as_u16(), &reply.json()["model"]), (200, &Value::from(MODEL)));
@@ -65,7 +65,7 @@ async fn the_models_last_name_and_default_are_taken_and_the_full_name_is_answere
 }
 
 #[tokio::test]
-async fn a_stream_opens_with_the_role_and_ends_with_the_reason_and_done() {
+async fn a_stream_begins_with_the_role_and_ends_with_the_reason_and_done() {
     let reply = post(&scripted(hello), PATH, chat(json!({"stream": true}))).await;
     assert_eq!(reply.status, 200);
     let chunks = reply.chunks();
@@ -89,7 +89,7 @@ async fn a_stream_opens_with_the_role_and_ends_with_the_reason_and_done() {
 }
 
 #[tokio::test]
-async fn a_streams_usage_comes_last_and_alone_when_asked_for() {
+async fn requested_usage_is_alone_in_the_last_chunk() {
     let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
     let mut chunks = post(&scripted(hello), PATH, body).await.chunks();
     let last = chunks.pop().unwrap();
@@ -99,9 +99,9 @@ async fn a_streams_usage_comes_last_and_alone_when_asked_for() {
 }
 
 #[tokio::test]
-async fn n_answers_have_seeds_of_their_own_and_count_the_prompt_once() {
+async fn n_completions_have_different_seeds_and_count_the_prompt_once() {
     let body = chat(json!({"n": 3, "seed": 41}));
-    let reply = post(&scripted(parrot), PATH, body).await.json();
+    let reply = post(&scripted(echo), PATH, body).await.json();
     for index in 0..3 {
         let choice = &reply["choices"][index];
         assert_eq!(choice["index"], index);
@@ -111,21 +111,21 @@ async fn n_answers_have_seeds_of_their_own_and_count_the_prompt_once() {
 }
 
 #[tokio::test]
-async fn n_answers_stream_side_by_side_and_end_with_one_done() {
+async fn n_completions_stream_together_and_end_with_one_done() {
     let body = chat(json!({"n": 3, "seed": 0, "stream": true, "stream_options": {"include_usage": true}}));
-    let chunks = post(&scripted(parrot), PATH, body).await.chunks();
+    let chunks = post(&scripted(echo), PATH, body).await.chunks();
     for index in 0..3 {
-        let of_choice: Vec<_> = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index).collect();
-        assert_eq!(of_choice.len(), 3);
-        assert_eq!(of_choice[0]["choices"][0]["delta"]["role"], "assistant");
-        assert_eq!(of_choice[1]["choices"][0]["delta"]["content"], format!("Some({index}) u:hi|"));
-        assert_eq!(of_choice[2]["choices"][0]["finish_reason"], "length");
+        let chunks: Vec<_> = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index).collect();
+        assert_eq!(chunks.len(), 3);
+        assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(chunks[1]["choices"][0]["delta"]["content"], format!("Some({index}) u:hi|"));
+        assert_eq!(chunks[2]["choices"][0]["finish_reason"], "length");
     }
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 9);
 }
 
 #[tokio::test]
-async fn logprobs_have_the_chat_form_whole_and_streamed() {
+async fn logprobs_have_the_chat_form_with_and_without_streaming() {
     let engine = scripted(|slot| {
         slot.delta("é!");
         slot.done(thunder_engine::FinishReason::Stop, 3);
@@ -144,7 +144,7 @@ async fn logprobs_have_the_chat_form_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn special_tokens_are_named_and_impossible_ones_have_a_number() {
+async fn special_tokens_have_names_and_impossible_tokens_a_finite_logprob() {
     let engine = scripted(|slot| {
         let end = thunder_engine::TokenLogprob {
             id: crate::support::END,

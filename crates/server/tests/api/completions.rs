@@ -1,14 +1,14 @@
-//! /v1/completions as it should be.
+//! Successful requests to /v1/completions.
 
 use serde_json::{Value, json};
 use thunder_engine::{Event, FinishReason, TokenLogprob};
 
-use crate::support::{MODEL, completion, hello, parrot, post, scripted};
+use crate::support::{MODEL, completion, echo, hello, post, scripted};
 
 const PATH: &str = "/v1/completions";
 
 #[tokio::test]
-async fn an_answer_has_every_field_of_openais() {
+async fn a_response_has_every_field_of_openais() {
     let mut body = post(&scripted(hello), PATH, completion(json!({}))).await.json();
     assert!(body["id"].as_str().unwrap().starts_with("cmpl-"));
     for field in ["id", "created", "system_fingerprint"] {
@@ -24,7 +24,7 @@ async fn an_answer_has_every_field_of_openais() {
 }
 
 #[tokio::test]
-async fn prompts_of_every_form_are_answered_in_order() {
+async fn choices_follow_the_order_of_the_prompts_in_every_form() {
     let cases = [
         (json!("ab"), vec!["ab"]),
         (json!([97, 98]), vec!["ab"]),
@@ -33,7 +33,7 @@ async fn prompts_of_every_form_are_answered_in_order() {
     ];
     for (prompt, prompts) in cases {
         let body = completion(json!({"prompt": prompt, "n": 2, "seed": 7}));
-        let reply = post(&scripted(parrot), PATH, body).await.json();
+        let reply = post(&scripted(echo), PATH, body).await.json();
         let texts: Vec<_> =
             reply["choices"].as_array().unwrap().iter().map(|choice| choice["text"].clone()).collect();
         let expected: Vec<_> = prompts
@@ -89,7 +89,7 @@ async fn logprob_offsets_count_characters_across_chunks() {
 }
 
 #[tokio::test]
-async fn length_defaults_to_openais_16_tokens() {
+async fn max_tokens_defaults_to_openais_16() {
     let engine = scripted(|slot| {
         slot.delta(&format!("{:?} {}", slot.request.max_tokens, slot.request.sampling.temperature));
         slot.done(FinishReason::Length, 1);

@@ -1,4 +1,4 @@
-//! Requests that are refused, and engines that fail.
+//! Refused requests and failing engines.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 #[tokio::test]
-async fn fields_at_fault_are_named() {
+async fn errors_name_the_wrong_field() {
     let cases = [
         (CHAT, chat(json!({"tools": []})), "tools", json!("unsupported_parameter")),
         (CHAT, chat(json!({"colour": 1})), "colour", json!("unknown_parameter")),
@@ -26,7 +26,7 @@ async fn fields_at_fault_are_named() {
             "response_format",
             json!("unsupported_value"),
         ),
-        // These are the engine's own checks.
+        // The engine makes the following checks.
         (CHAT, chat(json!({"temperature": 3})), "temperature", Value::Null),
         (CHAT, chat(json!({"top_p": 1e300})), "top_p", Value::Null),
         (CHAT, chat(json!({"logit_bias": {"257": 1}})), "logit_bias", Value::Null),
@@ -66,7 +66,7 @@ async fn a_prompt_that_fills_the_context_is_refused() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_served_is_not_found() {
+async fn an_unknown_model_is_not_found() {
     let engine = scripted(hello);
     for reply in
         [post(&engine, CHAT, chat(json!({"model": "gpt-9"}))).await, get(&engine, "/v1/models/gpt-9").await]
@@ -78,7 +78,7 @@ async fn a_model_that_is_not_served_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_template_has_no_chat() {
+async fn chat_is_refused_for_a_model_without_a_template() {
     let (engine, _inbox) =
         thunder_engine::Engine::channel(thunder_engine::ModelInfo { chat_template: None, ..info() }, 1);
     let reply = post(&engine, CHAT, chat(json!({}))).await;
@@ -88,7 +88,7 @@ async fn a_model_without_a_template_has_no_chat() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_json_are_refused_with_the_place() {
+async fn an_error_in_json_names_line_and_column() {
     let service = router(scripted(hello), ServerConfig::default());
     let deep = "[".repeat(100_000);
     for body in ["", "{", "{\"model\": }", "\u{0}", "[1, 2", "nul", "{\"a\": 1e999}", &deep] {
@@ -104,7 +104,7 @@ async fn bodies_that_are_not_json_are_refused_with_the_place() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_too_large_of_another_type_or_too_slow_are_refused() {
+async fn bodies_too_large_of_another_type_or_too_slow_are_refused() {
     let config = ServerConfig {
         body_limit_bytes: 1000,
         read_timeout: Duration::from_millis(50),
@@ -142,7 +142,7 @@ async fn unknown_paths_and_methods_have_openais_errors() {
 }
 
 #[tokio::test]
-async fn a_full_queue_says_when_to_come_back() {
+async fn a_full_queue_says_when_to_retry() {
     let (engine, _inbox) = silent(0);
     for stream in [false, true] {
         let reply = post(&engine, CHAT, chat(json!({"stream": stream}))).await;
@@ -152,7 +152,7 @@ async fn a_full_queue_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn answers_that_do_not_all_find_room_are_all_cancelled() {
+async fn if_one_completion_does_not_fit_the_queue_all_are_cancelled() {
     let (engine, mut inbox) = silent(2);
     assert_eq!(post(&engine, CHAT, chat(json!({"n": 3}))).await.status, 429);
     for _ in 0..2 {
@@ -161,7 +161,7 @@ async fn answers_that_do_not_all_find_room_are_all_cancelled() {
 }
 
 #[tokio::test]
-async fn a_stopped_engine_is_unavailable_and_its_health_says_why() {
+async fn a_stopped_engine_is_unavailable_and_health_says_why() {
     let (engine, inbox) = silent(4);
     inbox.stopped.set("rank 1 was lost".into()).unwrap();
     let reply = post(&engine, CHAT, chat(json!({}))).await;
@@ -174,7 +174,7 @@ async fn a_stopped_engine_is_unavailable_and_its_health_says_why() {
 }
 
 #[tokio::test]
-async fn a_failure_before_the_first_word_has_a_status() {
+async fn a_failure_before_the_first_token_has_an_error_status() {
     let engine = scripted(|slot| slot.fail("rank 1 was lost"));
     for stream in [false, true] {
         let reply = post(&engine, CHAT, chat(json!({"stream": stream}))).await;
@@ -201,7 +201,7 @@ async fn a_failure_in_a_stream_ends_it_with_an_error_and_without_done() {
 }
 
 #[tokio::test]
-async fn an_engine_that_drops_an_answer_without_a_word_is_an_error_too() {
+async fn an_engine_that_drops_a_request_is_an_error() {
     let engine = scripted(|slot| slot.delta("Hel"));
     let reply = post(&engine, COMPLETIONS, completion(json!({"stream": true}))).await;
     assert!(reply.events().last().unwrap().starts_with("{\"error\":"));
@@ -220,7 +220,7 @@ async fn one_failed_choice_of_several_ends_the_stream() {
             }
         }
     });
-    // Returns at all only if the choices that go on are cancelled.
+    // This returns only if the choices that still run are cancelled.
     let reply = post(&engine, CHAT, chat(json!({"n": 3, "seed": 0}))).await;
     assert_eq!(reply.status, 500);
 }

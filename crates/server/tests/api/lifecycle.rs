@@ -1,4 +1,4 @@
-//! Keys, models, health, clients that go away, and shutdown, over real sockets where it matters.
+//! Keys, models, health, disconnecting clients and shutdown, over real sockets where it matters.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -22,7 +22,7 @@ const CHAT: &str = "/v1/chat/completions";
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
-async fn models_are_listed_and_looked_up() {
+async fn models_are_listed_and_found_by_name() {
     let engine = scripted(hello);
     let list = get(&engine, "/v1/models").await.json();
     assert_eq!(list["object"], "list");
@@ -37,7 +37,7 @@ async fn models_are_listed_and_looked_up() {
 }
 
 #[tokio::test]
-async fn health_counts_what_runs_and_waits() {
+async fn health_counts_running_and_waiting_requests() {
     let (engine, _inbox) = silent(4);
     let _stream = engine.submit(request()).unwrap();
     let health = get(&engine, "/health").await;
@@ -58,7 +58,7 @@ fn request() -> thunder_engine::Request {
 }
 
 #[tokio::test]
-async fn keys_guard_everything_below_v1() {
+async fn every_path_under_v1_needs_a_key() {
     let config =
         ServerConfig { api_keys: vec!["first-key".into(), "second".into()], ..ServerConfig::default() };
     let service = router(scripted(hello), config);
@@ -107,9 +107,9 @@ fn other_machines_need_a_key() {
     }
 }
 
-/// Talks until its client is gone, then reports.
-fn talker() -> (Engine, mpsc::Receiver<()>) {
-    let (gone, told) = mpsc::channel();
+/// An engine that sends text until its client disconnects, then reports the disconnect.
+fn endless() -> (Engine, mpsc::Receiver<()>) {
+    let (gone, disconnects) = mpsc::channel();
     let engine = scripted(move |slot: Slot| {
         let begun = Instant::now();
         while !slot.events.is_closed() && begun.elapsed() < LIMIT {
@@ -121,29 +121,29 @@ fn talker() -> (Engine, mpsc::Receiver<()>) {
             let _ = gone.send(());
         }
     });
-    (engine, told)
+    (engine, disconnects)
 }
 
-async fn told(gone: mpsc::Receiver<()>, count: usize) {
-    let wait = move || (0..count).all(|_| gone.recv_timeout(LIMIT).is_ok());
-    assert!(tokio::task::spawn_blocking(wait).await.unwrap(), "the engine was not told");
+async fn expect_disconnects(disconnects: mpsc::Receiver<()>, count: usize) {
+    let wait = move || (0..count).all(|_| disconnects.recv_timeout(LIMIT).is_ok());
+    assert!(tokio::task::spawn_blocking(wait).await.unwrap(), "the engine saw no disconnect");
 }
 
 #[tokio::test]
-async fn dropping_a_streams_body_cancels_all_of_its_answers() {
-    let (engine, gone) = talker();
+async fn dropping_a_streams_body_cancels_all_its_completions() {
+    let (engine, disconnects) = endless();
     let service = router(engine.clone(), ServerConfig::default());
     let response =
         service.oneshot(post_request(CHAT, chat(json!({"stream": true, "n": 3})).to_string())).await.unwrap();
     assert_eq!(response.status(), 200);
     drop(response);
-    told(gone, 3).await;
+    expect_disconnects(disconnects, 3).await;
     assert_eq!(engine.load(), (0, 0));
 }
 
-/// The clock of this test jumps to the next timer whenever nothing else is left to do.
+/// Tokio's paused clock jumps to the next timer whenever no task can run.
 #[tokio::test(start_paused = true)]
-async fn a_stream_begins_and_is_kept_alive_while_the_engine_is_still_silent() {
+async fn a_stream_begins_and_is_kept_alive_before_the_first_token() {
     let (engine, mut inbox) = silent(4);
     let service = router(engine, ServerConfig::default());
     let asked = post_request(CHAT, chat(json!({"stream": true})).to_string());
@@ -195,7 +195,7 @@ async fn rest(mut connection: TcpStream) -> String {
 #[tokio::test]
 async fn a_client_that_closes_its_connection_frees_the_slot() {
     for stream in [true, false] {
-        let (engine, gone) = talker();
+        let (engine, disconnects) = endless();
         let server = start(engine.clone(), ServerConfig::default()).await;
         let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
         if stream {
@@ -206,7 +206,7 @@ async fn a_client_that_closes_its_connection_frees_the_slot() {
             }
         }
         drop(connection);
-        told(gone, 1).await;
+        expect_disconnects(disconnects, 1).await;
         assert_eq!(engine.load(), (0, 0));
         server.stop.send(()).unwrap();
         server.task.await.unwrap().unwrap();
@@ -214,7 +214,7 @@ async fn a_client_that_closes_its_connection_frees_the_slot() {
 }
 
 #[tokio::test]
-async fn a_shutdown_lets_answers_end() {
+async fn a_shutdown_lets_completions_finish() {
     let engine = scripted(|slot| {
         for _ in 0..20 {
             slot.delta("word ");
@@ -234,8 +234,8 @@ async fn a_shutdown_lets_answers_end() {
 }
 
 #[tokio::test]
-async fn after_the_grace_time_answers_end_with_an_error() {
-    let (engine, gone) = talker();
+async fn after_the_grace_time_completions_end_with_an_error() {
+    let (engine, disconnects) = endless();
     let config = ServerConfig { grace: Duration::from_millis(100), ..ServerConfig::default() };
     let server = start(engine, config).await;
     let mut connection = connect(&server, chat(json!({"stream": true}))).await;
@@ -246,15 +246,15 @@ async fn after_the_grace_time_answers_end_with_an_error() {
     assert!(text.contains("data: {\"error\":{\"message\":\"the server is shutting down\""), "{text}");
     assert!(!text.contains("[DONE]"));
     server.task.await.unwrap().unwrap();
-    told(gone, 1).await;
+    expect_disconnects(disconnects, 1).await;
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_does_not_hold_a_shutdown() {
+async fn a_client_that_does_not_read_does_not_delay_a_shutdown() {
     let engine = scripted(|slot| {
         let begun = Instant::now();
-        // Far more than socket buffers hold.
+        // Much more than the socket buffers hold.
         for _ in 0..100 {
             slot.delta(&"x".repeat(1 << 20));
         }
@@ -271,15 +271,15 @@ async fn a_client_that_reads_nothing_does_not_hold_a_shutdown() {
 }
 
 #[tokio::test]
-async fn idle_clients_neither_hold_a_shutdown_nor_stay_for_ever() {
+async fn idle_connections_are_closed_and_do_not_delay_a_shutdown() {
     let config = ServerConfig { read_timeout: Duration::from_millis(100), ..ServerConfig::default() };
     let server = start(scripted(hello), config).await;
-    let mut half = TcpStream::connect(server.address).await.unwrap();
-    half.write_all(b"GET /health HT").await.unwrap();
+    let mut unfinished = TcpStream::connect(server.address).await.unwrap();
+    unfinished.write_all(b"GET /health HT").await.unwrap();
     let mut idle = TcpStream::connect(server.address).await.unwrap();
     idle.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     assert!(rest(idle).await.starts_with("HTTP/1.1 200"));
-    assert!(!rest(half).await.contains("200 OK"));
+    assert!(!rest(unfinished).await.contains("200 OK"));
 
     let server = start(scripted(hello), ServerConfig::default()).await;
     let unused = TcpStream::connect(server.address).await.unwrap();
@@ -292,7 +292,7 @@ async fn idle_clients_neither_hold_a_shutdown_nor_stay_for_ever() {
 }
 
 #[tokio::test]
-async fn a_key_that_nobody_can_send_is_refused_at_start() {
+async fn a_key_that_no_client_can_send_is_refused_at_start() {
     let config = ServerConfig { api_keys: vec![String::new()], ..ServerConfig::default() };
     let server = start(scripted(hello), config).await;
     assert!(matches!(server.task.await.unwrap(), Err(ServerError::BadKey(1))));

@@ -1,6 +1,6 @@
-//! The API over scripted engines: what clients see, and what the engine sees of them.
+//! The API with scripted engines: what a client receives, and what the engine receives.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod chat;
 mod completions;

@@ -1,4 +1,4 @@
-//! A tiny tokenizer and template, engines that follow a script, and requests without a socket.
+//! A small tokenizer and template, scripted engines, and requests without a socket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,10 @@ pub const CONTEXT: usize = 64;
 /// The id of the fixture's only special token.
 pub const END: u32 = 256;
 
-/// One token a byte, and `<|end|>`.
+/// Writes a tokenizer with one token per byte and `<|end|>`.
 pub fn write_tokenizer(folder: &Path) {
-    // Byte-level tokenizers write a byte as a printable character: itself where it is one, else 256 and up.
+    // Byte-level tokenizers write a byte as a printable character: the byte itself if it is printable,
+    // otherwise a character from 256 up.
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 256..;
     let mut vocab = Map::new();
@@ -69,7 +70,7 @@ pub fn info() -> ModelInfo {
     }
 }
 
-/// A request that has its slot. Dropping it frees the slot.
+/// A running request in its slot. Dropping it frees the slot.
 pub struct Slot {
     pub request: Request,
     pub events: tokio::sync::mpsc::UnboundedSender<Event>,
@@ -104,7 +105,7 @@ impl Slot {
     }
 
     pub fn send(&self, event: Event) {
-        // The client may have gone: scripts go on as engines do.
+        // Fails if the client has disconnected; scripts ignore that, as engines do.
         let _ = self.events.send(event);
     }
 }
@@ -115,7 +116,7 @@ impl Drop for Slot {
     }
 }
 
-/// An engine that handles each request by `script`, on a thread of its own.
+/// An engine that runs `script` for each request, each on its own thread.
 pub fn scripted(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
     let (engine, mut inbox) = Engine::channel(info(), 16);
     let script = Arc::new(script);
@@ -131,12 +132,12 @@ pub fn scripted(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
     engine
 }
 
-/// An engine that takes requests and never answers.
+/// An engine that accepts requests and sends no events.
 pub fn silent(max_waiting: usize) -> (Engine, Inbox) {
     Engine::channel(info(), max_waiting)
 }
 
-/// Says "Hello, wörld" in three pieces.
+/// A script that sends "Hello, wörld" in three deltas.
 pub fn hello(slot: Slot) {
     for piece in ["Hello", ", ", "wörld"] {
         slot.delta(piece);
@@ -144,8 +145,8 @@ pub fn hello(slot: Slot) {
     slot.done(FinishReason::Stop, 4);
 }
 
-/// Says what it was sent: the seed, then the prompt.
-pub fn parrot(slot: Slot) {
+/// A script that sends the request's seed, then its prompt.
+pub fn echo(slot: Slot) {
     let prompt: Vec<u8> = slot.request.prompt.iter().map(|&id| id as u8).collect();
     slot.delta(&format!("{:?} {}", slot.request.sampling.seed, String::from_utf8_lossy(&prompt)));
     slot.done(FinishReason::Length, 3);
@@ -169,7 +170,7 @@ impl Reply {
         self.text.trim_end().split("\n\n").map(data).collect()
     }
 
-    /// The chunks of a stream that ended well.
+    /// The chunks of a complete stream.
     pub fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop(), Some("[DONE]"));
@@ -209,12 +210,12 @@ pub async fn get(engine: &Engine, path: &str) -> Reply {
     send(router(engine.clone(), ServerConfig::default()), request).await
 }
 
-/// A chat request's body: one user message, and more fields.
+/// A chat request's body: one user message, and the fields of `more`.
 pub fn chat(more: Value) -> Value {
     with(json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}), more)
 }
 
-/// A completion request's body.
+/// A completion request's body, with the fields of `more`.
 pub fn completion(more: Value) -> Value {
     with(json!({"model": MODEL, "prompt": "hi"}), more)
 }

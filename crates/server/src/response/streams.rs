@@ -1,4 +1,4 @@
-//! The answers to one HTTP request: several streams of the engine, taken as they come.
+//! The engine's streams for one HTTP request, one per choice, merged in the order of events.
 
 use std::task::Poll;
 
@@ -7,20 +7,20 @@ use tokio::sync::watch;
 
 use crate::error::ApiError;
 
-/// Streams of the engine, one for each choice. Dropping them cancels what still runs.
+/// The engine's streams, one per choice. Dropping them cancels the choices that still run.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(crate) struct ChoiceStreams {
     /// `None` once a choice has ended.
     streams: Vec<Option<EventStream>>,
-    /// Where the next look for an event begins, so that no choice starves the others.
+    /// The choice to poll first next time. It rotates, so that no choice starves the others.
     first: usize,
     engine: Engine,
-    /// Becomes true when the server can wait no longer.
+    /// Becomes true when the server's grace time is over.
     closing: watch::Receiver<bool>,
 }
 
-impl Answers {
-    /// Submits all or none of the requests; `prompt` is the field that the prompts came from.
+impl ChoiceStreams {
+    /// Submits all requests or none. `prompt` is the request field that the prompts came from.
     pub fn submit(
         engine: &Engine,
         closing: watch::Receiver<bool>,
@@ -34,18 +34,18 @@ impl Answers {
         Ok(Self { streams, first: 0, engine: engine.clone(), closing })
     }
 
-    /// How many there are, ended ones included.
+    /// Number of choices, including ended ones.
     pub fn len(&self) -> usize {
         self.streams.len()
     }
 
-    /// Cancels what still runs.
+    /// Cancels the choices that still run.
     pub fn cancel(&mut self) {
         self.streams.clear();
     }
 
-    /// The next event of any choice, with the choice's index; `None` when all have ended. A choice that the engine
-    /// dropped without a word fails, and so does one that is still running when the server closes.
+    /// The next event of any choice, with the choice's index; `None` when all have ended. A choice fails
+    /// if the engine drops it without an event, or if it still runs when the server closes.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let Self { streams, first, engine, closing } = self;
         if streams.iter().all(Option::is_none) {
@@ -65,13 +65,13 @@ impl Answers {
         });
         let (index, event) = tokio::select! {
             biased;
-            // The sender lives as long as the server; should it be gone, the server is.
+            // An error means that the sender is gone, and with it the server.
             _ = closing.wait_for(|closing| *closing) => (0, Some(failed("the server is shutting down"))),
             event = event => event,
         };
         let event = event.unwrap_or_else(|| match engine.stopped() {
             Some(why) => failed(&format!("the engine has stopped: {why}")),
-            None => failed("the engine ended the answer without a word: see its log"),
+            None => failed("the engine dropped the request without an error: see its log"),
         });
         match &event {
             Event::Delta { .. } => {}
