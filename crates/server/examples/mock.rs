@@ -93,7 +93,8 @@ fn complete(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<
     let _ = events.send(Event::Done { reason, usage });
 }
 
-/// At most `limit` tokens. The words depend on the prompt, and on the seed unless the request is greedy.
+/// At most `limit` tokens. The words depend on the prompt, and on the seed unless the request is
+/// greedy.
 fn choose_tokens(request: &Request, tokenizer: &Tokenizer, limit: usize) -> Vec<u32> {
     let seed = request.sampling.seed.filter(|_| request.sampling.temperature > 0.0);
     let words = if request.ignore_eos { limit } else { 12.min(limit) };

@@ -24,8 +24,9 @@ pub(crate) struct App {
     pub config: ServerConfig,
     /// Becomes true when completions in flight must end.
     pub closing: watch::Sender<bool>,
-    /// Changes with the version and the number of ranks, because results may differ with either. The
-    /// same seed gives the same text while this, `--split`, `--activations` and `--kv` stay the same.
+    /// Changes with the version and the number of ranks, because results may differ with either.
+    /// The same seed gives the same text while this, `--split`, `--activations` and `--kv` stay the
+    /// same.
     pub fingerprint: String,
     /// Server start since the epoch: the model's `created`, and a part of each response's id.
     pub started: std::time::Duration,
@@ -104,15 +105,16 @@ impl App {
             let message = "an API key is required: send the header \"Authorization: Bearer KEY\"";
             return Err(ApiError::unauthorized(message));
         }
-        // All keys are compared, each in constant time, so that timing reveals nothing about near misses.
+        // All keys are compared, each in constant time, so that timing reveals nothing about near
+        // misses.
         let known =
             keys.iter().fold(subtle::Choice::from(0), |known, key| known | key.as_bytes().ct_eq(token));
         if bool::from(known) { Ok(()) } else { Err(ApiError::unauthorized("the API key is not valid")) }
     }
 }
 
-/// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but JSON
-/// only if the server allows it, so this check protects a server without keys from web pages.
+/// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but
+/// JSON only if the server allows it, so this check protects a server without keys from web pages.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = given.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();

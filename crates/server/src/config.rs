@@ -11,8 +11,8 @@ pub struct ServerConfig {
     pub api_keys: Vec<String>,
     /// Larger request bodies are refused. Parsing takes about ten bytes of memory per byte of body.
     pub body_limit_bytes: usize,
-    /// Time to receive a request's head, again for its body, and until an idle connection is closed.
-    /// Raise it for slow links; lower it to free connections of idle clients sooner.
+    /// Time to receive a request's head, again for its body, and until an idle connection is
+    /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.
     pub read_timeout: Duration,
     /// Time that completions in flight have after a shutdown begins; then they end with an error.
     /// Longer loses fewer completions, shorter restarts sooner.
@@ -43,7 +43,8 @@ pub enum ServerError {
     BadKey(usize),
 }
 
-/// Checks that other machines cannot use the server without a key, and that clients can send the keys.
+/// Checks that other machines cannot use the server without a key, and that clients can send the
+/// keys.
 ///
 /// # Errors
 /// When `address` is not loopback and there are no keys, or when a key has characters other than

@@ -24,8 +24,8 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Accepts connections until `shutdown` is ready. A connection is closed when a request's head is
-    /// not complete within `head_timeout`, or when it is idle for that long.
+    /// Accepts connections until `shutdown` is ready. A connection is closed when a request's head
+    /// is not complete within `head_timeout`, or when it is idle for that long.
     pub async fn accept(
         listener: TcpListener,
         service: Router,
@@ -45,8 +45,8 @@ impl Connections {
             };
             match accepted {
                 Ok((connection, _)) => {
-                    // Nagle's algorithm would delay the small packets of a token stream. Failure only
-                    // costs latency.
+                    // Nagle's algorithm would delay the small packets of a token stream. Failure
+                    // only costs latency.
                     let _ = connection.set_nodelay(true);
                     let service = TowerToHyperService::new(service.clone());
                     let serving = http.serve_connection(TokioIo::new(connection), service);

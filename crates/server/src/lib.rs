@@ -18,16 +18,17 @@
 //! ```
 //!
 //! Rules of all endpoints:
-//! - An unsupported field is refused with status 400 and the field's name, unless its value asks for
-//!   the default behaviour. `null` counts as absent. Fields that never change the output (`user`,
-//!   `metadata`, …) are accepted.
+//! - An unsupported field is refused with status 400 and the field's name, unless its value asks
+//!   for the default behaviour. `null` counts as absent. Fields that never change the output
+//!   (`user`, `metadata`, …) are accepted.
 //! - A request names the served model by its full name, by the last component of that name, or as
 //!   `default`.
 //! - Sampling parameters that a request does not set come from the model's own defaults
 //!   ([`thunder_engine::ModelInfo::default_sampling`]).
-//! - `max_tokens` is an upper limit: a completion that fills the context ends with `length`. A prompt
-//!   that leaves no room for a completion is refused (`context_length_exceeded`).
-//! - A complete stream ends with `data: [DONE]`. A stream that fails ends with `data: {"error": …}`.
+//! - `max_tokens` is an upper limit: a completion that fills the context ends with `length`. A
+//!   prompt that leaves no room for a completion is refused (`context_length_exceeded`).
+//! - A complete stream ends with `data: [DONE]`. A stream that fails ends with `data: {"error":
+//!   …}`.
 //! - When a client disconnects, its completions are cancelled.
 
 mod api;

@@ -128,8 +128,8 @@ struct CompletionFormat {
     logprobs: bool,
 }
 
-/// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null until
-/// the last chunk.
+/// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null
+/// until the last chunk.
 #[derive(Debug, Serialize)]
 struct TextChoice {
     text: String,

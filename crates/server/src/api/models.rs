@@ -34,8 +34,8 @@ pub(crate) async fn get(
     Ok(Json(model_object(&app)))
 }
 
-/// Status 200 while the engine accepts requests, 503 once it has stopped. Load balancers ask without
-/// a key.
+/// Status 200 while the engine accepts requests, 503 once it has stopped. Load balancers ask
+/// without a key.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let info = app.engine.info();
     let (running, waiting) = app.engine.load();

@@ -113,7 +113,8 @@ impl Fields {
         Err(ApiError::field(name, message).code("unsupported_value"))
     }
 
-    /// Refuses fields that were not read: first those of OpenAI's API (`unsupported`), then unknown ones.
+    /// Refuses fields that were not read: first those of OpenAI's API (`unsupported`), then unknown
+    /// ones.
     pub fn finish(mut self, unsupported: &[&str]) -> Result<(), ApiError> {
         self.object.retain(|_, value| !value.is_null());
         if let Some(field) = unsupported.iter().find(|field| self.object.contains_key(**field)) {

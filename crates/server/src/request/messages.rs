@@ -5,7 +5,8 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, display_value, invalid_value};
 use crate::error::ApiError;
 
-/// Reads `messages` into objects with a role, one text, and a name if given, as chat templates expect.
+/// Reads `messages` into objects with a role, one text, and a name if given, as chat templates
+/// expect.
 pub(crate) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     match fields.value("messages") {
         None => Err(fields.missing("messages")),

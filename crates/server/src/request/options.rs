@@ -56,8 +56,8 @@ impl Options {
         })
     }
 
-    /// The engine's request for completion `nth` of a prompt. Completion `nth` uses `seed + nth`, so
-    /// that they differ and each can be repeated alone.
+    /// The engine's request for completion `nth` of a prompt. Completion `nth` uses `seed + nth`,
+    /// so that they differ and each can be repeated alone.
     pub fn request(&self, prompt: Vec<u32>, nth: usize, logprobs: Option<usize>) -> Request {
         let mut sampling = self.sampling.clone();
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(nth as u64));

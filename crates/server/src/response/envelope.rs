@@ -15,7 +15,8 @@ pub(crate) struct Envelope<'a, C> {
     pub model: &'a str,
     pub system_fingerprint: &'a str,
     pub choices: Vec<C>,
-    /// Absent in a stream without usage. In a stream with usage, `null` in all chunks except the last.
+    /// Absent in a stream without usage. In a stream with usage, `null` in all chunks except the
+    /// last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<UsageBody>>,
 }

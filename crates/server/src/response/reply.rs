@@ -15,8 +15,8 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::request::options::Options;
 
-/// Wait for the engine's first event, so that an early failure still gets an error status. After it,
-/// the response begins, and SSE comments keep the connection alive during a long prefill.
+/// Wait for the engine's first event, so that an early failure still gets an error status. After
+/// it, the response begins, and SSE comments keep the connection alive during a long prefill.
 const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
 
 /// A request of either API, checked and tokenized.

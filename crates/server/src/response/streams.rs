@@ -44,8 +44,8 @@ impl ChoiceStreams {
         self.streams.clear();
     }
 
-    /// The next event of any choice, with the choice's index; `None` when all have ended. A choice fails
-    /// if the engine drops it without an event, or if it still runs when the server closes.
+    /// The next event of any choice, with the choice's index; `None` when all have ended. A choice
+    /// fails if the engine drops it without an event, or if it still runs when the server closes.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let Self { streams, first, engine, closing } = self;
         if streams.iter().all(Option::is_none) {

@@ -26,8 +26,8 @@ pub const END: u32 = 256;
 
 /// Writes a tokenizer with one token per byte and `<|end|>`.
 pub fn write_tokenizer(folder: &Path) {
-    // Byte-level tokenizers write a byte as a printable character: the byte itself if it is printable,
-    // otherwise a character from 256 up.
+    // Byte-level tokenizers write a byte as a printable character: the byte itself if it is
+    // printable, otherwise a character from 256 up.
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 256..;
     let mut vocab = Map::new();
