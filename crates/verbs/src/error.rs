@@ -1,4 +1,4 @@
-//! What can go wrong, each with the value that was wrong and what to do.
+//! The crate's errors. Each message has the value that was wrong and says what to do.
 
 use crate::device::PortState;
 use crate::status::WcStatus;
@@ -7,57 +7,60 @@ use std::time::Duration;
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Any failure of this crate. Cloneable, so that a broken channel can repeat the error that broke it.
+/// Any failure of this crate. It implements `Clone`, so that a broken channel can return its error
+/// again.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// No verbs library on this machine.
     #[error(
-        "no RDMA verbs library: tried {tried} ({reason}); on Linux install libibverbs1 and ibverbs-providers, \
-             macOS has it from 26.2 on"
+        "no RDMA verbs library: tried {tried} ({reason}); on Linux, install libibverbs1 and ibverbs-providers; \
+             macOS has it since 26.2"
     )]
     LibraryMissing {
         /// The names that were tried.
         tried: String,
-        /// The loader's words.
+        /// The loader's message.
         reason: String,
     },
-    /// A library was found but lacks a function.
-    #[error("{path} lacks {symbol} ({reason}); install a current version of it")]
+    /// The library lacks a function.
+    #[error("{path} lacks {symbol} ({reason}); install a current version of the library")]
     LibraryUnusable {
         /// The library.
         path: String,
         /// The function.
         symbol: String,
-        /// The loader's words.
+        /// The loader's message.
         reason: String,
     },
-    /// The library works but knows no such device.
+    /// The machine has no device of this name.
     #[error("no RDMA device {wanted:?}: this machine has {present}; `thunder doctor` says why")]
     NoDevice {
-        /// The name asked for.
+        /// The requested name.
         wanted: String,
-        /// The names there are, or "none".
+        /// The names of the machine's devices, or "none".
         present: String,
     },
     /// No port of the device is in the active state.
-    #[error("no port of {device} is active: {ports}; check the cable and that its network interface is up")]
+    #[error("no port of {device} is active: {ports}; check the cable, and that its network interface is up")]
     NoActivePort {
         /// The device.
         device: String,
-        /// Each port's state.
+        /// The state of each port.
         ports: String,
     },
     /// A port that a channel uses has left the active state.
-    #[error("port {port} of {device} is {state:?}: the cable is out, or the machine at its other end is off")]
+    #[error(
+        "port {port} of {device} is {state:?}: the cable is unplugged, or the machine at the other end is off"
+    )]
     PortDown {
         /// The device.
         device: String,
         /// The port.
         port: u8,
-        /// Its state now.
+        /// The port's state.
         state: PortState,
     },
-    /// The port has no address that could be used.
+    /// The port has no usable address.
     #[error(
         "port {port} of {device} has no GID for {wanted}: it has {present}; give its network interface an address"
     )]
@@ -66,22 +69,22 @@ pub enum Error {
         device: String,
         /// The port.
         port: u8,
-        /// What was looked for.
+        /// The requested address.
         wanted: String,
-        /// The GIDs there are.
+        /// The port's GIDs.
         present: String,
     },
-    /// The device cannot do what was asked for.
-    #[error("{device} does not offer {wanted}; use {instead}")]
+    /// The device does not support the request.
+    #[error("{device} does not support {wanted}; use {instead}")]
     Unsupported {
         /// The device.
         device: String,
-        /// What was asked for.
+        /// The requested feature.
         wanted: &'static str,
-        /// What to ask for.
+        /// The feature to use.
         instead: &'static str,
     },
-    /// A call of the library failed.
+    /// A library call failed.
     #[error("{call} on {target}: {reason}{}", hint(*.errno))]
     Call {
         /// The function.
@@ -90,57 +93,57 @@ pub enum Error {
         target: String,
         /// The system's error number.
         errno: i32,
-        /// The system's words for it.
+        /// The system's message for that number.
         reason: String,
     },
-    /// A work request came back with an error.
+    /// A work request completed with an error.
     #[error("{operation} on {queue} failed with {status} (vendor code {vendor:#x}): {}", status.meaning())]
     Completion {
         /// The queue pair, by device and number.
         queue: String,
-        /// What it was doing.
+        /// "send" or "receive".
         operation: &'static str,
         /// The status of the completion.
         status: WcStatus,
         /// The vendor's own code.
         vendor: u32,
     },
-    /// The device completed something that was never posted.
-    #[error("{queue} completed work request {id:#x}, which is not posted; the driver is at fault")]
+    /// The device completed a work request that is not posted.
+    #[error("{queue} completed work request {id:#x}, which is not posted; this is a fault of the driver")]
     StrayCompletion {
         /// The queue pair.
         queue: String,
-        /// The identifier.
+        /// The identifier of the work request.
         id: u64,
     },
-    /// A frame did not arrive: an unreliable connection says so only by what comes after.
+    /// A frame was lost. On an unreliable connection, only the number of a later frame reveals it.
     #[error(
-        "{queue} lost {missing} frame(s): frame {got} came after {expected_before}; \
-             the link drops packets, use a reliable connection or repair it"
+        "{queue} lost {missing} frame(s): frame {got} arrived after {expected_before}; \
+             the cable drops packets: use a reliable connection, or repair the cable"
     )]
     Lost {
         /// The queue pair.
         queue: String,
-        /// How many.
+        /// The number of lost frames.
         missing: u32,
-        /// The number of the frame that came last in order.
+        /// The number of the last frame before the gap.
         expected_before: u32,
-        /// The number of the frame that came now.
+        /// The number of the first frame after the gap.
         got: u32,
     },
-    /// A frame that this protocol cannot have sent.
+    /// A frame that violates the protocol.
     #[error(
-        "{queue} received a frame that is not ours: {what}; are both ends of the same cable, in the same order?"
+        "{queue} received an invalid frame: {what}; check that both ranks list their cables in the same order"
     )]
     BadFrame {
         /// The queue pair.
         queue: String,
-        /// What is wrong with it.
+        /// What is wrong with the frame.
         what: String,
     },
-    /// The two ends do not agree on how to talk.
+    /// The two sides have different versions or settings.
     #[error(
-        "the peer's channel does not fit: {what}; both sides must run the same version with the same settings"
+        "the peer's channel differs: {what}; both sides must run the same version with the same settings"
     )]
     Mismatch {
         /// What differs, with both values.
@@ -149,63 +152,63 @@ pub enum Error {
     /// The exchange of addresses over the side channel failed.
     #[error("exchanging addresses with the peer: {reason}")]
     Handshake {
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
-    /// The layer above ended the wait: it knows that the peer is gone.
-    #[error("ended from above: {reason}")]
+    /// The caller ended the wait because the peer is gone.
+    #[error("aborted: {reason}")]
     Aborted {
-        /// The words given to [`Abort::raise`](crate::Abort::raise).
+        /// The reason given to [`Abort::raise`](crate::Abort::raise).
         reason: String,
     },
-    /// A bounded wait ran out.
+    /// A wait passed its time limit.
     #[error("{what} did not finish within {after:?}: {state}")]
     Timeout {
         /// The operation.
         what: &'static str,
         /// The limit.
         after: Duration,
-        /// Where the channel stood.
+        /// The progress at that time.
         state: String,
     },
-    /// A size that the device or the protocol does not allow.
+    /// The device or the protocol does not allow this size.
     #[error("{what} is {value}: {rule}")]
     BadSize {
-        /// What has the size.
+        /// The quantity.
         what: &'static str,
-        /// The size.
+        /// Its value.
         value: usize,
-        /// What it must be.
+        /// The rule that it breaks.
         rule: String,
     },
 }
 
-/// What an error number of the library most often means.
+/// The usual cause of an error number of the library.
 fn hint(errno: i32) -> &'static str {
     match errno {
         libc::EACCES | libc::EPERM => {
-            " (may this user open /dev/infiniband? is the locked-memory limit, `ulimit -l`, high enough?)"
+            " (check that this user may open /dev/infiniband, and that the locked-memory limit, `ulimit -l`, is high enough)"
         }
         libc::ENOMEM => {
-            " (the device or the locked-memory limit, `ulimit -l`, has no room left; use fewer or smaller channels)"
+            " (the device's memory or the locked-memory limit, `ulimit -l`, is used up; use fewer or smaller channels)"
         }
-        libc::EBUSY => " (the device has no queue pair left; close other programs that use it)",
+        libc::EBUSY => " (the device has no free queue pair; close other programs that use the device)",
         _ => "",
     }
 }
 
 impl Error {
-    /// Whether the link leads nowhere any more, though nothing that came over it was wrong.
+    /// True if the cable or the peer is gone. False for errors in the received data.
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::PortDown { .. } | Self::Completion { status: WcStatus::RetryExc, .. })
     }
 
-    /// A failed call that says why in `errno`.
+    /// The error of a call that sets `errno`.
     pub(crate) fn last_os(call: &'static str, target: &str) -> Self {
         Self::errno(call, target, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// A failed call that returns its error number.
+    /// The error of a call that returns its error number.
     pub(crate) fn errno(call: &'static str, target: &str, errno: i32) -> Self {
         let reason = std::io::Error::from_raw_os_error(errno.abs()).to_string();
         Self::Call { call, target: target.to_string(), errno: errno.abs(), reason }
@@ -217,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_completion_is_told_by_name_and_meaning() {
+    fn a_failed_completion_has_the_status_name_and_meaning() {
         let error = Error::Completion {
             queue: "rdma_en3 queue pair 17".into(),
             operation: "send",
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_call_carries_the_systems_words_and_a_remedy() {
+    fn a_failed_call_has_the_systems_message_and_a_remedy() {
         let text = Error::errno("ibv_reg_mr", "rdma_en2", libc::ENOMEM).to_string();
         assert!(text.contains("ibv_reg_mr on rdma_en2") && text.contains("ulimit -l"), "{text}");
     }

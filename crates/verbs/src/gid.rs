@@ -1,37 +1,37 @@
-//! Global identifiers: a port's addresses, and the choice among them.
+//! Global identifiers (GIDs): a port's addresses, and the choice of one.
 
 use crate::interface;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A global identifier: an IPv6 address in all but name. Written as one.
+/// A global identifier. It has the format of an IPv6 address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Gid(Ipv6Addr);
 
 impl Gid {
-    /// The identifier with these bytes, in network order.
+    /// A GID from its bytes, in network order.
     pub fn from_bytes(raw: [u8; 16]) -> Self {
         Self(Ipv6Addr::from(raw))
     }
 
-    /// Its bytes, in network order.
+    /// The bytes, in network order.
     pub fn bytes(self) -> [u8; 16] {
         self.0.octets()
     }
 
-    /// The IPv4 address that it maps, if it does.
+    /// The IPv4 address, if the GID is an IPv4-mapped one.
     pub fn ipv4(self) -> Option<Ipv4Addr> {
         self.0.to_ipv4_mapped()
     }
 
-    /// It starts with fe80.
+    /// True if the GID is link-local (fe80::/10).
     pub fn is_link_local(self) -> bool {
         self.0.is_unicast_link_local()
     }
 
-    /// An empty row of the table.
+    /// True if the GID is zero, as in an empty row of the table.
     pub fn is_zero(self) -> bool {
         self.0.is_unspecified()
     }
@@ -49,28 +49,30 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// A row of a port's table of identifiers.
+/// A row of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GidEntry {
-    /// The row, which is what a queue pair is given.
+    /// The row's number. A queue pair refers to the GID by it.
     pub index: u8,
-    /// The identifier.
+    /// The GID.
     pub gid: Gid,
-    /// "IB/RoCE v1" or "RoCE v2", where the system tells (Linux).
+    /// "IB/RoCE v1" or "RoCE v2", if the system reports it (Linux).
     pub kind: Option<String>,
-    /// The network interface that it belongs to, where the system tells.
+    /// The GID's network interface, if the system reports it.
     pub interface: Option<String>,
 }
 
 impl GidEntry {
-    /// RoCE v1 cannot be routed and many devices have it switched off; the rows of both kinds have the same address.
+    /// True for RoCE v1, which cannot be routed and which many devices disable. The v1 and v2 rows
+    /// of a port have the same addresses.
     fn is_v1(&self) -> bool {
         self.kind.as_deref().is_some_and(|kind| kind.contains("v1"))
     }
 }
 
-/// The row to use: the one with the address `wanted`; without a wish, the one with an IPv4 address that an interface
-/// of the port has, then any with an IPv4 address, then a link-local one, then what there is. RoCE v2 goes first.
+/// The row to use. With `wanted`: the row with that address, or none. Otherwise the first of: an
+/// IPv4 address that the row's interface has, any IPv4 address, a link-local address, any row. RoCE
+/// v2 is preferred to v1.
 pub fn choose(entries: &[GidEntry], wanted: Option<Ipv4Addr>) -> Option<&GidEntry> {
     choose_among(entries, wanted, interface::ipv4_of)
 }
@@ -110,7 +112,7 @@ mod tests {
         }
     }
 
-    /// A ConnectX port as Linux lists it: each address once for RoCE v1, once for v2.
+    /// The table of a ConnectX port on Linux: each address has a row for RoCE v1 and one for v2.
     fn connectx() -> Vec<GidEntry> {
         vec![
             entry(0, "fe80::e42:a1ff:fe2a:1", Some("IB/RoCE v1"), "ens1"),
@@ -130,20 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn the_mapped_address_of_the_interface_in_its_v2_form_is_chosen() {
+    fn the_v2_row_of_the_interfaces_ipv4_address_is_chosen() {
         assert_eq!(choose_among(&connectx(), None, addresses).unwrap().index, 3);
     }
 
     #[test]
-    fn a_wanted_address_wins_and_a_missing_one_is_not_replaced() {
+    fn only_the_row_with_the_wanted_address_is_chosen() {
         let vlan = Some(Ipv4Addr::new(10, 9, 0, 7));
         assert_eq!(choose_among(&connectx(), vlan, addresses).unwrap().index, 4);
         assert_eq!(choose_among(&connectx(), Some(Ipv4Addr::LOCALHOST), addresses), None);
     }
 
-    /// JACCL takes row 1 always and fails on a Mac whose address is in another.
+    /// JACCL always uses row 1 and fails on a Mac whose address is in another row.
     #[test]
-    fn apples_table_is_searched_not_assumed() {
+    fn the_address_is_found_in_any_row_of_apples_table() {
         let rows = [
             entry(0, "fe80::1", None, "en3"),
             entry(1, "fe80::2", None, "en3"),

@@ -1,28 +1,31 @@
 //! RDMA verbs by dlopen: safe devices, memory regions, queue pairs and completions.
 //!
-//! `libibverbs.so.1` (Linux) or `librdma.dylib` (macOS 26.2 and later, Thunderbolt 5) is loaded when it is first used;
-//! without it every call says so and nothing else breaks. Three layers, each usable alone:
+//! `libibverbs.so.1` (Linux) or `librdma.dylib` (macOS 26.2 and later, Thunderbolt 5) is loaded on
+//! first use. Without it, every call returns an error that says so. Three layers, each usable
+//! alone:
 //!
-//! - [`DeviceList`], [`Context`], [`QueuePair`]: the verbs, with states as types and memory that cannot be misused.
-//! - [`Channel`]: a stream of bytes to a peer over one or more links, with credits, so that nothing is lost on
-//!   unreliable connections for want of a posted receive, and with numbers, so that a loss is an error.
-//! - [`doctor`]: what is there, what is missing, and what to do.
+//! - [`DeviceList`], [`Context`], [`QueuePair`]: safe verbs. A queue pair's state is its type, and
+//!   memory that the device may use cannot be read, written or freed.
+//! - [`Channel`]: a stream of bytes to a peer over one or more cables. Credits ensure that a
+//!   receive is posted for each message, and frame numbers turn a loss into an error.
+//! - [`doctor`]: reports the devices, what is missing, and what to do.
 //!
 //! ```no_run
 //! use std::{net::TcpStream, time::Duration};
-//! use thunder_verbs::{Abort, Channel, ChannelOptions, Context, Link, Mode};
+//! use thunder_verbs::{Abort, Cable, Channel, ChannelOptions, Context, Mode};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let link = Link { context: Context::open("rdma_en3")?, facing: None };
+//! let cable = Cable { context: Context::open("rdma_en3")?, local_address: None };
 //! let mut side_channel = TcpStream::connect("192.168.0.2:7000")?;
-//! let abort = Abort::new(); // raised by whoever watches the peer: devices do not notice its death
-//! let pending = Channel::prepare(&[link], ChannelOptions::new(Mode::Uc))?;
-//! let mut channel = pending.handshake(&mut side_channel, abort.clone())?;
+//! let abort = Abort::new(); // devices do not notice a dead peer: call `raise` on it when the peer dies
+//! let prepared = Channel::prepare(&[cable], ChannelOptions::new(Mode::Uc))?;
+//! let mut channel = prepared.handshake(&mut side_channel, abort.clone())?;
 //! channel.send_all(b"hello", Duration::from_secs(2))?;
 //! # Ok(()) }
 //! ```
 //!
-//! Architecture invariant: this crate knows bytes and links, no ranks, groups or tensors, and starts no thread.
+//! Architecture invariant: this crate knows bytes and cables, but no ranks, groups or tensors. It
+//! starts no threads.
 
 mod channel;
 mod device;
@@ -39,7 +42,7 @@ mod status;
 pub mod sys;
 
 pub use channel::{
-    Abort, Armed, Channel, ChannelAddress, ChannelOptions, LaneAddress, Link, Mode, Pending, Readiness,
+    Abort, Cable, Channel, ChannelAddress, ChannelOptions, Connected, LaneAddress, Mode, Prepared, Readiness,
 };
 pub use device::{Context, DeviceLimits, DeviceList, LinkLayer, LocalPort, PortInfo, PortState};
 pub use error::{Error, Result};

@@ -1,23 +1,24 @@
-//! The verbs library, loaded when it is first asked for and kept until the process ends.
+//! The verbs library. It is loaded on first use and kept until the process ends.
 
 use crate::error::{Error, Result};
 use crate::sys::*;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// Where the library is looked for on this system, in this order.
+/// The names under which the library is tried on this system, in this order.
 pub(crate) const CANDIDATES: &[&str] = if cfg!(target_os = "macos") {
     &["/usr/lib/librdma.dylib", "librdma.dylib"]
 } else {
     &["libibverbs.so.1"]
 };
 
-/// Declares the table of functions and how it is filled, from one list.
+/// Declares the function table and its loading, from one list.
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
-        /// The exported functions that are used. The three on the fast path are in `ibv_context.ops`.
+        /// The exported functions that this crate uses. The three on the hot path are in
+        /// `ibv_context.ops`.
         pub(crate) struct Library {
-            /// The candidate that was found.
+            /// The candidate that was loaded.
             pub(crate) path: &'static str,
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
@@ -25,7 +26,7 @@ macro_rules! functions {
         impl Library {
             fn from_loaded(path: &'static str, loaded: &libloading::Library) -> Result<Self> {
                 Ok(Self { path, $(
-                    // SAFETY: the symbol, where it exists, has this signature in every version of the verbs ABI.
+                    // SAFETY: the symbol has this signature in every version of the verbs ABI.
                     $name: unsafe { symbol(path, loaded, stringify!($name))? },
                 )* })
             }
@@ -56,7 +57,7 @@ functions! {
 /// # Safety
 /// `T` must be the type of a pointer to the function called `name`.
 unsafe fn symbol<T: Copy>(path: &str, loaded: &libloading::Library, name: &str) -> Result<T> {
-    // SAFETY: the caller vouches for the type.
+    // SAFETY: the caller guarantees the type.
     let found = unsafe { loaded.get::<T>(name) };
     found.map(|symbol| *symbol).map_err(|source| Error::LibraryUnusable {
         path: path.to_string(),
@@ -66,7 +67,7 @@ unsafe fn symbol<T: Copy>(path: &str, loaded: &libloading::Library, name: &str) 
 }
 
 impl Library {
-    /// The library, or why it cannot be had. The answer does not change while the process lives.
+    /// The library, or why it cannot be loaded. Later calls return the first result.
     pub(crate) fn get() -> Result<&'static Self> {
         static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
         LIBRARY.get_or_init(|| Self::load(CANDIDATES)).as_ref().map_err(Clone::clone)
@@ -75,11 +76,11 @@ impl Library {
     fn load(candidates: &[&'static str]) -> Result<Self> {
         let mut reasons = Vec::new();
         for path in candidates {
-            // SAFETY: the library's initialisers are the vendor's; they register providers and do no more.
+            // SAFETY: the library's initializers only register the vendors' providers.
             match unsafe { libloading::Library::new(*path) } {
                 Ok(loaded) => {
                     let library = Self::from_loaded(path, &loaded)?;
-                    // Kept for good: unloading would leave the table's pointers dangling.
+                    // Never unloaded, because the table's pointers would dangle.
                     std::mem::forget(loaded);
                     return Ok(library);
                 }
@@ -90,7 +91,7 @@ impl Library {
     }
 }
 
-/// The loader's own words; libloading's message hides them behind its source.
+/// The loader's message, which libloading's error has as its source.
 fn reason(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_named_with_the_remedy() {
+    fn a_missing_library_is_named_with_a_remedy() {
         let error = Library::load(&["libthunder-has-no-such-library.so.7"]).err().expect("it does not exist");
         let text = error.to_string();
         assert!(text.contains("libthunder-has-no-such-library.so.7"), "{text}");

@@ -1,4 +1,4 @@
-//! Protection domains and the memory that a device may touch.
+//! Protection domains and registered memory.
 
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -8,22 +8,22 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// macOS on Apple silicon has pages of 16 KiB; a multiple of every page size in use.
+/// Pages of macOS on Apple silicon, and a multiple of every other page size in use.
 const ALIGN_BYTES: usize = 16 * 1024;
 
-/// A protection domain: queue pairs reach only the regions of their own.
+/// A protection domain. A queue pair can use only the memory regions of its own domain.
 pub struct ProtectionDomain {
     pub(crate) context: Arc<Context>,
     pub(crate) raw: NonNull<ibv_pd>,
 }
 
-// SAFETY: the verbs calls may be made from any thread, several at once.
+// SAFETY: verbs calls are thread-safe, also when made at the same time.
 unsafe impl Send for ProtectionDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A new domain on the device.
+    /// Creates a domain on the device.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.library.ibv_alloc_pd)(context.raw.as_ptr()) };
@@ -31,7 +31,7 @@ impl ProtectionDomain {
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
-    /// The device it is on.
+    /// The device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -39,12 +39,12 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: everything made in it held an Arc of it, so it is empty.
+        // SAFETY: every object of the domain holds an Arc of it, so the domain is empty.
         unsafe { (self.context.library.ibv_dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// Zeroed memory on pages of its own.
+/// Zeroed memory in pages of its own.
 struct Pages {
     start: NonNull<u8>,
     layout: Layout,
@@ -52,7 +52,7 @@ struct Pages {
 
 impl Pages {
     fn new(len: usize) -> Result<Self> {
-        let rule = || "it must be above 0 and fit in memory".to_string();
+        let rule = || "it must be above 0 and fit in the address space".to_string();
         let layout = Layout::from_size_align(len.next_multiple_of(ALIGN_BYTES), ALIGN_BYTES)
             .ok()
             .filter(|_| len > 0)
@@ -65,13 +65,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, released once.
+        // SAFETY: the memory was allocated with this layout and is freed once.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
-/// Registered memory, which it owns. What lies in it is reached only through the queue pair that it belongs to, which
-/// knows which parts the device may be touching.
+/// Registered memory, owned by this region. It is accessed only through the region's queue pair,
+/// which knows the parts that the device may be using.
 pub(crate) struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     pages: ManuallyDrop<Pages>,
@@ -79,16 +79,16 @@ pub(crate) struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: it owns its memory; the verbs calls may be made from any thread.
+// SAFETY: the region owns its memory, and verbs calls may be made from any thread.
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `len` new, zeroed bytes; `peer_writes` lets the peer's RDMA WRITEs in.
+    /// Allocates and registers `len` zeroed bytes. `peer_writes` permits RDMA WRITEs by the peer.
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, len: usize, peer_writes: bool) -> Result<Self> {
         let pages = Pages::new(len)?;
         let context = &domain.context;
         let access = context.profile.access(peer_writes);
-        // SAFETY: the pages live until after the region is deregistered, see drop.
+        // SAFETY: the pages are freed only after the region is deregistered (see drop).
         let raw = unsafe {
             (context.library.ibv_reg_mr)(
                 domain.raw.as_ptr(),
@@ -101,36 +101,37 @@ impl MemoryRegion {
         Ok(Self { raw, pages: ManuallyDrop::new(pages), len, domain: Arc::clone(domain) })
     }
 
-    /// Its start.
+    /// The first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.pages.start.as_ptr()
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The key by which the local device knows it.
+    /// The key for the local device.
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: registered until drop.
+        // SAFETY: the region is registered until drop.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
-    /// The key by which a peer names it.
+    /// The key for a peer.
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: registered until drop.
+        // SAFETY: the region is registered until drop.
         unsafe { (*self.raw.as_ptr()).rkey }
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered, deregistered once; the pages are released after this.
+        // SAFETY: the region is registered, and this deregisters it once. The pages are freed after
+        // it.
         let errno = unsafe { (self.domain.context.library.ibv_dereg_mr)(self.raw.as_ptr()) };
-        // Where that failed the device may still write here: memory that is never given back is the safe way out.
+        // If that failed, the device may still write to the pages, so they must never be freed.
         if errno == 0 {
-            // SAFETY: dropped once, here, and not used after.
+            // SAFETY: the pages are dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }

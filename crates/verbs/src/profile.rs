@@ -1,28 +1,30 @@
-//! What a platform's devices may be asked for, beyond what they say of themselves.
+//! The rules of a platform's devices that the devices do not report.
 
 use crate::sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-/// The unit in which Apple's devices count messages and queues, and the smallest slot of a channel.
+/// The unit in which Apple's devices count messages and queues, in bytes. Also a channel's smallest
+/// slot.
 pub const FRAME_BYTES: usize = 4096;
 
-/// The rules of a platform. [`Profile::native`] is the one to use; tests on Linux use [`Profile::APPLE`] too, as what
-/// obeys Apple's rules runs everywhere.
+/// The rules of a platform. Use [`Profile::native`]; tests on Linux also use [`Profile::APPLE`],
+/// because code that obeys Apple's rules runs on every platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// Reliable connections, and with them RDMA WRITE, can be had.
+    /// True if the devices support reliable connections, and so RDMA WRITE.
     pub reliable: bool,
-    /// The most send requests that may be outstanding on a queue pair, whatever it reports.
+    /// Most outstanding sends per queue pair, even if the device reports more.
     pub max_sends: u32,
-    /// The most receives that may be posted on a queue pair, whatever it reports.
+    /// Most posted receives per queue pair, even if the device reports more.
     pub max_receives: u32,
-    /// A send must span as many frames as the receive that it meets.
+    /// True if a send must span as many frames as the receive at the peer.
     pub equal_frames: bool,
-    /// Regions need the remote rights even when nothing but the local device touches them.
+    /// True if memory regions need remote access rights even when only the local device uses them.
     pub remote_rights_always: bool,
 }
 
 impl Profile {
-    /// Thunderbolt 5 on macOS: unreliable connections alone, and capacities that are reported too large.
+    /// Thunderbolt 5 on macOS: unreliable connections only, and the reported capacities are too
+    /// large.
     pub const APPLE: Self = Self {
         reliable: false,
         max_sends: 32,
@@ -31,7 +33,7 @@ impl Profile {
         remote_rights_always: true,
     };
 
-    /// libibverbs: the device's own word is good.
+    /// libibverbs: the reported capacities are correct.
     pub const LINUX: Self = Self {
         reliable: true,
         max_sends: u32::MAX,
@@ -40,12 +42,12 @@ impl Profile {
         remote_rights_always: false,
     };
 
-    /// The rules of the system this was built for.
+    /// The rules of the target system.
     pub const fn native() -> Self {
         if cfg!(target_os = "macos") { Self::APPLE } else { Self::LINUX }
     }
 
-    /// The access flags of a region, and of the queue pair that uses it.
+    /// The access flags of a memory region and of its queue pair.
     pub(crate) fn access(self, peer_writes: bool) -> i32 {
         let remote = match (self.remote_rights_always, peer_writes) {
             (true, _) => IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_open_to_the_peer_only_where_it_must_be() {
+    fn a_region_has_remote_rights_only_where_needed() {
         assert_eq!(Profile::LINUX.access(false), IBV_ACCESS_LOCAL_WRITE);
         assert_eq!(Profile::LINUX.access(true), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
         assert_eq!(Profile::APPLE.access(false), 0b111);

@@ -1,13 +1,14 @@
 //! The status of a completion.
 
-/// Declares the statuses with the header's number, its name and a meaning, from one list.
+/// Declares the statuses from one list: the C header's number, the variant, the header's name, the
+/// meaning.
 macro_rules! statuses {
     ($($number:literal $variant:ident $name:literal $meaning:literal;)*) => {
         /// The status of a completion, as in `enum ibv_wc_status`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum WcStatus {
             $(#[doc = $meaning] $variant,)*
-            /// A number that the header does not have.
+            /// A number that the C header does not define.
             Unknown(i32),
         }
 
@@ -17,9 +18,9 @@ macro_rules! statuses {
                 match number { $($number => Self::$variant,)* other => Self::Unknown(other) }
             }
 
-            /// What it means, in words for the person at the cable.
+            /// The meaning, as a message for users.
             pub fn meaning(self) -> &'static str {
-                match self { $(Self::$variant => $meaning,)* Self::Unknown(_) => "a status that verbs.h does not list" }
+                match self { $(Self::$variant => $meaning,)* Self::Unknown(_) => "a status that verbs.h does not define" }
             }
         }
 
@@ -33,27 +34,27 @@ macro_rules! statuses {
 
 statuses! {
     0 Success "IBV_WC_SUCCESS" "it succeeded";
-    1 LocLen "IBV_WC_LOC_LEN_ERR" "the posted receive is shorter than the message, or the message longer than the port allows";
+    1 LocLen "IBV_WC_LOC_LEN_ERR" "the posted receive is shorter than the message, or the message is longer than the port allows";
     2 LocQpOp "IBV_WC_LOC_QP_OP_ERR" "the local queue pair cannot do this operation";
     3 LocEecOp "IBV_WC_LOC_EEC_OP_ERR" "the local end-to-end context is inconsistent";
     4 LocProt "IBV_WC_LOC_PROT_ERR" "the local memory is not registered for this";
-    5 WrFlush "IBV_WC_WR_FLUSH_ERR" "the queue pair failed before; an earlier error is the cause";
+    5 WrFlush "IBV_WC_WR_FLUSH_ERR" "the queue pair failed earlier; the first error is the cause";
     6 MwBind "IBV_WC_MW_BIND_ERR" "a memory window could not be bound";
-    7 BadResp "IBV_WC_BAD_RESP_ERR" "the peer answered what the protocol does not allow";
-    8 LocAccess "IBV_WC_LOC_ACCESS_ERR" "the peer wrote where it may not, and this side noticed";
-    9 RemInvReq "IBV_WC_REM_INV_REQ_ERR" "the peer refused the request: its posted receive is too short, or it does not offer this operation";
-    10 RemAccess "IBV_WC_REM_ACCESS_ERR" "the peer's memory key or address is wrong, or does not permit this";
-    11 RemOp "IBV_WC_REM_OP_ERR" "the peer could not carry the operation out";
-    12 RetryExc "IBV_WC_RETRY_EXC_ERR" "the peer does not answer: it is gone, its queue pair is closed, or the cable is cut";
-    13 RnrRetryExc "IBV_WC_RNR_RETRY_EXC_ERR" "the peer has no receive posted and did not post one in time";
+    7 BadResp "IBV_WC_BAD_RESP_ERR" "the peer sent a response that the protocol does not allow";
+    8 LocAccess "IBV_WC_LOC_ACCESS_ERR" "the peer wrote to local memory without permission";
+    9 RemInvReq "IBV_WC_REM_INV_REQ_ERR" "the peer refused the request: its posted receive is too short, or it does not support the operation";
+    10 RemAccess "IBV_WC_REM_ACCESS_ERR" "the peer's memory key or address is wrong, or does not permit the operation";
+    11 RemOp "IBV_WC_REM_OP_ERR" "the peer could not perform the operation";
+    12 RetryExc "IBV_WC_RETRY_EXC_ERR" "the peer does not answer: it has ended, its queue pair is closed, or the cable is unplugged";
+    13 RnrRetryExc "IBV_WC_RNR_RETRY_EXC_ERR" "the peer did not post a receive in time";
     14 LocRddViol "IBV_WC_LOC_RDD_VIOL_ERR" "the reliable datagram domains differ";
     15 RemInvRdReq "IBV_WC_REM_INV_RD_REQ_ERR" "the peer refused a reliable datagram request";
     16 RemAbort "IBV_WC_REM_ABORT_ERR" "the peer aborted the operation";
     17 InvEecn "IBV_WC_INV_EECN_ERR" "the end-to-end context number is invalid";
     18 InvEecState "IBV_WC_INV_EEC_STATE_ERR" "the end-to-end context is in the wrong state";
-    19 Fatal "IBV_WC_FATAL_ERR" "the device failed; it may need a restart";
+    19 Fatal "IBV_WC_FATAL_ERR" "the device failed and may need a restart";
     20 RespTimeout "IBV_WC_RESP_TIMEOUT_ERR" "the peer's response timed out";
-    21 General "IBV_WC_GENERAL_ERR" "the transport failed in a way it does not explain";
+    21 General "IBV_WC_GENERAL_ERR" "the transport failed without an explanation";
 }
 
 #[cfg(test)]

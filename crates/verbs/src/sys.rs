@@ -1,13 +1,14 @@
-//! The structs and constants of `infiniband/verbs.h` that this crate uses, and nothing more of it.
+//! The structs and constants of `infiniband/verbs.h` that this crate uses. Names and fields are
+//! those of the C header.
 //!
-//! Sizes and offsets are compared with the system's header by `tests/layout.rs` where a C compiler and the header are
-//! there, and with the numbers of rdma-core 44 on x86-64 everywhere. Names and fields are the header's own.
+//! `tests/layout.rs` compares sizes and offsets with the numbers of rdma-core 44 on x86-64, and
+//! also with the system's header if it and a C compiler are installed.
 
 #![allow(non_camel_case_types, missing_docs)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Opaque: only its name is ever asked for, through a call.
+/// Opaque. Only its name is used, which a call returns.
 #[repr(C)]
 pub struct ibv_device {
     _private: [u8; 0],
@@ -27,7 +28,7 @@ pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int
 pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// The provider's function table. The entries between those used are kept as untyped pointers.
+/// The provider's function table. Unused entries are untyped pointers.
 #[repr(C)]
 pub struct ibv_context_ops {
     pub _before_poll_cq: [*mut c_void; 11],
@@ -38,7 +39,7 @@ pub struct ibv_context_ops {
     pub _after_post_recv: [*mut c_void; 5],
 }
 
-/// The head of the header's struct; what follows is the library's own and is never read.
+/// The first fields of the C struct. The others are private to the library and never read.
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
@@ -117,7 +118,7 @@ pub struct ibv_port_attr {
     pub port_cap_flags2: u16,
 }
 
-/// A union in the header; its alignment is that of the two 64-bit halves.
+/// A union in the C header. Its alignment is that of its two `u64`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct ibv_gid {
@@ -174,7 +175,7 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-/// The head of the header's struct, up to the last field that is read.
+/// The first fields of the C struct, up to the last one that is read.
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
@@ -248,7 +249,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// `remote_addr` and `rkey` are `wr.rdma`'s; `_rest` is what remains of the header's unions.
+/// `remote_addr` and `rkey` are those of `wr.rdma`; `_rest` is the rest of the C header's unions.
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
-use thunder_verbs::{Abort, Channel, ChannelOptions, Context, Error, Link as Cable, Mode, Profile};
+use thunder_verbs::{Abort, Cable, Channel, ChannelOptions, Context, Error, Mode, Profile};
 
 use super::{Closed, Interest, Link};
 use crate::rendezvous::Stream;
@@ -96,12 +96,12 @@ impl RdmaLink {
         stream: &mut impl Stream,
     ) -> Result<Self, InitError> {
         let failed = |source: Error| InitError::Rdma { rank: peer, source };
-        let cable = |name: &String| Ok(Cable { context: Context::open(name)?, facing: None });
+        let cable = |name: &String| Ok(Cable { context: Context::open(name)?, local_address: None });
         let mut cables = devices.iter().map(cable).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        Cable::face_peer(&mut cables, stream).map_err(failed)?;
-        let pending = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
+        Cable::find_addresses(&mut cables, stream).map_err(failed)?;
+        let prepared = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
         // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
-        let channel = pending.handshake(stream, Abort::new()).map_err(failed)?;
+        let channel = prepared.handshake(stream, Abort::new()).map_err(failed)?;
         Ok(Self { channel, shown: 0, nap_us: *NAPS_US.start(), abandoned: false })
     }
 

@@ -1,10 +1,11 @@
-//! How the layer above ends a wait.
+//! Ends a channel's waits from outside.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Tells a polling channel that its peer is gone. Neither UC nor Apple's devices ever do: whoever watches the peer
-/// (by a TCP connection, or the process it started) raises this, from any thread, and the channel's next poll fails.
+/// Tells a polling channel that its peer is gone. UC connections and Apple's devices never report
+/// that. The caller watches the peer (over TCP, or as a child process) and raises this from any
+/// thread; the channel's next poll fails.
 #[derive(Clone, Default)]
 pub struct Abort(Arc<Inner>);
 
@@ -15,12 +16,12 @@ struct Inner {
 }
 
 impl Abort {
-    /// Not raised.
+    /// A new abort, not raised.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends every wait that watches this. The first reason given is the one that is told.
+    /// Ends every wait of channels that hold a clone of this. The first reason is kept.
     pub fn raise(&self, reason: impl Into<String>) {
         self.0.reason.get_or_init(|| reason.into());
         self.0.raised.store(true, Ordering::Release);

@@ -1,4 +1,5 @@
-//! Which of its addresses a cable's port faces the peer by, where it has several (VLANs, aliases).
+//! A cable to the peer, and which of its port's addresses to use if it has several (VLANs,
+//! aliases).
 
 use super::message::{put, take};
 use crate::device::Context;
@@ -8,35 +9,38 @@ use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-/// One cable to the peer. The two sides must list their cables in the same order, or the directions deadlock.
+/// One cable to the peer. Both sides must list their cables in the same order, or the two
+/// directions deadlock.
 #[derive(Clone)]
-pub struct Link {
+pub struct Cable {
     /// The device at this end.
     pub context: Arc<Context>,
-    /// The address by which the device's interface faces the peer ([`Link::face_peer`] finds it); without it, the
-    /// interface's own is used.
-    pub facing: Option<Ipv4Addr>,
+    /// The port's address to use, found by [`Cable::find_addresses`]. `None`: the interface's own
+    /// address.
+    pub local_address: Option<Ipv4Addr>,
 }
 
-impl Link {
-    /// Finds the address by which each link faces the peer, over a stream to it: of all pairs of addresses, one of each end,
-    /// the two in the smallest common network. Both sides must call this. Links without an IPv4 address stay as they are.
-    pub fn face_peer(links: &mut [Self], stream: &mut (impl Read + Write)) -> Result<()> {
-        let ours = links.iter().map(|link| link.context.addresses()).collect::<Result<Vec<_>>>()?;
+impl Cable {
+    /// Sets each cable's `local_address`, after exchanging addresses with the peer over `stream`:
+    /// of all pairs of a local and a remote address, the two in the smallest common network. Both
+    /// sides must call this. A cable without an IPv4 address is not changed.
+    pub fn find_addresses(cables: &mut [Self], stream: &mut (impl Read + Write)) -> Result<()> {
+        let ours = cables.iter().map(|cable| cable.context.addresses()).collect::<Result<Vec<_>>>()?;
         put(stream, &ours)?;
         let theirs: Vec<Vec<Ipv4Addr>> = take(stream)?;
         if ours.len() != theirs.len() {
             let what = format!("cables here {}, there {}", ours.len(), theirs.len());
             return Err(Error::Mismatch { what });
         }
-        for (link, (ours, theirs)) in links.iter_mut().zip(ours.iter().zip(&theirs)) {
-            link.facing = nearest(ours, theirs).or(link.facing);
+        for (cable, (ours, theirs)) in cables.iter_mut().zip(ours.iter().zip(&theirs)) {
+            cable.local_address = nearest(ours, theirs).or(cable.local_address);
         }
         Ok(())
     }
 }
 
-/// Ours of the two addresses that have the most leading bits in common. Among equals both sides take the same two.
+/// The local address of the pair with the most leading bits in common. Both sides break ties alike,
+/// so they choose the same pair.
 fn nearest(ours: &[Ipv4Addr], theirs: &[Ipv4Addr]) -> Option<Ipv4Addr> {
     let pairs = ours.iter().flat_map(|own| theirs.iter().map(move |peer| (*own, *peer)));
     let rank = |(own, peer): &(Ipv4Addr, Ipv4Addr)| {
@@ -55,12 +59,12 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_take_addresses_of_the_network_that_they_share() {
+    fn both_sides_choose_addresses_in_their_common_network() {
         let here = addresses(&["10.0.0.7", "10.9.0.7", "192.168.4.1"]);
         for (there, ours, theirs) in [
             (&["172.16.0.3", "10.9.0.3"][..], "10.9.0.7", "10.9.0.3"),
             (&["192.168.4.2", "192.168.5.1"], "192.168.4.1", "192.168.4.2"),
-            // Two networks are shared, the pairs are as near in both.
+            // Two common networks, with equally many leading bits in common.
             (&["10.9.0.6", "10.0.0.6"], "10.0.0.7", "10.0.0.6"),
         ] {
             let there = addresses(there);

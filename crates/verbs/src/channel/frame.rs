@@ -1,40 +1,40 @@
 //! The header of a frame.
 
-/// Bytes of the header, so that the payload keeps the alignment of vector loads.
+/// Size of the header. 32 bytes keep the payload aligned for vector loads.
 pub(super) const HEADER_BYTES: usize = 32;
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// It carries bytes of the stream.
+pub(super) enum FrameKind {
+    /// Carries bytes of the stream.
     Data,
-    /// It carries nothing but credits.
+    /// Carries credits only.
     Credit,
-    /// It carries nothing, and asks for a frame back.
+    /// Asks the peer to send a frame.
     Probe,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The connection that it belongs to.
+    /// The sender's session, which identifies the connection.
     pub(super) session: u32,
-    /// Its number on its lane, by which a loss shows.
+    /// The frame's number in its lane. A gap shows a loss.
     pub(super) lane_seq: u32,
-    /// Its number in the stream over all lanes. Of meaning for data alone.
+    /// The frame's number in the stream, over all lanes. Used in data frames only.
     pub(super) stream_seq: u32,
-    /// Frames of the opposite direction, same lane, that its sender has freed, in all.
+    /// Total of frames that the sender has received on this lane and freed.
     pub(super) freed: u32,
-    /// Bytes that follow.
+    /// Payload bytes.
     pub(super) len: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
 }
 
 impl Header {
     pub(super) fn write(&self, to: &mut [u8]) {
         let kind = match self.kind {
-            Kind::Data => 0,
-            Kind::Credit => 1,
-            Kind::Probe => 2,
+            FrameKind::Data => 0,
+            FrameKind::Credit => 1,
+            FrameKind::Probe => 2,
         };
         let words = [self.session, self.lane_seq, self.stream_seq, self.freed, self.len, kind, 0, 0];
         for (bytes, word) in to[..HEADER_BYTES].chunks_exact_mut(4).zip(words) {
@@ -42,17 +42,17 @@ impl Header {
         }
     }
 
-    /// The header at the start of a frame, or what is wrong with it.
+    /// Reads the header of a frame. The error says what is wrong with it.
     pub(super) fn read(frame: &[u8]) -> Result<Self, String> {
         let Some(head) = frame.get(..HEADER_BYTES) else {
-            return Err(format!("{} bytes, less than a header", frame.len()));
+            return Err(format!("{} bytes are less than a header", frame.len()));
         };
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let kind = match word(20) {
-            0 => Kind::Data,
-            1 => Kind::Credit,
-            2 => Kind::Probe,
-            other => return Err(format!("kind {other}")),
+            0 => FrameKind::Data,
+            1 => FrameKind::Credit,
+            2 => FrameKind::Probe,
+            other => return Err(format!("unknown kind {other}")),
         };
         let len = word(16);
         if len as usize > frame.len() - HEADER_BYTES {
@@ -67,9 +67,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_survives_the_wire_and_a_bad_one_is_refused() {
-        let header =
-            Header { session: 7, lane_seq: u32::MAX, stream_seq: 3, freed: 4, len: 8, kind: Kind::Probe };
+    fn a_header_is_read_as_written_and_a_bad_one_is_refused() {
+        let header = Header {
+            session: 7,
+            lane_seq: u32::MAX,
+            stream_seq: 3,
+            freed: 4,
+            len: 8,
+            kind: FrameKind::Probe,
+        };
         let mut frame = [0xee; 40];
         header.write(&mut frame);
         assert_eq!(Header::read(&frame), Ok(header));

@@ -1,4 +1,4 @@
-//! What the two sides tell each other before the channel works.
+//! Messages of the handshake, over a stream such as TCP.
 
 use super::options::Mode;
 use crate::error::{Error, Result};
@@ -6,19 +6,19 @@ use crate::queue::QueueAddress;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Read, Write};
 
-/// Raised whenever frames or addresses change their meaning.
+/// Protocol version. Increase it when frames or handshake messages change.
 pub(super) const VERSION: u32 = 1;
-/// The longest message of the handshake that is believed.
+/// Longest handshake message that is accepted.
 const MAX_HANDSHAKE_BYTES: u32 = 64 * 1024;
 
-/// What the peer must know of a channel before it can connect. Goes over TCP, as JSON or any other form.
+/// What the peer needs to connect to a channel. Sent over TCP, as JSON or in any other form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelAddress {
-    /// The version of the protocol.
+    /// Protocol version.
     pub version: u32,
     /// How frames travel.
     pub mode: Mode,
-    /// A random number that every frame of this side carries.
+    /// A random number, sent in every frame of this side.
     pub session: u32,
     /// The lanes, in order.
     pub lanes: Vec<LaneAddress>,
@@ -33,14 +33,15 @@ pub struct LaneAddress {
     pub queue: QueueAddress,
 }
 
-/// How many frames each lane can take: what a side says once its receives are posted.
+/// The number of frames that each lane can receive. A side sends it once its receives are posted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readiness {
-    /// Per lane.
+    /// Slots of each lane.
     pub slots: Vec<u32>,
 }
 
 impl ChannelAddress {
+    /// Checks that the peer's channel has the same version, mode and lanes.
     pub(super) fn check_peer(&self, peer: &Self) -> Result<()> {
         let shape = |address: &Self| address.lanes.iter().map(|lane| lane.slot_bytes).collect::<Vec<_>>();
         let differ = |what: &str, ours: String, theirs: String| {
@@ -63,6 +64,7 @@ impl ChannelAddress {
     }
 }
 
+/// Writes a message with its length in front.
 pub(super) fn put(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
     let failed = |reason: String| Error::Handshake { reason };
     let body = serde_json::to_vec(message).map_err(|error| failed(error.to_string()))?;
@@ -74,17 +76,18 @@ pub(super) fn put(stream: &mut impl Write, message: &impl Serialize) -> Result<(
         .map_err(|error| failed(format!("sending: {error}")))
 }
 
+/// Reads a message that [`put`] wrote.
 pub(super) fn take<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
     let failed = |reason: String| Error::Handshake { reason };
     let mut len = [0; 4];
     stream.read_exact(&mut len).map_err(|error| failed(format!("receiving: {error}")))?;
     let len = u32::from_le_bytes(len);
     if len > MAX_HANDSHAKE_BYTES {
-        return Err(failed(format!("a message of {len} bytes, the most is {MAX_HANDSHAKE_BYTES}")));
+        return Err(failed(format!("a message of {len} bytes is above the limit of {MAX_HANDSHAKE_BYTES}")));
     }
     let mut body = vec![0; len as usize];
     stream.read_exact(&mut body).map_err(|error| failed(format!("receiving: {error}")))?;
-    serde_json::from_slice(&body).map_err(|error| failed(format!("not understood: {error}")))
+    serde_json::from_slice(&body).map_err(|error| failed(format!("invalid message: {error}")))
 }
 
 #[cfg(test)]
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_survives_the_side_channel() {
+    fn an_address_is_read_as_written() {
         let sent = address(Mode::Uc, 4096);
         let mut wire = Vec::new();
         put(&mut wire, &sent).unwrap();
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_bytes_are_refused_not_believed() {
+    fn bytes_that_are_no_message_are_an_error() {
         for wire in [&b"GET / HTTP/1.1\r\n"[..], &[9, 0, 0, 0, b'{'], &[2, 0, 0, 0, b'{', b'}'], &[]] {
             let error = take::<ChannelAddress>(&mut &wire[..]).unwrap_err();
             assert!(matches!(error, Error::Handshake { .. }), "{error}");
@@ -115,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_differ_are_told_in_what() {
+    fn a_mismatch_names_what_differs() {
         let ours = address(Mode::Uc, 4096);
         assert!(ours.check_peer(&ours).is_ok());
         let newer = ChannelAddress { version: VERSION + 1, ..ours.clone() };

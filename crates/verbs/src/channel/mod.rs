@@ -1,12 +1,14 @@
-//! A stream of bytes between two ranks over one or more RDMA links, without a copy more than needed, without
-//! allocation once it runs, and without ever blocking unless asked to.
+//! A stream of bytes to a peer over one or more RDMA cables. Sending copies each byte once;
+//! received bytes can be read in place. A connected channel does not allocate, and blocks only in
+//! calls that have a time limit.
 //!
-//! What is written is cut into frames, one to a slot. Short writes go over a lane with slots of 4 KiB, long ones over
-//! a lane per link with long slots, in turns. A frame is sent only into a slot that the peer is known to have free
-//! (credits, returned in the headers of frames going back), and has two numbers: one on its lane, whose gaps show a
-//! loss that UC would hide, and one in the stream, by which the reader puts the lanes together again.
+//! Data is cut into frames, one per slot. Short writes use a lane with slots of 4 KiB; long writes
+//! alternate among the cables' lanes with long slots. A frame is sent only when the peer has a free
+//! slot for it; the peer returns credits in the headers of its own frames. Each frame has two
+//! numbers: one in its lane, whose gaps reveal a loss that UC would hide, and one in the stream, by
+//! which the reader merges the lanes.
 //!
-//! Liveness is the caller's: see [`Abort`].
+//! The caller watches whether the peer is alive: see [`Abort`].
 
 mod abort;
 mod cable;
@@ -22,8 +24,8 @@ mod untrusted_peer_tests;
 mod wait;
 
 pub use self::abort::Abort;
-pub use self::cable::Link;
+pub use self::cable::Cable;
 pub use self::message::{ChannelAddress, LaneAddress, Readiness};
 pub use self::options::{ChannelOptions, Mode};
-pub use self::setup::{Armed, Pending};
+pub use self::setup::{Connected, Prepared};
 pub use self::stream::Channel;

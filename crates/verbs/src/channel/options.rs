@@ -1,4 +1,4 @@
-//! How a channel is made: the mode and the sizes of its slots.
+//! A channel's mode and the number and size of its slots.
 
 use super::credit::MIN_SLOTS;
 use super::lane::CREDIT_BYTES;
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Sends into posted receives, unreliable: the only mode on Apple's devices.
+    /// Sends into posted receives over an unreliable connection. The only mode of Apple's devices.
     Uc,
-    /// Sends into posted receives, reliable.
+    /// Sends into posted receives over a reliable connection.
     Rc,
-    /// Reliable RDMA WRITEs into the peer's memory, with a flag behind each: no receive to post, no completion to
-    /// wait for, the lowest latency.
+    /// Reliable RDMA WRITEs into the peer's memory, each followed by a flag. Lowest latency: there
+    /// is no receive to post and no completion to wait for.
     RcWrite,
 }
 
@@ -29,23 +29,25 @@ impl Mode {
     }
 }
 
-/// What a channel is made of. Both sides must use the same.
+/// Options of a channel. Both sides must use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelOptions {
     /// How frames travel.
     pub mode: Mode,
-    /// Slots of one frame (4 KiB) for short writes. More allow more short messages under way, each takes 8 KiB. One-sided, a
-    /// power of two, as `long_slots`.
+    /// Slots of 4 KiB for short writes. More slots allow more short messages in flight; each takes
+    /// 8 KiB of memory. With [`Mode::RcWrite`], this and `long_slots` must be powers of two.
     pub short_slots: u32,
-    /// Bytes of a slot for long writes, a multiple of 4 KiB; 0 for no such lanes, which halves the queue pairs. Longer
-    /// ones cost less per byte, and on Apple more padding at the end of a write.
+    /// Bytes of a slot for long writes, a multiple of 4 KiB. Longer slots cost less time per byte
+    /// and, on Apple's devices, more padding at the end of a write. 0 for no lanes with long slots:
+    /// then only the first cable is used, with one queue pair.
     pub long_slot_bytes: usize,
-    /// Slots for long writes on each link.
+    /// Slots for long writes, per cable.
     pub long_slots: u32,
 }
 
 impl ChannelOptions {
-    /// Values that suit every device known: two queue pairs and four regions a link.
+    /// Defaults that suit all known devices. The first cable has two queue pairs, the others one
+    /// each; a queue pair has two memory regions, or three with [`Mode::RcWrite`].
     pub fn new(mode: Mode) -> Self {
         Self { mode, short_slots: 32, long_slot_bytes: 64 * 1024, long_slots: 16 }
     }
@@ -56,9 +58,9 @@ impl ChannelOptions {
                 let rule = format!("credits need at least {MIN_SLOTS}");
                 return Err(Error::BadSize { what, value: value as usize, rule });
             }
-            // A frame's slot is its number's remainder, and numbers begin anew after 2^32.
+            // A frame's slot is its number modulo the slots, and numbers wrap around at 2^32.
             if self.mode == Mode::RcWrite && !value.is_power_of_two() {
-                let rule = "one-sided slots must be a power of two".to_string();
+                let rule = "it must be a power of two for one-sided lanes".to_string();
                 return Err(Error::BadSize { what, value: value as usize, rule });
             }
         }
@@ -74,7 +76,8 @@ impl ChannelOptions {
         QueueOptions {
             connection: self.mode.connection(),
             slot_bytes,
-            // One-sided, a credit return takes a send slot beside those of the frames.
+            // On a one-sided lane, a credit return takes a send slot in addition to those of the
+            // frames.
             sends: if one_sided { slots + 1 } else { slots },
             receives: if one_sided { 1 } else { slots },
             window_bytes: if one_sided { slots as usize * slot_bytes + CREDIT_BYTES } else { 0 },
@@ -87,12 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_cannot_work_are_refused() {
+    fn invalid_options_are_refused() {
         let good = ChannelOptions::new(Mode::Uc);
         assert!(good.check().is_ok());
         assert!(ChannelOptions { short_slots: MIN_SLOTS - 1, ..good }.check().is_err());
         assert!(ChannelOptions { long_slot_bytes: 5000, ..good }.check().is_err());
-        // 2^32 frames are sent within hours: then frame 0 must have the slot behind that of frame 2^32 - 1.
+        // 2^32 frames are sent within hours. Then frame 0 must use the slot after that of frame
+        // 2^32 - 1.
         let odd = ChannelOptions { long_slots: 12, ..good };
         assert!(odd.check().is_ok());
         assert!(ChannelOptions { mode: Mode::RcWrite, ..odd }.check().is_err());

@@ -1,7 +1,8 @@
-//! Connecting a channel: each step is a type, and the last one needs what only a ready peer can have sent.
+//! Connecting a channel. Each step is a type, and the last step needs a message that only a ready
+//! peer can send.
 
 use super::abort::Abort;
-use super::cable::Link;
+use super::cable::Cable;
 use super::credit::MIN_SLOTS;
 use super::lane::{Lane, LaneParts};
 use super::message::{ChannelAddress, LaneAddress, Readiness, VERSION, put, take};
@@ -16,8 +17,8 @@ use crate::random::random_u32;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-/// Queue pairs made and bound; the peer is not known yet.
-pub struct Pending {
+/// A channel whose queue pairs exist. The peer's address is not known yet.
+pub struct Prepared {
     options: ChannelOptions,
     address: ChannelAddress,
     ports: Vec<(Arc<Context>, u8)>,
@@ -31,8 +32,9 @@ struct LaneShape {
     equal_frames: bool,
 }
 
-/// Connected, receives posted. Nothing may be sent until the peer is as far, and it says so by its [`Readiness`].
-pub struct Armed {
+/// A channel that is connected, with posted receives. It may send only after the peer's
+/// [`Readiness`] has arrived.
+pub struct Connected {
     ports: Vec<(Arc<Context>, u8)>,
     lanes: Vec<(QueuePair<ReadyToSend>, LaneShape, LaneAddress)>,
     mode: Mode,
@@ -41,25 +43,25 @@ pub struct Armed {
 }
 
 impl Channel {
-    /// Makes the queue pairs of a channel over `links`.
-    pub fn prepare(links: &[Link], options: ChannelOptions) -> Result<Pending> {
+    /// Makes the queue pairs of a channel over `cables`.
+    pub fn prepare(cables: &[Cable], options: ChannelOptions) -> Result<Prepared> {
         options.check()?;
         let (mut ports, mut lanes) = (Vec::new(), Vec::new());
-        for (index, link) in links.iter().enumerate() {
-            let domain = ProtectionDomain::new(&link.context)?;
-            let port = link.context.choose_port(link.facing)?;
-            let equal_frames = link.context.profile().equal_frames;
+        for (index, cable) in cables.iter().enumerate() {
+            let domain = ProtectionDomain::new(&cable.context)?;
+            let port = cable.context.choose_port(cable.local_address)?;
+            let equal_frames = cable.context.profile().equal_frames;
             let short = (index == 0).then_some((FRAME_BYTES, options.short_slots));
             let long = (options.long_slot_bytes > 0).then_some((options.long_slot_bytes, options.long_slots));
             for (slot_bytes, slots) in short.into_iter().chain(long) {
                 let pair = QueuePair::create(&domain, options.queue(slot_bytes, slots))?.init(&port)?;
                 lanes.push((pair, LaneShape { slot_bytes, slots, equal_frames }));
             }
-            ports.push((Arc::clone(&link.context), port.number));
+            ports.push((Arc::clone(&cable.context), port.number));
         }
         if lanes.is_empty() {
             let rule = "a channel needs at least one".to_string();
-            return Err(Error::BadSize { what: "the number of links", value: 0, rule });
+            return Err(Error::BadSize { what: "the number of cables", value: 0, rule });
         }
         let addresses = lanes
             .iter()
@@ -67,18 +69,18 @@ impl Channel {
             .collect();
         let (mode, session) = (options.mode, random_u32()?);
         let address = ChannelAddress { version: VERSION, mode, session, lanes: addresses };
-        Ok(Pending { options, address, ports, lanes })
+        Ok(Prepared { options, address, ports, lanes })
     }
 }
 
-impl Pending {
-    /// What to tell the peer.
+impl Prepared {
+    /// The address to send to the peer.
     pub fn address(&self) -> &ChannelAddress {
         &self.address
     }
 
     /// Connects to the peer and posts all receives.
-    pub fn connect(self, peer: &ChannelAddress) -> Result<Armed> {
+    pub fn connect(self, peer: &ChannelAddress) -> Result<Connected> {
         self.address.check_peer(peer)?;
         let mut lanes = Vec::with_capacity(self.lanes.len());
         let mut slots = Vec::with_capacity(self.lanes.len());
@@ -88,7 +90,7 @@ impl Pending {
                 shape.slots = pair.post_receives()?;
             }
             if shape.slots < MIN_SLOTS {
-                let rule = format!("the device took too few, credits need {MIN_SLOTS}");
+                let rule = format!("the device accepted too few, credits need {MIN_SLOTS}");
                 return Err(Error::BadSize { what: "posted receives", value: shape.slots as usize, rule });
             }
             slots.push(shape.slots);
@@ -96,27 +98,27 @@ impl Pending {
         }
         let sessions = (self.address.session, peer.session);
         let (ports, mode) = (self.ports, self.options.mode);
-        Ok(Armed { ports, lanes, mode, sessions, readiness: Readiness { slots } })
+        Ok(Connected { ports, lanes, mode, sessions, readiness: Readiness { slots } })
     }
 
-    /// Connects by exchanging addresses, then readiness, over a stream to the peer, whose time limits are the
-    /// caller's. Both sides must call this.
+    /// Connects by exchanging addresses, then readiness, over a stream to the peer. Both sides must
+    /// call this. The caller sets time limits on the stream.
     pub fn handshake(self, stream: &mut (impl Read + Write), abort: Abort) -> Result<Channel> {
         put(stream, self.address())?;
-        let armed = self.connect(&take(stream)?)?;
-        put(stream, armed.readiness())?;
+        let connected = self.connect(&take(stream)?)?;
+        put(stream, connected.readiness())?;
         let peer: Readiness = take(stream)?;
-        armed.start(&peer, abort)
+        connected.start(&peer, abort)
     }
 }
 
-impl Armed {
-    /// What to tell the peer now.
+impl Connected {
+    /// The readiness to send to the peer.
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
     }
 
-    /// The channel, given that the peer is ready too.
+    /// Makes the channel, given the peer's readiness.
     pub fn start(self, peer: &Readiness, abort: Abort) -> Result<Channel> {
         if peer.slots.len() != self.lanes.len() || peer.slots.iter().any(|slots| *slots < MIN_SLOTS) {
             let what = format!("slots here {:?}, there {:?}", self.readiness.slots, peer.slots);

@@ -2,7 +2,7 @@
 
 use super::abort::Abort;
 use super::lane::Lane;
-use super::wait::{Round, Waiter};
+use super::wait::{WaitStep, Waiter};
 use crate::device::Context;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -10,19 +10,20 @@ use std::time::Duration;
 
 /// A connected stream to one peer.
 pub struct Channel {
-    /// What each link's frames go out of.
+    /// The port of each cable.
     ports: Vec<(Arc<Context>, u8)>,
-    /// The first has short slots; the rest, if any, have long ones.
+    /// The first has short slots; the others, if any, have long slots.
     lanes: Vec<Lane>,
+    /// Index, among the lanes with long slots, of the one to try first for the next long write.
     next_bulk: usize,
-    /// The number of the next data frame out, and of the next in.
+    /// The stream number of the next data frame to send, and of the next to read.
     next_out: u32,
     next_in: u32,
-    /// The lane whose front frame is being read, and how much of it was consumed.
+    /// The lane whose oldest frame is being read, and the bytes of it that were consumed.
     reading: Option<usize>,
     consumed: usize,
     abort: Abort,
-    /// What broke the channel; told again by every call after.
+    /// The error that broke the channel. Every later call returns it again.
     broken: Option<Error>,
 }
 
@@ -41,47 +42,48 @@ impl Channel {
         }
     }
 
-    /// Takes in what has arrived and returns credits. Fails if a request failed, a frame was lost, or [`Abort`] was
-    /// raised, and then for ever.
+    /// Takes in arrived frames and returns credits. Fails if a request failed, a frame was lost, or
+    /// [`Abort`] was raised; every later call then fails too.
     pub fn poll(&mut self) -> Result<()> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
         if let Some(reason) = self.abort.raised() {
             let reason = reason.to_string();
-            return self.guard(Err(Error::Aborted { reason }));
+            return self.record(Err(Error::Aborted { reason }));
         }
         let polled = self.lanes.iter_mut().try_for_each(Lane::poll);
-        self.guard(polled)
+        self.record(polled)
     }
 
-    /// What broke the channel, if it is broken.
+    /// The error that broke the channel, if it is broken.
     pub fn failure(&self) -> Option<&Error> {
         self.broken.as_ref()
     }
 
-    /// Remembers a failure.
-    fn guard<T>(&mut self, result: Result<T>) -> Result<T> {
+    /// Stores the first error of the channel.
+    fn record<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.broken.get_or_insert_with(|| error.clone());
         }
         result
     }
 
-    /// Sends as much of `bytes` as can be sent at once, perhaps nothing; returns how much. The bytes are copied.
+    /// Sends as many of `bytes` as possible without waiting, and returns their number, which may be
+    /// 0. The bytes are copied.
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         self.send_parts(bytes, &[])
     }
 
-    /// As [`Self::send`] for `first` with `second` behind it, in one frame where they fit.
+    /// Like [`Self::send`] for `first` followed by `second`, in one frame if they fit.
     pub fn send_parts(&mut self, first: &[u8], second: &[u8]) -> Result<usize> {
         let sent = self.send_frames(first, second)?;
         if sent == first.len() + second.len() {
             return Ok(sent);
         }
-        // Freed slots and credits may be waiting to be read.
+        // A poll may find freed slots and credits.
         self.poll()?;
-        let (first, second) = behind(first, second, sent);
+        let (first, second) = unsent(first, second, sent);
         Ok(sent + self.send_frames(first, second)?)
     }
 
@@ -91,9 +93,9 @@ impl Channel {
         }
         let mut sent = 0;
         while sent < first.len() + second.len() {
-            let (first, second) = behind(first, second, sent);
+            let (first, second) = unsent(first, second, sent);
             let frame = self.send_frame(first, second);
-            match self.guard(frame)? {
+            match self.record(frame)? {
                 0 => break,
                 len => sent += len,
             }
@@ -122,8 +124,8 @@ impl Channel {
         Ok(sent)
     }
 
-    /// The bytes that come next in the stream, as many as lie together; empty if none have come. They can be used
-    /// where they lie, and stay until [`Self::consume`].
+    /// The next bytes of the stream that are contiguous; empty if none have arrived. They stay in
+    /// place until [`Self::consume`].
     pub fn peek(&mut self) -> Result<&[u8]> {
         if self.reading.is_none() && !self.find_next() {
             self.poll()?;
@@ -132,7 +134,7 @@ impl Channel {
         Ok(self.peeked())
     }
 
-    /// What the last [`Self::peek`] showed and [`Self::consume`] has not taken.
+    /// The bytes of the last [`Self::peek`] that were not consumed.
     pub fn peeked(&self) -> &[u8] {
         self.reading.map_or(&[], |lane| &self.lanes[lane].front()[self.consumed..])
     }
@@ -142,7 +144,7 @@ impl Channel {
         self.reading.is_some()
     }
 
-    /// Takes `len` of the bytes that [`Self::peek`] showed, at most all of them.
+    /// Consumes `len` of the bytes that [`Self::peek`] returned, at most all of them.
     pub fn consume(&mut self, len: usize) -> Result<()> {
         let Some(lane) = self.reading else { return Ok(()) };
         let frame_bytes = self.lanes[lane].front().len();
@@ -154,10 +156,10 @@ impl Channel {
         self.consumed = 0;
         self.next_in = self.next_in.wrapping_add(1);
         let popped = self.lanes[lane].pop();
-        self.guard(popped)
+        self.record(popped)
     }
 
-    /// Copies what has come into `into`, as much as fits; returns how much, perhaps nothing.
+    /// Copies arrived bytes to `into`, as many as fit, and returns their number, which may be 0.
     pub fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
         let mut filled = 0;
         while filled < into.len() {
@@ -173,8 +175,9 @@ impl Channel {
         Ok(filled)
     }
 
-    /// Sends all of `out` and fills all of `into`, both at once, so that two sides that do the same cannot block each
-    /// other. Waits up to `limit`, spinning first.
+    /// Sends all of `out` and fills all of `into` at the same time, so that two sides that both
+    /// call this cannot block each other. Spins at first, then yields; fails after `limit` without
+    /// progress.
     pub fn transfer(&mut self, out: &[u8], into: &mut [u8], limit: Duration) -> Result<()> {
         let (mut sent, mut received) = (0, 0);
         let mut waiter = Waiter::new(limit);
@@ -203,8 +206,9 @@ impl Channel {
         self.transfer(&[], into, limit)
     }
 
-    /// Waits until all that was sent has left, as it must before the channel is dropped. On a reliable connection that
-    /// means acknowledged, so a peer must not drop its end before this side is done.
+    /// Waits until all sends have completed. Call it before dropping the channel. On a reliable
+    /// connection, a send completes when the peer has acknowledged it, so the peer must not drop
+    /// its end earlier.
     pub fn drain(&mut self, limit: Duration) -> Result<()> {
         let mut waiter = Waiter::new(limit);
         while !self.lanes.iter().all(Lane::is_drained) {
@@ -214,16 +218,16 @@ impl Channel {
         Ok(())
     }
 
-    /// Asks the peer for a frame on every lane: if one before it was lost, its number tells. For whoever waits long; fails if a
-    /// port is down, which no frame could tell.
+    /// Asks the peer for a frame on every lane, whose number reveals a lost frame before it. For
+    /// callers that wait long. Fails if a port is down, because then no frame can arrive.
     pub fn probe(&mut self) -> Result<()> {
         let checked = self.check_ports();
-        self.guard(checked)?;
+        self.record(checked)?;
         let probed = self.lanes.iter_mut().try_for_each(Lane::probe);
-        self.guard(probed)
+        self.record(probed)
     }
 
-    /// Whether all ports of the channel are active.
+    /// Fails if a port of the channel is not active.
     pub fn check_ports(&self) -> Result<()> {
         self.ports.iter().try_for_each(|(context, port)| {
             let state = context.port_state(*port)?;
@@ -234,12 +238,12 @@ impl Channel {
         })
     }
 
-    /// One round of a wait in which nothing happened.
+    /// One round of a wait without progress.
     fn wait(&mut self, what: &'static str, waiter: &mut Waiter, state: impl Fn() -> String) -> Result<()> {
-        match waiter.round() {
-            Round::Again => {}
-            Round::Probe => self.probe()?,
-            Round::Over => {
+        match waiter.step() {
+            WaitStep::Continue => {}
+            WaitStep::Probe => self.probe()?,
+            WaitStep::TimedOut => {
                 return Err(Error::Timeout { what, after: waiter.limit, state: state() });
             }
         }
@@ -247,8 +251,8 @@ impl Channel {
     }
 }
 
-/// What remains of the two parts behind the first `sent` bytes.
-fn behind<'a>(first: &'a [u8], second: &'a [u8], sent: usize) -> (&'a [u8], &'a [u8]) {
+/// The rest of the two parts after the first `sent` bytes.
+fn unsent<'a>(first: &'a [u8], second: &'a [u8], sent: usize) -> (&'a [u8], &'a [u8]) {
     let of_first = sent.min(first.len());
     (&first[of_first..], &second[sent - of_first..])
 }
@@ -258,8 +262,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_parts_are_cut_anywhere() {
-        let cut = |sent| behind(b"abc", b"de", sent);
+    fn two_parts_are_cut_at_any_byte() {
+        let cut = |sent| unsent(b"abc", b"de", sent);
         assert_eq!(cut(0), (&b"abc"[..], &b"de"[..]));
         assert_eq!(cut(2), (&b"c"[..], &b"de"[..]));
         assert_eq!(cut(4), (&b""[..], &b"e"[..]));

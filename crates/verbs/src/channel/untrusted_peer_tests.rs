@@ -1,8 +1,9 @@
-//! What a peer says may be anything: it must give an error, never a panic, a huge allocation or a credit that there is not.
+//! Malformed messages and frames from a peer must give an error, never a panic, a huge allocation
+//! or a credit that does not exist.
 
 use super::credit::{Credits, MIN_SLOTS};
-use super::frame::{HEADER_BYTES, Header, Kind};
-use super::lane::accept;
+use super::frame::{FrameKind, HEADER_BYTES, Header};
+use super::lane::check_header;
 use super::message::{ChannelAddress, LaneAddress, Readiness, VERSION, put, take};
 use super::options::Mode;
 use crate::gid::Gid;
@@ -24,7 +25,7 @@ fn address() -> ChannelAddress {
     ChannelAddress { version: VERSION, mode: Mode::RcWrite, session: 9, lanes }
 }
 
-/// A message of the handshake of which some bytes were changed, and the end perhaps cut off.
+/// A handshake message with some bytes changed, and perhaps its end cut off.
 fn damaged(
     message: Vec<u8>,
     changes: &[(prop::sample::Index, u8)],
@@ -51,7 +52,7 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn a_handshake_takes_nothing_for_granted(
+    fn a_damaged_handshake_is_refused_or_harmless(
         noise in prop::collection::vec(any::<u8>(), 0..200),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in prop::option::of(any::<prop::sample::Index>()),
@@ -76,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn a_frame_is_as_long_as_it_is(mut frame in prop::collection::vec(any::<u8>(), 0..100), kind in 0u8..5, len in 0u8..100) {
+    fn a_headers_length_never_exceeds_its_frame(mut frame in prop::collection::vec(any::<u8>(), 0..100), kind in 0u8..5, len in 0u8..100) {
         if frame.len() >= HEADER_BYTES {
             frame[16..24].copy_from_slice(&[len, 0, 0, 0, kind, 0, 0, 0]);
         }
@@ -85,7 +86,7 @@ proptest! {
         }
     }
 
-    /// Whatever frames say of freed slots, no more are free than there are.
+    /// Whatever totals of freed slots arrive, there are never more credits than slots.
     #[test]
     fn credits_are_never_more_than_slots(
         frames in prop::collection::vec((any::<u32>(), 0u32..20, 0u32..20, any::<bool>()), 0..60),
@@ -98,8 +99,8 @@ proptest! {
                 sent += 1;
             }
             let (lane_seq, freed) = if tame { (expected + ahead % 2, freed) } else { (wild, wild.rotate_left(9)) };
-            let header = Header { session: 9, lane_seq, stream_seq: wild, freed, len: 0, kind: Kind::Data };
-            match accept(&header, 9, expected, &mut credits) {
+            let header = Header { session: 9, lane_seq, stream_seq: wild, freed, len: 0, kind: FrameKind::Data };
+            match check_header(&header, 9, expected, &mut credits) {
                 Ok(missing) => {
                     prop_assert_eq!(missing, lane_seq.wrapping_sub(expected));
                     expected += u32::from(missing == 0);

@@ -2,20 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a wait sees nothing before it asks the peer for a frame, whose number tells of a loss.
+/// Time without progress before a wait asks the peer for a frame, whose number reveals a loss.
 const PROBE_AFTER: Duration = Duration::from_millis(50);
-/// Rounds of a wait that only spin; after these the thread yields between rounds.
+/// Rounds of a wait that spin; after these, the thread yields between rounds.
 const SPINS: u32 = 2000;
-/// Rounds of a wait between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 64;
+/// Rounds of a wait between two reads of the clock.
+const ROUNDS_PER_CLOCK_READ: u32 = 64;
 
-pub(super) enum Round {
-    Again,
+/// What a wait does after a round without progress.
+pub(super) enum WaitStep {
+    /// Poll again.
+    Continue,
+    /// Ask the peer for a frame, then poll again.
     Probe,
-    Over,
+    /// The limit has passed.
+    TimedOut,
 }
 
-/// The clock of a wait, which counts from the last progress.
+/// The clock of a wait. It counts from the last progress.
 pub(super) struct Waiter {
     pub(super) limit: Duration,
     since: Option<Instant>,
@@ -28,33 +32,35 @@ impl Waiter {
         Self { limit, since: None, rounds: 0, probes: 0 }
     }
 
+    /// Starts over, after progress.
     pub(super) fn restart(&mut self) {
         *self = Self::new(self.limit);
     }
 
-    pub(super) fn round(&mut self) -> Round {
+    /// Spins or yields for one round.
+    pub(super) fn step(&mut self) -> WaitStep {
         self.rounds = self.rounds.saturating_add(1);
         if self.rounds > SPINS {
             std::thread::yield_now()
         } else {
             std::hint::spin_loop()
         }
-        if !self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-            return Round::Again;
+        if !self.rounds.is_multiple_of(ROUNDS_PER_CLOCK_READ) {
+            return WaitStep::Continue;
         }
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        self.after(waited)
+        self.step_after(waited)
     }
 
-    fn after(&mut self, waited: Duration) -> Round {
+    fn step_after(&mut self, waited: Duration) -> WaitStep {
         if waited >= self.limit {
-            return Round::Over;
+            return WaitStep::TimedOut;
         }
         if waited >= PROBE_AFTER * (self.probes + 1) {
             self.probes += 1;
-            return Round::Probe;
+            return WaitStep::Probe;
         }
-        Round::Again
+        WaitStep::Continue
     }
 }
 
@@ -63,18 +69,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_probes_then_ends_and_progress_starts_it_anew() {
+    fn a_wait_probes_then_times_out_and_restarts_on_progress() {
         let mut waiter = Waiter::new(Duration::from_millis(120));
         let probes: Vec<u64> = (0..120)
-            .filter(|waited| matches!(waiter.after(Duration::from_millis(*waited)), Round::Probe))
+            .filter(|waited| matches!(waiter.step_after(Duration::from_millis(*waited)), WaitStep::Probe))
             .collect();
         assert_eq!(probes, [50, 100]);
-        assert!(matches!(waiter.after(Duration::from_millis(120)), Round::Over));
+        assert!(matches!(waiter.step_after(Duration::from_millis(120)), WaitStep::TimedOut));
         waiter.restart();
         let started = Instant::now();
-        while !matches!(waiter.round(), Round::Over) {}
+        while !matches!(waiter.step(), WaitStep::TimedOut) {}
         assert!(started.elapsed() >= Duration::from_millis(120));
         waiter.restart();
-        assert!(matches!(waiter.round(), Round::Again));
+        assert!(matches!(waiter.step(), WaitStep::Continue));
     }
 }

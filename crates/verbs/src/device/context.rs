@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::net::Ipv4Addr;
 use std::ptr::NonNull;
 
-/// An open device. Everything made on it holds it, so it is closed last.
+/// An open device. Every object made on it holds a reference, so the device is closed last.
 pub struct Context {
     pub(crate) library: &'static Library,
     pub(crate) raw: NonNull<ibv_context>,
@@ -22,7 +22,7 @@ pub struct Context {
     name: String,
 }
 
-// SAFETY: the verbs calls may be made from any thread, several at once.
+// SAFETY: verbs calls are thread-safe, also when made at the same time.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -34,14 +34,14 @@ impl Context {
         name: &str,
         profile: Profile,
     ) -> Result<Self> {
-        // SAFETY: an open context begins with the fields declared in `sys`.
+        // SAFETY: `raw` is an open context, which begins with the fields declared in `sys`.
         let ops = unsafe { &(*raw.as_ptr()).ops };
         let (Some(poll_cq), Some(post_send), Some(post_recv)) = (ops.poll_cq, ops.post_send, ops.post_recv)
         else {
-            // SAFETY: opened by the caller, not used after.
+            // SAFETY: the caller opened the context, and nothing uses it after this.
             unsafe { (library.ibv_close_device)(raw.as_ptr()) };
             let symbol = "ibv_context.ops.{poll_cq, post_send, post_recv}".to_string();
-            let reason = format!("the driver of {name} left them empty");
+            let reason = format!("the driver of {name} does not set them");
             return Err(Error::LibraryUnusable { path: library.path.to_string(), symbol, reason });
         };
         Ok(Self { library, raw, profile, poll_cq, post_send, post_recv, name: name.to_string() })
@@ -52,16 +52,16 @@ impl Context {
         &self.name
     }
 
-    /// The rules that it is used by.
+    /// The rules by which the device is used.
     pub fn profile(&self) -> Profile {
         self.profile
     }
 
-    /// What the device says of itself.
+    /// The capacities that the device reports.
     pub fn limits(&self) -> Result<DeviceLimits> {
-        // SAFETY: all fields are integers, for which zero is a value.
+        // SAFETY: all fields are integers, for which zero is valid.
         let mut raw: ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, `raw` has the header's layout.
+        // SAFETY: the context is open, and `raw` has the layout of the C header.
         let errno = unsafe { (self.library.ibv_query_device)(self.raw.as_ptr(), &mut raw) };
         if errno != 0 {
             return Err(Error::errno("ibv_query_device", &self.name, errno));
@@ -78,9 +78,10 @@ impl Context {
     }
 
     fn query_port(&self, number: u8) -> Result<ibv_port_attr> {
-        // SAFETY: all fields are integers, for which zero is a value.
+        // SAFETY: all fields are integers, for which zero is valid.
         let mut raw: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open; the exported function fills the head of the header's struct, the rest stays 0.
+        // SAFETY: the context is open. The exported function fills the first part of the C struct;
+        // the rest stays 0.
         let errno = unsafe { (self.library.ibv_query_port)(self.raw.as_ptr(), number, &mut raw) };
         if errno != 0 {
             return Err(Error::errno("ibv_query_port", &format!("{} port {number}", self.name), errno));
@@ -88,7 +89,7 @@ impl Context {
         Ok(raw)
     }
 
-    /// A port's state alone, which takes one system call.
+    /// A port's state, which takes one system call.
     pub fn port_state(&self, number: u8) -> Result<PortState> {
         self.query_port(number).map(|raw| PortState::from_raw(raw.state))
     }
@@ -112,7 +113,8 @@ impl Context {
 
     fn gid(&self, port: u8, index: u8) -> Option<GidEntry> {
         let mut raw = ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open, `raw` is 16 writable bytes. A row that cannot be read counts as empty.
+        // A row that cannot be read counts as empty.
+        // SAFETY: the context is open, and `raw` is 16 writable bytes.
         let failed =
             unsafe { (self.library.ibv_query_gid)(self.raw.as_ptr(), port, index.into(), &mut raw) } != 0;
         let gid = Gid::from_bytes(raw.raw);
@@ -125,15 +127,15 @@ impl Context {
 
     fn active_port(&self) -> Result<PortInfo> {
         let count = self.limits()?.ports;
-        let mut told = Vec::new();
+        let mut states = Vec::new();
         for number in 1..=count {
             let port = self.port(number)?;
             if port.state.is_active() {
                 return Ok(port);
             }
-            told.push(format!("port {number} is {:?}", port.state));
+            states.push(format!("port {number} is {:?}", port.state));
         }
-        Err(Error::NoActivePort { device: self.name.clone(), ports: told.join(", ") })
+        Err(Error::NoActivePort { device: self.name.clone(), ports: states.join(", ") })
     }
 
     /// The IPv4 addresses of the first active port, each once.
@@ -145,11 +147,11 @@ impl Context {
         Ok(addresses)
     }
 
-    /// The first active port, and the address on it that faces the peer (see [`gid::choose`]).
-    pub fn choose_port(&self, facing: Option<Ipv4Addr>) -> Result<LocalPort> {
+    /// The first active port, with the row of its GID table for `address` (see [`gid::choose`]).
+    pub fn choose_port(&self, address: Option<Ipv4Addr>) -> Result<LocalPort> {
         let port = self.active_port()?;
-        let Some(entry) = gid::choose(&port.gids, facing) else {
-            let wanted = facing.map_or("any address".to_string(), |ip| ip.to_string());
+        let Some(entry) = gid::choose(&port.gids, address) else {
+            let wanted = address.map_or("any address".to_string(), |ip| ip.to_string());
             let present = port.gids.iter().map(|entry| entry.gid.to_string()).collect::<Vec<_>>().join(", ");
             let (device, port) = (self.name.clone(), port.number);
             return Err(Error::NoGid { device, port, wanted, present });
@@ -166,24 +168,26 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: open, and nothing made on it is left: each thing holds an Arc of it.
+        // SAFETY: the context is open. No object made on it exists any more, as each holds an Arc
+        // of it.
         unsafe { (self.library.ibv_close_device)(self.raw.as_ptr()) };
     }
 }
 
-/// What a device reports as its capacities. Apple's are larger than what it takes, see [`Profile`].
+/// The capacities that a device reports. Apple's devices report more than they accept, see
+/// [`Profile`].
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceLimits {
-    /// The firmware's version, often empty.
+    /// Firmware version, often empty.
     pub firmware: String,
-    /// How many ports it has.
+    /// Number of ports.
     pub ports: u8,
-    /// Queue pairs.
+    /// Most queue pairs.
     pub queue_pairs: u32,
-    /// Outstanding requests per queue.
+    /// Most outstanding requests per queue.
     pub requests_per_queue: u32,
-    /// Memory regions.
+    /// Most memory regions.
     pub regions: u32,
-    /// The largest region.
+    /// Bytes of the largest region.
     pub region_bytes: u64,
 }

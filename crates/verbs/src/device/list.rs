@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The devices that the library found when it was made.
+/// The devices that the library found when this list was made.
 pub struct DeviceList {
     library: &'static Library,
     raw: NonNull<*mut ibv_device>,
@@ -17,15 +17,15 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// Asks the library. An empty list is no error: `doctor` explains it.
+    /// Lists the devices. An empty list is not an error; `doctor` explains it.
     pub fn get() -> Result<Self> {
         let library = Library::get()?;
         let mut count = 0;
-        // SAFETY: `count` is written; the list returned is released in drop.
+        // SAFETY: the call writes `count`; the list it returns is freed in drop.
         let raw = unsafe { (library.ibv_get_device_list)(&mut count) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_get_device_list", library.path))?;
         let names = (0..usize::try_from(count).unwrap_or(0))
-            // SAFETY: the list has `count` devices, each with a name that is a C string.
+            // SAFETY: the list has `count` devices, and each name is a C string.
             .map(|i| unsafe { CStr::from_ptr((library.ibv_get_device_name)(*raw.as_ptr().add(i))) })
             .map(|name| name.to_string_lossy().into_owned())
             .collect();
@@ -43,7 +43,8 @@ impl DeviceList {
             let present = if self.names.is_empty() { "none".to_string() } else { self.names.join(", ") };
             return Err(Error::NoDevice { wanted: name.to_string(), present });
         };
-        // SAFETY: `index` is in the list, which lives until drop; the context outlives the list by the ABI's promise.
+        // SAFETY: `index` is in the list, which lives until drop. By the ABI, a context may outlive
+        // the list.
         let raw = unsafe { (self.library.ibv_open_device)(*self.raw.as_ptr().add(index)) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last_os("ibv_open_device", name))?;
         Context::new(self.library, raw, name, profile).map(Arc::new)
@@ -52,13 +53,13 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_get_device_list, released once.
+        // SAFETY: the list comes from ibv_get_device_list and is freed once.
         unsafe { (self.library.ibv_free_device_list)(self.raw.as_ptr()) };
     }
 }
 
 impl Context {
-    /// Opens the device of this name with the native profile.
+    /// Opens a device by name, with this system's profile.
     pub fn open(name: &str) -> Result<Arc<Self>> {
         DeviceList::get()?.open(name, Profile::native())
     }

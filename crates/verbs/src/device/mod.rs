@@ -1,4 +1,4 @@
-//! Devices and their ports.
+//! RDMA devices and their ports.
 
 mod context;
 mod list;

@@ -1,43 +1,44 @@
-//! Ports: state, speed, addresses.
+//! Ports of a device: state, speed, addresses.
 
 use crate::gid::{Gid, GidEntry};
 use serde::Serialize;
 
-/// The port and address that a queue pair is bound to.
+/// The port and the address that a queue pair uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPort {
-    /// The port, from 1.
+    /// The port's number, from 1.
     pub number: u8,
-    /// The active path MTU.
+    /// The active path MTU in bytes.
     pub mtu_bytes: u32,
-    /// The local identifier (InfiniBand; 0 elsewhere).
+    /// The local identifier on InfiniBand; 0 elsewhere.
     pub lid: u16,
     /// The address.
     pub gid: Gid,
-    /// Its row in the port's table.
+    /// The address's row in the port's GID table.
     pub gid_index: u8,
 }
 
-/// A port as the device describes it.
+/// A port, as the device reports it.
 #[derive(Debug, Clone, Serialize)]
 pub struct PortInfo {
-    /// Its number, from 1.
+    /// The port's number, from 1.
     pub number: u8,
-    /// Its state.
+    /// The port's state.
     pub state: PortState,
-    /// The path MTU in use.
+    /// The path MTU in use, in bytes.
     pub active_mtu_bytes: u32,
-    /// The largest path MTU.
+    /// The largest path MTU, in bytes.
     pub max_mtu_bytes: u32,
-    /// Lanes times the rate of one, in Gbit/s; none when the device reports codes that the header does not have.
+    /// The rate in Gbit/s: lanes times the rate of one lane. `None` if the device reports unknown
+    /// codes.
     pub rate_gbits: Option<f64>,
-    /// What the cable carries.
+    /// The protocol on the cable.
     pub link_layer: LinkLayer,
-    /// The longest message.
+    /// The longest message, in bytes.
     pub max_message_bytes: u32,
-    /// The local identifier (InfiniBand; 0 elsewhere).
+    /// The local identifier on InfiniBand; 0 elsewhere.
     pub lid: u16,
-    /// The rows of its address table that are in use.
+    /// The used rows of the port's GID table.
     pub gids: Vec<GidEntry>,
 }
 
@@ -63,21 +64,21 @@ impl PortState {
             .unwrap_or(Self::Unknown)
     }
 
-    /// Packets flow.
+    /// True if packets flow.
     pub fn is_active(self) -> bool {
         matches!(self, Self::Active | Self::ActiveDefer)
     }
 }
 
-/// What a port's cable carries.
+/// The protocol on a port's cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkLayer {
-    /// InfiniBand, or a device that does not say.
+    /// InfiniBand, or not reported.
     Infiniband,
     /// RoCE.
     Ethernet,
-    /// Anything else, such as Thunderbolt.
+    /// Any other, such as Thunderbolt.
     Other,
 }
 
@@ -91,17 +92,17 @@ impl LinkLayer {
     }
 }
 
-/// `enum ibv_mtu` in bytes; a code that the header lacks counts as the smallest.
+/// `enum ibv_mtu` in bytes. An unknown code counts as the smallest MTU.
 pub(super) fn mtu_bytes(code: i32) -> u32 {
     if (1..=5).contains(&code) { 128 << code } else { 256 }
 }
 
-/// Bytes as `enum ibv_mtu`, rounded down to one that exists.
+/// The `enum ibv_mtu` code of the largest MTU that is at most `bytes`.
 pub(crate) fn mtu_code(bytes: u32) -> i32 {
     (1..=5).rev().find(|code| bytes >= mtu_bytes(*code)).unwrap_or(1)
 }
 
-/// Width and speed codes of the InfiniBand specification.
+/// The rate in Gbit/s of the InfiniBand specification's width and speed codes.
 pub(super) fn rate_gbits(width: u8, speed: u8) -> Option<f64> {
     let lanes = match width {
         1 => 1.0,
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mtu_codes_go_both_ways_and_round_down() {
+    fn mtu_codes_convert_both_ways_and_round_down() {
         assert_eq!((1..=5).map(mtu_bytes).collect::<Vec<_>>(), [256, 512, 1024, 2048, 4096]);
         assert_eq!([0, 256, 1500, 4096, 9000].map(mtu_code), [1, 1, 3, 5, 5]);
     }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn states_have_the_headers_numbers() {
+    fn port_states_have_the_c_headers_numbers() {
         assert_eq!(PortState::from_raw(crate::sys::IBV_PORT_ACTIVE), PortState::Active);
         assert_eq!(PortState::from_raw(-1), PortState::Unknown);
         assert!(!PortState::from_raw(1).is_active());

@@ -1,13 +1,13 @@
-//! From facts to what to do.
+//! Advice for the problems in a report.
 
 use super::macos::RdmaControl;
 use super::report::{MacosReport, Report};
 use crate::device::PortInfo;
 
-/// Channels to several peers, with room to spare.
+/// More than enough for channels to several peers.
 const LOCKED_MEMORY_WANTED_BYTES: u64 = 256 << 20;
 
-/// What to do, most important first.
+/// Advice on a report, most important first.
 pub(super) fn advise(report: &Report) -> Vec<String> {
     let mut advice = Vec::new();
     if let Some(problem) = &report.library.problem {
@@ -20,7 +20,7 @@ pub(super) fn advise(report: &Report) -> Vec<String> {
     for device in &report.devices {
         let name = &device.name;
         if let Some(problem) = &device.problem {
-            let replug = if report.macos.is_some() { "; plug its cable out and in again" } else { "" };
+            let replug = if report.macos.is_some() { "; unplug its cable and plug it in again" } else { "" };
             advice.push(format!("{name} cannot be used: {problem}{replug}"));
             continue;
         }
@@ -34,13 +34,13 @@ pub(super) fn advise(report: &Report) -> Vec<String> {
 fn advise_port(device: &str, port: &PortInfo, advice: &mut Vec<String>) {
     let number = port.number;
     if !port.state.is_active() {
-        let remedy = "check the cable and that its network interface is up";
+        let remedy = "check the cable, and that its network interface is up";
         advice.push(format!("port {number} of {device} is not active ({:?}): {remedy}", port.state));
     } else if port.gids.is_empty() {
         advice.push(format!("port {number} of {device} has no GID: give its network interface an address"));
     } else if !port.gids.iter().any(|entry| entry.gid.ipv4().is_some()) {
-        let remedy = "give its network interface an address of a subnet of its own";
-        advice.push(format!("port {number} of {device} has a link-local GID only: {remedy}"));
+        let remedy = "give its network interface an IPv4 address in a subnet of its own";
+        advice.push(format!("port {number} of {device} has only a link-local GID: {remedy}"));
     }
 }
 
@@ -57,39 +57,40 @@ fn advise_mac(report: &Report, macos: &MacosReport, advice: &mut Vec<String>) {
             advice.push("there is no rdma_ctl: RDMA over Thunderbolt needs macOS 26.2 or later".to_string());
         }
         RdmaControl::Disabled => {
-            let steps = "start in Recovery, open Terminal, run `rdma_ctl enable`, restart";
-            advice.push(format!("RDMA is switched off on this Mac: {steps}"));
+            let steps = "start in Recovery, open Terminal, run `rdma_ctl enable`, and restart";
+            advice.push(format!("RDMA is disabled on this Mac: {steps}"));
         }
         RdmaControl::Unclear(text) => {
-            advice.push(format!("`rdma_ctl status` says {text:?}; it should say \"enabled\""));
+            advice.push(format!("`rdma_ctl status` says {text:?} but should say \"enabled\""));
         }
         RdmaControl::Enabled if report.devices.is_empty() => {
-            let causes = "restart after enabling it; on a Thunderbolt 4 Mac there will never be one";
-            advice.push(format!("RDMA is enabled, yet the system lists no device: {causes}"));
+            let causes = "restart after enabling it; a Thunderbolt 4 Mac never has a device";
+            advice.push(format!("RDMA is enabled, but the system lists no device: {causes}"));
         }
         RdmaControl::Enabled => {}
     }
     if macos.ports.iter().all(|port| port.peer.is_none()) {
-        advice.push("no other Mac is at the end of a Thunderbolt cable: connect one".to_string());
+        advice.push("no other Mac is connected by Thunderbolt: connect one".to_string());
     }
 }
 
 fn advise_linux(report: &Report, advice: &mut Vec<String>) {
     let library_works = report.library.problem.is_none();
     if report.kernel_devices.is_empty() {
-        let remedy = "a RoCE or InfiniBand adapter with its driver makes one, or, slowly and for tests, \
+        let remedy = "install a RoCE or InfiniBand adapter and its driver; for tests, a slow software device: \
                       `rdma link add rxe0 type rxe netdev INTERFACE`";
         advice.push(format!("the kernel has no RDMA device: {remedy}"));
     } else if library_works && report.devices.is_empty() {
         let names = report.kernel_devices.join(", ");
-        let remedy = "install ibverbs-providers and see that this user may open /dev/infiniband";
-        advice.push(format!("the kernel has {names}, the library cannot use any: {remedy}"));
+        let remedy = "install ibverbs-providers, and make sure that this user may open /dev/infiniband";
+        advice.push(format!("the kernel has {names}, but the library cannot use any: {remedy}"));
     }
     match report.locked_memory_limit_bytes {
         Some(bytes) if bytes < LOCKED_MEMORY_WANTED_BYTES && !report.kernel_devices.is_empty() => {
             let mib = bytes >> 20;
-            advice
-                .push(format!("only {mib} MiB of memory may be locked: raise it with `ulimit -l unlimited`"));
+            advice.push(format!(
+                "only {mib} MiB of memory may be locked: raise the limit with `ulimit -l unlimited`"
+            ));
         }
         _ => {}
     }
@@ -141,43 +142,43 @@ mod tests {
         DeviceReport { name: "rdma_en3".into(), limits: None, ports: vec![port], problem: None }
     }
 
-    /// That some advice says this.
-    fn says(report: &Report, part: &str) {
+    /// Asserts that some advice contains `part`.
+    fn assert_advice(report: &Report, part: &str) {
         let advice = advise(report);
         assert!(advice.iter().any(|line| line.contains(part)), "{part:?} is not in {advice:#?}");
     }
 
     #[test]
-    fn macs_are_told_apart_off_old_slow_and_uncabled() {
-        says(&mac(RdmaControl::Disabled, TWO_BUSES), "rdma_ctl enable");
-        says(&mac(RdmaControl::Missing, TWO_BUSES), "26.2");
-        says(&mac(RdmaControl::Enabled, TWO_BUSES), "lists no device");
-        says(&mac(RdmaControl::Enabled, &TWO_BUSES.replace("domain_uuid", "x")), "no other Mac");
+    fn advice_for_a_mac_depends_on_rdma_ctl_the_version_the_speed_and_the_cable() {
+        assert_advice(&mac(RdmaControl::Disabled, TWO_BUSES), "rdma_ctl enable");
+        assert_advice(&mac(RdmaControl::Missing, TWO_BUSES), "26.2");
+        assert_advice(&mac(RdmaControl::Enabled, TWO_BUSES), "lists no device");
+        assert_advice(&mac(RdmaControl::Enabled, &TWO_BUSES.replace("domain_uuid", "x")), "no other Mac");
         let slow = TWO_BUSES.replace("80 Gb/s", "40 Gb/s").replace("120 Gb/s", "40 Gb/s");
         let advice = advise(&mac(RdmaControl::Disabled, &slow));
-        assert_eq!(advice.len(), 1, "Recovery would be of no use on Thunderbolt 4: {advice:#?}");
+        assert_eq!(advice.len(), 1, "enabling RDMA does not help on Thunderbolt 4: {advice:#?}");
         assert!(advice[0].contains("Thunderbolt 5"), "{advice:#?}");
     }
 
     #[test]
-    fn linux_without_devices_providers_or_memory_is_told_so() {
-        says(&report(), "no RDMA device");
+    fn advice_for_linux_names_missing_devices_providers_and_memory() {
+        assert_advice(&report(), "no RDMA device");
         let no_provider = Report { kernel_devices: vec!["mlx5_0".into()], ..report() };
-        says(&no_provider, "ibverbs-providers");
-        says(&Report { locked_memory_limit_bytes: Some(8 << 20), ..no_provider }, "only 8 MiB");
+        assert_advice(&no_provider, "ibverbs-providers");
+        assert_advice(&Report { locked_memory_limit_bytes: Some(8 << 20), ..no_provider }, "only 8 MiB");
         let library = LibraryReport { tried: vec![], found: None, problem: Some("no library at all".into()) };
-        says(&Report { library, ..report() }, "no library at all");
+        assert_advice(&Report { library, ..report() }, "no library at all");
     }
 
     #[test]
-    fn a_port_is_told_what_it_lacks_and_a_good_one_nothing() {
+    fn advice_for_a_port_names_what_it_lacks() {
         let with = |device| Report { devices: vec![device], kernel_devices: vec!["x".into()], ..report() };
-        says(&with(device(PortState::Down, &["fe80::1"])), "not active (Down)");
-        says(&with(device(PortState::Active, &[])), "no GID");
-        says(&with(device(PortState::Active, &["fe80::1"])), "link-local");
+        assert_advice(&with(device(PortState::Down, &["fe80::1"])), "not active (Down)");
+        assert_advice(&with(device(PortState::Active, &[])), "no GID");
+        assert_advice(&with(device(PortState::Active, &["fe80::1"])), "link-local");
         let broken =
             DeviceReport { problem: Some("ibv_alloc_pd: broken".into()), ..device(PortState::Active, &[]) };
-        says(&with(broken), "ibv_alloc_pd");
+        assert_advice(&with(broken), "ibv_alloc_pd");
         assert_eq!(advise(&with(device(PortState::Active, &["::ffff:10.0.0.1"]))), Vec::<String>::new());
     }
 }

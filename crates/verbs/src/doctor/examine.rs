@@ -1,4 +1,4 @@
-//! Looking at this machine.
+//! Examines this machine.
 
 use super::advice::advise;
 use super::macos::{RdmaControl, parse_rdma_ctl, parse_thunderbolt};
@@ -11,7 +11,8 @@ use crate::profile::Profile;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Looks at this machine. Takes milliseconds on Linux, up to some seconds on macOS (`system_profiler`).
+/// Examines this machine. Takes milliseconds on Linux and up to a few seconds on macOS
+/// (`system_profiler`).
 pub fn examine() -> Report {
     let (library, devices) = match DeviceList::get() {
         Ok(list) => (found_library(), list.names().iter().map(|name| device(&list, name)).collect()),
@@ -63,7 +64,7 @@ fn describe(context: &Arc<Context>, report: &mut DeviceReport) -> Result<(), Err
     for number in 1..=ports {
         report.ports.push(context.port(number)?);
     }
-    // Some Macs list a device that fails here until the cable is plugged in again.
+    // Some Macs list a device on which this fails until the cable is plugged in again.
     ProtectionDomain::new(context).map(drop)
 }
 
@@ -77,7 +78,8 @@ fn kernel_devices() -> Vec<String> {
 
 fn locked_memory_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is written on success; on failure it stays 0, which reads as no memory at all.
+    // SAFETY: `limit` is a valid rlimit to write. On failure it stays 0, which means no lockable
+    // memory.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

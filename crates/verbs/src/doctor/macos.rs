@@ -1,63 +1,65 @@
-//! What macOS's tools print, parsed. Compiled everywhere, so that it is tested everywhere.
+//! Parses the output of macOS's tools. Compiled on every system, so that it is tested on every
+//! system.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// What `rdma_ctl status` says.
+/// The result of `rdma_ctl status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RdmaControl {
-    /// Switched on. Says nothing of the hardware: Thunderbolt 4 Macs can be switched on too.
+    /// RDMA is enabled. Not proof of suitable hardware: Thunderbolt 4 Macs can enable it too.
     Enabled,
-    /// Switched off.
+    /// RDMA is disabled.
     Disabled,
     /// There is no `rdma_ctl`: macOS before 26.2.
     Missing,
-    /// Something else.
+    /// Any other output.
     Unclear(String),
 }
 
-/// Reads the output of `rdma_ctl status`: the word alone, or in a sentence.
+/// Parses the output of `rdma_ctl status`: a single word, or the word in a sentence.
 pub fn parse_rdma_ctl(text: &str) -> RdmaControl {
-    let said = |word: &str| {
+    let contains = |word: &str| {
         text.split(|c: char| !c.is_ascii_alphabetic()).any(|have| have.eq_ignore_ascii_case(word))
     };
-    match (said("enabled"), said("disabled") || said("not")) {
+    match (contains("enabled"), contains("disabled") || contains("not")) {
         (_, true) => RdmaControl::Disabled,
         (true, false) => RdmaControl::Enabled,
         (false, false) => RdmaControl::Unclear(text.trim().to_string()),
     }
 }
 
-/// A Thunderbolt port of this Mac, and the Mac at the other end of its cable.
+/// A Thunderbolt port of this Mac, and the Mac connected to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ThunderboltPort {
-    /// The number that `networksetup` knows it by, "Thunderbolt N".
+    /// The N of `networksetup`'s name "Thunderbolt N".
     pub receptacle: Option<String>,
-    /// Its speed in Gbit/s; above 40 it is Thunderbolt 5 at both ends and on the cable.
+    /// Speed in Gbit/s. Above 40, both Macs and the cable have Thunderbolt 5.
     pub gbits: Option<u32>,
-    /// Which end this is.
+    /// The identifier of this end.
     pub domain: Option<String>,
-    /// The name of the Mac at the other end.
+    /// The name of the connected Mac.
     pub peer: Option<String>,
-    /// Which end that is: the `domain` of a port of the other Mac.
+    /// The identifier of the other end: the `domain` of a port of the connected Mac.
     pub peer_domain: Option<String>,
 }
 
 impl ThunderboltPort {
-    /// Too slow for Thunderbolt 5.
+    /// True if the port is too slow for Thunderbolt 5.
     pub fn is_thunderbolt_4(&self) -> bool {
         self.gbits.is_some_and(|gbits| gbits <= 40)
     }
 }
 
-/// Reads the output of `system_profiler SPThunderboltDataType -json`. What it does not have is left out.
+/// Parses the output of `system_profiler SPThunderboltDataType -json`. Missing values become
+/// `None`.
 pub fn parse_thunderbolt(text: &str) -> Vec<ThunderboltPort> {
     let Ok(root) = serde_json::from_str::<Value>(text) else { return Vec::new() };
     let string = |value: &Value| value.as_str().map(str::to_string);
     let port = |bus: &Value| {
         let receptacle = &bus["receptacle_1_tag"];
-        // A dock or a disk is an item too; a Mac is one with a domain of its own.
+        // Docks and disks are items too; only a Mac has a domain.
         let items = bus["_items"].as_array().map_or(&[][..], Vec::as_slice);
         let peer = items.iter().find(|item| item["domain_uuid_key"].is_string());
         ThunderboltPort {
@@ -96,7 +98,7 @@ pub(super) mod tests {
           "receptacle_id_key" : "2", "receptacle_status_key" : "receptacle_no_devices_connected" } } ] }"#;
 
     #[test]
-    fn rdma_ctl_is_understood_in_a_word_or_a_sentence() {
+    fn rdma_ctl_output_may_be_a_word_or_a_sentence() {
         assert_eq!(parse_rdma_ctl("enabled\n"), RdmaControl::Enabled);
         assert_eq!(parse_rdma_ctl("RDMA is enabled."), RdmaControl::Enabled);
         assert_eq!(parse_rdma_ctl("disabled\n"), RdmaControl::Disabled);
@@ -105,7 +107,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_mac_at_the_other_end_is_found_behind_the_dock() {
+    fn the_connected_mac_is_found_among_other_items() {
         let ports = parse_thunderbolt(TWO_BUSES);
         assert_eq!(ports.len(), 2);
         assert_eq!(ports[0].peer.as_deref(), Some("Mac Studio"));
@@ -116,7 +118,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_as_expected_is_left_out_not_a_panic() {
+    fn unexpected_output_gives_no_ports_and_no_panic() {
         assert_eq!(parse_thunderbolt("no json"), []);
         assert_eq!(parse_thunderbolt(r#"{"SPThunderboltDataType": 3}"#), []);
         let ports = parse_thunderbolt(

@@ -1,4 +1,4 @@
-//! Why RDMA works here, or why it does not and what to do: the facts for `thunder doctor`.
+//! Whether RDMA works on this machine and, if not, what to do. `thunder doctor` prints it.
 
 mod advice;
 mod examine;

@@ -5,58 +5,58 @@ use crate::device::{DeviceLimits, PortInfo};
 use serde::Serialize;
 use std::fmt;
 
-/// What was found. Serialises to JSON; displays as text for people.
+/// The state of RDMA on this machine. Serializes to JSON and displays as text.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// A device has an active port with an address: RDMA can be used.
+    /// True if a device has an active port with an address.
     pub usable: bool,
     /// The verbs library.
     pub library: LibraryReport,
-    /// What the kernel lists, whether or not the library can use it (Linux: `/sys/class/infiniband`).
+    /// The devices that the kernel lists in `/sys/class/infiniband` (Linux), usable or not.
     pub kernel_devices: Vec<String>,
     /// The devices that the library lists.
     pub devices: Vec<DeviceReport>,
-    /// The most memory that may be locked, in bytes; none if without limit.
+    /// Limit on locked memory in bytes; `None` if unlimited.
     pub locked_memory_limit_bytes: Option<u64>,
-    /// What only macOS has.
+    /// Facts that exist on macOS only.
     pub macos: Option<MacosReport>,
-    /// What to do, most important first. Empty when nothing is wrong.
+    /// What to do, most important first. Empty if nothing is wrong.
     pub advice: Vec<String>,
 }
 
 /// The verbs library.
 #[derive(Debug, Clone, Serialize)]
 pub struct LibraryReport {
-    /// The names looked for.
+    /// The names that were tried.
     pub tried: Vec<String>,
-    /// The one that was loaded.
+    /// The name that was loaded.
     pub found: Option<String>,
-    /// Why it cannot be used.
+    /// Why it cannot be used, if so.
     pub problem: Option<String>,
 }
 
 /// A device.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its capacities, as it reports them.
+    /// The capacities that it reports.
     pub limits: Option<DeviceLimits>,
     /// Its ports.
     pub ports: Vec<PortInfo>,
-    /// Why it cannot be used.
+    /// Why it cannot be used, if so.
     pub problem: Option<String>,
 }
 
 impl DeviceReport {
-    /// It has an active port with an address, and nothing failed.
+    /// True if it has an active port with an address and nothing failed.
     pub fn is_usable(&self) -> bool {
         let ready = |port: &PortInfo| port.state.is_active() && !port.gids.is_empty();
         self.problem.is_none() && self.ports.iter().any(ready)
     }
 }
 
-/// What macOS's own tools say.
+/// The results of macOS's own tools.
 #[derive(Debug, Clone, Serialize)]
 pub struct MacosReport {
     /// `rdma_ctl status`.

@@ -1,4 +1,4 @@
-//! What a queue pair owns on the device: rings of slots, the window, the completion queue.
+//! A queue pair's resources: rings of slots, the window, the completion queue.
 
 use super::options::QueueOptions;
 use super::window::Window;
@@ -9,14 +9,14 @@ use crate::sys::*;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Registered memory, cut into slots.
-pub(super) struct Ring {
+/// Registered memory, divided into slots.
+pub(super) struct SlotRing {
     pub(super) region: MemoryRegion,
     pub(super) slot_bytes: usize,
     pub(super) slots: usize,
 }
 
-impl Ring {
+impl SlotRing {
     pub(super) fn new(domain: &Arc<ProtectionDomain>, slot_bytes: usize, slots: u32) -> Result<Self> {
         let slots = slots as usize;
         Ok(Self { region: MemoryRegion::new(domain, slot_bytes * slots, false)?, slot_bytes, slots })
@@ -24,7 +24,7 @@ impl Ring {
 
     pub(super) fn slot(&self, index: usize) -> *mut u8 {
         assert!(index < self.slots, "slot {index} of {}", self.slots);
-        // SAFETY: within the region, which has `slots` slots of `slot_bytes`.
+        // SAFETY: the offset is inside the region, which has `slots` slots of `slot_bytes`.
         unsafe { self.region.start().add(index * self.slot_bytes) }
     }
 
@@ -37,14 +37,14 @@ impl Ring {
     }
 }
 
-/// All memory that the device may touch through the pair.
-pub(super) struct Memory {
-    pub(super) sends: Ring,
-    pub(super) receives: Ring,
+/// All memory that the device may use through the pair.
+pub(super) struct PairMemory {
+    pub(super) sends: SlotRing,
+    pub(super) receives: SlotRing,
     pub(super) window: Option<Window>,
 }
 
-/// The completion queue of one pair, for both directions.
+/// The completion queue of one pair, for sends and receives.
 pub(super) struct CompletionQueue {
     pub(super) raw: NonNull<ibv_cq>,
     context: Arc<Context>,
@@ -52,7 +52,7 @@ pub(super) struct CompletionQueue {
 
 impl CompletionQueue {
     pub(super) fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
-        // SAFETY: the context is open; no completion channel, so events are never raised.
+        // SAFETY: the context is open. There is no completion channel, so no events are raised.
         let raw = unsafe {
             (context.library.ibv_create_cq)(context.raw.as_ptr(), entries as i32, null_mut(), null_mut(), 0)
         };
@@ -63,12 +63,12 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: the pair that used it is gone or could not be made.
+        // SAFETY: the pair that used this queue is destroyed or was never created.
         unsafe { (self.context.library.ibv_destroy_cq)(self.raw.as_ptr()) };
     }
 }
 
-impl Memory {
+impl PairMemory {
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         options: QueueOptions,
@@ -79,8 +79,8 @@ impl Memory {
             .then(|| MemoryRegion::new(domain, options.window_bytes, true).map(|region| Window { region }))
             .transpose()?;
         Ok(Self {
-            sends: Ring::new(domain, options.slot_bytes, sends)?,
-            receives: Ring::new(domain, options.slot_bytes, receives)?,
+            sends: SlotRing::new(domain, options.slot_bytes, sends)?,
+            receives: SlotRing::new(domain, options.slot_bytes, receives)?,
             window,
         })
     }

@@ -1,4 +1,4 @@
-//! What must fail, does, by name and in time.
+//! Failures: each must be reported in time, with its cause.
 
 use crate::world::*;
 use std::io::Read;
@@ -11,20 +11,20 @@ use thunder_verbs::{
     QueuePair, ReadyToSend, RemoteWindow, WcStatus,
 };
 
-/// Set for the process that plays the dying peer, to "MODE ADDRESS".
+/// Set to "MODE ADDRESS" in the process of the peer to kill.
 pub const PEER_ENV: &str = "THUNDER_VERBS_TEST_PEER";
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = vec![
-        ("short_receive_is_named_on_both_sides".into(), Arc::new(short_receive)),
-        ("wrong_rkey_is_named".into(), Arc::new(wrong_rkey)),
-        ("a_send_without_a_receive_vanishes_on_uc_and_is_named_on_rc".into(), Arc::new(no_receive)),
-        ("a_link_that_drops_packets_is_reported_not_believed".into(), Arc::new(lossy_link)),
-        ("a_frame_lost_at_the_end_shows_by_a_probe".into(), Arc::new(lost_at_the_end)),
+        ("a_too_short_receive_is_reported_on_both_sides".into(), Arc::new(short_receive)),
+        ("a_wrong_rkey_is_reported".into(), Arc::new(wrong_rkey)),
+        ("a_send_without_a_receive_vanishes_on_uc_and_fails_on_rc".into(), Arc::new(no_receive)),
+        ("a_lost_packet_is_reported".into(), Arc::new(lossy_cable)),
+        ("a_probe_reveals_the_loss_of_the_last_frame".into(), Arc::new(lost_at_the_end)),
         ("a_silent_peer_is_a_timeout".into(), Arc::new(silent_peer)),
         ("doctor_finds_the_devices".into(), Arc::new(doctor)),
         ("apple_has_no_reliable_connection".into(), Arc::new(no_rc_on_apple)),
-        ("an_unknown_device_and_address_are_told_with_those_there".into(), Arc::new(unknown_names)),
+        ("an_error_for_an_unknown_name_lists_the_known_ones".into(), Arc::new(unknown_names)),
     ];
     for mode in MODES {
         tests.push((format!("a_killed_peer_ends_the_wait_{mode:?}"), Arc::new(move || killed_peer(mode))));
@@ -32,12 +32,13 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// Two bare queue pairs between ranks 0 and 1; the receives of rank 1 are posted.
+/// Two connected queue pairs of ranks 0 and 1, without a channel. `post` posts the receives of rank
+/// 1.
 fn bare_pair(connection: Connection, slot_bytes: [usize; 2], post: bool) -> [QueuePair<ReadyToSend>; 2] {
     let sides = [(0, 1), (1, 0)].map(|(rank, peer)| {
-        let link = links(rank, peer, 1, Profile::LINUX).remove(0);
-        let port = link.context.choose_port(link.facing).unwrap();
-        let domain = ProtectionDomain::new(&link.context).unwrap();
+        let cable = cables(rank, peer, 1, Profile::LINUX).remove(0);
+        let port = cable.context.choose_port(cable.local_address).unwrap();
+        let domain = ProtectionDomain::new(&cable.context).unwrap();
         let window_bytes = if connection == Connection::Rc { 4096 } else { 0 };
         let slot_bytes = slot_bytes[rank];
         let options = QueueOptions { connection, slot_bytes, sends: 4, receives: 4, window_bytes };
@@ -53,7 +54,7 @@ fn bare_pair(connection: Connection, slot_bytes: [usize; 2], post: bool) -> [Que
     [a, b]
 }
 
-/// Polls until it fails; `None` if nothing failed in this time.
+/// Polls until a request fails; `None` if none fails in this time.
 fn failure_of(pair: &mut QueuePair<ReadyToSend>, within: Duration) -> Option<Error> {
     let started = Instant::now();
     while started.elapsed() < within {
@@ -68,14 +69,14 @@ fn failure_of(pair: &mut QueuePair<ReadyToSend>, within: Duration) -> Option<Err
 fn assert_status(error: Option<Error>, expected: &[WcStatus]) {
     match error {
         Some(Error::Completion { status, .. }) if expected.contains(&status) => {}
-        other => panic!("one of {expected:?} was expected, it was {other:?}"),
+        other => panic!("expected one of {expected:?}, got {other:?}"),
     }
 }
 
 fn short_receive() {
     let [mut sender, mut receiver] = bare_pair(Connection::Rc, [8192, 4096], true);
     sender.send_slot().unwrap().send(8192).unwrap();
-    // The specification's answer, or Soft-RoCE's.
+    // The first status is the specification's, the second Soft-RoCE's.
     assert_status(failure_of(&mut receiver, LIMIT), &[WcStatus::LocLen, WcStatus::LocQpOp]);
     assert_status(failure_of(&mut sender, LIMIT), &[WcStatus::RemInvReq, WcStatus::RemOp]);
 }
@@ -89,7 +90,7 @@ fn wrong_rkey() {
     let started = Instant::now();
     while writer.outstanding() > 0 {
         writer.poll(drop).unwrap();
-        assert!(started.elapsed() < LIMIT, "the right key works");
+        assert!(started.elapsed() < LIMIT, "the right key must work");
     }
     assert_eq!(target.window().unwrap().flag(16).to_le_bytes(), *b"right\0\0\0");
 
@@ -101,19 +102,19 @@ fn wrong_rkey() {
 fn no_receive() {
     let [mut sender, mut receiver] = bare_pair(Connection::Uc, [4096, 4096], false);
     sender.send_slot().unwrap().send(100).unwrap();
-    assert!(failure_of(&mut sender, Duration::from_millis(300)).is_none(), "UC says nothing");
-    assert_eq!(sender.outstanding(), 0, "and takes the send for done");
+    assert!(failure_of(&mut sender, Duration::from_millis(300)).is_none(), "UC reports no error");
+    assert_eq!(sender.outstanding(), 0, "UC completes the send");
     receiver.post_receives().unwrap();
     let mut got = 0;
     receiver.poll(|_| got += 1).unwrap();
-    assert_eq!(got, 0, "the message is gone for good");
+    assert_eq!(got, 0, "the message is lost");
 
     let [mut sender, _receiver] = bare_pair(Connection::Rc, [4096, 4096], false);
     sender.send_slot().unwrap().send(100).unwrap();
     assert_status(failure_of(&mut sender, LIMIT), &[WcStatus::RnrRetryExc]);
 }
 
-/// Makes the first link of rank 0 to rank 1 lose packets while it lives.
+/// Makes the first cable from rank 0 to rank 1 lose packets until dropped.
 struct Loss {
     interface: String,
 }
@@ -138,7 +139,7 @@ impl Drop for Loss {
     }
 }
 
-fn lossy_link() {
+fn lossy_cable() {
     let mut channels = channel_pair(ChannelOptions::new(Mode::Uc), 1, Profile::LINUX, &Abort::new());
     let _loss = Loss::new(5);
     let started = Instant::now();
@@ -147,12 +148,12 @@ fn lossy_link() {
     loop {
         let _ = sender.send(&buffer).unwrap();
         match receiver.try_recv(&mut buffer) {
-            Ok(_) => assert!(started.elapsed() < LIMIT, "5 % of the packets are lost and nothing is said"),
+            Ok(_) => assert!(started.elapsed() < LIMIT, "5 % of the packets are lost without an error"),
             Err(Error::Lost { missing, .. }) => {
                 assert!(missing > 0);
                 break;
             }
-            Err(other) => panic!("a loss was expected, it was {other}"),
+            Err(other) => panic!("expected a loss, got {other}"),
         }
     }
     assert!(matches!(receiver.poll(), Err(Error::Lost { .. })), "a broken channel stays broken");
@@ -167,7 +168,7 @@ fn lost_at_the_end() {
         sender.drain(LIMIT).unwrap();
         std::thread::sleep(Duration::from_millis(100));
     }
-    // The sender only polls, as if it waited for an answer to what was lost.
+    // The sender only polls, as if it waited for a reply to the lost frame.
     let error = std::thread::scope(|scope| {
         let done = abort.clone();
         scope.spawn(move || {
@@ -183,10 +184,10 @@ fn lost_at_the_end() {
 }
 
 fn silent_peer() {
-    let [mut here, _there] = channel_pair(ChannelOptions::new(Mode::Uc), 1, Profile::LINUX, &Abort::new());
+    let [mut local, _silent] = channel_pair(ChannelOptions::new(Mode::Uc), 1, Profile::LINUX, &Abort::new());
     let limit = Duration::from_millis(300);
     let started = Instant::now();
-    let error = here.recv_exact(&mut [0; 10], limit).unwrap_err();
+    let error = local.recv_exact(&mut [0; 10], limit).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(error.to_string().contains("0 of 10 received"), "{error}");
     assert!(started.elapsed() < limit * 4, "it took {:?}", started.elapsed());
@@ -197,7 +198,11 @@ fn doctor() {
     assert!(report.usable, "{report}");
     let text = report.to_string();
     for end in ends() {
-        let device = report.devices.iter().find(|device| device.name == end.device).expect("every device");
+        let device = report
+            .devices
+            .iter()
+            .find(|device| device.name == end.device)
+            .expect("the report has every device");
         assert!(device.is_usable(), "{text}");
         assert!(text.contains(&end.ip.to_string()), "{} is not in {text}", end.ip);
     }
@@ -206,7 +211,7 @@ fn doctor() {
 
 fn no_rc_on_apple() {
     let error =
-        Channel::prepare(&links(0, 1, 1, Profile::APPLE), ChannelOptions::new(Mode::Rc)).err().unwrap();
+        Channel::prepare(&cables(0, 1, 1, Profile::APPLE), ChannelOptions::new(Mode::Rc)).err().unwrap();
     assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("(UC)"), "{error}");
 }
 
@@ -221,13 +226,13 @@ fn unknown_names() {
     assert_eq!((port.gid.ipv4(), port.mtu_bytes), (Some(end.ip), 4096));
 }
 
-/// The other process: connects, sends for a while, then is killed by its parent.
+/// The process of the peer: connects and sends until the test kills it.
 pub fn peer_that_dies(role: &str) -> ! {
     let (mode, address) = role.split_once(' ').expect("MODE ADDRESS");
     let mode = MODES.into_iter().find(|known| format!("{known:?}") == mode).expect("a mode");
     let mut stream = TcpStream::connect(address).expect("the parent listens");
-    let pending = Channel::prepare(&links(1, 0, 1, Profile::LINUX), ChannelOptions::new(mode)).unwrap();
-    let mut channel = pending.handshake(&mut stream, Abort::new()).unwrap();
+    let prepared = Channel::prepare(&cables(1, 0, 1, Profile::LINUX), ChannelOptions::new(mode)).unwrap();
+    let mut channel = prepared.handshake(&mut stream, Abort::new()).unwrap();
     loop {
         channel.send_all(&[1; 1000], LIMIT).unwrap();
     }
@@ -241,37 +246,37 @@ fn killed_peer(mode: Mode) {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    let (mut anchor, _) = listener.accept().unwrap();
+    let (mut connection, _) = listener.accept().unwrap();
     let abort = Abort::new();
-    let pending = Channel::prepare(&links(0, 1, 1, Profile::LINUX), ChannelOptions::new(mode)).unwrap();
-    let mut channel = pending.handshake(&mut anchor, abort.clone()).unwrap();
+    let prepared = Channel::prepare(&cables(0, 1, 1, Profile::LINUX), ChannelOptions::new(mode)).unwrap();
+    let mut channel = prepared.handshake(&mut connection, abort.clone()).unwrap();
     let mut into = [0; 1000];
     for _ in 0..50 {
         channel.recv_exact(&mut into, LIMIT).unwrap();
     }
 
-    // The anchor's end of file is how a death shows: the kernel closes it whatever the process was doing.
+    // End of file on the TCP connection shows that the peer died: the kernel closes it in any case.
     let watch = std::thread::spawn(move || {
-        let end = anchor.read(&mut [0]);
+        let end = connection.read(&mut [0]);
         abort.raise(format!("rank 1 closed its connection ({end:?})"));
     });
     peer.kill().unwrap();
     peer.wait().unwrap();
     let killed = Instant::now();
     let error = loop {
-        // More is sent and awaited than the dead peer ever will.
+        // The dead peer neither sends nor receives all of this.
         if let Err(error) = channel.transfer(&[2; 1000], &mut into, LIMIT) {
             break error;
         }
     };
     let took = killed.elapsed();
     watch.join().unwrap();
-    let known = match &error {
+    let expected = match &error {
         Error::Aborted { reason } => reason.contains("rank 1"),
         Error::Completion { status, .. } => *status == WcStatus::RetryExc && mode != Mode::Uc,
         _ => false,
     };
-    assert!(known, "{error}");
+    assert!(expected, "{error}");
     assert!(took < Duration::from_secs(2), "it took {took:?}");
     println!("{mode:?}: {took:?} after the kill: {error}");
 }

@@ -1,9 +1,10 @@
-//! The crate on real devices: two to four ranks over UC and RC, and what must fail by name.
+//! Tests on RDMA devices: two to four ranks over UC and RC, and failures.
 //!
-//! Without devices every test is ignored, so that nothing passes that did not run. Soft-RoCE brings them to any Linux:
-//! `tools/rdma-vm/run --ranks 4 --links 2 -- TEST_BINARY --ignored --test-threads 1`.
+//! All tests are marked as ignored, so that none passes without devices. Soft-RoCE provides devices
+//! on any Linux machine: `tools/rdma-vm/run --ranks 4 --links 2 -- TEST_BINARY --ignored
+//! --test-threads 1`.
 
-#![allow(clippy::unwrap_used)] // clippy takes only #[test] functions for tests
+#![allow(clippy::unwrap_used)] // clippy exempts #[test] functions only
 
 mod failures;
 mod streams;
@@ -16,7 +17,7 @@ use thunder_testing::allocations::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() {
-    // The kill tests start this program again as the peer that dies.
+    // `a_killed_peer_ends_the_wait` starts this program again as the peer to kill.
     if let Some(role) = std::env::var_os(failures::PEER_ENV) {
         failures::peer_that_dies(&role.to_string_lossy());
     }

@@ -1,4 +1,4 @@
-//! What must arrive, does, whole and in order.
+//! Channels deliver all bytes, in order.
 
 use crate::world::*;
 use std::os::unix::net::UnixStream;
@@ -7,33 +7,33 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use thunder_testing::Random;
 use thunder_testing::allocations::of_this_thread;
-use thunder_verbs::{Abort, Channel, ChannelOptions, Link, Mode, Profile};
+use thunder_verbs::{Abort, Cable, Channel, ChannelOptions, Mode, Profile};
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for mode in MODES {
         tests.push((format!("ping_pong_{mode:?}"), Arc::new(move || ping_pong(mode, Profile::LINUX))));
-        for (links, on) in [(1, "on_one_link"), (2, "striped_over_two_links")] {
-            let name = format!("odd_sizes_{on}_{mode:?}");
-            tests.push((name, Arc::new(move || odd_sizes(mode, links, Profile::LINUX))));
+        for (cables, over) in [(1, "one_cable"), (2, "two_cables")] {
+            let name = format!("odd_sizes_over_{over}_{mode:?}");
+            tests.push((name, Arc::new(move || odd_sizes(mode, cables, Profile::LINUX))));
         }
         for ranks in [3, 4] {
-            let name = format!("everyone_to_everyone_{ranks}_ranks_{mode:?}");
-            tests.push((name, Arc::new(move || everyone_to_everyone(mode, ranks))));
+            let name = format!("full_mesh_of_{ranks}_ranks_{mode:?}");
+            tests.push((name, Arc::new(move || full_mesh(mode, ranks))));
         }
     }
-    tests.push(("ping_pong_by_apples_rules".into(), Arc::new(|| ping_pong(Mode::Uc, Profile::APPLE))));
-    for (links, on) in [(1, "on_one_link"), (2, "striped_over_two_links")] {
-        let name = format!("odd_sizes_{on}_by_apples_rules");
-        tests.push((name, Arc::new(move || odd_sizes(Mode::Uc, links, Profile::APPLE))));
+    tests.push(("ping_pong_with_apples_rules".into(), Arc::new(|| ping_pong(Mode::Uc, Profile::APPLE))));
+    for (cables, over) in [(1, "one_cable"), (2, "two_cables")] {
+        let name = format!("odd_sizes_over_{over}_with_apples_rules");
+        tests.push((name, Arc::new(move || odd_sizes(Mode::Uc, cables, Profile::APPLE))));
     }
-    tests.push(("both_ends_face_each_other_by_the_network_that_they_share".into(), Arc::new(facing)));
-    tests.push(("not_one_of_100000_messages_is_lost_over_uc".into(), Arc::new(a_hundred_thousand)));
+    tests.push(("both_ends_choose_addresses_in_their_common_network".into(), Arc::new(common_network)));
+    tests.push(("none_of_100000_messages_is_lost_over_uc".into(), Arc::new(a_hundred_thousand)));
     tests.push(("short_and_long_writes_stay_in_order".into(), Arc::new(mixed_lanes)));
     tests
 }
 
-/// 64 bytes there and back; also that nothing is allocated once the channel runs.
+/// Sends 64 bytes back and forth. A running channel must not allocate.
 fn ping_pong(mode: Mode, profile: Profile) {
     const WARM_UP: u32 = 50;
     const ROUNDS: u32 = 300;
@@ -58,20 +58,21 @@ fn ping_pong(mode: Mode, profile: Profile) {
         assert_eq!(of_this_thread() - allocated, 0, "allocations while running");
         assert_eq!(ball, Random::new(1).bytes(64));
         if rank == 0 {
-            println!("{mode:?}: {:?} for 64 bytes there and back", took / ROUNDS);
+            println!("{mode:?}: {:?} per round trip of 64 bytes", took / ROUNDS);
         }
     });
 }
 
-/// From one byte to 16 MiB, around every border of slots and frames, both ways at once.
-fn odd_sizes(mode: Mode, links: usize, profile: Profile) {
+/// Sizes from one byte to 16 MiB, around every boundary of slots and frames, in both directions at
+/// once.
+fn odd_sizes(mode: Mode, cables: usize, profile: Profile) {
     let options = ChannelOptions::new(mode);
     let payload = options.long_slot_bytes - 40;
     let sizes = [1, 2, 3, 63, 64, 65, 1000, 4055, 4056, 4057, 4096, 8191, payload - 1, payload, payload + 1]
         .into_iter()
         .chain([65_536, 100_003, (1 << 20) - 1, (1 << 20) + 7, 1 << 24]);
     let sizes: Vec<usize> = sizes.collect();
-    let channels = channel_pair(options, links, profile, &Abort::new());
+    let channels = channel_pair(options, cables, profile, &Abort::new());
     both(channels, |rank, channel| {
         for (round, size) in sizes.iter().enumerate() {
             let seed = |rank: usize| (round * 2 + rank + 1) as u64;
@@ -83,14 +84,14 @@ fn odd_sizes(mode: Mode, links: usize, profile: Profile) {
             assert!(into == Random::new(seed(1 - rank)).bytes(*size), "{size} bytes differ");
             if rank == 0 && *size == 1 << 24 {
                 let mb_each_way = *size as f64 / took.as_secs_f64() / 1e6;
-                println!("{mode:?}, {links} link(s): {mb_each_way:.0} MB/s each way");
+                println!("{mode:?}, {cables} cable(s): {mb_each_way:.0} MB/s each way");
             }
         }
     });
 }
 
-/// Each end has an address more, as from a VLAN, of which the peer has none.
-fn facing() {
+/// Each end has an additional address, as from a VLAN, in a network that the peer is not in.
+fn common_network() {
     let ends: Vec<End> = [(0, 1), (1, 0)]
         .map(|(rank, peer)| ends().into_iter().find(|end| (end.rank, end.peer) == (rank, peer)).unwrap())
         .into();
@@ -103,35 +104,37 @@ fn facing() {
     };
     ip("add");
     let (mut a, mut b) = UnixStream::pair().unwrap();
-    let [mut here, mut there] = [(0, 1), (1, 0)].map(|(rank, peer)| {
-        let mut links = links(rank, peer, 1, Profile::LINUX);
-        links[0].facing = None;
-        links
+    let [mut cables_0, mut cables_1] = [(0, 1), (1, 0)].map(|(rank, peer)| {
+        let mut cables = cables(rank, peer, 1, Profile::LINUX);
+        cables[0].local_address = None;
+        cables
     });
-    // The kernel hands new addresses to the device when it finds the time.
+    // The kernel gives new addresses to the device after some time.
     let started = Instant::now();
-    while [&here, &there].iter().any(|links| links[0].context.addresses().unwrap().len() < 2) {
+    while [&cables_0, &cables_1].iter().any(|cables| cables[0].context.addresses().unwrap().len() < 2) {
         assert!(started.elapsed() < LIMIT, "the device does not get its new address");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::scope(|scope| {
-        scope.spawn(|| Link::face_peer(&mut there, &mut b).unwrap());
-        Link::face_peer(&mut here, &mut a).unwrap();
+        scope.spawn(|| Cable::find_addresses(&mut cables_1, &mut b).unwrap());
+        Cable::find_addresses(&mut cables_0, &mut a).unwrap();
     });
-    assert_eq!([here[0].facing, there[0].facing], [Some(ends[0].ip), Some(ends[1].ip)]);
+    let addresses = [cables_0[0].local_address, cables_1[0].local_address];
+    assert_eq!(addresses, [Some(ends[0].ip), Some(ends[1].ip)]);
     ip("del");
 
-    // One end that lists a cable less is told so.
+    // An end that lists a different number of cables gets an error.
     let (mut a, mut b) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| drop(Link::face_peer(&mut there, &mut b)));
-        let error = Link::face_peer(&mut [here.clone(), here.clone()].concat(), &mut a).unwrap_err();
+        scope.spawn(|| drop(Cable::find_addresses(&mut cables_1, &mut b)));
+        let mut two = [cables_0.clone(), cables_0.clone()].concat();
+        let error = Cable::find_addresses(&mut two, &mut a).unwrap_err();
         assert!(error.to_string().contains("cables here 2, there 1"), "{error}");
     });
 }
 
-/// A full mesh: every rank exchanges with every other, all at once, in ever new sizes.
-fn everyone_to_everyone(mode: Mode, ranks: usize) {
+/// Every rank exchanges messages with all others at once, in several sizes.
+fn full_mesh(mode: Mode, ranks: usize) {
     let mut sockets: Vec<Vec<(usize, UnixStream)>> = (0..ranks).map(|_| Vec::new()).collect();
     for (a, b) in (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b))) {
         let (to_b, to_a) = UnixStream::pair().unwrap();
@@ -146,8 +149,8 @@ fn everyone_to_everyone(mode: Mode, ranks: usize) {
                 let mut channels: Vec<(usize, Channel)> = Vec::new();
                 for (peer, mut socket) in sockets {
                     let options = ChannelOptions::new(mode);
-                    let pending = Channel::prepare(&links(rank, peer, 1, Profile::LINUX), options).unwrap();
-                    channels.push((peer, pending.handshake(&mut socket, Abort::new()).unwrap()));
+                    let prepared = Channel::prepare(&cables(rank, peer, 1, Profile::LINUX), options).unwrap();
+                    channels.push((peer, prepared.handshake(&mut socket, Abort::new()).unwrap()));
                 }
                 for size in [1, 777, 4057, 70_001, 300_000] {
                     exchange_with_all(rank, &mut channels, size);
@@ -174,7 +177,7 @@ fn exchange_with_all(rank: usize, channels: &mut [(usize, Channel)], size: usize
             *got += channel.try_recv(&mut into[*got..]).unwrap();
         }
         std::thread::yield_now();
-        assert!(started.elapsed() < LIMIT, "rank {rank} is stuck at {size} bytes");
+        assert!(started.elapsed() < LIMIT, "rank {rank} makes no progress at {size} bytes");
     }
     for ((peer, _), (_, _, into, _)) in channels.iter().zip(&work) {
         assert!(
@@ -184,7 +187,7 @@ fn exchange_with_all(rank: usize, channels: &mut [(usize, Channel)], size: usize
     }
 }
 
-/// The peer reads in bursts with pauses, the case in which JACCL's sends meet no posted receive and vanish.
+/// The peer reads with pauses. In this case, JACCL's sends find no posted receive and are lost.
 fn a_hundred_thousand() {
     const MESSAGES: u32 = 100_000;
     let options = ChannelOptions { long_slot_bytes: 0, ..ChannelOptions::new(Mode::Uc) };
@@ -208,7 +211,7 @@ fn a_hundred_thousand() {
     println!("{MESSAGES} messages over UC, none lost, {:?} each", started.elapsed() / MESSAGES);
 }
 
-/// Writes of either kind in turn, read without regard to their borders.
+/// Alternates short and long writes, and reads them in one call.
 fn mixed_lanes() {
     for mode in MODES {
         let whole = Random::new(5).bytes(600_000);
@@ -222,7 +225,7 @@ fn mixed_lanes() {
             }
             let mut rest = &whole[..];
             for size in [5, 50_000, 17, 4056, 9_000, 1].into_iter().cycle() {
-                // In two parts, as a header and its body are.
+                // In two parts, like a header and its body.
                 let (now, later) = rest.split_at(size.min(rest.len()));
                 let (first, second) = now.split_at(now.len() / 3);
                 let sent = channel.send_parts(first, second).unwrap();
