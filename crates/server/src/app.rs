@@ -49,13 +49,13 @@ impl App {
     }
 
     /// Accepts the served model's full name, its last component, or "default".
-    pub fn check_model(&self, asked: &str) -> Result<(), ApiError> {
+    pub fn check_model(&self, requested: &str) -> Result<(), ApiError> {
         let served = &self.engine.info().name;
         let short = served.rsplit('/').next().unwrap_or(served);
-        if asked == served || asked == short || asked == ANY_MODEL {
+        if requested == served || requested == short || requested == ANY_MODEL {
             return Ok(());
         }
-        Err(ApiError::unknown_model(&asked.chars().take(100).collect::<String>(), served))
+        Err(ApiError::unknown_model(&requested.chars().take(100).collect::<String>(), served))
     }
 
     /// Reads a JSON body. Size and time are limited by the config.

@@ -48,9 +48,9 @@ impl ApiError {
     }
 
     /// 404: this server does not have the requested model.
-    pub fn unknown_model(asked: &str, served: &str) -> Self {
+    pub fn unknown_model(requested: &str, served: &str) -> Self {
         let message = format!(
-            "this server does not have the model \"{asked}\": request \"{served}\" (see GET /v1/models)"
+            "this server does not have the model \"{requested}\": use \"{served}\" (see GET /v1/models)"
         );
         Self::field("model", message).status(StatusCode::NOT_FOUND).code("model_not_found")
     }

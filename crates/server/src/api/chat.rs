@@ -54,12 +54,13 @@ impl ChatRequest {
     pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
-        let most = fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
-        if most.is_some() && options.max_tokens.is_some() {
+        let max_completion_tokens =
+            fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
+        if max_completion_tokens.is_some() && options.max_tokens.is_some() {
             let message = "set `max_completion_tokens` or the older `max_tokens`, not both";
             return Err(ApiError::field("max_tokens", message));
         }
-        options.max_tokens = options.max_tokens.or(most);
+        options.max_tokens = options.max_tokens.or(max_completion_tokens);
         let logprobs = logprobs(&mut fields)?;
         let messages = messages::take(&mut fields)?;
         let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();

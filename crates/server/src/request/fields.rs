@@ -71,17 +71,17 @@ impl Fields {
         self.typed(field, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
-    /// An integer from `least` to `most`; `must_be` describes that range in an error message.
+    /// An integer from `min` to `max`; `must_be` describes that range in an error message.
     pub fn integer(
         &mut self,
         field: &str,
-        least: usize,
-        most: usize,
+        min: usize,
+        max: usize,
         must_be: &str,
     ) -> Result<Option<usize>, ApiError> {
         self.typed(field, must_be, |value| {
             let number = usize::try_from(value.as_u64()?).ok()?;
-            (least..=most).contains(&number).then_some(number)
+            (min..=max).contains(&number).then_some(number)
         })
     }
 

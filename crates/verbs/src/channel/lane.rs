@@ -21,6 +21,7 @@ enum Incoming {
     Written { remote: RemoteWindow, data: VecDeque<(Header, usize)> },
 }
 
+/// A connected queue pair of a channel, with its credits.
 pub(super) struct Lane {
     pair: QueuePair<ReadyToSend>,
     incoming: Incoming,
