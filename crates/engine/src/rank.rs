@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group, InitError, Stats};
 use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Largest, Step};
-use thunder_model::{Capacity, Model, ModelError, ModelFolder, Plan};
+use thunder_model::{Capacity, Model, ModelError, ModelFolder, ShardPlan};
 
 use crate::protocol::{BadMessage, Command, Message};
 use crate::sampler::argmax;
@@ -65,7 +65,7 @@ impl RankWorker {
     /// When the model cannot be loaded here, or a peer failed to.
     pub fn load(
         folder: &ModelFolder,
-        plan: &Plan,
+        plan: &ShardPlan,
         mut world: Group,
         cpu: &CpuConfig,
         capacity: Capacity,
@@ -290,7 +290,7 @@ impl StepResults<'_> {
 fn agree(
     world: &mut Group,
     folder: &ModelFolder,
-    plan: &Plan,
+    plan: &ShardPlan,
     capacity: Capacity,
     cpu: &CpuConfig,
 ) -> Result<(), EngineError> {

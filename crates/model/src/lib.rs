@@ -15,6 +15,6 @@ pub mod weights;
 
 pub use error::ModelError;
 pub use folder::ModelFolder;
-pub use model::{Capacity, Demand, Model};
-pub use plan::{Parallelism, Plan};
+pub use model::{Capacity, Model, ShardFootprint};
+pub use plan::{Parallelism, ShardPlan};
 pub use spec::ModelSpec;

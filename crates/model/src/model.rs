@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use thunder_compute::{AttentionSpec, Backend, ComputeError, Largest, LinearInput, Rope, Step};
 
-pub use load::{Capacity, Demand, Progress, demand, lookup_bytes};
+pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 
 /// The weights and buffers of one rank.
 pub struct Model<B: Backend> {

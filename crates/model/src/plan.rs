@@ -24,7 +24,7 @@ pub enum Parallelism {
 
 /// The shares of all ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct ShardPlan {
     /// Layers of each stage.
     stages: Vec<Range<usize>>,
     /// Weight of each rank of a stage, the same in all stages.
@@ -34,7 +34,7 @@ pub struct Plan {
 /// Rows of vocabulary that are not divided: the rows that kernels work on together.
 const VOCAB_UNIT: usize = 16;
 
-impl Plan {
+impl ShardPlan {
     /// A plan for as many ranks as there are weights.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Plan {
     /// The part of one rank.
     ///
     /// # Panics
-    /// When the rank is not below [`Plan::ranks`].
+    /// When the rank is not below [`ShardPlan::ranks`].
     pub fn shard(&self, rank: usize) -> Shard<'_> {
         assert!(rank < self.ranks(), "rank {rank} of {}", self.ranks());
         Shard { plan: self, stage: rank / self.weights.len(), tensor_rank: rank % self.weights.len() }
@@ -91,7 +91,7 @@ impl Plan {
 /// One rank's part.
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
-    plan: &'a Plan,
+    plan: &'a ShardPlan,
     /// Its stage of the pipeline.
     pub stage: usize,
     /// Its place among the ranks of the stage.
@@ -206,8 +206,8 @@ mod tests {
         }
     }
 
-    fn tensor(weights: &[f64]) -> Plan {
-        Plan { stages: vec![0..4], weights: weights.to_vec() }
+    fn tensor(weights: &[f64]) -> ShardPlan {
+        ShardPlan { stages: vec![0..4], weights: weights.to_vec() }
     }
 
     #[test]

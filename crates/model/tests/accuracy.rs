@@ -7,7 +7,7 @@ use serde_json::Value;
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
-use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 use thunder_testing::{builtin_golden, builtin_model};
 
 /// A prompt and its answer.
@@ -35,7 +35,7 @@ fn logits(
     let rows = texts.iter().map(|text| text.concat().len()).max().unwrap();
     let blocks: Vec<u32> = (0..rows.div_ceil(KV_BLOCK_TOKENS) as u32).collect();
     let capacity = Capacity { rows, logit_rows: rows, kv_blocks: blocks.len(), kv_format: kv };
-    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
     let mut model =
         Model::load(
             folder,

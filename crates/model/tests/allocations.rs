@@ -6,7 +6,7 @@ use std::sync::Barrier;
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
-use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 use thunder_testing::allocations::{self, CountingAllocator};
 use thunder_testing::builtin_model;
 
@@ -17,7 +17,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
     const WARM: usize = 4;
     let folder = ModelFolder::open(&builtin_model()).unwrap();
-    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
     let config = CpuConfig::new(2, Isa::detect().unwrap(), activations);
     let rank = group.rank();
     let mut backend = CpuBackend::new(&config, group);

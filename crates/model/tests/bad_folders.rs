@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use thunder_compute::KvFormat;
-use thunder_model::model::demand;
+use thunder_model::model::shard_footprints;
 use thunder_model::synth::{self, Shape};
-use thunder_model::{ModelFolder, Parallelism, Plan};
+use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 
 /// A good folder: quantized, in one weight file with an index.
 fn good() -> &'static Path {
@@ -39,7 +39,11 @@ fn copy() -> TempDir {
 /// All that is read of a folder before its weights are packed.
 fn read(folder: &Path) -> Result<(), Box<dyn Error>> {
     let folder = ModelFolder::open(folder)?;
-    demand(&folder, &Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?, KvFormat::F16)?;
+    shard_footprints(
+        &folder,
+        &ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?,
+        KvFormat::F16,
+    )?;
     folder.tokenizer()?;
     folder.chat_template()?;
     Ok(())

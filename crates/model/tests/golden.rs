@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
-use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Plan};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
 fn cases() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
@@ -48,7 +48,7 @@ fn golden(case: &Path) -> Vec<Golden> {
 /// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk` tokens.
 fn logits(
     folder: &ModelFolder,
-    plan: &Plan,
+    plan: &ShardPlan,
     group: Group,
     (activations, overlap): (Activations, Overlap),
     chunk: usize,
@@ -85,7 +85,7 @@ fn logits(
 /// All ranks' logits side by side, `[positions, vocabulary]`.
 fn sharded_logits(
     folder: &ModelFolder,
-    plan: &Plan,
+    plan: &ShardPlan,
     arithmetic: (Activations, Overlap),
     chunk: usize,
 ) -> Vec<Vec<f32>> {
@@ -149,7 +149,7 @@ fn check(case: &Path, what: &str, (error, same): (f64, f64), limits: (f64, f64))
 fn one_rank_agrees_with_mlx() {
     for case in cases() {
         let folder = ModelFolder::open(&case).unwrap();
-        let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         for (activations, what) in [
             (Activations::Auto, "auto"),
             (Activations::Bf16, "bf16"),
@@ -167,7 +167,7 @@ fn token_by_token_gives_the_bits_of_the_whole_prompt() {
     for name in ["qwen3-4bit-g64", "mistral-bf16-window", "ministral3-bf16", "llama-6bit-g32"] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
-        let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         let whole = logits(&folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
         for chunk in [1, 13] {
             assert_eq!(
@@ -186,7 +186,7 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
         let folder = ModelFolder::open(case).unwrap();
         // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
-            let plan = Plan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             for activations in [Activations::Int16, Activations::Bf16, Activations::Auto] {
                 let [ours, in_halves] = [Overlap::Never, Overlap::Always]
                     .map(|overlap| sharded_logits(&folder, &plan, (activations, overlap), 45));
@@ -211,7 +211,7 @@ fn a_wrapped_checkpoint_finds_its_head() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert!(file.names().contains(&"lm_head.weight"), "the case is untied");
     let whole = ModelFolder::open(&case).unwrap();
-    let plan = Plan::new(&whole.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let plan = ShardPlan::new(&whole.spec, Parallelism::Tensor, &[1.0]).unwrap();
     let expected = logits(&whole, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
     for (inner, head) in
         [("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use thunder_collectives::TransportChoice;
 use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_engine::assembly::EngineSpec;
-use thunder_model::{ModelFolder, Parallelism, Plan};
+use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
@@ -89,7 +89,7 @@ impl LayoutArgs {
     ///
     /// # Errors
     /// When it cannot be split so.
-    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> anyhow::Result<Plan> {
+    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> anyhow::Result<ShardPlan> {
         Ok(self.spec(folder.path.clone(), String::new()).shard_plan(folder, ranks)?)
     }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 use thunder_model::error::human_bytes;
-use thunder_model::{Demand, ModelFolder, Plan};
+use thunder_model::{ModelFolder, ShardFootprint, ShardPlan};
 
 use crate::engine_args::LayoutArgs;
 use crate::{session, table};
@@ -28,31 +28,31 @@ impl PlanCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(&self.model)?;
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
-        let demands = thunder_model::model::demand(&folder, &plan, self.layout.kv.into())?;
+        let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
         if self.json {
-            println!("{}", to_json(&folder, &plan, &demands));
+            println!("{}", to_json(&folder, &plan, &footprints));
         } else {
-            print(&folder, &plan, &demands);
+            print(&folder, &plan, &footprints);
         }
         Ok(())
     }
 }
 
-fn to_json(folder: &ModelFolder, plan: &Plan, demands: &[Demand]) -> serde_json::Value {
+fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]) -> serde_json::Value {
     let range = |range: &std::ops::Range<usize>| json!([range.start, range.end]);
-    let ranks: Vec<_> = demands
+    let ranks: Vec<_> = footprints
         .iter()
         .enumerate()
-        .map(|(rank, demand)| {
+        .map(|(rank, footprint)| {
             json!({
                 "rank": rank,
-                "layers": range(&demand.layers),
-                "query_heads": range(&demand.queries),
-                "kv_heads": range(&demand.kv),
-                "mlp_channels": range(&demand.channels),
-                "vocab_rows": range(&demand.vocab),
-                "weight_bytes": demand.weight_bytes,
-                "kv_bytes_per_token": demand.kv_bytes_per_token,
+                "layers": range(&footprint.layers),
+                "query_heads": range(&footprint.queries),
+                "kv_heads": range(&footprint.kv),
+                "mlp_channels": range(&footprint.channels),
+                "vocab_rows": range(&footprint.vocab),
+                "weight_bytes": footprint.weight_bytes,
+                "kv_bytes_per_token": footprint.kv_bytes_per_token,
             })
         })
         .collect();
@@ -67,7 +67,7 @@ fn to_json(folder: &ModelFolder, plan: &Plan, demands: &[Demand]) -> serde_json:
 }
 
 /// The plan as a table.
-pub fn print(folder: &ModelFolder, plan: &Plan, demands: &[Demand]) {
+pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]) {
     let spec = &folder.spec;
     println!(
         "{} of {} layers, {} of weights, over {} rank(s): {} way(s) tensor, {} stage(s) pipeline",
@@ -92,16 +92,16 @@ pub fn print(folder: &ModelFolder, plan: &Plan, demands: &[Demand]) {
         0 => "-".to_owned(),
         len => format!("{}..{} ({len})", range.start, range.end),
     };
-    for (rank, demand) in demands.iter().enumerate() {
+    for (rank, footprint) in footprints.iter().enumerate() {
         table.add_row([
             rank.to_string(),
-            range(&demand.layers),
-            range(&demand.queries),
-            range(&demand.kv),
-            range(&demand.channels),
-            range(&demand.vocab),
-            human_bytes(demand.weight_bytes),
-            human_bytes(demand.kv_bytes_per_token),
+            range(&footprint.layers),
+            range(&footprint.queries),
+            range(&footprint.kv),
+            range(&footprint.channels),
+            range(&footprint.vocab),
+            human_bytes(footprint.weight_bytes),
+            human_bytes(footprint.kv_bytes_per_token),
         ]);
     }
     println!("{table}");

@@ -9,9 +9,9 @@ use thunder_collectives::{CommError, Group, InitError, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{CpuConfig, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
-use thunder_model::model::demand;
+use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
-use thunder_model::{Capacity, Demand, ModelError, ModelFolder, Plan};
+use thunder_model::{Capacity, ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
 use super::group::form_group;
 use super::memory::{KvCacheRequest, kv_cache_tokens, rank_budget};
@@ -91,8 +91,8 @@ pub fn assemble(
 pub struct Assembly {
     spec: RankSpec,
     folder: ModelFolder,
-    plan: Plan,
-    footprints: Vec<Demand>,
+    plan: ShardPlan,
+    footprints: Vec<ShardFootprint>,
     context: usize,
     /// On rank 0 only.
     text: Option<TextModel>,
@@ -115,7 +115,7 @@ impl Assembly {
         let folder = ModelFolder::open(&engine.model)?;
         let context = engine.context_tokens(folder.spec.context)?;
         let plan = engine.shard_plan(&folder, spec.ranks)?;
-        let footprints = demand(&folder, &plan, engine.kv)?;
+        let footprints = shard_footprints(&folder, &plan, engine.kv)?;
         let text = if spec.is_head() {
             Some(TextModel { tokenizer: folder.tokenizer()?, chat_template: folder.chat_template()? })
         } else {
@@ -246,9 +246,9 @@ pub struct RunningEngine {
     /// Takes requests.
     pub engine: Engine,
     /// How the model is split.
-    pub plan: Plan,
+    pub plan: ShardPlan,
     /// What each rank holds.
-    pub footprints: Vec<Demand>,
+    pub footprints: Vec<ShardFootprint>,
     /// Transports between rank 0 and the others, for people.
     pub transport: String,
     /// Compute threads of the group.

@@ -1,6 +1,6 @@
 //! How much memory a rank may use, and how many tokens its KV cache then holds.
 
-use thunder_model::{Demand, ModelError};
+use thunder_model::{ModelError, ShardFootprint};
 
 /// Tokens that a KV cache holds at least when no context was asked for.
 const LEAST_TOKENS: usize = 256;
@@ -9,7 +9,7 @@ const LEAST_TOKENS: usize = 256;
 ///
 /// If all ranks of the group share the host, each may use what its share of all weights is. If not, the host's `local_ranks`
 /// ranks get equal parts: their neighbours' shares are then not known here.
-pub fn rank_budget(available: u64, footprints: &[Demand], rank: usize, local_ranks: usize) -> u64 {
+pub fn rank_budget(available: u64, footprints: &[ShardFootprint], rank: usize, local_ranks: usize) -> u64 {
     if local_ranks < footprints.len() {
         return available / local_ranks.max(1) as u64;
     }
@@ -36,7 +36,7 @@ pub struct KvCacheRequest {
 /// # Errors
 /// [`ModelError::DoesNotFit`] when not even one required context fits, or 256 tokens if none is required.
 pub fn kv_cache_tokens(
-    footprint: &Demand,
+    footprint: &ShardFootprint,
     rank: usize,
     budget: Option<u64>,
     request: KvCacheRequest,
@@ -62,9 +62,9 @@ pub fn kv_cache_tokens(
 mod tests {
     use super::*;
 
-    fn footprint(weight_bytes: u64, kv_bytes_per_token: u64) -> Demand {
+    fn footprint(weight_bytes: u64, kv_bytes_per_token: u64) -> ShardFootprint {
         let none = 0..0;
-        Demand {
+        ShardFootprint {
             layers: 0..1,
             queries: none.clone(),
             kv: none.clone(),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use thunder_collectives::TransportChoice;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, KvFormat, Overlap};
-use thunder_model::{ModelError, ModelFolder, Parallelism, Plan};
+use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use super::threads::MAX_THREADS;
 
@@ -97,13 +97,13 @@ impl EngineSpec {
     ///
     /// # Errors
     /// When the number of weights in `split` is not the number of ranks, or the model cannot be split so.
-    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> Result<Plan, PlanError> {
+    pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> Result<ShardPlan, PlanError> {
         let weights = match self.split.len() {
             0 => vec![1.0; ranks],
             count if count == ranks => self.split.clone(),
             weights => return Err(SpecError::Split { weights, ranks }.into()),
         };
-        Ok(Plan::new(&folder.spec, self.parallelism, &weights)?)
+        Ok(ShardPlan::new(&folder.spec, self.parallelism, &weights)?)
     }
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
 use thunder_engine::{Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankWorker, Sampling};
-use thunder_model::{Capacity, ModelFolder, Parallelism, Plan};
+use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The built-in model on so many ranks, each a thread; `work` is given its engine.
 pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
     let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
-    let plan = Plan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
+    let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
         rows: limits.rows,

@@ -8,7 +8,7 @@ use super::{Attention, Buffers, FeedForward, Head, Layer, Mixer, Model, Vocabula
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::loader::{Loader, Window};
-use crate::plan::{Plan, Shard};
+use crate::plan::{Shard, ShardPlan};
 use crate::spec::{AttentionShape, FeedForwardSpec, GatedShape, LayerSpec, MixerSpec, ModelSpec};
 use crate::weights::Weights;
 
@@ -17,7 +17,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// What a rank's part of a model takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Demand {
+pub struct ShardFootprint {
     /// Layers it computes.
     pub layers: Range<usize>,
     /// Query heads of its first attention layer.
@@ -38,7 +38,11 @@ pub struct Demand {
 ///
 /// # Errors
 /// When a tensor is missing or of another shape than the config implies.
-pub fn demand(folder: &ModelFolder, plan: &Plan, kv: KvFormat) -> Result<Vec<Demand>, ModelError> {
+pub fn shard_footprints(
+    folder: &ModelFolder,
+    plan: &ShardPlan,
+    kv: KvFormat,
+) -> Result<Vec<ShardFootprint>, ModelError> {
     (0..plan.ranks())
         .map(|rank| {
             let shard = plan.shard(rank);
@@ -49,7 +53,7 @@ pub fn demand(folder: &ModelFolder, plan: &Plan, kv: KvFormat) -> Result<Vec<Dem
             let heads = shard.heads(attention);
             let loader = Loader::new(&folder.weights, &folder.quantization, None);
             let names = Names::find(folder, shard.layers().start);
-            Ok(Demand {
+            Ok(ShardFootprint {
                 layers: shard.layers(),
                 queries: heads.queries,
                 kv: heads.kv,
@@ -343,7 +347,7 @@ impl<B: Backend> Model<B> {
     /// When a tensor is missing or malformed, or memory runs out.
     pub fn load(
         folder: &ModelFolder,
-        plan: &Plan,
+        plan: &ShardPlan,
         rank: usize,
         capacity: Capacity,
         backend: &mut B,

@@ -4,8 +4,8 @@ use tempfile::TempDir;
 use thunder_compute::KvFormat;
 
 use super::*;
-use crate::model::demand;
-use crate::{ModelFolder, Parallelism, Plan};
+use crate::model::shard_footprints;
+use crate::{ModelFolder, Parallelism, ShardPlan};
 
 fn tiny() -> Shape {
     Shape::named("qwen3-tiny").expect("it is listed")
@@ -42,10 +42,10 @@ fn check(shape: &Shape, quantization: Quantization, shard_bytes: u64, files: usi
         Some((bits, group)) => elements * bits as usize / 8 + elements / group * 4,
         None => 2 * elements,
     };
-    let plan = Plan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0]).expect("a plan");
-    let demands =
-        demand(&folder, &plan, KvFormat::F16).expect("every tensor is there and of the right shape");
-    assert_eq!(demands.iter().map(|rank| rank.weight_bytes).sum::<u64>(), bytes as u64);
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0]).expect("a plan");
+    let footprints = shard_footprints(&folder, &plan, KvFormat::F16)
+        .expect("every tensor is there and of the right shape");
+    assert_eq!(footprints.iter().map(|rank| rank.weight_bytes).sum::<u64>(), bytes as u64);
 }
 
 #[test]

@@ -396,7 +396,7 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
 
 /// Bytes of weights and of keys and values that a decode step reads, on all ranks together.
 fn bytes_per_token(session: &Session, model: &ModelWork, context: usize, batch: usize) -> (u64, u64) {
-    let weights = session.head.footprints.iter().map(|demand| demand.weight_bytes).sum::<u64>();
-    let kv = session.head.footprints.iter().map(|demand| demand.kv_bytes_per_token).sum::<u64>();
+    let weights = session.head.footprints.iter().map(|rank| rank.weight_bytes).sum::<u64>();
+    let kv = session.head.footprints.iter().map(|rank| rank.kv_bytes_per_token).sum::<u64>();
     (weights - model.lookup_bytes, kv * (context * batch) as u64)
 }
