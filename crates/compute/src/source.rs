@@ -84,14 +84,25 @@ impl Encoding {
         }
     }
 
-    /// Bytes that `rows × cols` elements take in the file, scales and biases included.
-    pub const fn bytes(self, rows: usize, cols: usize) -> usize {
+    /// Bytes of `cols` elements of a row, without scales and biases that are stored apart.
+    pub const fn weight_bytes(self, cols: usize) -> usize {
         match self {
-            Self::Float(float) => rows * cols * float.bytes(),
-            Self::Affine { bits, group, scales } => {
-                rows * (cols * bits as usize / 8 + 2 * scales.bytes() * (cols / group))
-            }
+            Self::Float(float) => cols * float.bytes(),
+            Self::Affine { bits, .. } => cols * bits as usize / 8,
         }
+    }
+
+    /// Bytes of the scales of `cols` elements of a row, where scales are stored apart; biases take as many.
+    pub const fn scale_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Float(_) => 0,
+            Self::Affine { group, scales, .. } => cols / group * scales.bytes(),
+        }
+    }
+
+    /// Bytes of `rows × cols` elements in the file, scales and biases included.
+    pub const fn bytes(self, rows: usize, cols: usize) -> usize {
+        rows * (self.weight_bytes(cols) + 2 * self.scale_bytes(cols))
     }
 }
 

@@ -8,10 +8,9 @@ use serde::Deserialize;
 use crate::arch::{self, TokenIds};
 use crate::chat::{ChatError, ChatTemplate};
 use crate::error::ModelError;
-use crate::loader::Quantization;
 use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
-use crate::weights::{Weights, read_config};
+use crate::weights::{HuggingFace, Quantization, WeightSource};
 
 /// What is needed to compute a model. Opening it reads headers only.
 #[derive(Debug)]
@@ -20,10 +19,8 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// The architecture.
     pub spec: ModelSpec,
-    /// The weight files.
-    pub weights: Weights,
-    /// How they are quantized.
-    pub quantization: Quantization,
+    /// The weights.
+    pub weights: Box<dyn WeightSource>,
     /// generation_config.json.
     pub generation: GenerationConfig,
 }
@@ -67,8 +64,8 @@ impl ModelFolder {
         if let Some(eos) = generation.eos.clone() {
             spec.eos = eos.into_vec();
         }
-        let weights = Weights::open(path)?;
-        Ok(Self { path: path.to_owned(), spec, weights, quantization, generation })
+        let weights = Box::new(HuggingFace::open(path, quantization)?);
+        Ok(Self { path: path.to_owned(), spec, weights, generation })
     }
 
     /// The folder's tokenizer.
@@ -98,4 +95,17 @@ impl GenerationConfig {
             Err(error) => Err(ModelError::io(&path, "sampling defaults", error)),
         }
     }
+}
+
+/// The parsed config.json of a folder, and its path for error texts.
+fn read_config(folder: &Path) -> Result<(serde_json::Value, PathBuf), ModelError> {
+    let path = folder.join("config.json");
+    let bytes = std::fs::read(&path)
+        .map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes)
+        .map_err(|error| ModelError::Malformed { path: path.clone(), reason: error.to_string() })?;
+    if !value.is_object() {
+        return Err(ModelError::Malformed { path, reason: "not a JSON object".into() });
+    }
+    Ok((value, path))
 }

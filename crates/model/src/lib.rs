@@ -5,7 +5,6 @@ pub mod arch;
 pub mod chat;
 pub mod error;
 pub mod folder;
-pub mod loader;
 pub mod model;
 pub mod plan;
 pub mod spec;

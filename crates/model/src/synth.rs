@@ -82,7 +82,7 @@ impl Layout {
         let config = shape.config(quantization, shape.vocab as u32 - 1);
         // The readers of config.json check it: what is written can be read.
         let spec = arch::spec(&config, Path::new("config.json"))?;
-        crate::loader::Quantization::read(&config, Path::new("config.json"))?;
+        crate::weights::Quantization::read(&config, Path::new("config.json"))?;
         if let Some((_, group)) = quantization {
             let widths = [shape.hidden, shape.heads * shape.head_dim, shape.channels];
             if let Some(width) = widths.into_iter().find(|width| width % group != 0) {

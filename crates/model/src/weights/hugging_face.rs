@@ -1,130 +1,46 @@
-//! From tensors in files to the rows and columns that a rank takes of them.
+//! Safetensors under Hugging Face's or MLX's names, plain or in MLX's affine quantization.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use serde::Deserialize;
-use serde_json::Value;
-use thunder_compute::{Encoding, FilePages, Float, MatrixSource, Strided};
+use thunder_compute::{Encoding, FilePages, Float};
 
+use super::names::{Name, Names};
+use super::safetensors::{SafetensorsFiles, Tensor};
+use super::{Quantization, Role, StoredMatrix, WeightSource};
 use crate::error::ModelError;
-use crate::weights::{Tensor, Weights};
 
-/// How the matrices of a folder are quantized: MLX's `quantization` of config.json.
-#[derive(Debug, Default)]
-pub struct Quantization {
-    default: Option<Settings>,
-    modules: HashMap<String, Settings>,
+/// The safetensors files of a folder.
+#[derive(Debug)]
+pub struct HuggingFace {
+    files: SafetensorsFiles,
+    names: Names,
+    quantization: Quantization,
 }
 
-#[derive(Debug, Clone, Deserialize)]
-struct Settings {
-    group_size: usize,
-    bits: u32,
-    #[serde(default = "affine")]
-    mode: String,
-}
-
-fn affine() -> String {
-    "affine".to_owned()
-}
-
-impl Quantization {
-    /// Whether matrices are quantized, but for what names itself otherwise.
-    pub fn is_any(&self) -> bool {
-        self.default.is_some()
-    }
-
-    /// Reads it from a parsed config.json.
+impl HuggingFace {
+    /// Maps the files of a folder: those in model.safetensors.index.json, or model.safetensors.
     ///
     /// # Errors
-    /// When there is one and it is of a kind that is not supported.
-    pub fn read(config: &Value, path: &Path) -> Result<Self, ModelError> {
-        let Some(value) = config.get("quantization").or_else(|| config.get("quantization_config")) else {
-            return Ok(Self::default());
-        };
-        // Other quantizers write only `quantization_config`; what MLX writes there names no method.
-        if let Some(method) = value.get("quant_method").and_then(Value::as_str)
-            && config.get("quantization").is_none()
-        {
-            return Err(ModelError::Unsupported {
-                field: "quantization_config.quant_method",
-                value: format!("{method:?}"),
-                supported: "MLX's affine quantization is".into(),
-            });
-        }
-        let malformed = |error: serde_json::Error| ModelError::Malformed {
-            path: path.to_owned(),
-            reason: format!("quantization: {error}"),
-        };
-        let default = Settings::deserialize(value).map_err(malformed)?;
-        let mut modules = HashMap::new();
-        for (name, value) in value.as_object().into_iter().flatten() {
-            // `false` marks a module that is left as it is, which the files tell as well.
-            if value.is_object() {
-                modules.insert(name.clone(), Settings::deserialize(value).map_err(malformed)?);
-            }
-        }
-        for settings in std::iter::once(&default).chain(modules.values()) {
-            if settings.mode != "affine" {
-                return Err(ModelError::Unsupported {
-                    field: "quantization.mode",
-                    value: format!("{:?}", settings.mode),
-                    supported: "affine is".into(),
-                });
-            }
-            if ![2, 3, 4, 5, 6, 8].contains(&settings.bits) || ![32, 64, 128].contains(&settings.group_size) {
-                return Err(ModelError::Unsupported {
-                    field: "quantization",
-                    value: format!("{} bits in groups of {}", settings.bits, settings.group_size),
-                    supported: "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 are".into(),
-                });
-            }
-        }
-        Ok(Self { default: Some(default), modules })
-    }
-}
-
-/// Makes a rank's [`MatrixSource`]s.
-pub struct Loader<'a> {
-    weights: &'a Weights,
-    quantization: &'a Quantization,
-    pages: Option<&'a dyn FilePages>,
-}
-
-/// Which rows and columns of a `[out, in]` matrix are taken, and whether its bias is.
-#[derive(Debug, Clone)]
-pub struct Window {
-    /// Output features.
-    pub rows: Range<usize>,
-    /// Input features.
-    pub cols: Range<usize>,
-    /// Take the bias of the rows.
-    pub bias: bool,
-}
-
-impl<'a> Loader<'a> {
-    /// A loader that tells `pages` what is read.
-    pub fn new(
-        weights: &'a Weights,
-        quantization: &'a Quantization,
-        pages: Option<&'a dyn FilePages>,
-    ) -> Self {
-        Self { weights, quantization, pages }
+    /// When a file is missing, truncated or malformed.
+    pub fn open(folder: &Path, quantization: Quantization) -> Result<Self, ModelError> {
+        let files = SafetensorsFiles::open(folder)?;
+        let names = Names::find(&files);
+        Ok(Self { files, names, quantization })
     }
 
-    /// The file's tensors.
-    pub fn weights(&self) -> &'a Weights {
-        self.weights
+    /// The name that the files use for a role, or the first possible one if they have none. `suffix` completes a module.
+    fn name(&self, role: Role, suffix: &str) -> Name {
+        let mut names = self.names.of(role);
+        let found = names.iter().position(|name| self.files.has(&format!("{}{suffix}", name.path)));
+        names.swap_remove(found.unwrap_or(0))
     }
 
-    fn tensor(&self, name: &str) -> Result<Tensor<'a>, ModelError> {
-        self.weights.get(name).ok_or_else(|| {
-            let end: String =
-                name.rsplit('.').take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(".");
-            let other = self.weights.name_ending(&end).map(|other| format!("; there is {other:?}"));
+    fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
+        self.files.get(name).ok_or_else(|| {
+            let mut end: Vec<_> = name.rsplit('.').take(3).collect();
+            end.reverse();
+            let other = self.files.name_ending(&end.join(".")).map(|other| format!("; there is {other:?}"));
             let other = other.unwrap_or_default();
             let hint =
                 format!("{other}: the folder is incomplete or of another architecture than its config says");
@@ -132,106 +48,8 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// How the matrix at `path` is stored.
-    ///
-    /// # Errors
-    /// When it is missing or of a type that is not known.
-    pub fn encoding(&self, path: &str) -> Result<Encoding, ModelError> {
-        let weight = format!("{path}.weight");
-        let tensor = self.tensor(&weight)?;
-        let scales = format!("{path}.scales");
-        let Some(scales) = self.weights.get(&scales) else {
-            return Ok(Encoding::Float(float(&weight, &tensor)?));
-        };
-        let settings = self.quantization.modules.get(path).or(self.quantization.default.as_ref());
-        let settings = settings.ok_or_else(|| ModelError::Shape {
-            name: weight.clone(),
-            actual: "quantized (it has scales)".into(),
-            expected: "unquantized: config.json has no \"quantization\"".into(),
-        })?;
-        let scales = float(&format!("{path}.scales"), &scales)?;
-        Ok(Encoding::Affine { bits: settings.bits, group: settings.group_size, scales })
-    }
-
-    /// The window of the matrix `[out, in]` at `path`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or not of the shape that the config implies.
-    pub fn matrix(
-        &self,
-        path: &str,
-        shape: [usize; 2],
-        window: &Window,
-    ) -> Result<MatrixSource<'a>, ModelError> {
-        let encoding = self.encoding(path)?;
-        let [out, input] = shape;
-        let (rows, cols) = (&window.rows, &window.cols);
-        let weight_bits = match encoding {
-            Encoding::Float(float) => 8 * float.bytes(),
-            Encoding::Affine { bits, group, .. } => {
-                if input % group != 0 {
-                    return Err(ModelError::Shape {
-                        name: format!("{path}.weight"),
-                        actual: format!("quantized in groups of {group}"),
-                        expected: format!("{input} columns, which are no whole number of groups"),
-                    });
-                }
-                bits as usize
-            }
-        };
-        let weight = match encoding {
-            Encoding::Float(_) => self.shaped(&format!("{path}.weight"), &[out, input], None)?,
-            Encoding::Affine { .. } => {
-                self.shaped(&format!("{path}.weight"), &[out, input * weight_bits / 32], Some(Dtype::U32))?
-            }
-        };
-        let scales = match encoding {
-            Encoding::Float(_) => None,
-            Encoding::Affine { group, scales, .. } => {
-                let bits = 8 * scales.bytes();
-                let columns = cols.start / group..cols.end / group;
-                let part = |name: &str| {
-                    let name = format!("{path}.{name}");
-                    let tensor = self.shaped(&name, &[out, input / group], None)?;
-                    if float(&name, &tensor)? != scales {
-                        return Err(ModelError::Shape {
-                            name,
-                            actual: format!("{:?}", tensor.dtype),
-                            expected: format!("{scales:?}, as the scales are"),
-                        });
-                    }
-                    Ok(strided(tensor.bytes, input / group * bits / 8, rows, &columns, bits))
-                };
-                Some((part("scales")?, part("biases")?))
-            }
-        };
-        let bias = match window.bias {
-            true => Some(self.vector(&format!("{path}.bias"), out)?[rows.clone()].to_vec()),
-            false => None,
-        };
-        Ok(MatrixSource {
-            rows: rows.len(),
-            cols: cols.len(),
-            encoding,
-            weight: strided(weight.bytes, input * weight_bits / 8, rows, cols, weight_bits),
-            scales,
-            bias,
-            pages: self.pages,
-        })
-    }
-
-    /// A vector of `len` numbers.
-    ///
-    /// # Errors
-    /// When it is missing or of another shape.
-    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.shaped(name, &[len], None)?;
-        let mut values = vec![0.0; len];
-        float(name, &tensor)?.decode(tensor.bytes, &mut values);
-        Ok(values)
-    }
-
-    fn shaped(&self, name: &str, shape: &[usize], dtype: Option<Dtype>) -> Result<Tensor<'a>, ModelError> {
+    /// A tensor that must have this shape and, if given, type.
+    fn shaped(&self, name: &str, shape: &[usize], dtype: Option<Dtype>) -> Result<Tensor<'_>, ModelError> {
         let tensor = self.tensor(name)?;
         if tensor.shape != shape || dtype.is_some_and(|dtype| dtype != tensor.dtype) {
             let expected = match dtype {
@@ -246,19 +64,126 @@ impl<'a> Loader<'a> {
         }
         Ok(tensor)
     }
+
+    fn encoding(&self, module: &str) -> Result<Encoding, ModelError> {
+        let weight = format!("{module}.weight");
+        let tensor = self.tensor(&weight)?;
+        let scales = format!("{module}.scales");
+        let Some(scales_tensor) = self.files.get(&scales) else {
+            return Ok(Encoding::Float(float(&weight, &tensor)?));
+        };
+        let settings = self.quantization.of(module).ok_or_else(|| ModelError::Shape {
+            name: weight.clone(),
+            actual: "quantized (it has scales)".into(),
+            expected: "unquantized: config.json has no \"quantization\"".into(),
+        })?;
+        let scales = float(&scales, &scales_tensor)?;
+        Ok(Encoding::Affine { bits: settings.bits, group: settings.group_size, scales })
+    }
+
+    /// The tensor at `name`, or one expert's part of it if the name is that of a stack.
+    fn part(
+        &self,
+        name: &str,
+        stack: Option<Role>,
+        shape: &[usize],
+        dtype: Option<Dtype>,
+    ) -> Result<Tensor<'_>, ModelError> {
+        let Some(Role::Expert { index, count, .. }) = stack else {
+            return self.shaped(name, shape, dtype);
+        };
+        let all = self.shaped(name, &[&[count], shape].concat(), dtype)?;
+        let bytes = all.bytes.len() / count;
+        Ok(Tensor { bytes: &all.bytes[index * bytes..][..bytes], ..all })
+    }
 }
 
-fn strided<'a>(
-    bytes: &'a [u8],
-    stride: usize,
-    rows: &Range<usize>,
-    cols: &Range<usize>,
-    bits: usize,
-) -> Strided<'a> {
-    // Windows begin at whole groups of at least 32 elements, so at whole bytes.
-    let row_bytes = cols.len() * bits / 8;
-    let start = if rows.is_empty() { 0 } else { rows.start * stride + cols.start * bits / 8 };
-    Strided { bytes: &bytes[start..], stride, row_bytes }
+impl WeightSource for HuggingFace {
+    fn has(&self, role: Role) -> bool {
+        let names = self.names.of(role);
+        names
+            .iter()
+            .any(|name| ["", ".weight"].iter().any(|end| self.files.has(&format!("{}{end}", name.path))))
+    }
+
+    fn format(&self, role: Role) -> Result<Encoding, ModelError> {
+        self.encoding(&self.name(role, ".weight").path)
+    }
+
+    fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError> {
+        let Name { path, stacked } = self.name(role, ".weight");
+        let stack = stacked.then_some(role);
+        let encoding = self.encoding(&path)?;
+        let ([rows, cols], weight) = (shape, format!("{path}.weight"));
+        let (weight, scales) = match encoding {
+            Encoding::Float(_) => (self.part(&weight, stack, &shape, None)?, None),
+            Encoding::Affine { bits, group, scales } => {
+                if cols % group != 0 {
+                    return Err(ModelError::Shape {
+                        name: weight,
+                        actual: format!("quantized in groups of {group}"),
+                        expected: format!("{cols} columns, which are no whole number of groups"),
+                    });
+                }
+                let words = [rows, cols * bits as usize / 32];
+                let numbers = |end: &str| {
+                    let name = format!("{path}.{end}");
+                    let tensor = self.part(&name, stack, &[rows, cols / group], None)?;
+                    if float(&name, &tensor)? != scales {
+                        return Err(ModelError::Shape {
+                            name,
+                            actual: format!("{:?}", tensor.dtype),
+                            expected: format!("{scales:?}, as the scales are"),
+                        });
+                    }
+                    Ok(tensor.bytes)
+                };
+                let weight = self.part(&weight, stack, &words, Some(Dtype::U32))?;
+                (weight, Some([numbers("scales")?, numbers("biases")?]))
+            }
+        };
+        Ok(StoredMatrix { rows, cols, encoding, weight: weight.bytes, scales, pages: Some(self) })
+    }
+
+    fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
+        let Name { path, stacked } = self.name(role, ".weight");
+        let name = format!("{path}.bias");
+        let tensor = self.part(&name, stacked.then_some(role), &[len], None)?;
+        decode(&name, &tensor, len)
+    }
+
+    fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let name = self.name(role, "").path;
+        decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.bytes()
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.quantization.is_any()
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.files.fingerprint()
+    }
+}
+
+impl FilePages for HuggingFace {
+    fn need(&self, bytes: &[u8]) {
+        self.files.need(bytes);
+    }
+
+    fn release(&self, bytes: &[u8]) {
+        self.files.release(bytes);
+    }
+}
+
+fn decode(name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
+    let mut values = vec![0.0; len];
+    float(name, tensor)?.decode(tensor.bytes, &mut values);
+    Ok(values)
 }
 
 fn float(name: &str, tensor: &Tensor<'_>) -> Result<Float, ModelError> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
@@ -25,7 +25,7 @@ const SAMPLE_BYTES: usize = 256;
 
 /// All tensors of a model folder.
 #[derive(Debug)]
-pub struct Weights {
+pub(super) struct SafetensorsFiles {
     files: Vec<Mapped>,
     tensors: HashMap<String, Entry>,
 }
@@ -45,7 +45,7 @@ struct Entry {
 
 /// A tensor where it lies in its file.
 #[derive(Debug, Clone, Copy)]
-pub struct Tensor<'a> {
+pub(super) struct Tensor<'a> {
     /// Element type.
     pub dtype: Dtype,
     /// Dimensions, row-major.
@@ -59,7 +59,7 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-impl Weights {
+impl SafetensorsFiles {
     /// Maps the files of a folder: those that model.safetensors.index.json names, or model.safetensors.
     ///
     /// # Errors
@@ -161,8 +161,8 @@ impl Weights {
     }
 
     /// Bytes of all tensors.
-    pub fn bytes(&self) -> usize {
-        self.tensors.values().map(|entry| entry.range.len()).sum()
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
     }
 }
 
@@ -174,7 +174,7 @@ fn described_bytes(file: &[u8]) -> Option<u64> {
     Some(8 + len + metadata.data_len() as u64)
 }
 
-impl Weights {
+impl SafetensorsFiles {
     /// The file that `bytes` lie in, and from where to where.
     fn place(&self, bytes: &[u8]) -> Option<(&Mmap, std::ops::Range<usize>)> {
         let start = bytes.as_ptr() as usize;
@@ -185,7 +185,7 @@ impl Weights {
     }
 }
 
-impl FilePages for Weights {
+impl FilePages for SafetensorsFiles {
     /// Maps the pages in one call: a fault for every few of them costs twice as much.
     fn need(&self, bytes: &[u8]) {
         #[cfg(target_os = "linux")]
@@ -207,20 +207,4 @@ impl FilePages for Weights {
         // Advice that is refused only leaves the pages to the system's own judgement.
         drop(dropped);
     }
-}
-
-/// The parsed config.json of a folder, and its path for error texts.
-///
-/// # Errors
-/// When the file is missing or no JSON object.
-pub fn read_config(folder: &Path) -> Result<(serde_json::Value, PathBuf), ModelError> {
-    let path = folder.join("config.json");
-    let bytes = std::fs::read(&path)
-        .map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
-    let value: serde_json::Value = serde_json::from_slice(&bytes)
-        .map_err(|error| ModelError::Malformed { path: path.clone(), reason: error.to_string() })?;
-    if !value.is_object() {
-        return Err(ModelError::Malformed { path, reason: "not a JSON object".into() });
-    }
-    Ok((value, path))
 }

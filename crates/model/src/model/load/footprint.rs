@@ -1,0 +1,83 @@
+//! What each rank of a plan takes, from headers alone.
+
+use std::ops::Range;
+
+use thunder_compute::KvFormat;
+
+use super::gated::channel_unit;
+use super::sources::{Sources, is_tied};
+use crate::error::ModelError;
+use crate::folder::ModelFolder;
+use crate::plan::{Shard, ShardPlan};
+use crate::spec::{FeedForwardSpec, MixerSpec};
+use crate::weights::Role;
+
+/// What one rank's part of a model takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardFootprint {
+    /// Layers that the rank computes.
+    pub layers: Range<usize>,
+    /// Query heads of its first attention layer.
+    pub queries: Range<usize>,
+    /// KV heads of its first attention layer.
+    pub kv: Range<usize>,
+    /// Channels of its first gated MLP.
+    pub channels: Range<usize>,
+    /// Vocabulary rows.
+    pub vocab: Range<usize>,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes of KV cache for each token.
+    pub kv_bytes_per_token: u64,
+    /// Bytes of state for each sequence, whatever its length.
+    pub state_bytes_per_sequence: u64,
+}
+
+/// The footprint of each rank of a plan, with the KV cache in this format. Reads headers only.
+///
+/// # Errors
+/// When a tensor is missing or has another shape than the config implies.
+pub fn shard_footprints(
+    folder: &ModelFolder,
+    plan: &ShardPlan,
+    kv: KvFormat,
+) -> Result<Vec<ShardFootprint>, ModelError> {
+    (0..plan.ranks()).map(|rank| footprint(folder, plan.shard(rank), kv)).collect()
+}
+
+fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<ShardFootprint, ModelError> {
+    let sources = Sources::describe(folder, shard)?;
+    let layers = || shard.layers().map(|index| (index, &folder.spec.layers[index]));
+    let heads = layers().find_map(|(_, layer)| {
+        let MixerSpec::Attention(attention) = &layer.mixer;
+        Some(shard.heads(attention))
+    });
+    let gated = layers().find_map(|(index, layer)| {
+        let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
+        Some((index, gated))
+    });
+    let channels = match gated {
+        Some((index, gated)) => shard.channels(gated.channels, channel_unit(&*folder.weights, index)?),
+        None => 0..0,
+    };
+    let (queries, kv_heads) = heads.map_or((0..0, 0..0), |heads| (heads.queries, heads.kv));
+    Ok(ShardFootprint {
+        layers: shard.layers(),
+        queries,
+        kv: kv_heads,
+        channels,
+        vocab: shard.vocab(folder.spec.vocab),
+        weight_bytes: sources.bytes(),
+        kv_bytes_per_token: sources.kv_shape(kv, 0).bytes_per_token() as u64,
+        state_bytes_per_sequence: 0,
+    })
+}
+
+/// Bytes of an embedding that serves lookups only; 0 if it is the output head as well.
+pub fn lookup_bytes(folder: &ModelFolder) -> u64 {
+    let spec = &folder.spec;
+    if is_tied(folder) {
+        return 0;
+    }
+    folder.weights.matrix(Role::Embedding, [spec.vocab, spec.hidden]).map_or(0, |table| table.bytes())
+}

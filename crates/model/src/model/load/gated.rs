@@ -1,0 +1,48 @@
+//! What a rank reads for a gated MLP.
+
+use thunder_compute::{Backend, MatrixSource};
+
+use super::sources::{ShardView, Window};
+use super::upload::Upload;
+use crate::error::ModelError;
+use crate::model::FeedForward;
+use crate::spec::GatedShape;
+use crate::weights::{LayerRole, WeightSource};
+
+/// Channels are not divided below the rows that kernels compute together.
+const LEAST_CHANNELS: usize = 32;
+
+/// One layer's gated MLP on this rank.
+pub(super) struct GatedSources<'a> {
+    gate_up: [MatrixSource<'a>; 2],
+    down: MatrixSource<'a>,
+}
+
+impl<'a> GatedSources<'a> {
+    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
+        let (channels, hidden) = (shape.channels, view.spec.hidden);
+        let own = view.shard.channels(channels, channel_unit(view.weights, layer)?);
+        let projection = |role: LayerRole| {
+            let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
+            view.matrix(role.of(layer), [channels, hidden], window)
+        };
+        let gate_up = [projection(LayerRole::Gate)?, projection(LayerRole::Up)?];
+        let bias = shape.bias && view.shard.adds_once();
+        let window = Window { rows: 0..hidden, cols: own.clone(), bias };
+        let down = view.matrix(LayerRole::Down.of(layer), [hidden, channels], window)?;
+        Ok(Self { gate_up, down })
+    }
+
+    pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
+        Ok(FeedForward::Gated {
+            channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
+            gate_up: upload.matrix(&self.gate_up)?,
+            down: upload.matrix(&[self.down])?,
+        })
+    }
+}
+
+/// Channels that are not divided: a quantization group of the down projection, at least [`LEAST_CHANNELS`].
+pub(super) fn channel_unit(weights: &dyn WeightSource, layer: usize) -> Result<usize, ModelError> {
+    Ok(weights.format(LayerRole::Down.of(layer))?.column_unit().max(LEAST_CHANNELS))
+}

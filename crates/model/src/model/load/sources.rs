@@ -1,0 +1,123 @@
+//! The one description of what a rank reads: plans, the check that a model fits, and loading all use it.
+
+use std::ops::Range;
+
+use thunder_compute::{KvFormat, KvShape, MatrixSource};
+
+use super::layer::LayerSources;
+use crate::error::ModelError;
+use crate::folder::ModelFolder;
+use crate::plan::Shard;
+use crate::spec::ModelSpec;
+use crate::weights::{LayerRole, Role, WeightSource};
+
+/// Everything that a rank reads from the files.
+pub(super) struct Sources<'a> {
+    pub embedding: Option<(MatrixSource<'a>, Range<usize>)>,
+    pub layers: Vec<LayerSources<'a>>,
+    pub head: Option<HeadSources<'a>>,
+}
+
+/// The output head and its norm.
+pub(super) struct HeadSources<'a> {
+    pub norm: Vec<f32>,
+    /// `None`: the embedding serves.
+    pub matrix: Option<MatrixSource<'a>>,
+    pub rows: Range<usize>,
+}
+
+/// One rank's view of a model's weights.
+#[derive(Clone, Copy)]
+pub(super) struct ShardView<'a> {
+    pub spec: &'a ModelSpec,
+    pub shard: Shard<'a>,
+    pub weights: &'a dyn WeightSource,
+}
+
+/// Rows and columns of an `[outputs, inputs]` matrix.
+#[derive(Debug, Clone)]
+pub(super) struct Window {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+    /// Take the bias of the rows.
+    pub bias: bool,
+}
+
+impl<'a> ShardView<'a> {
+    /// A window of the matrix of a role.
+    pub fn matrix(
+        &self,
+        role: Role,
+        shape: [usize; 2],
+        window: Window,
+    ) -> Result<MatrixSource<'a>, ModelError> {
+        let Window { rows, cols, bias } = window;
+        let bias = match bias {
+            true => Some(self.weights.bias(role, shape[0])?[rows.clone()].to_vec()),
+            false => None,
+        };
+        Ok(MatrixSource { bias, ..self.weights.matrix(role, shape)?.window(rows, cols) })
+    }
+
+    /// A vector of `len` numbers of a layer.
+    pub fn vector(&self, layer: usize, role: LayerRole, len: usize) -> Result<Vec<f32>, ModelError> {
+        self.weights.vector(role.of(layer), &[len])
+    }
+
+    /// This rank's rows of a matrix over the vocabulary.
+    fn vocabulary(&self, role: Role) -> Result<(MatrixSource<'a>, Range<usize>), ModelError> {
+        let (vocab, hidden) = (self.spec.vocab, self.spec.hidden);
+        let rows = self.shard.vocab(vocab);
+        let window = Window { rows: rows.clone(), cols: 0..hidden, bias: false };
+        Ok((self.matrix(role, [vocab, hidden], window)?, rows))
+    }
+}
+
+impl<'a> Sources<'a> {
+    /// Describes a rank's part. Reads headers, norms and biases, no matrices.
+    pub fn describe(folder: &'a ModelFolder, shard: Shard<'a>) -> Result<Self, ModelError> {
+        let view = ShardView { spec: &folder.spec, shard, weights: &*folder.weights };
+        let embedding = match shard.is_first() {
+            true => Some(view.vocabulary(Role::Embedding)?),
+            false => None,
+        };
+        let head = match shard.is_last() {
+            true => Some(HeadSources::describe(&view, is_tied(folder), embedding.is_some())?),
+            false => None,
+        };
+        let layers = shard.layers().map(|layer| LayerSources::describe(&view, layer));
+        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head })
+    }
+
+    /// Bytes that the rank reads from matrices.
+    pub fn bytes(&self) -> u64 {
+        let layers = self.layers.iter().flat_map(LayerSources::matrices);
+        let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
+        let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
+        layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum()
+    }
+
+    /// The KV cache of the rank's layers.
+    pub fn kv_shape(&self, format: KvFormat, blocks: usize) -> KvShape {
+        KvShape { format, layers: self.layers.iter().map(LayerSources::kv).collect(), blocks }
+    }
+}
+
+impl<'a> HeadSources<'a> {
+    /// A tied head on a rank that holds no embedding reads the embedding's rows itself.
+    fn describe(view: &ShardView<'a>, tied: bool, has_embedding: bool) -> Result<Self, ModelError> {
+        let norm = view.weights.vector(Role::OutputNorm, &[view.spec.hidden])?;
+        let rows = view.shard.vocab(view.spec.vocab);
+        let matrix = match (tied, has_embedding) {
+            (true, true) => None,
+            (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
+            (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
+        };
+        Ok(Self { norm, matrix, rows })
+    }
+}
+
+/// True if the output head is the embedding.
+pub(super) fn is_tied(folder: &ModelFolder) -> bool {
+    folder.spec.tied.unwrap_or(!folder.weights.has(Role::OutputHead))
+}

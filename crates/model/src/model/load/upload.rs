@@ -1,0 +1,58 @@
+//! Packing a rank's matrices and making its buffers.
+
+use std::ops::ControlFlow;
+
+use thunder_compute::{Backend, MatrixSource};
+
+use super::Progress;
+use crate::error::ModelError;
+
+/// A backend that receives one rank's weights.
+pub(super) struct Upload<'a, B: Backend> {
+    backend: &'a mut B,
+    progress: Progress<'a>,
+    done: u64,
+    total: u64,
+    /// Rows of each shared buffer.
+    rows: usize,
+    shared: Vec<B::Buffer>,
+    /// Role and width of each shared buffer.
+    keys: Vec<(&'static str, usize)>,
+}
+
+impl<'a, B: Backend> Upload<'a, B> {
+    /// `rows` is the height of shared buffers, `total` the bytes of all matrices.
+    pub fn new(backend: &'a mut B, rows: usize, total: u64, progress: Progress<'a>) -> Self {
+        Self { backend, progress, done: 0, total, rows, shared: Vec::new(), keys: Vec::new() }
+    }
+
+    /// Packs matrices with the same input into one and reports progress.
+    pub fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<B::Matrix, ModelError> {
+        let matrix = self.backend.matrix(parts)?;
+        self.done += parts.iter().map(|part| part.bytes() as u64).sum::<u64>();
+        match (self.progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(matrix),
+            ControlFlow::Break(()) => Err(ModelError::Stopped),
+        }
+    }
+
+    /// Uploads a vector.
+    pub fn vector(&mut self, values: &[f32]) -> B::Vector {
+        self.backend.vector(values)
+    }
+
+    /// The index of a buffer that all layers with this role and width share.
+    pub fn shared_buffer(&mut self, role: &'static str, width: usize) -> Result<usize, ModelError> {
+        if let Some(found) = self.keys.iter().position(|key| *key == (role, width)) {
+            return Ok(found);
+        }
+        self.keys.push((role, width));
+        self.shared.push(self.backend.buffer(self.rows, width)?);
+        Ok(self.keys.len() - 1)
+    }
+
+    /// The shared buffers, by index.
+    pub fn into_shared_buffers(self) -> Vec<B::Buffer> {
+        self.shared
+    }
+}

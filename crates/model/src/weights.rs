@@ -1,0 +1,64 @@
+//! The weights of a model by role: where each tensor lies in the files, and how it is stored.
+//!
+//! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors. Another file format is another
+//! implementation, with its own table from [`Role`] to names.
+
+mod hugging_face;
+mod names;
+mod quantization;
+mod role;
+mod safetensors;
+mod stored;
+
+use std::fmt;
+
+use thunder_compute::{Encoding, FilePages};
+
+use crate::error::ModelError;
+pub use hugging_face::HuggingFace;
+pub use quantization::Quantization;
+pub use role::{ExpertRole, LayerRole, Role};
+pub use stored::StoredMatrix;
+
+/// The weights of one model, found by role.
+///
+/// Opening a source reads headers only. A matrix is handed out as the bytes where it lies, so that a rank reads only the
+/// pages of its own windows; [`FilePages`] tells the source which these are.
+pub trait WeightSource: FilePages + fmt::Debug + Send {
+    /// True if the files have a tensor for this role.
+    fn has(&self, role: Role) -> bool;
+
+    /// How the elements of a matrix are stored.
+    ///
+    /// # Errors
+    /// When the tensor is missing or of an unknown type.
+    fn format(&self, role: Role) -> Result<Encoding, ModelError>;
+
+    /// The whole matrix of a role; `shape` is `[outputs, inputs]`. For a [`Role::Expert`] it is one matrix of the stack, if
+    /// the files stack them.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError>;
+
+    /// The bias of a matrix, `len` numbers.
+    ///
+    /// # Errors
+    /// When the tensor is missing or has another shape.
+    fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError>;
+
+    /// The numbers of a role that is not a matrix (norms, convolutions, decays), row-major.
+    ///
+    /// # Errors
+    /// When the tensor is missing or has another shape.
+    fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError>;
+
+    /// Bytes of all tensors in the files.
+    fn bytes(&self) -> u64;
+
+    /// True if matrices are quantized unless a module says otherwise.
+    fn is_quantized(&self) -> bool;
+
+    /// Tells these weights from others: names, types, shapes and places of all tensors, and samples of their contents.
+    fn fingerprint(&self) -> [u8; 32];
+}

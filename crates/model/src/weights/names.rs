@@ -1,0 +1,125 @@
+//! Hugging Face's and MLX's tensor names. A new name for a role is a new entry in these tables.
+
+use super::role::{ExpertRole, LayerRole, Role};
+use super::safetensors::SafetensorsFiles;
+
+/// Names of one folder's tensors.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// Precedes `embed_tokens`, `layers` and `norm`.
+    prefix: String,
+    /// Module of the output head.
+    head: String,
+}
+
+/// A name under which a role may be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name {
+    /// The module of a matrix (its tensors are `.weight`, `.scales`, …), or the whole name of a vector.
+    pub path: String,
+    /// True if the tensor is a stack over all experts.
+    pub stacked: bool,
+}
+
+impl Names {
+    /// Wrapped models put the language model under different prefixes, so the prefix is read from the files.
+    pub fn find(files: &SafetensorsFiles) -> Self {
+        const TABLE: &str = "embed_tokens.weight";
+        const HEAD: &str = "lm_head";
+        let prefix = files.name_ending(TABLE).and_then(|name| name.strip_suffix(TABLE)).unwrap_or("model.");
+        // Usually next to the model, not inside of it.
+        let head = files.name_ending("lm_head.weight").and_then(|name| name.strip_suffix(".weight"));
+        Self { prefix: prefix.to_owned(), head: head.unwrap_or(HEAD).to_owned() }
+    }
+
+    /// The names that a role may have; the files have one of them.
+    pub fn of(&self, role: Role) -> Vec<Name> {
+        let plain = |path: String| Name { path, stacked: false };
+        match role {
+            Role::Embedding => vec![plain(format!("{}embed_tokens", self.prefix))],
+            Role::OutputNorm => vec![plain(format!("{}norm.weight", self.prefix))],
+            Role::OutputHead => vec![plain(self.head.clone())],
+            Role::Layer(layer, role) => {
+                let names = layer_names(role).iter();
+                names.map(|name| plain(format!("{}layers.{layer}.{name}", self.prefix))).collect()
+            }
+            Role::Expert { layer, role, index, .. } => expert_names(role)
+                .iter()
+                .map(|(before, after)| {
+                    let module = format!("{}layers.{layer}.{before}", self.prefix);
+                    match after {
+                        Some(after) => plain(format!("{module}.{index}.{after}")),
+                        None => Name { path: module, stacked: true },
+                    }
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Modules of matrices, whole names of vectors, from the layer on.
+const fn layer_names(role: LayerRole) -> &'static [&'static str] {
+    match role {
+        LayerRole::MixerNorm => &["input_layernorm.weight"],
+        LayerRole::FeedForwardNorm => &["post_attention_layernorm.weight"],
+        LayerRole::Query => &["self_attn.q_proj"],
+        LayerRole::Key => &["self_attn.k_proj"],
+        LayerRole::Value => &["self_attn.v_proj"],
+        LayerRole::AttentionOut => &["self_attn.o_proj"],
+        LayerRole::QueryNorm => &["self_attn.q_norm.weight"],
+        LayerRole::KeyNorm => &["self_attn.k_norm.weight"],
+        LayerRole::QueryDown => &["self_attn.q_a_proj"],
+        LayerRole::QueryDownNorm => &["self_attn.q_a_layernorm.weight"],
+        LayerRole::QueryUp => &["self_attn.q_b_proj"],
+        LayerRole::KvDown => &["self_attn.kv_a_proj_with_mqa"],
+        LayerRole::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
+        LayerRole::KvUp => &["self_attn.kv_b_proj"],
+        LayerRole::DeltaQkvz => &["linear_attn.in_proj_qkvz"],
+        LayerRole::DeltaBa => &["linear_attn.in_proj_ba"],
+        LayerRole::DeltaQkv => &["linear_attn.in_proj_qkv"],
+        LayerRole::DeltaGate => &["linear_attn.in_proj_z"],
+        LayerRole::DeltaBeta => &["linear_attn.in_proj_b"],
+        LayerRole::DeltaDecay => &["linear_attn.in_proj_a"],
+        LayerRole::DeltaConvolution => &["linear_attn.conv1d.weight"],
+        LayerRole::DeltaLogRate => &["linear_attn.A_log"],
+        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias"],
+        LayerRole::DeltaNorm => &["linear_attn.norm.weight"],
+        LayerRole::DeltaOut => &["linear_attn.out_proj"],
+        LayerRole::Gate => &["mlp.gate_proj"],
+        LayerRole::Up => &["mlp.up_proj"],
+        LayerRole::Down => &["mlp.down_proj"],
+        LayerRole::Router => &["mlp.gate", "block_sparse_moe.gate", "mlp.router"],
+        LayerRole::RouterCorrection => &["mlp.gate.e_score_correction_bias"],
+        LayerRole::SharedGate => &["mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"],
+        LayerRole::SharedUp => &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"],
+        LayerRole::SharedDown => &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"],
+        LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
+    }
+}
+
+/// Before and after the expert's number; MLX stacks the experts' matrices and has no number.
+const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'static str>)] {
+    match role {
+        ExpertRole::Gate => &[
+            ("mlp.switch_mlp.gate_proj", None),
+            ("mlp.experts.gate_proj", None),
+            ("block_sparse_moe.switch_mlp.gate_proj", None),
+            ("mlp.experts", Some("gate_proj")),
+            ("block_sparse_moe.experts", Some("w1")),
+        ],
+        ExpertRole::Up => &[
+            ("mlp.switch_mlp.up_proj", None),
+            ("mlp.experts.up_proj", None),
+            ("block_sparse_moe.switch_mlp.up_proj", None),
+            ("mlp.experts", Some("up_proj")),
+            ("block_sparse_moe.experts", Some("w3")),
+        ],
+        ExpertRole::Down => &[
+            ("mlp.switch_mlp.down_proj", None),
+            ("mlp.experts.down_proj", None),
+            ("block_sparse_moe.switch_mlp.down_proj", None),
+            ("mlp.experts", Some("down_proj")),
+            ("block_sparse_moe.experts", Some("w2")),
+        ],
+    }
+}

@@ -1,0 +1,121 @@
+//! What a tensor is to a model, whatever a file calls it.
+
+/// A tensor of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Embedding table, `[vocabulary, hidden]`.
+    Embedding,
+    /// Norm before the output head, `[hidden]`.
+    OutputNorm,
+    /// Output head, `[vocabulary, hidden]`; absent where the embedding serves.
+    OutputHead,
+    /// A tensor of one layer.
+    Layer(usize, LayerRole),
+    /// A matrix of one routed expert.
+    Expert {
+        /// Its layer.
+        layer: usize,
+        /// Which of the expert's matrices.
+        role: ExpertRole,
+        /// The expert, below `count`.
+        index: usize,
+        /// Routed experts of the layer.
+        count: usize,
+    },
+}
+
+/// A tensor of a layer. Matrices are `[outputs, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerRole {
+    /// Norm before the mixer, `[hidden]`.
+    MixerNorm,
+    /// Norm before the feed-forward, `[hidden]`.
+    FeedForwardNorm,
+
+    /// Attention: query projection.
+    Query,
+    /// Attention: key projection.
+    Key,
+    /// Attention: value projection.
+    Value,
+    /// Attention: output projection.
+    AttentionOut,
+    /// Attention: norm of each query head, `[head_dim]`.
+    QueryNorm,
+    /// Attention: norm of each key head, `[head_dim]`.
+    KeyNorm,
+
+    /// Latent attention: from the residual stream to compressed queries (`q_a`).
+    QueryDown,
+    /// Latent attention: norm of the compressed queries, `[rank]`.
+    QueryDownNorm,
+    /// Latent attention: from compressed queries to heads (`q_b`).
+    QueryUp,
+    /// Latent attention: from the residual stream to the latent vector and the rotated key part (`kv_a`).
+    KvDown,
+    /// Latent attention: norm of the latent vector, `[rank]`.
+    KvDownNorm,
+    /// Latent attention: from the latent vector to keys and values of the heads (`kv_b`).
+    KvUp,
+
+    /// Gated delta rule: queries, keys, values and output gates in one projection.
+    DeltaQkvz,
+    /// Gated delta rule: write strengths and decays in one projection.
+    DeltaBa,
+    /// Gated delta rule: queries, keys and values, where output gates are apart.
+    DeltaQkv,
+    /// Gated delta rule: output gates, where they are apart.
+    DeltaGate,
+    /// Gated delta rule: write strengths, where they are apart.
+    DeltaBeta,
+    /// Gated delta rule: decays, where they are apart.
+    DeltaDecay,
+    /// Gated delta rule: weights of the causal convolution, `[channels, 1, taps]`.
+    DeltaConvolution,
+    /// Gated delta rule: logarithm of each head's decay rate (`A_log`), `[value heads]`.
+    DeltaLogRate,
+    /// Gated delta rule: bias of each head's time step (`dt_bias`), `[value heads]`.
+    DeltaTimeBias,
+    /// Gated delta rule: norm of each value head, `[value_dim]`.
+    DeltaNorm,
+    /// Gated delta rule: output projection.
+    DeltaOut,
+
+    /// Gated MLP: gate projection.
+    Gate,
+    /// Gated MLP: up projection.
+    Up,
+    /// Gated MLP: down projection.
+    Down,
+
+    /// Experts: router, `[experts, hidden]`.
+    Router,
+    /// Experts: added to the router's scores for the choice only, `[experts]`.
+    RouterCorrection,
+    /// Shared expert: gate projection.
+    SharedGate,
+    /// Shared expert: up projection.
+    SharedUp,
+    /// Shared expert: down projection.
+    SharedDown,
+    /// Shared expert: the gate of its whole output, `[1, hidden]`.
+    SharedExpertGate,
+}
+
+impl LayerRole {
+    /// This tensor in a layer.
+    pub const fn of(self, layer: usize) -> Role {
+        Role::Layer(layer, self)
+    }
+}
+
+/// A matrix of a routed expert, `[outputs, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExpertRole {
+    /// Gate projection.
+    Gate,
+    /// Up projection.
+    Up,
+    /// Down projection.
+    Down,
+}
