@@ -9,6 +9,8 @@ mod quantization;
 mod role;
 mod safetensors;
 mod stored;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

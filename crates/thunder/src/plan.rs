@@ -73,7 +73,7 @@ pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprin
         "{} of {} layers, {} of weights, over {} rank(s): {} way(s) tensor, {} stage(s) pipeline",
         spec.family,
         spec.layers.len(),
-        human_bytes(folder.weights.bytes() as u64),
+        human_bytes(folder.weights.bytes()),
         plan.ranks(),
         plan.tensor_ranks(),
         plan.stages()

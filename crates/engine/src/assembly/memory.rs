@@ -72,6 +72,7 @@ mod tests {
             vocab: none,
             weight_bytes,
             kv_bytes_per_token,
+            state_bytes_per_sequence: 0,
         }
     }
 

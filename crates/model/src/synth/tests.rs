@@ -5,6 +5,7 @@ use thunder_compute::KvFormat;
 
 use super::*;
 use crate::model::shard_footprints;
+use crate::weights::Role;
 use crate::{ModelFolder, Parallelism, ShardPlan};
 
 fn tiny() -> Shape {
@@ -135,14 +136,15 @@ fn the_tokenizer_takes_any_text_and_names_every_id() {
 
 /// The embedding's values, by the definition of the format.
 fn embedding(folder: &ModelFolder, quantization: Quantization) -> Vec<f64> {
-    let tensor =
-        |name: &str| folder.weights.get(&format!("model.embed_tokens.{name}")).expect("a tensor").bytes;
-    let halves = |name: &str| -> Vec<f64> {
-        let (pairs, _) = tensor(name).as_chunks::<2>();
+    let shape = [folder.spec.vocab, folder.spec.hidden];
+    let table = folder.weights.matrix(Role::Embedding, shape).expect("a matrix");
+    let bf16_values = |bytes: &[u8]| -> Vec<f64> {
+        let (pairs, _) = bytes.as_chunks::<2>();
         pairs.iter().map(|&pair| half::bf16::from_le_bytes(pair).to_f64()).collect()
     };
-    let Some((bits, group)) = quantization else { return halves("weight") };
-    let (scales, biases, packed) = (halves("scales"), halves("biases"), tensor("weight"));
+    let Some((bits, group)) = quantization else { return bf16_values(table.weight) };
+    let [scales, biases] = table.scales.expect("scales").map(bf16_values);
+    let packed = table.weight;
     // All rows are whole words, so the tensor is one stream of bits.
     let bit = |at: usize| u32::from(packed[at / 8] >> (at % 8) & 1);
     let bits = bits as usize;

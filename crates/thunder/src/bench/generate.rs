@@ -87,7 +87,7 @@ impl ModelWork {
         Ok(Self {
             layers: folder.spec.layer_weights(),
             head: (folder.spec.hidden * folder.spec.vocab) as u64,
-            is_quantized: folder.quantization.is_any(),
+            is_quantized: folder.weights.is_quantized(),
             lookup_bytes: thunder_model::model::lookup_bytes(&folder),
         })
     }

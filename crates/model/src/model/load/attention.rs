@@ -57,6 +57,15 @@ impl<'a> AttentionSources<'a> {
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
+        self.qkv.iter().chain([&self.out]).collect()
+    }
+
+    /// What the layer keeps of a token.
+    pub fn kv(&self) -> KvLayer {
+        KvLayer { heads: self.spec.kv_heads(), head_dim: self.spec.head_dim }
+    }
+
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
         let Self { spec, qkv, out } = self;
         Ok(Attention {
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,

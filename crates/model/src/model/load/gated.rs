@@ -34,6 +34,10 @@ impl<'a> GatedSources<'a> {
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
+        self.gate_up.iter().chain([&self.down]).collect()
+    }
+
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<FeedForward<B>, ModelError> {
         Ok(FeedForward::Gated {
             channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
             gate_up: upload.matrix(&self.gate_up)?,

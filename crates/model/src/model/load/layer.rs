@@ -7,7 +7,7 @@ use super::gated::GatedSources;
 use super::sources::ShardView;
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::{FeedForward, Layer, Mixer};
+use crate::model::{Layer, Mixer};
 use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::LayerRole;
 
