@@ -48,13 +48,13 @@ pub fn shard_footprints(
 fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<ShardFootprint, ModelError> {
     let sources = Sources::describe(folder, shard)?;
     let layers = || shard.layers().map(|index| (index, &folder.spec.layers[index]));
-    let heads = layers().find_map(|(_, layer)| {
+    let heads = layers().next().map(|(_, layer)| {
         let MixerSpec::Attention(attention) = &layer.mixer;
-        Some(shard.heads(attention))
+        shard.heads(attention)
     });
-    let gated = layers().find_map(|(index, layer)| {
+    let gated = layers().next().map(|(index, layer)| {
         let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
-        Some((index, gated))
+        (index, gated)
     });
     let channels = match gated {
         Some((index, gated)) => shard.channels(gated.channels, channel_unit(&*folder.weights, index)?),
