@@ -2,11 +2,14 @@
 
 mod attention;
 mod buffer;
+mod dispatch;
 mod isa;
 mod layout;
 pub(crate) mod measure;
+mod pointers;
 mod product;
 mod rows;
+mod scratch;
 pub mod simd;
 #[cfg(test)]
 mod tests;
@@ -23,12 +26,15 @@ use crate::step::Step;
 use attention::kv::Kv;
 pub use buffer::Buffer;
 pub use isa::Isa;
-use layout::matrix::{Matrix, SendPtr};
+pub use layout::matrix::Linear;
+use layout::matrix::Matrix;
 use layout::region::Arena;
 pub use measure::arithmetic as peak;
-use pool::Pool;
+use pointers::SendPtr;
+use pool::{Pool, for_rows};
+use product::numerics::Numerics;
 pub use product::quantize::Activations;
-use product::{GatedOutput, MANY_ROWS, Manner, Product, Workspace};
+use product::{GatedOutput, MANY_ROWS, Product, Workspace};
 pub use threads::pool;
 pub use threads::reducer::Overlap;
 use threads::reducer::Reducer;
@@ -91,13 +97,6 @@ struct Rows {
     all: usize,
     /// Those of generated tokens, from the first on.
     generated: usize,
-}
-
-/// Matrices that share their input, one after the other.
-#[derive(Debug)]
-pub struct Linear {
-    parts: Vec<Matrix>,
-    rows: usize,
 }
 
 impl CpuBackend {
@@ -168,8 +167,8 @@ impl CpuBackend {
     }
 
     fn multiplier(&mut self, prompts: bool) -> Product<'_> {
-        let manner = Manner { isa: self.isa, activations: self.activations, prompts };
-        Product { manner, pool: &mut self.pool, space: &mut self.space }
+        let numerics = Numerics { isa: self.isa, activations: self.activations, prompts };
+        Product { numerics, pool: &mut self.pool, space: &mut self.space }
     }
 
     /// Multiplies rows, those of prompts apart from the others, and looks for the largest outputs of the first ones.
@@ -216,22 +215,9 @@ impl<Vector> LinearInput<'_, Buffer, Vector> {
     }
 }
 
-/// At least `len` elements, of which new ones are `value`; allocates only when more are needed than ever before.
-fn grown<T: Clone>(all: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
-    if all.len() < len {
-        all.resize(len, value);
-    }
-    &mut all[..len]
-}
-
 /// Which of a step's parts has these rows.
 fn part_of(rows: &Range<usize>) -> usize {
     usize::from(rows.start > 0)
-}
-
-/// Few rows are not worth a hand-over to the threads.
-fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
-    if rows < 4 { job(0..rows) } else { pool.split(rows, job) }
 }
 
 impl Backend for CpuBackend {
@@ -359,7 +345,7 @@ impl Backend for CpuBackend {
         assert_eq!(gate_up.rows, 2 * out.width, "gate and up have a row for each channel");
         for (rows, prompts) in self.alike(all, &rows) {
             let multiplier = self.multiplier(prompts);
-            let out = if multiplier.gates_in_halves(gate_up, next) {
+            let out = if multiplier.gates_in_bf16(gate_up, next) {
                 GatedOutput::Halves(out.output_in_halves(rows.clone()))
             } else {
                 GatedOutput::Floats(out.output(rows.clone(), false))
@@ -389,7 +375,7 @@ impl Backend for CpuBackend {
     ) {
         out.shape(step.rows());
         let rotation = spec.rope.map(|rope| &self.rotations[rope]);
-        let halves = self.activations.allows_halves();
+        let halves = self.activations.allows_bf16();
         let scratch = SendPtr(self.space.scratch.as_mut_ptr());
         attention::run(
             &mut self.pool,

@@ -10,15 +10,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::isa::{self, Isa};
-use super::layout::matrix::SendPtr;
+use super::buffer::Buffer;
+use super::dispatch::entry;
+use super::isa::Isa;
+use super::pointers::SendPtr;
+#[cfg(target_arch = "x86_64")]
+use super::product::amx;
 use super::rows::{Rotation, rms_norm};
+use super::scratch::Scratch;
 use super::simd::Simd;
-use super::threads::pool::Pool;
-use super::{Buffer, for_rows};
+use super::threads::pool::{Pool, for_rows};
 use crate::backend::AttentionSpec;
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
-pub(super) use kernel::attend;
+use kernel::attend;
 #[cfg(target_arch = "x86_64")]
 pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
 use kv::{Kv, KvPart, MAX_HEAD_DIM};
@@ -91,7 +95,7 @@ impl Heads<'_> {
 }
 
 /// Rows whose queries become ready, and whose keys and values enter the cache.
-pub(super) struct Arrivals<'a> {
+struct Arrivals<'a> {
     spec: &'a AttentionSpec<Arc<[f32]>>,
     step: &'a Step,
     rotation: Option<&'a Rotation>,
@@ -104,7 +108,7 @@ pub(super) struct Arrivals<'a> {
 pub(super) fn run(
     pool: &mut Pool,
     (isa, halves): (Isa, bool),
-    scratch: SendPtr<isa::Scratch>,
+    scratch: SendPtr<Scratch>,
     (spec, step, part): (&AttentionSpec<Arc<[f32]>>, &Step, Range<usize>),
     rotation: Option<&Rotation>,
     qkv: &mut Buffer,
@@ -134,7 +138,7 @@ pub(super) fn run(
             for sequence in &step.sequences {
                 let rows = rows_of(sequence, &rows);
                 // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
-                unsafe { isa::arrive(isa, &arrivals, sequence, rows, 0..spec.kv_heads()) };
+                unsafe { arrive_on(isa, &arrivals, sequence, rows, 0..spec.kv_heads()) };
             }
         });
     }
@@ -170,9 +174,9 @@ pub(super) fn run(
                 // `out`, as those of different KV heads are different; and no other sequence reads the blocks that it writes.
                 unsafe {
                     if single_rows {
-                        isa::arrive(isa, &arrivals, sequence, rows.clone(), kv_head..kv_head + 1);
+                        arrive_on(isa, &arrivals, sequence, rows.clone(), kv_head..kv_head + 1);
                     }
-                    isa::attention(isa, halves, &heads, scratch);
+                    attend_on(isa, halves, &heads, scratch);
                 }
                 item = next.fetch_add(1, Ordering::Relaxed);
             }
@@ -181,12 +185,39 @@ pub(super) fn run(
     });
 }
 
+/// Queries of one KV head over its sequence's keys and values; a prompt's in bf16 where that is allowed and there is a matrix unit.
+///
+/// # Safety
+/// `isa` was detected on this CPU, and the kernel's own conditions hold.
+unsafe fn attend_on(isa: Isa, halves: bool, heads: &Heads<'_>, scratch: &mut Scratch) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if halves && isa == Isa::Amx && heads.of_prompt() {
+            return amx::attend(heads, scratch);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let (_, Scratch) = (halves, scratch);
+        attend_by_vectors_on(isa, heads);
+    }
+}
+
+entry! {
+    /// Queries by vectors.
+    fn attend_by_vectors_on(heads: &Heads<'_>) = attend
+}
+
+entry! {
+    /// Queries made ready, keys and values written to the cache.
+    fn arrive_on(from: &Arrivals<'_>, sequence: &StepSequence, rows: Range<usize>, kv_heads: Range<usize>) = arrive
+}
+
 /// Norms, rotation and temperature of a sequence's rows' queries and keys, those of some KV heads; keys and values go into the cache.
 ///
 /// # Safety
 /// The CPU has `S`; the rows are the sequence's, and nobody else uses these heads of them or of their tokens in the cache.
 #[inline(always)]
-pub(super) unsafe fn arrive<S: Simd>(
+unsafe fn arrive<S: Simd>(
     from: &Arrivals<'_>,
     sequence: &StepSequence,
     rows: Range<usize>,

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use super::layout::bf16_rows::{HalfRows, HalfWriter};
 use super::layout::region::LINE_BYTES;
-use super::product::matmul::Output;
+use super::product::output::Output;
 use super::simd::LANES;
 
 /// Rows of floats, or of bf16 between two products.

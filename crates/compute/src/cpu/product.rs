@@ -6,23 +6,30 @@ pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod bf16;
 mod dequantized;
+mod floats;
 mod input;
 pub(super) mod matmul;
+pub(super) mod numerics;
+pub(super) mod output;
 pub(super) mod quantize;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::isa;
+use super::buffer::Buffer;
 use super::layout::bf16_rows::{FEW_TILES, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
-use super::layout::matrix::{Matrix, SendPtr};
+use super::layout::matrix::{Linear, Matrix};
+use super::layout::region::grown;
+use super::pointers::SendPtr;
+use super::rows::{largest_on, swiglu_on};
+use super::scratch::Scratch;
 use super::simd::LANES;
 use super::threads::pool::{Pieces, Pool};
-use super::{Buffer, Linear, grown};
 use crate::backend::{Largest, LinearInput};
-pub(super) use input::{Form, Manner};
 use input::{InputSpace, Inputs};
-use matmul::Output;
+use matmul::{multiply_gated, multiply_on};
+use numerics::Numerics;
+use output::Output;
 
 /// Without a step, so many rows are a prompt.
 pub(super) const MANY_ROWS: usize = 9;
@@ -42,19 +49,19 @@ pub(super) struct Workspace {
     /// Which panels are taken.
     pieces: Pieces,
     /// One for each thread.
-    pub scratch: Vec<isa::Scratch>,
+    pub scratch: Vec<Scratch>,
 }
 
 impl Workspace {
     pub fn new(threads: usize) -> Self {
-        let scratch = (0..threads).map(|_| isa::Scratch::default()).collect();
+        let scratch = (0..threads).map(|_| Scratch::default()).collect();
         Self { scratch, pieces: Pieces::new(threads), ..Self::default() }
     }
 }
 
 /// Rows times a matrix.
 pub(super) struct Product<'a> {
-    pub manner: Manner,
+    pub numerics: Numerics,
     pub pool: &'a mut Pool,
     pub space: &'a mut Workspace,
 }
@@ -68,9 +75,9 @@ pub(super) enum GatedOutput<'a> {
 
 impl Product<'_> {
     /// Whether gated activations are made in bf16 at once, as `next` takes them.
-    pub fn gates_in_halves(&self, gate_up: &Linear, next: &Linear) -> bool {
-        let halves = |w| self.manner.halves_only(w);
-        isa::has_matrix_unit(self.manner.isa) && halves(gate_up) && halves(next)
+    pub fn gates_in_bf16(&self, gate_up: &Linear, next: &Linear) -> bool {
+        let halves = |w| self.numerics.bf16_only(w);
+        self.numerics.isa.has_matrix_unit() && halves(gate_up) && halves(next)
     }
 
     /// `out[r] = x[r] · Wᵀ + bias`, or adds that. Where it is asked for, each thread looks for the largest of its outputs while
@@ -84,9 +91,9 @@ impl Product<'_> {
         largest: Option<&mut [Largest]>,
     ) {
         let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
-        let (isa, count, threads) = (self.manner.isa, rows.len(), self.pool.threads());
+        let (isa, count, threads) = (self.numerics.isa, rows.len(), self.pool.threads());
         let Workspace { inputs, scratch, largest: found, pieces, .. } = self.space;
-        let inputs = Inputs::prepare(self.manner, self.pool, inputs, x, rows, (w, cols));
+        let inputs = Inputs::prepare(self.numerics, self.pool, inputs, x, rows, (w, cols));
         let scratch = SendPtr(scratch.as_mut_ptr());
         let wanted = largest.as_ref().map_or(0, |largest| largest.len());
         let found = grown(found, threads * wanted, Largest::NONE);
@@ -109,14 +116,14 @@ impl Product<'_> {
                     // thread has places of its own for the largest of each row.
                     unsafe {
                         let out = out.starting_at(first_column);
-                        isa::matmul(isa, part, panels, inputs.of(part), out, scratch);
+                        multiply_on(isa, part, panels, inputs.of(part), out, scratch);
                         for row in 0..wanted {
                             let outputs = std::slice::from_raw_parts(
                                 out.data.add(row * out.stride + columns.start),
                                 columns.len(),
                             );
                             let first = (first_column + columns.start) as u32;
-                            isa::largest(isa, outputs, first, &mut *each.at(thread * wanted + row));
+                            largest_on(isa, outputs, first, &mut *each.at(thread * wanted + row));
                         }
                     }
                 }
@@ -141,9 +148,9 @@ impl Product<'_> {
             return assert!(w.parts.is_empty(), "gate and up, or no channels");
         };
         assert_eq!([gate.rows, gate.cols], [up.rows, up.cols], "gate and up have one shape");
-        let (isa, count, threads) = (self.manner.isa, rows.len(), self.pool.threads());
+        let (isa, count, threads) = (self.numerics.isa, rows.len(), self.pool.threads());
         let Workspace { inputs, scratch, results, pieces, .. } = self.space;
-        let inputs = Inputs::prepare(self.manner, self.pool, inputs, x, rows, (w, gate.cols));
+        let inputs = Inputs::prepare(self.numerics, self.pool, inputs, x, rows, (w, gate.cols));
         let scratch = SendPtr(scratch.as_mut_ptr());
         let least = least_items(gate.panel_bytes() + up.panel_bytes(), count, PANELS_TOGETHER / 2);
         // As many as may be, as weights are read best straight through.
@@ -164,7 +171,7 @@ impl Product<'_> {
                     GatedOutput::Floats(out) => out,
                     GatedOutput::Halves(out) => {
                         // SAFETY: both parts take halves; each panel's columns are written by one thread.
-                        unsafe { isa::gated_halves([gate, up], piece, inputs.halves, out, scratch) };
+                        unsafe { multiply_gated([gate, up], piece, inputs.halves, out, scratch) };
                         continue;
                     }
                 };
@@ -176,7 +183,7 @@ impl Product<'_> {
                         let data = results.wrapping_add(place).wrapping_sub(columns.start);
                         let out = Output { data, stride: 2 * width, rows: count, adds: false };
                         // SAFETY: the input has the part's shape, and the results have places for the panels.
-                        unsafe { isa::matmul(isa, part, panels.clone(), inputs.of(part), out, scratch) };
+                        unsafe { multiply_on(isa, part, panels.clone(), inputs.of(part), out, scratch) };
                     }
                     for row in 0..count {
                         // SAFETY: as above, and each panel's columns of the output are written by one thread.
@@ -187,7 +194,7 @@ impl Product<'_> {
                             };
                             let to = out.data.add(row * out.stride + columns.start);
                             let to = std::slice::from_raw_parts_mut(to, columns.len());
-                            isa::swiglu(isa, at(0), at(width), to);
+                            swiglu_on(isa, at(0), at(width), to);
                         }
                     }
                 }

@@ -1,5 +1,6 @@
 //! Operations on single rows: norms, the gated activation, rotation.
 
+use super::dispatch::entry;
 use super::simd::{LANES, Simd};
 use crate::backend::{Largest, Rope};
 use crate::step::Step;
@@ -36,7 +37,7 @@ pub(super) unsafe fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out:
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     let whole = out.len() / LANES * LANES;
     let (gate, up) = (&gate[..out.len()], &up[..out.len()]);
     // SAFETY: all offsets are below `whole`, which is within each slice.
@@ -73,7 +74,7 @@ unsafe fn silu_times<S: Simd>(gate: S::F, up: S::F) -> S::F {
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-pub(super) unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
+unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
     let (whole, rest) = outputs.split_at(outputs.len() / LANES * LANES);
     // SAFETY: all offsets are within `whole`.
     let mut top = unsafe {
@@ -90,6 +91,19 @@ pub(super) unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut La
     {
         *best = best.or(Largest { column: first + at as u32, value: top });
     }
+}
+
+entry! {
+    /// One row's norm.
+    pub(super) fn rms_norm_on(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = rms_norm
+}
+entry! {
+    /// One row's gated activation.
+    pub(super) fn swiglu_on(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu
+}
+entry! {
+    /// The largest of a row's outputs and of what was so before.
+    pub(super) fn largest_on(outputs: &[f32], first: u32, best: &mut Largest) = largest
 }
 
 /// Cosines and sines of a step's positions.

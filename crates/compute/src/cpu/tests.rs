@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use thunder_collectives::Group;
 use thunder_testing::Random;
 
-use super::product::{Form, Manner};
+use super::product::numerics::{ActivationFormat, Numerics};
 use super::*;
 use crate::backend::LinearInput::{Gated, Plain};
 use crate::source::{Encoding, Float, Strided};
@@ -116,9 +116,9 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// How far a product may be off.
-fn limit(manner: Manner, encoding: Encoding) -> f32 {
-    match (manner.form(encoding), encoding, manner.activations) {
-        (Form::Halves, ..) => 3e-3,
+fn limit(numerics: Numerics, encoding: Encoding) -> f32 {
+    match (numerics.format(encoding), encoding, numerics.activations) {
+        (ActivationFormat::Bf16, ..) => 3e-3,
         (_, Encoding::Float(_), _) => 2e-6,
         (_, _, Activations::Auto | Activations::Int8) => 2e-2,
         // What weights lose as integers.

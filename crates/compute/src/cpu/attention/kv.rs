@@ -5,8 +5,8 @@
 //! with a scale for each token's key and each token's value: `[keys' 32 scales][values' 32 scales]` of each head.
 
 use crate::backend::{ComputeError, KvFormat, KvLayer, KvShape};
-use crate::cpu::layout::matrix::SendPtr;
 use crate::cpu::layout::region::Region;
+use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::quantize::{largest, scales};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;

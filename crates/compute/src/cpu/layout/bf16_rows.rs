@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use crate::cpu::layout::matrix::SendPtr;
 use crate::cpu::layout::region::{Array, Zero};
+use crate::cpu::pointers::SendPtr;
 
 /// Rows of a tile.
 pub(in crate::cpu) const TILE_ROWS: usize = 16;
@@ -113,7 +113,7 @@ impl HalfWriter<'_> {
     /// # Safety
     /// `x` holds the columns; no other thread writes this row; the CPU has AVX-512 with bf16.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub unsafe fn round(self, row: usize, x: *const f32) {
+    unsafe fn round(self, row: usize, x: *const f32) {
         use std::arch::x86_64::*;
         // The order of columns: 0, 2, 1, 3 of each four.
         const ORDER: [u16; BLOCK] = {
@@ -140,6 +140,21 @@ impl HalfWriter<'_> {
             }
         }
     }
+}
+
+/// Rounds a row to bf16.
+///
+/// # Safety
+/// The CPU has instructions for bf16, `x` holds a row's columns, and no other thread writes that row.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
+pub(in crate::cpu) unsafe fn round_row(x: *const f32, row: usize, to: HalfWriter<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's conditions.
+    unsafe {
+        to.round(row, x);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no product takes bf16");
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

@@ -14,14 +14,10 @@
 //!
 //! so that a matrix takes as many bytes here as in the file, whatever its bits, and one unit for each row.
 
-use std::io;
-
-use super::pack;
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
-use crate::cpu::layout::region::{Arena, Region};
+use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
-use crate::cpu::threads::pool::Pool;
-use crate::source::{Encoding, MatrixSource};
+use crate::source::Encoding;
 
 /// Columns of an octet.
 pub(in crate::cpu) const OCTET: usize = 32;
@@ -43,6 +39,13 @@ pub struct Matrix {
     pub(in crate::cpu) bias: Vec<f32>,
 }
 
+/// Matrices that share their input; their rows follow each other.
+#[derive(Debug)]
+pub struct Linear {
+    pub(in crate::cpu) parts: Vec<Matrix>,
+    pub(in crate::cpu) rows: usize,
+}
+
 /// The lines into which `bits` are packed: (bits, first bit) of each plane.
 pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
     match bits {
@@ -56,27 +59,6 @@ pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
 }
 
 impl Matrix {
-    /// Packs what `source` describes, in parallel.
-    ///
-    /// # Errors
-    /// When memory cannot be had.
-    pub fn pack(source: &MatrixSource<'_>, arena: &mut Arena, pool: &mut Pool) -> io::Result<Self> {
-        let mut matrix = Self {
-            rows: source.rows,
-            cols: source.cols,
-            encoding: source.encoding,
-            panels: Region::zeroed(0)?,
-            units: Vec::new(),
-            bias: source.bias.clone().unwrap_or_default(),
-        };
-        matrix.panels = arena.take(matrix.panel_count() * matrix.panel_bytes())?;
-        if let Encoding::Affine { .. } = source.encoding {
-            matrix.units = vec![0.0; matrix.panel_count() * LANES];
-        }
-        pack::pack(source, &mut matrix, pool);
-        Ok(matrix)
-    }
-
     /// Panels, the last of which may be partly empty.
     pub(in crate::cpu) fn panel_count(&self) -> usize {
         self.rows.div_ceil(LANES)
@@ -143,32 +125,4 @@ fn element(octet: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
         line += STEPS / per_line;
     }
     value
-}
-
-/// A pointer that threads of a pool share, each writing its own part.
-#[derive(Debug)]
-pub(in crate::cpu) struct SendPtr<T>(pub *mut T);
-
-impl<T> Clone for SendPtr<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for SendPtr<T> {}
-
-// SAFETY: only a number until it is dereferenced, which is up to the user's own SAFETY argument.
-unsafe impl<T> Send for SendPtr<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for SendPtr<T> {}
-
-impl<T> SendPtr<T> {
-    /// The address of element `index`.
-    ///
-    /// # Safety
-    /// `index` must be within the allocation.
-    pub(in crate::cpu) unsafe fn at(self, index: usize) -> *mut T {
-        // SAFETY: the caller's.
-        unsafe { self.0.add(index) }
-    }
 }

@@ -4,11 +4,14 @@
 //! in the kernels' order for all lanes at once. A thread takes a contiguous part of a matrix, asks for the file's pages a
 //! piece ahead of its reading, and lets them go behind it.
 
+use std::io;
 use std::ops::Range;
 
+use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
-use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, SendPtr, planes, record_bytes};
-use crate::cpu::product::matmul::of_bits;
+use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, planes, record_bytes};
+use crate::cpu::layout::region::{Arena, Region};
+use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::Pool;
 use crate::source::{Encoding, Float, MatrixSource, Strided};
@@ -22,8 +25,35 @@ const BLOCK_BYTES: usize = BLOCK * size_of::<u32>();
 /// The rows of one panel in the file; lanes beyond the matrix read zeros.
 type Rows = [*const u8; LANES];
 
+impl Matrix {
+    /// Packs what `source` describes, in parallel.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub(in crate::cpu) fn pack(
+        source: &MatrixSource<'_>,
+        arena: &mut Arena,
+        pool: &mut Pool,
+    ) -> io::Result<Self> {
+        let mut matrix = Self {
+            rows: source.rows,
+            cols: source.cols,
+            encoding: source.encoding,
+            panels: Region::zeroed(0)?,
+            units: Vec::new(),
+            bias: source.bias.clone().unwrap_or_default(),
+        };
+        matrix.panels = arena.take(matrix.panel_count() * matrix.panel_bytes())?;
+        if let Encoding::Affine { .. } = source.encoding {
+            matrix.units = vec![0.0; matrix.panel_count() * LANES];
+        }
+        pack(source, &mut matrix, pool);
+        Ok(matrix)
+    }
+}
+
 /// Fills the panels and units of `matrix`, whose shape is that of `source`.
-pub(in crate::cpu) fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
+fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
     let (panels, panel_bytes) = (matrix.panel_count(), matrix.panel_bytes());
     let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
     let piece = (PIECE_BYTES / panel_bytes.max(1)).max(1);

@@ -155,3 +155,11 @@ impl DerefMut for Region {
         }
     }
 }
+
+/// The first `len` elements of `all`; elements that `all` lacks are added as `value`.
+pub(in crate::cpu) fn grown<T: Clone>(all: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
+    if all.len() < len {
+        all.resize(len, value);
+    }
+    &mut all[..len]
+}

@@ -3,9 +3,12 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::cpu::Activations;
-use crate::cpu::isa::{self, Isa};
-use crate::cpu::product::{Form, Manner};
+use crate::cpu::dispatch::entry;
+use crate::cpu::isa::Isa;
+use crate::cpu::product::numerics::{ActivationFormat, Numerics, takes_tiles};
+use crate::cpu::product::quantize::Activations;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::product::{amx, bf16};
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::threads::pool::Pool;
 use crate::source::Encoding;
@@ -34,11 +37,13 @@ impl Arithmetic {
         encoding: Encoding,
         (rows, prompts): (usize, bool),
     ) -> Self {
-        match (Manner { isa, activations, prompts }).form(encoding) {
-            Form::Floats => Self::Floats,
-            Form::Integers { .. } if isa::takes_tiles(isa, rows, activations.planes(false)) => Self::Tiles,
-            Form::Integers { .. } => Self::Bytes,
-            Form::Halves => Self::Halves,
+        match (Numerics { isa, activations, prompts }).format(encoding) {
+            ActivationFormat::F32 => Self::Floats,
+            ActivationFormat::Quantized { .. } if takes_tiles(isa, rows, activations.planes(false)) => {
+                Self::Tiles
+            }
+            ActivationFormat::Quantized { .. } => Self::Bytes,
+            ActivationFormat::Bf16 => Self::Halves,
         }
     }
 
@@ -53,7 +58,7 @@ impl Arithmetic {
 
     /// What attention does for so many rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
-        let halves = activations.allows_halves() && rows > 1 && isa::has_matrix_unit(isa);
+        let halves = activations.allows_bf16() && rows > 1 && isa.has_matrix_unit();
         if halves { Self::Halves } else { Self::Floats }
     }
 }
@@ -62,7 +67,7 @@ impl Arithmetic {
 const VECTORS: usize = 256;
 
 /// Numbers that the loops read.
-pub(in crate::cpu) struct Operands {
+struct Operands {
     bytes: [u8; VECTORS * 4],
     floats: [f32; VECTORS],
     start: [f32; LANES],
@@ -84,13 +89,13 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     while began.elapsed() < time || rates[0].is_empty() {
         for (&chains, rates) in loops.iter().zip(&mut rates) {
             let pass = Instant::now();
-            let operations = match (arithmetic.lanes(), isa::unit_arithmetic(isa, arithmetic)) {
+            let operations = match (arithmetic.lanes(), unit_arithmetic(isa, arithmetic)) {
                 (Some(lanes), _) => {
                     pool.run(&|_| {
                         let mut sum = 0.0;
                         for _ in 0..PASSES {
                             // SAFETY: the set was detected.
-                            unsafe { isa::arithmetic(isa, &operands, arithmetic, chains, &mut sum) };
+                            unsafe { pass_on(isa, &operands, arithmetic, chains, &mut sum) };
                         }
                         black_box(sum);
                     });
@@ -119,17 +124,33 @@ pub fn median(numbers: &mut [f64]) -> f64 {
     }
 }
 
+/// Multiplies so many times.
+type Passes = unsafe fn(usize);
+
+/// The loop for a unit that only some instruction sets have, and the operations of one pass.
+fn unit_arithmetic(isa: Isa, arithmetic: Arithmetic) -> Option<(Passes, usize)> {
+    match (isa, arithmetic) {
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx, Arithmetic::Halves) => Some((amx::multiply_halves, amx::PASS_OPERATIONS[0])),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx, Arithmetic::Tiles) => Some((amx::multiply_bytes, amx::PASS_OPERATIONS[1])),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512Bf16, Arithmetic::Halves) => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
+        _ => None,
+    }
+}
+
+entry! {
+    /// One pass of vector arithmetic.
+    fn pass_on(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) = pass
+}
+
 /// One pass over the operands with `chains` accumulators.
 ///
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn pass<S: Simd>(
-    from: &Operands,
-    arithmetic: Arithmetic,
-    chains: usize,
-    out: &mut f32,
-) {
+unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chains: usize, out: &mut f32) {
     // SAFETY: the caller's.
     unsafe {
         *out += match (arithmetic, chains) {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cpu::isa::{self, Isa};
+use crate::cpu::dispatch::entry;
+use crate::cpu::isa::Isa;
 use crate::cpu::layout::region::Region;
 use crate::cpu::measure::arithmetic::median;
 use crate::cpu::product::affine::PREFETCH_BYTES;
@@ -47,10 +48,15 @@ impl Reader {
         self.pool.split(region.len() / PIECE, &|range| {
             let mut sum = 0.0;
             // SAFETY: the pieces lie within the region.
-            unsafe { isa::sum_bytes(isa, &region[range.start * PIECE..range.end * PIECE], &mut sum) };
+            unsafe { sum_on(isa, &region[range.start * PIECE..range.end * PIECE], &mut sum) };
             std::hint::black_box(sum);
         });
     }
+}
+
+entry! {
+    /// Reads bytes.
+    fn sum_on(bytes: &[u8], out: &mut f32) = sum
 }
 
 /// Adds up bytes as floats, which is nonsense as a number and all of the loads.
@@ -58,7 +64,7 @@ impl Reader {
 /// # Safety
 /// The CPU has `S`; the length is a multiple of four vectors.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
+unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
     // SAFETY: within the slice.
     unsafe {
         let mut acc = [S::splat(0.0); 4];

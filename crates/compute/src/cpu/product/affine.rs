@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
+use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{PAIRS, pair};
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
 use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
-use crate::cpu::product::matmul::{Output, finish, of_bits};
+use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{BLOCK, GroupOfRow, QuantRows};
 use crate::cpu::simd::{Kernel, LANES, Simd};
 

@@ -13,18 +13,17 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::cpu::attention::Heads;
-use crate::cpu::layout::bf16_rows::{
-    BLOCK, CHUNK, FEW_TILES, HalfRows, HalfWriter, PANELS_TOGETHER, TILE_ROWS,
-};
+use crate::cpu::layout::bf16_rows::{CHUNK, FEW_TILES, HalfRows, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::layout::region::{Array, HUGE_PAGE_BYTES, LINE_BYTES, Zero};
-use crate::cpu::product::matmul::Output;
+use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::QuantRows;
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 pub(in crate::cpu) use exact::pays as exact_pays;
-use target::{Adjacent, Gated, Panel, Target};
-use tiles::{Configured, Product};
-pub(in crate::cpu) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves, permitted};
+use target::{Adjacent, Gated, Target};
+use tiles::{Configured, Product, Sums, Weights};
+pub(in crate::cpu) use tiles::{PASS_OPERATIONS, multiply_bytes, multiply_halves};
+use unpack::Panel;
 
 /// Row tiles for which a chunk is unpacked once.
 const ROW_TILES: usize = 32;
@@ -32,16 +31,6 @@ const ROW_TILES: usize = 32;
 const PAIRS: usize = PANELS_TOGETHER / 2;
 /// Bytes of a pair of row tiles' next chunk that are asked for with each pair of panels.
 const AHEAD_BYTES: usize = CHUNK * tiles::AHEAD_BYTES;
-
-/// 16 rows of 64 bytes.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Tile([[u8; 64]; TILE_ROWS]);
-
-/// A chunk of two panels: `[block][panel]`, a tile each. 32 KiB, two thirds of the first-level cache.
-type Weights = [[Tile; 2]; CHUNK];
-/// Sums of two row tiles and two panels: `[row tile][panel]`.
-type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
 /// What a thread works in: 0.9 MiB in one huge page, as pages that lie anywhere compete for places of the second-level cache.
 #[derive(Debug)]
@@ -87,7 +76,7 @@ impl Scratch {
 /// Rows times the given panels of a matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], the matrix is quantized or of half floats, and as [`crate::cpu::product::matmul::multiply`].
+/// `Isa::Amx` was detected, the matrix is quantized or of half floats, and as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx512vnni,avx2,fma,f16c")]
 pub(in crate::cpu) unsafe fn multiply(
     w: &Matrix,
@@ -102,7 +91,7 @@ pub(in crate::cpu) unsafe fn multiply(
     _mm_sfence();
 }
 
-/// As [`crate::cpu::isa::gated_halves`].
+/// As [`crate::cpu::product::matmul::multiply_gated`].
 ///
 /// # Safety
 /// As there.
@@ -123,7 +112,7 @@ pub(in crate::cpu) unsafe fn multiply_gated(
 /// Rows times all pairs of panels.
 ///
 /// # Safety
-/// AMX is [`permitted`], the matrices are quantized or of half floats and have the rows' columns.
+/// `Isa::Amx` was detected, the matrices are quantized or of half floats and have the rows' columns.
 #[inline(always)]
 unsafe fn pairs(target: &impl Target, x: &HalfRows, scratch: &mut Scratch) {
     let ProductMemory { weights, sums } = &mut scratch.memory().product;
@@ -177,7 +166,7 @@ unsafe fn pairs(target: &impl Target, x: &HalfRows, scratch: &mut Scratch) {
 /// Quantized rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is [`permitted`], and as [`crate::cpu::product::matmul::multiply`].
+/// `Isa::Amx` was detected, and as [`crate::cpu::product::matmul::multiply`].
 pub(in crate::cpu) unsafe fn multiply_exactly(
     w: &Matrix,
     panels: Range<usize>,
@@ -193,7 +182,7 @@ pub(in crate::cpu) unsafe fn multiply_exactly(
 /// As [`crate::cpu::attention::attend`], for many queries.
 ///
 /// # Safety
-/// AMX is [`permitted`], and as there.
+/// `Isa::Amx` was detected, and as there.
 pub(in crate::cpu) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's; what has AMX has the other instructions.
     unsafe { attend::attend(heads, &mut scratch.memory().attention) };

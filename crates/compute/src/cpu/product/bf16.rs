@@ -8,22 +8,17 @@ use std::ops::Range;
 use crate::cpu::layout::bf16_rows::{BLOCK, HalfRows, TILE_ROWS};
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::affine::PREFETCH_BYTES;
-use crate::cpu::product::matmul::{Output, finish};
+use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::source::{Encoding, Float};
 
 /// Bytes of four columns of a panel.
 const FOUR: usize = 4 * LANES * size_of::<u16>();
 
-/// Whether the CPU has dot products of bf16 beside [`Avx512`].
-pub(in crate::cpu) fn detected() -> bool {
-    Avx512::detected() && is_x86_feature_detected!("avx512bf16")
-}
-
 /// The given rows, which begin at a tile, times the given panels of a matrix of half floats.
 ///
 /// # Safety
-/// [`detected`], and as [`crate::cpu::product::matmul::multiply`].
+/// The CPU has AVX-512 with bf16; otherwise as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(in crate::cpu) unsafe fn multiply(
     w: &Matrix,
@@ -130,7 +125,7 @@ pub(in crate::cpu) const PASS_OPERATIONS: usize = 2 * 2 * LANES * TILE_ROWS;
 /// Multiplies bf16 and nothing else: what a product can come near to.
 ///
 /// # Safety
-/// [`detected`].
+/// The CPU has AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(in crate::cpu) unsafe fn arithmetic(passes: usize) {
     // 0x3c3c: 0.0115.

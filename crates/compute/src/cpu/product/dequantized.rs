@@ -5,11 +5,12 @@
 
 use std::ops::Range;
 
+use crate::cpu::dispatch::in_fours;
 use crate::cpu::layout::block32::octet;
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
 use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
 use crate::cpu::product::affine::Numbers;
-use crate::cpu::product::matmul::{Output, finish, in_fours};
+use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
 use crate::source::Encoding;
 

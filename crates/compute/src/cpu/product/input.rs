@@ -4,53 +4,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::LinearInput;
-use crate::cpu::isa::{self, Isa};
-use crate::cpu::layout::bf16_rows::HalfRows;
-use crate::cpu::layout::matrix::{Matrix, SendPtr};
+use crate::cpu::buffer::Buffer;
+use crate::cpu::isa::Isa;
+use crate::cpu::layout::bf16_rows::{HalfRows, round_row};
+use crate::cpu::layout::matrix::{Linear, Matrix};
+use crate::cpu::layout::region::grown;
+use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::matmul::Input;
-use crate::cpu::product::quantize::{Activations, QuantRows};
+use crate::cpu::product::numerics::{ActivationFormat, Numerics};
+use crate::cpu::product::quantize::{QuantRows, quantize_row_on};
+use crate::cpu::rows::rms_norm_on;
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::{Pool, share};
-use crate::cpu::{Buffer, Linear, grown};
-use crate::source::Encoding;
-
-/// How activations enter a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cpu) enum Form {
-    Floats,
-    /// Quantized, with sums of groups of `group` columns.
-    Integers {
-        group: usize,
-    },
-    /// In bf16.
-    Halves,
-}
-
-/// What decides that.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::cpu) struct Manner {
-    pub isa: Isa,
-    pub activations: Activations,
-    /// Whether the rows are prompts', which may be rounded to bf16.
-    pub prompts: bool,
-}
-
-impl Manner {
-    /// The form of rows that meet such weights.
-    pub fn form(self, encoding: Encoding) -> Form {
-        let Self { isa, activations, prompts } = self;
-        match (activations, encoding) {
-            _ if prompts && activations.allows_halves() && isa::takes_halves(isa, encoding) => Form::Halves,
-            (Activations::F32, _) | (_, Encoding::Float(_)) => Form::Floats,
-            (_, Encoding::Affine { group, .. }) => Form::Integers { group },
-        }
-    }
-
-    /// Whether a matrix takes these rows in bf16 only.
-    pub fn halves_only(self, w: &Linear) -> bool {
-        w.parts.iter().all(|part| self.form(part.encoding) == Form::Halves)
-    }
-}
 
 /// Rows of floats, and what is made of them.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +36,7 @@ impl Incoming<'_> {
             let x = self.data.at(row * self.stride).cast_const();
             let Some((weight, eps)) = self.norm else { return x };
             let out = std::slice::from_raw_parts_mut(room, cols);
-            isa::rms_norm(isa, std::slice::from_raw_parts(x, cols), weight, eps, out);
+            rms_norm_on(isa, std::slice::from_raw_parts(x, cols), weight, eps, out);
             room
         }
     }
@@ -80,7 +45,7 @@ impl Incoming<'_> {
 /// Rows in the forms that the parts of a matrix take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inputs<'a> {
-    manner: Manner,
+    numerics: Numerics,
     quantized: &'a [QuantRows],
     pub halves: &'a HalfRows,
     floats: SendPtr<f32>,
@@ -90,7 +55,7 @@ pub(super) struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     /// Brings rows into the forms that the parts of `w`, which have so many columns, take.
     pub fn prepare(
-        manner: Manner,
+        numerics: Numerics,
         pool: &mut Pool,
         space: &'a mut InputSpace,
         input: &'a LinearInput<'_, Buffer, Arc<[f32]>>,
@@ -101,13 +66,13 @@ impl<'a> Inputs<'a> {
             LinearInput::Plain(x) | LinearInput::Gated(x) => (x, None),
             LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
         };
-        let planes = manner.activations.planes(matches!(input, LinearInput::Gated(_)));
+        let planes = numerics.activations.planes(matches!(input, LinearInput::Gated(_)));
         let there = x.halved(&rows);
         assert!(
-            there.is_none() || x.width == cols && manner.halves_only(w),
+            there.is_none() || x.width == cols && numerics.bf16_only(w),
             "rows are kept in the form that their next matrix takes"
         );
-        let (isa, count) = (manner.isa, rows.len());
+        let (isa, count) = (numerics.isa, rows.len());
         let InputSpace { quantized, halves, floats, rooms } = space;
         let first = SendPtr(x.data[rows.start * x.width..].as_ptr().cast_mut());
         let x = Incoming { data: first, stride: x.width, norm };
@@ -117,8 +82,8 @@ impl<'a> Inputs<'a> {
         let row = |thread, row| unsafe { x.row(isa, row, cols, rooms.at(thread * room)) };
         let (mut integers, mut halved, mut floated) = (0, there.is_some(), norm.is_none());
         for part in &w.parts {
-            match manner.form(part.encoding) {
-                Form::Floats => {
+            match numerics.format(part.encoding) {
+                ActivationFormat::F32 => {
                     if !std::mem::replace(&mut floated, true) {
                         let to = SendPtr(grown(floats, count * cols, 0.0).as_mut_ptr());
                         // SAFETY: each row is written by one thread.
@@ -127,17 +92,17 @@ impl<'a> Inputs<'a> {
                         });
                     }
                 }
-                Form::Halves => {
+                ActivationFormat::Bf16 => {
                     if !std::mem::replace(&mut halved, true) {
                         halves.shape(count, cols);
                         let writer = halves.writer();
                         // SAFETY: each row is rounded by one thread.
                         each_row(pool, count, &|thread, i| unsafe {
-                            isa::round_row(row(thread, i), i, writer);
+                            round_row(row(thread, i), i, writer);
                         });
                     }
                 }
-                Form::Integers { group } => {
+                ActivationFormat::Quantized { group } => {
                     if quantized[..integers].iter().any(|q| q.group == group) {
                         continue;
                     }
@@ -149,7 +114,7 @@ impl<'a> Inputs<'a> {
                     let writer = quantized.writer();
                     // SAFETY: each row is quantized by one thread.
                     each_row(pool, count, &|thread, i| unsafe {
-                        isa::quantize_row(isa, row(thread, i), i, writer);
+                        quantize_row_on(isa, row(thread, i), i, writer);
                     });
                     integers += 1;
                 }
@@ -157,16 +122,19 @@ impl<'a> Inputs<'a> {
         }
         let (floats, stride) =
             if norm.is_some() { (SendPtr(floats.as_mut_ptr()), cols) } else { (first, x.stride) };
-        Self { manner, quantized: &quantized[..integers], halves: there.unwrap_or(halves), floats, stride }
+        Self { numerics, quantized: &quantized[..integers], halves: there.unwrap_or(halves), floats, stride }
     }
 
     /// The rows as a part takes them.
     pub fn of(&self, part: &Matrix) -> Input<'a> {
-        match self.manner.form(part.encoding) {
-            // SAFETY: the first row.
-            Form::Floats => Input::Floats { data: unsafe { self.floats.at(0) }, stride: self.stride },
-            Form::Halves => Input::Halves(self.halves),
-            Form::Integers { group } => match self.quantized.iter().find(|q| q.group == group) {
+        match self.numerics.format(part.encoding) {
+            ActivationFormat::F32 => {
+                // SAFETY: the address of the first row.
+                let data = unsafe { self.floats.at(0) };
+                Input::Floats { data, stride: self.stride }
+            }
+            ActivationFormat::Bf16 => Input::Halves(self.halves),
+            ActivationFormat::Quantized { group } => match self.quantized.iter().find(|q| q.group == group) {
                 Some(rows) => Input::Quantized(rows),
                 None => unreachable!("quantized for every part"),
             },

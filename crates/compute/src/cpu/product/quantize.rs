@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::grown;
-use crate::cpu::layout::matrix::SendPtr;
+use crate::cpu::dispatch::entry;
+use crate::cpu::layout::region::grown;
+use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::{LANES, Simd};
 
 /// How precisely activations enter products with quantized weights.
@@ -30,7 +31,7 @@ pub enum Activations {
 
 impl Activations {
     /// Whether prompts may be bf16.
-    pub const fn allows_halves(self) -> bool {
+    pub const fn allows_bf16(self) -> bool {
         matches!(self, Self::Auto | Self::Int8 | Self::Bf16)
     }
 
@@ -160,7 +161,7 @@ impl RowWriter<'_> {
     /// # Safety
     /// `x` holds the columns; no other thread writes this row; the CPU has `S`.
     #[inline(always)]
-    pub unsafe fn quantize<S: Simd>(self, row: usize, x: *const f32) {
+    unsafe fn quantize<S: Simd>(self, row: usize, x: *const f32) {
         let to = self.to;
         // SAFETY: within the row, as the caller promises.
         unsafe {
@@ -198,6 +199,17 @@ impl RowWriter<'_> {
             }
         }
     }
+}
+
+entry! {
+    /// Quantizes a row.
+    pub(super) fn quantize_row_on(x: *const f32, row: usize, to: RowWriter<'_>) = quantize_row
+}
+
+#[inline(always)]
+unsafe fn quantize_row<S: Simd>(x: *const f32, row: usize, to: RowWriter<'_>) {
+    // SAFETY: the caller's conditions.
+    unsafe { to.quantize::<S>(row, x) };
 }
 
 /// The largest magnitude of these columns, whole vectors of them.

@@ -60,10 +60,10 @@ impl Weights {
     }
 
     /// Results are off by no more than the products of such rows may be.
-    fn check(&self, ours: &[f32], expected: &[f32], manner: Manner, what: &str) {
-        let limit = self.0.iter().map(|(stored, _)| limit(manner, stored.encoding)).sum::<f32>();
+    fn check(&self, ours: &[f32], expected: &[f32], numerics: Numerics, what: &str) {
+        let limit = self.0.iter().map(|(stored, _)| limit(numerics, stored.encoding)).sum::<f32>();
         let off = distance(ours, expected);
-        assert!(off < limit, "{what}, {manner:?}: {off} > {limit}");
+        assert!(off < limit, "{what}, {numerics:?}: {off} > {limit}");
     }
 }
 
@@ -93,8 +93,8 @@ fn gate_up_and_down_may_be_of_any_encodings() {
                 for activations in [Activations::Auto, Activations::Bf16, Activations::Int8, Activations::F32]
                 {
                     let ours = weights.run(&mut backend(isa, 2, activations), &x, &[0..batch]);
-                    let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
-                    weights.check(&ours, &expected, manner, &format!("{encodings:?}, {batch} rows"));
+                    let numerics = Numerics { isa, activations, prompts: batch >= MANY_ROWS };
+                    weights.check(&ours, &expected, numerics, &format!("{encodings:?}, {batch} rows"));
                 }
             }
         }
@@ -113,8 +113,8 @@ fn large_gates_are_right_with_any_threads() {
             for threads in [1, 3, 40] {
                 let activations = Activations::Bf16;
                 let ours = weights.run(&mut backend(isa, threads, activations), &x, &[0..batch]);
-                let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
-                weights.check(&ours, &expected, manner, &format!("{batch} rows, {threads} threads"));
+                let numerics = Numerics { isa, activations, prompts: batch >= MANY_ROWS };
+                weights.check(&ours, &expected, numerics, &format!("{batch} rows, {threads} threads"));
             }
         }
     }
@@ -144,8 +144,8 @@ fn a_step_of_both_kinds_is_gated_by_kind() {
                 isa.name()
             );
             assert_eq!(whole[..alone.len()], alone, "beside a prompt on {}", isa.name());
-            let manner = Manner { isa, activations, prompts: true };
-            weights.check(&whole, &expected, manner, "both kinds");
+            let numerics = Numerics { isa, activations, prompts: true };
+            weights.check(&whole, &expected, numerics, "both kinds");
         }
     }
 }

@@ -25,8 +25,8 @@ fn products_match_plain_arithmetic_in_every_encoding() {
                 Activations::Int8,
                 Activations::F32,
             ] {
-                let manner = Manner { isa, activations, prompts: batch >= MANY_ROWS };
-                let limit = limit(manner, encoding);
+                let numerics = Numerics { isa, activations, prompts: batch >= MANY_ROWS };
+                let limit = limit(numerics, encoding);
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
                 let x = filled(&mut backend, &x, cols);
@@ -78,7 +78,7 @@ fn the_first_of_the_largest_does_not_depend_on_who_looked_first() {
         let mut best = Largest::NONE;
         for first in [60, 20, 0, 40, 80] {
             // SAFETY: the instruction set is there.
-            unsafe { isa::largest(isa, &outputs[first..first + 20], first as u32, &mut best) };
+            unsafe { rows::largest_on(isa, &outputs[first..first + 20], first as u32, &mut best) };
         }
         assert_eq!(best, Largest { column: 1, value: 2.0 }, "on {}", isa.name());
     }

@@ -140,6 +140,11 @@ impl Pool {
     }
 }
 
+/// Runs `job` for ranges of rows, on all threads unless the rows are too few to be worth waking the threads.
+pub(in crate::cpu) fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
+    if rows < 4 { job(0..rows) } else { pool.split(rows, job) }
+}
+
 /// The part of `0..items` that is a thread's.
 pub(in crate::cpu) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
     items * thread / threads..items * (thread + 1) / threads

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use thunder_collectives::{CommError, DType, Group, Op, Stats};
 
-use crate::cpu::Buffer;
+use crate::cpu::buffer::Buffer;
 
 /// What a thread unpacks of weights for a matrix unit in a µs: 576 bytes in 85 ns. Two halves of a step unpack them twice.
 const REREAD_BYTES_PER_US: f64 = 6000.0;

@@ -7,13 +7,12 @@
 
 use std::arch::x86_64::*;
 
-use super::tiles::{self, Configured};
-use super::{LANES, Sums, TILE_ROWS, Tile};
+use super::tiles::{self, Configured, Sums, Tile};
 use crate::backend::KvFormat;
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::attention::{Byte, Element, Half, Heads, NO_SCORE, PIECE_QUERIES};
-use crate::cpu::layout::bf16_rows::BLOCK;
-use crate::cpu::simd::{Simd, avx512::Avx512};
+use crate::cpu::layout::bf16_rows::{BLOCK, TILE_ROWS};
+use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::step::KV_BLOCK_TOKENS;
 
 /// Queries for which keys and values are unpacked once.
@@ -55,7 +54,7 @@ pub(super) struct Memory {
 /// As [`crate::cpu::attention::attend`].
 ///
 /// # Safety
-/// AMX is permitted; pointers and ranges of `heads` describe the step's buffers.
+/// `Isa::Amx` was detected; pointers and ranges of `heads` describe the step's buffers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn attend(heads: &Heads<'_>, memory: &mut Memory) {
     let _configured = Configured::new();

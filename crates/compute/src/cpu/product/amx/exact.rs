@@ -10,15 +10,15 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::tiles::{self, ByteProduct, Configured};
-use super::{LANES, Tile};
+use super::tiles::{self, ByteProduct, Configured, Tile};
+use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::octet;
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
 use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, record_bytes};
 use crate::cpu::product::affine::{Numbers, ahead, ahead_of_pair, scaled};
-use crate::cpu::product::matmul::{Output, of_bits};
+use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{BLOCK, QuantRows, TILE_ROWS};
-use crate::cpu::simd::avx512::Avx512;
+use crate::cpu::simd::{LANES, avx512::Avx512};
 use crate::source::Encoding;
 
 /// Whether tiles are faster than byte dot products. With few rows both wait for the memory, which dot products ask more evenly; eight
@@ -44,7 +44,7 @@ pub(super) struct Memory {
 /// Rows times the given panels of a quantized matrix.
 ///
 /// # Safety
-/// AMX is permitted, and as [`crate::cpu::product::matmul::multiply`].
+/// `Isa::Amx` was detected, and as [`crate::cpu::product::matmul::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     w: &Matrix,

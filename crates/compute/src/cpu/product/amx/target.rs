@@ -5,14 +5,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{LANES, Sums, TILE_ROWS, unpack};
-use crate::cpu::layout::bf16_rows::HalfWriter;
+use super::tiles::Sums;
+use super::unpack::{self, Panel};
+use crate::cpu::layout::bf16_rows::{HalfWriter, TILE_ROWS};
 use crate::cpu::layout::matrix::Matrix;
-use crate::cpu::product::matmul::{Output, finish};
-use crate::cpu::simd::{Simd, avx512::Avx512};
-
-/// One of a matrix's panels.
-pub(super) type Panel<'a> = (&'a Matrix, usize);
+use crate::cpu::product::output::{Output, finish};
+use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 
 /// Pairs of panels, and where their results go.
 pub(super) trait Target {

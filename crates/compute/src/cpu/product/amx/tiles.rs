@@ -2,27 +2,18 @@
 
 use std::arch::asm;
 
-use super::{Sums, TILE_ROWS, Tile};
+use crate::cpu::layout::bf16_rows::{CHUNK, TILE_ROWS};
+use crate::cpu::simd::LANES;
 
-/// Whether this process may use AMX: asks the CPU, and the system for its permission. All CPUs with AMX
-/// have AVX-512 with FP16 and BF16 as well.
-pub(in crate::cpu) fn permitted() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        /// Leaf 7, EDX: amx-bf16, amx-tile and amx-int8.
-        const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
-        /// `ARCH_REQ_XCOMP_PERM` of `arch_prctl`, and the tile data's state component.
-        const REQUEST_PERMISSION: libc::c_long = 0x1023;
-        const TILE_DATA: libc::c_long = 18;
-        // SAFETY: the call takes two numbers; it only allows the process to use more state.
-        is_x86_feature_detected!("avx512fp16")
-            && is_x86_feature_detected!("avx512bf16")
-            && std::arch::x86_64::__cpuid_count(7, 0).edx & FEATURES == FEATURES
-            && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) } == 0
-    }
-    #[cfg(not(target_os = "linux"))]
-    false
-}
+/// 16 rows of 64 bytes.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Tile(pub [[u8; 64]; TILE_ROWS]);
+
+/// A chunk of two panels: `[block][panel]`, a tile each. 32 KiB, two thirds of the first-level cache.
+pub(super) type Weights = [[Tile; 2]; CHUNK];
+/// Sums of two row tiles and two panels: `[row tile][panel]`.
+pub(super) type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
 /// The thread's tiles, until this is dropped.
 pub(super) struct Configured;
@@ -43,14 +34,14 @@ impl Configured {
     /// All tiles 16 rows of 64 bytes.
     ///
     /// # Safety
-    /// AMX is [`permitted`].
+    /// `Isa::Amx` was detected.
     pub unsafe fn new() -> Self {
         // SAFETY: the caller's.
         unsafe { Self::with([(16, 64); 8]) }
     }
 
     /// # Safety
-    /// AMX is [`permitted`]; tiles have at most 16 rows of 64 bytes.
+    /// `Isa::Amx` was detected; tiles have at most 16 rows of 64 bytes.
     pub unsafe fn with(shapes: [Shape; 8]) -> Self {
         let mut palette =
             Palette { id: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -239,7 +230,7 @@ byte_product!(
 macro_rules! arithmetic {
     ($name:ident, $multiply:literal) => {
         /// # Safety
-        /// AMX is [`permitted`].
+        /// `Isa::Amx` was detected.
         pub(in crate::cpu) unsafe fn $name(passes: usize) {
             // As bf16, 0x3c3c is 0.0115.
             let tile = Tile([[0x3c; 64]; TILE_ROWS]);

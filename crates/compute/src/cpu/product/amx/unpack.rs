@@ -9,16 +9,19 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::target::Panel;
-use super::{BLOCK, LANES, Tile, Weights};
+use super::tiles::{Tile, Weights};
+use crate::cpu::dispatch::of_bits;
+use crate::cpu::layout::bf16_rows::BLOCK;
 use crate::cpu::layout::block32::octet;
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
 use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, record_bytes};
 use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::product::bf16::four_columns;
-use crate::cpu::product::matmul::of_bits;
-use crate::cpu::simd::{Simd, avx512::Avx512};
+use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::source::{Encoding, Float};
+
+/// One of a matrix's panels.
+pub(super) type Panel<'a> = (&'a Matrix, usize);
 
 /// What unpacked weights are multiplied with by halving the width of their exponents.
 const HALVED: f32 = 1.0 / 65536.0;

@@ -1,0 +1,66 @@
+//! How a product computes: in which format activations meet the weights, and with which instructions.
+
+use crate::cpu::isa::Isa;
+use crate::cpu::layout::matrix::Linear;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::product::amx;
+use crate::cpu::product::quantize::Activations;
+use crate::source::{Encoding, Float};
+
+/// The format in which activations enter a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cpu) enum ActivationFormat {
+    F32,
+    Bf16,
+    /// Quantized to integers, with a sum for each `group` columns.
+    Quantized {
+        group: usize,
+    },
+}
+
+/// What decides the format.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct Numerics {
+    pub isa: Isa,
+    pub activations: Activations,
+    /// True for prompt tokens, which may be rounded to bf16.
+    pub prompts: bool,
+}
+
+impl Numerics {
+    /// The format of rows that are multiplied with weights of this encoding.
+    pub fn format(self, encoding: Encoding) -> ActivationFormat {
+        let Self { isa, activations, prompts } = self;
+        match (activations, encoding) {
+            _ if prompts && activations.allows_bf16() && takes_bf16(isa, encoding) => ActivationFormat::Bf16,
+            (Activations::F32, _) | (_, Encoding::Float(_)) => ActivationFormat::F32,
+            (_, Encoding::Affine { group, .. }) => ActivationFormat::Quantized { group },
+        }
+    }
+
+    /// True if all parts of a matrix take these rows in bf16.
+    pub fn bf16_only(self, w: &Linear) -> bool {
+        w.parts.iter().all(|part| self.format(part.encoding) == ActivationFormat::Bf16)
+    }
+}
+
+/// True if prompts are multiplied with weights of this encoding in bf16. Without a matrix unit, bf16 is faster only where
+/// integers are impossible.
+fn takes_bf16(isa: Isa, encoding: Encoding) -> bool {
+    match (isa, encoding) {
+        (_, Encoding::Float(Float::F32)) => false,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx, _) | (Isa::Avx512Bf16, Encoding::Float(_)) => true,
+        _ => false,
+    }
+}
+
+/// True if this many quantized rows, each of `planes` bytes a number, are multiplied by tiles.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
+pub(in crate::cpu) fn takes_tiles(isa: Isa, rows: usize, planes: usize) -> bool {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => amx::exact_pays(rows, planes),
+        _ => false,
+    }
+}
