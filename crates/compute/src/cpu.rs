@@ -346,9 +346,9 @@ impl Backend for CpuBackend {
         for (rows, prompts) in self.alike(all, &rows) {
             let multiplier = self.multiplier(prompts);
             let out = if multiplier.gates_in_bf16(gate_up, next) {
-                GatedOutput::Halves(out.output_in_halves(rows.clone()))
+                GatedOutput::Bf16(out.output_in_halves(rows.clone()))
             } else {
-                GatedOutput::Floats(out.output(rows.clone(), false))
+                GatedOutput::F32(out.output(rows.clone(), false))
             };
             multiplier.run_gated(&x, rows, gate_up, out);
         }

@@ -146,7 +146,7 @@ pub(super) fn run(
     let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
     let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
     let next = AtomicUsize::new(0);
-    // Pieces differ in cost by their position, so threads take the next one when they are done.
+    // WorkQueue differ in cost by their position, so threads take the next one when they are done.
     pool.run(&|thread| {
         // SAFETY: each thread has its own.
         let scratch = unsafe { &mut *scratch.at(thread) };

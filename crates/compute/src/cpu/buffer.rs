@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use super::layout::bf16_rows::{HalfRows, HalfWriter};
+use super::layout::bf16_rows::{Bf16Rows, Bf16Writer};
 use super::layout::region::LINE_BYTES;
 use super::product::output::Output;
 use super::simd::LANES;
@@ -14,7 +14,7 @@ pub struct Buffer {
     pub(super) width: usize,
     pub(super) rows: usize,
     /// Those of its rows that it has in bf16 instead. Apart, as buffers change hands.
-    halves: Box<(Range<usize>, HalfRows)>,
+    halves: Box<(Range<usize>, Bf16Rows)>,
 }
 
 impl Buffer {
@@ -47,7 +47,7 @@ impl Buffer {
     }
 
     /// Where some rows go in bf16. The only ones: they are taken before others are written.
-    pub(super) fn output_in_halves(&mut self, rows: Range<usize>) -> HalfWriter<'_> {
+    pub(super) fn output_in_halves(&mut self, rows: Range<usize>) -> Bf16Writer<'_> {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let (these, halves) = &mut *self.halves;
         halves.shape(rows.len(), self.width);
@@ -56,7 +56,7 @@ impl Buffer {
     }
 
     /// These rows, if they are there in bf16.
-    pub(super) fn halved(&self, rows: &Range<usize>) -> Option<&HalfRows> {
+    pub(super) fn halved(&self, rows: &Range<usize>) -> Option<&Bf16Rows> {
         let (these, halves) = &*self.halves;
         debug_assert!(
             these == rows || these.end <= rows.start || rows.end <= these.start,

@@ -1,7 +1,9 @@
-//! Macros that turn a choice made at run time (instruction set, bits, rows) into a call of a generic kernel.
+//! Macros that turn a choice made at run time (instruction set, bits, rows) into a call of a
+//! generic kernel.
 
-/// Writes an entry point: a function that takes an `Isa` first and calls a generic kernel inside a `#[target_feature]`
-/// function of that instruction set. Entry points stand next to their kernels; their names end in `_on`.
+/// Writes an entry point: a function that takes an `Isa` first and calls a generic kernel inside a
+/// `#[target_feature]` function of that instruction set. Entry points stand next to their kernels;
+/// their names end in `_on`.
 macro_rules! entry {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident) => {
         $(#[$doc])*
@@ -81,7 +83,8 @@ macro_rules! of_bits {
 }
 pub(super) use of_bits;
 
-/// Calls a kernel for blocks of four rows and then for single rows; the count is the last of its generic parameters.
+/// Calls a kernel for blocks of four rows and then for single rows; the count is the last of its
+/// generic parameters.
 macro_rules! in_fours {
     ($rows:expr, $row:ident, $kernel:ident, [$($generic:tt),*], ($($argument:expr),*)) => {
         let mut $row = $rows.start;

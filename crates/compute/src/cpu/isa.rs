@@ -40,7 +40,8 @@ impl Isa {
     /// The fastest instruction set of this CPU, or the one that `THUNDER_KERNEL` names.
     ///
     /// # Errors
-    /// If the variable names an unknown set or one that the CPU lacks; the text lists the available sets.
+    /// If the variable names an unknown set or one that the CPU lacks; the text lists the available
+    /// sets.
     pub fn detect() -> Result<Self, String> {
         let best = Self::available().pop().unwrap_or(Self::Portable);
         match std::env::var(Self::VARIABLE) {
@@ -122,7 +123,8 @@ impl Isa {
     }
 }
 
-/// Asks the CPU for AMX and the system for permission to use it. Every CPU with AMX also has AVX-512 with FP16 and bf16.
+/// Asks the CPU for AMX and the system for permission to use it. Every CPU with AMX also has
+/// AVX-512 with FP16 and bf16.
 #[cfg(target_arch = "x86_64")]
 fn amx_permitted() -> bool {
     #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! How weights and activations lie in memory.
+//! How weights and activations are stored in memory (docs/kernels.md).
 
 pub(super) mod bf16_rows;
 pub(super) mod block32;

@@ -1,4 +1,4 @@
-//! What this machine can do at best: arithmetic and memory bandwidth.
+//! Measures this machine's peaks: arithmetic and memory bandwidth.
 
 pub mod arithmetic;
 pub(crate) mod bandwidth;

@@ -1,4 +1,4 @@
-//! A raw pointer that threads of a pool share.
+//! Raw pointers that threads share.
 
 /// A pointer that threads of a pool share, each writing its own part.
 #[derive(Debug)]
@@ -12,7 +12,8 @@ impl<T> Clone for SendPtr<T> {
 
 impl<T> Copy for SendPtr<T> {}
 
-// SAFETY: the pointer is only a number until it is dereferenced, and each dereference has its own SAFETY argument.
+// SAFETY: the pointer is only a number until it is dereferenced, and each dereference has its own
+// SAFETY argument.
 unsafe impl<T> Send for SendPtr<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for SendPtr<T> {}

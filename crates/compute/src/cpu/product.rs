@@ -1,4 +1,4 @@
-//! Products: rows are brought into the form that a matrix is multiplied with, then all threads multiply.
+//! Products: prepares activation rows for a matrix, then multiplies on all threads.
 
 pub(super) mod affine;
 #[cfg(target_arch = "x86_64")]
@@ -17,49 +17,50 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::buffer::Buffer;
-use super::layout::bf16_rows::{FEW_TILES, HalfWriter, PANELS_TOGETHER, TILE_ROWS};
+use super::isa::Isa;
+use super::layout::bf16_rows::{Bf16Writer, FEW_TILES, PANELS_TOGETHER, TILE_ROWS};
 use super::layout::matrix::{Linear, Matrix};
 use super::layout::region::grown;
 use super::pointers::SendPtr;
 use super::rows::{largest_on, swiglu_on};
 use super::scratch::Scratch;
 use super::simd::LANES;
-use super::threads::pool::{Pieces, Pool};
+use super::threads::pool::{Pool, WorkQueue};
 use crate::backend::{Largest, LinearInput};
 use input::{InputSpace, Inputs};
 use matmul::{multiply_gated, multiply_on};
 use numerics::Numerics;
 use output::Output;
 
-/// Without a step, so many rows are a prompt.
+/// Without a step, at least this many rows count as a prompt.
 pub(super) const MANY_ROWS: usize = 9;
 
-/// Results of gate and up that a thread makes before it makes them gated activations: what stays in its first-level cache with up to 32
-/// rows. With more, it is the eight panels of each that prompts take together.
+/// Results of gate and up that a thread computes before it gates them: they stay in its first-level
+/// cache with up to 32 rows. With more rows, a thread takes eight panels of each.
 const RESULT_BYTES: usize = 32 << 10;
 
-/// What products work in.
+/// Memory that products reuse.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
     inputs: InputSpace,
-    /// What each thread found, `[threads][rows]`.
+    /// The largest output of each row that each thread found, `[threads][rows]`.
     largest: Vec<Largest>,
-    /// Results of each thread that are made others of while they are in its cache.
+    /// Results of gate and up, per thread.
     results: Vec<f32>,
-    /// Which panels are taken.
-    pieces: Pieces,
-    /// One for each thread.
+    /// Hands out panels to threads.
+    queue: WorkQueue,
+    /// One entry per thread.
     pub scratch: Vec<Scratch>,
 }
 
 impl Workspace {
     pub fn new(threads: usize) -> Self {
         let scratch = (0..threads).map(|_| Scratch::default()).collect();
-        Self { scratch, pieces: Pieces::new(threads), ..Self::default() }
+        Self { scratch, queue: WorkQueue::new(threads), ..Self::default() }
     }
 }
 
-/// Rows times a matrix.
+/// One product of rows with a matrix.
 pub(super) struct Product<'a> {
     pub numerics: Numerics,
     pub pool: &'a mut Pool,
@@ -69,19 +70,19 @@ pub(super) struct Product<'a> {
 /// Where gated activations go.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum GatedOutput<'a> {
-    Floats(Output),
-    Halves(HalfWriter<'a>),
+    F32(Output),
+    Bf16(Bf16Writer<'a>),
 }
 
 impl Product<'_> {
-    /// Whether gated activations are made in bf16 at once, as `next` takes them.
+    /// True if gated activations are stored in bf16, the format that `next` needs.
     pub fn gates_in_bf16(&self, gate_up: &Linear, next: &Linear) -> bool {
-        let halves = |w| self.numerics.bf16_only(w);
-        self.numerics.isa.has_matrix_unit() && halves(gate_up) && halves(next)
+        let Self { numerics, .. } = self;
+        numerics.isa.has_matrix_unit() && numerics.bf16_only(gate_up) && numerics.bf16_only(next)
     }
 
-    /// `out[r] = x[r] · Wᵀ + bias`, or adds that. Where it is asked for, each thread looks for the largest of its outputs while
-    /// they are in its cache.
+    /// `out[r] = x[r] · Wᵀ + bias`, or adds that to `out`. With `largest`, each thread also
+    /// searches its outputs for the largest of each row while they are in its cache.
     pub fn run(
         self,
         x: &LinearInput<'_, Buffer, Arc<[f32]>>,
@@ -92,7 +93,7 @@ impl Product<'_> {
     ) {
         let Some(cols) = w.parts.first().map(|part| part.cols) else { return };
         let (isa, count, threads) = (self.numerics.isa, rows.len(), self.pool.threads());
-        let Workspace { inputs, scratch, largest: found, pieces, .. } = self.space;
+        let Workspace { inputs, scratch, largest: found, queue, .. } = self.space;
         let inputs = Inputs::prepare(self.numerics, self.pool, inputs, x, rows, (w, cols));
         let scratch = SendPtr(scratch.as_mut_ptr());
         let wanted = largest.as_ref().map_or(0, |largest| largest.len());
@@ -100,20 +101,20 @@ impl Product<'_> {
         found.fill(Largest::NONE);
         let each = SendPtr(found.as_mut_ptr());
         let panel_bytes = w.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
-        pieces.reset(
+        queue.reset(
             w.parts.iter().map(Matrix::panel_count).sum(),
             // Matrix units take panels in pairs.
-            least_items(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2),
+            min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2),
         );
-        let pieces = &*pieces;
+        let queue = &*queue;
         self.pool.run(&|thread| {
             // SAFETY: each thread has its own.
             let scratch = unsafe { &mut *scratch.at(thread) };
-            while let Some(piece) = pieces.next(thread) {
-                for (part, panels, first_column) in within(w, piece) {
+            while let Some(claimed) = queue.next(thread) {
+                for (part, panels, first_column) in within(w, claimed) {
                     let columns = panels.start * LANES..part.rows.min(panels.end * LANES);
-                    // SAFETY: input and output have the part's shape, each panel's columns are written by one thread, and a
-                    // thread has places of its own for the largest of each row.
+                    // SAFETY: input and output have the part's shape; each panel's columns are
+                    // written by one thread; each thread has its own entry of `found` for each row.
                     unsafe {
                         let out = out.starting_at(first_column);
                         multiply_on(isa, part, panels, inputs.of(part), out, scratch);
@@ -135,8 +136,8 @@ impl Product<'_> {
         }
     }
 
-    /// `out[r] = silu(x[r] · Gᵀ + g) * (x[r] · Uᵀ + u)`, where the parts of `w` are gate and up, one as large as the other. What gate
-    /// and up are never leaves a thread's cache.
+    /// `out[r] = silu(x[r] · Gᵀ + g) * (x[r] · Uᵀ + u)`. The parts of `w` are gate and up, of one
+    /// shape. The results of gate and up stay in each thread's cache.
     pub fn run_gated(
         self,
         x: &LinearInput<'_, Buffer, Arc<[f32]>>,
@@ -149,76 +150,110 @@ impl Product<'_> {
         };
         assert_eq!([gate.rows, gate.cols], [up.rows, up.cols], "gate and up have one shape");
         let (isa, count, threads) = (self.numerics.isa, rows.len(), self.pool.threads());
-        let Workspace { inputs, scratch, results, pieces, .. } = self.space;
+        let Workspace { inputs, scratch, results, queue, .. } = self.space;
         let inputs = Inputs::prepare(self.numerics, self.pool, inputs, x, rows, (w, gate.cols));
         let scratch = SendPtr(scratch.as_mut_ptr());
-        let least = least_items(gate.panel_bytes() + up.panel_bytes(), count, PANELS_TOGETHER / 2);
-        // As many as may be, as weights are read best straight through.
+        let least = min_claim(gate.panel_bytes() + up.panel_bytes(), count, PANELS_TOGETHER / 2);
+        // As many panels as fit: long contiguous reads of the weights are the fastest.
         let together = (RESULT_BYTES / (count * 2 * LANES * size_of::<f32>())).max(PANELS_TOGETHER / 2);
         let width = together * LANES;
         let of_thread = match out {
-            GatedOutput::Floats(_) => count * 2 * width,
-            GatedOutput::Halves(_) => 0,
+            GatedOutput::F32(_) => count * 2 * width,
+            GatedOutput::Bf16(_) => 0,
         };
         let results = SendPtr(grown(results, threads * of_thread, 0.0).as_mut_ptr());
-        pieces.reset(gate.panel_count(), least);
-        let pieces = &*pieces;
+        queue.reset(gate.panel_count(), least);
+        let queue = &*queue;
         self.pool.run(&|thread| {
             // SAFETY: each thread has its own.
             let (scratch, results) = unsafe { (&mut *scratch.at(thread), results.at(thread * of_thread)) };
-            while let Some(piece) = pieces.next(thread) {
+            while let Some(claimed) = queue.next(thread) {
                 let out = match out {
-                    GatedOutput::Floats(out) => out,
-                    GatedOutput::Halves(out) => {
-                        // SAFETY: both parts take halves; each panel's columns are written by one thread.
-                        unsafe { multiply_gated([gate, up], piece, inputs.halves, out, scratch) };
+                    GatedOutput::F32(out) => out,
+                    GatedOutput::Bf16(out) => {
+                        // SAFETY: both parts take bf16; each panel's columns are written by one
+                        // thread.
+                        unsafe { multiply_gated([gate, up], claimed, inputs.bf16, out, scratch) };
                         continue;
                     }
                 };
-                for first in piece.clone().step_by(together) {
-                    let panels = first..piece.end.min(first + together);
-                    let columns = panels.start * LANES..gate.rows.min(panels.end * LANES);
-                    for (part, place) in [(gate, 0), (up, width)] {
-                        // Kernels count columns from the first panel on.
-                        let data = results.wrapping_add(place).wrapping_sub(columns.start);
-                        let out = Output { data, stride: 2 * width, rows: count, adds: false };
-                        // SAFETY: the input has the part's shape, and the results have places for the panels.
-                        unsafe { multiply_on(isa, part, panels.clone(), inputs.of(part), out, scratch) };
-                    }
-                    for row in 0..count {
-                        // SAFETY: as above, and each panel's columns of the output are written by one thread.
-                        unsafe {
-                            let at = |place| {
-                                let from = results.add(row * 2 * width + place);
-                                std::slice::from_raw_parts(from, columns.len())
-                            };
-                            let to = out.data.add(row * out.stride + columns.start);
-                            let to = std::slice::from_raw_parts_mut(to, columns.len());
-                            swiglu_on(isa, at(0), at(width), to);
-                        }
-                    }
+                for first in claimed.clone().step_by(together) {
+                    let panels = first..claimed.end.min(first + together);
+                    let results = GateResults { data: results, width, rows: count };
+                    // SAFETY: the input has the parts' shape, the results have room for the panels,
+                    // and each panel's columns of the output are written by one thread.
+                    unsafe { results.gate(isa, [gate, up], panels, &inputs, out, scratch) };
                 }
             }
         });
     }
 }
 
-/// The parts that have some of the panels: which ones of theirs, and the part's first column.
-fn within(w: &Linear, piece: Range<usize>) -> impl Iterator<Item = (&Matrix, Range<usize>, usize)> {
+/// Memory of one thread for results of gate and up: `[rows][gate, up][width]`.
+struct GateResults {
+    data: *mut f32,
+    width: usize,
+    rows: usize,
+}
+
+impl GateResults {
+    /// Multiplies the rows with panels of gate and of up, and stores their gated activations in
+    /// `out`.
+    ///
+    /// # Safety
+    /// `isa` was detected; the input has the matrices' shape; `data` holds the panels' columns of
+    /// gate and up for all rows; `out` holds them for gate; no other thread writes either.
+    unsafe fn gate(
+        self,
+        isa: Isa,
+        [gate, up]: [&Matrix; 2],
+        panels: Range<usize>,
+        inputs: &Inputs<'_>,
+        out: Output,
+        scratch: &mut Scratch,
+    ) {
+        let Self { data: results, width, rows } = self;
+        let columns = panels.start * LANES..gate.rows.min(panels.end * LANES);
+        for (part, place) in [(gate, 0), (up, width)] {
+            // Kernels count columns from the matrix's first panel on.
+            let data = results.wrapping_add(place).wrapping_sub(columns.start);
+            let out = Output { data, stride: 2 * width, rows, adds: false };
+            // SAFETY: the caller's.
+            unsafe { multiply_on(isa, part, panels.clone(), inputs.of(part), out, scratch) };
+        }
+        for row in 0..rows {
+            // SAFETY: the caller's.
+            unsafe {
+                let at = |place| {
+                    let from = results.add(row * 2 * width + place);
+                    std::slice::from_raw_parts(from, columns.len())
+                };
+                let to = out.data.add(row * out.stride + columns.start);
+                let to = std::slice::from_raw_parts_mut(to, columns.len());
+                swiglu_on(isa, at(0), at(width), to);
+            }
+        }
+    }
+}
+
+/// The parts that own some of the claimed panels: each part, its own panels, and its first output
+/// column.
+fn within(w: &Linear, claimed: Range<usize>) -> impl Iterator<Item = (&Matrix, Range<usize>, usize)> {
     let (mut first_panel, mut column) = (0, 0);
     w.parts.iter().filter_map(move |part| {
         let count = part.panel_count();
         let own = |panel: usize| panel.clamp(first_panel, first_panel + count) - first_panel;
-        let (panels, first_column) = (own(piece.start)..own(piece.end), column);
+        let (panels, first_column) = (own(claimed.start)..own(claimed.end), column);
         first_panel += count;
         column += part.rows;
         (!panels.is_empty()).then_some((part, panels, first_column))
     })
 }
 
-/// The least panels, or pairs of them, of so many bytes that a thread takes at a time; `many` with many rows.
-fn least_items(bytes: usize, rows: usize, many: usize) -> usize {
-    /// With few rows: what takes some microseconds to read, beside which a call is nothing.
+/// Minimum items a thread claims at once; `bytes` is one item's size. Returns `many` for large
+/// batches.
+fn min_claim(bytes: usize, rows: usize, many: usize) -> usize {
+    /// For few rows: reading this takes some microseconds, so the cost of a call is negligible.
     const FEW_ROWS_BYTES: usize = 32 << 10;
     if rows > FEW_TILES * TILE_ROWS {
         return many;

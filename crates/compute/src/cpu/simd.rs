@@ -1,13 +1,14 @@
-//! The vector operations that the kernels are written in, once, for all instruction sets.
+//! The vector operations that kernels are written in, once for all instruction sets.
 //!
-//! A kernel is a generic `#[inline(always)]` function over [`Simd`]; `entry!` in `isa.rs` and [`Simd::enter`] instantiate it inside a
-//! `#[target_feature]` function per instruction set, where the operations below inline to single instructions. The unit
-//! is 16 lanes of 32 bits: one AVX-512 register, two of AVX2, four of NEON.
+//! A kernel is a generic `#[inline(always)]` function over [`Simd`]. `entry!` in `dispatch.rs` and
+//! [`Simd::enter`] instantiate it inside a `#[target_feature]` function per instruction set, where
+//! the operations below inline to single instructions. A vector has 16 lanes of 32 bits: one
+//! AVX-512 register, two of AVX2, four of NEON.
 #![allow(unsafe_op_in_unsafe_fn, reason = "exp is under the trait's contract")]
 #![allow(
     missing_docs,
     clippy::missing_safety_doc,
-    reason = "operations that say what they do, under the trait's contract"
+    reason = "the names say what the operations do; the trait's contract covers their safety"
 )]
 
 #[cfg(target_arch = "x86_64")]
@@ -21,7 +22,8 @@ pub mod portable;
 /// Lanes of 32 bits in a vector.
 pub const LANES: usize = 16;
 
-/// What is compiled for one instruction set after the other. Implementations are `#[inline(always)]`.
+/// A computation that is compiled for each instruction set. Implementations are
+/// `#[inline(always)]`.
 pub trait Kernel {
     /// # Safety
     /// The CPU has `S`, and the kernel's own conditions hold.
@@ -31,8 +33,8 @@ pub trait Kernel {
 /// An instruction set with vectors of 16 floats, 16 integers, and 64 bytes.
 ///
 /// # Safety
-/// Every method requires that the CPU has the implementation's instructions, and that pointers are valid for the 16
-/// (or 64) elements that it reads or writes; no alignment is required.
+/// Every method requires that the CPU has the implementation's instructions, and that pointers are
+/// valid for the 16 (or 64) elements that it reads or writes; no alignment is required.
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// 16 × f32.
     type F: Copy;
@@ -60,35 +62,37 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn round(a: Self::F) -> Self::F;
     /// `a * 2^n` for integral `n` in −126..=127.
     unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F;
-    /// The sum of the lanes, in one fixed order.
+    /// The sum of the lanes, in a fixed order.
     unsafe fn reduce_add(a: Self::F) -> f32;
     unsafe fn reduce_max(a: Self::F) -> f32;
     /// Rounds to the nearest integers, which must fit, and stores them as 16 × i8.
     unsafe fn store_i8(p: *mut i8, v: Self::F);
 
-    /// Rows that a product takes at a time: as many as their sums fit the registers.
-    const BLOCK_ROWS: usize = 4;
+    /// Rows that a product takes at a time: as many as have sums that fit the registers.
+    const REGISTER_ROWS: usize = 4;
 
     unsafe fn zero_i() -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
 
     unsafe fn load_b(p: *const u8) -> Self::B;
-    /// Asks for the cache line at `p`, which may lie outside of any allocation, from memory, into the second-level cache:
-    /// the first can wait for fewer lines at a time than memory could deliver.
+    /// Prefetches the cache line at `p`, which may be outside any allocation, from memory into the
+    /// second-level cache. (The first-level cache can wait for fewer lines at a time than memory
+    /// could deliver.)
     unsafe fn prefetch(p: *const u8);
-    /// Asks for a line that lies in the second-level cache.
+    /// Prefetches a line from the second-level cache into the first.
     unsafe fn prefetch_near(p: *const u8);
     /// Bits `SHIFT..SHIFT + BITS` of each byte, moved to the bottom.
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B;
     /// `a | (b << SHIFT)`, byte by byte; the shifted bits must fit.
     unsafe fn or_shl<const SHIFT: u32>(a: Self::B, b: Self::B) -> Self::B;
-    /// For each lane: adds the products of its 4 unsigned bytes of `w` with the 4 signed bytes at `x`, the same 4 for
-    /// all lanes.
+    /// For each lane: adds the products of its 4 unsigned bytes of `w` with the 4 signed bytes at
+    /// `x`. All lanes use the same 4 bytes of `x`.
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
 
-    /// The sum as it is, and before anything is asked for or stored that comes later. Compilers put off arithmetic to the next use of its
-    /// results otherwise, and load what it needs into registers.
+    /// Returns `sum` unchanged, but forces the compiler to finish it before later loads and stores.
+    /// Otherwise compilers delay the arithmetic to the next use of its result, and load its
+    /// operands into registers.
     #[inline(always)]
     unsafe fn done(sum: Self::I) -> Self::I {
         sum
@@ -96,18 +100,20 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
 
     /// 16 integers of 16 bits.
     unsafe fn load_i16(p: *const i16) -> Self::F;
-    /// `256 * high + low`, which fit.
+    /// `256 * high + low`, which must fit.
     unsafe fn join(high: Self::I, low: Self::I) -> Self::I;
     /// `a * b + c`, rounded once on every instruction set.
     unsafe fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
-    /// Runs a kernel in a function of its own that has these instructions: the compiler's time grows faster than a function's size.
+    /// Runs a kernel in a function of its own with these instructions. Separate functions, because
+    /// compile time grows faster than a function's size.
     unsafe fn enter(kernel: impl Kernel);
 
     /// `e^a`; relative error below 3e-7 where the result is a normal number, 0 below about −87.
     #[inline(always)]
     unsafe fn exp(a: Self::F) -> Self::F {
-        // Cody-Waite reduction to |r| <= ln2/2, then the Taylor polynomial of degree 6 (error of its tail: 1.2e-7).
+        // Cody-Waite reduction to |r| <= ln2/2, then the Taylor polynomial of degree 6 (error of
+        // its tail: 1.2e-7).
         let clamped = Self::max(a, Self::splat(-87.3));
         let n = Self::round(Self::mul(clamped, Self::splat(std::f32::consts::LOG2_E)));
         let r = Self::fma(n, Self::splat(-0.693_359_4), clamped);

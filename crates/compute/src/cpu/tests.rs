@@ -1,4 +1,4 @@
-//! The kernels against plain arithmetic, on every instruction set of this CPU.
+//! Kernels compared with plain arithmetic, on every instruction set of this CPU.
 
 mod attention;
 mod gated;
@@ -27,7 +27,7 @@ fn encode(float: Float, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
-/// A stored matrix and the values that it stands for.
+/// A stored matrix and its values as floats.
 struct Stored {
     rows: usize,
     cols: usize,
@@ -115,13 +115,13 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-30)
 }
 
-/// How far a product may be off.
+/// Maximum relative error of a product.
 fn limit(numerics: Numerics, encoding: Encoding) -> f32 {
     match (numerics.format(encoding), encoding, numerics.activations) {
         (ActivationFormat::Bf16, ..) => 3e-3,
         (_, Encoding::Float(_), _) => 2e-6,
         (_, _, Activations::Auto | Activations::Int8) => 2e-2,
-        // What weights lose as integers.
+        // The rounding of weights to integers.
         _ => 3e-4,
     }
 }
@@ -131,7 +131,7 @@ fn embedding_returns_the_stored_rows() {
     let mut numbers = Random::new(3);
     for encoding in encodings() {
         let (cols, limit) = match encoding {
-            Encoding::Float(_) => (37, 0.0), // no whole number of any block
+            Encoding::Float(_) => (37, 0.0), // not a multiple of any block
             Encoding::Affine { .. } => (384, 3e-4),
         };
         let stored = Stored::random(21, cols, encoding, &mut numbers);
@@ -142,12 +142,12 @@ fn embedding_returns_the_stored_rows() {
         let out = backend.read(&out);
         assert!(distance(&out[..cols], &stored.values[..cols]) <= limit, "{encoding:?}");
         assert!(distance(&out[cols..2 * cols], &stored.values[20 * cols..]) <= limit, "{encoding:?}");
-        assert!(out[2 * cols..].iter().all(|x| *x == 0.0), "ids of other ranks are zero");
+        assert!(out[2 * cols..].iter().all(|x| *x == 0.0), "rows of other ranks' ids are zero");
     }
 }
 
 #[test]
-fn packing_gives_the_same_bytes_with_any_vectors() {
+fn packing_gives_the_same_bytes_with_and_without_avx512() {
     let mut numbers = Random::new(5);
     for encoding in encodings() {
         let stored = Stored::random(21, 256, encoding, &mut numbers);
@@ -171,7 +171,7 @@ fn exponential_is_accurate() {
         for i in -8600..200 {
             let x = i as f32 * 0.01;
             let mut out = [0.0; simd::LANES];
-            // SAFETY: called for detected sets only; the array has 16 lanes.
+            // SAFETY: called for detected instruction sets only; the array has 16 lanes.
             unsafe { S::store(out.as_mut_ptr(), S::exp(S::splat(x))) };
             let expected = f64::from(x).exp() as f32;
             assert!((out[0] - expected).abs() <= 4e-7 * expected, "e^{x} is {expected}, not {}", out[0]);
@@ -191,7 +191,7 @@ fn exponential_is_accurate() {
 }
 
 proptest! {
-    /// Norms on their way into a product with a unit matrix.
+    /// A norm that is fused into a product with the identity matrix.
     #[test]
     fn norm_matches_plain_arithmetic(len in 1usize..200, seed in 0u64..1000) {
         let mut numbers = Random::new(seed);

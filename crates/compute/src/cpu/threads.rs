@@ -1,4 +1,4 @@
-//! Threads that compute, and the thread that sums over the ranks.
+//! Compute threads, and the thread that runs all-reduces in the background.
 
 pub mod pool;
 pub(super) mod reducer;

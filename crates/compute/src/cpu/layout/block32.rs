@@ -1,39 +1,43 @@
-//! Packed levels of 16 rows and 32 columns as bytes that dot products take.
+//! Unpacks a block (32 columns of 16 rows) to the bytes that dot products multiply.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
 use crate::cpu::layout::matrix::{STEP_BYTES, STEPS};
 use crate::cpu::simd::Simd;
 
-/// An octet's steps come in pairs.
-pub(in crate::cpu) const PAIRS: usize = STEPS / 2;
+/// Pairs of steps in a block.
+pub(in crate::cpu) const STEP_PAIRS: usize = STEPS / 2;
 
-/// The 8 steps of an octet, as bytes.
+/// The 8 steps of a block, as bytes.
 ///
 /// # Safety
-/// An octet of `BITS` bits is there; the CPU has `S`.
+/// `p` points to a block of `BITS` bits; the CPU has `S`.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn octet<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
-    let [a, b] = pair::<S, BITS, 0>(p);
-    let [c, d] = pair::<S, BITS, 1>(p);
-    let [e, f] = pair::<S, BITS, 2>(p);
-    let [g, h] = pair::<S, BITS, 3>(p);
+pub(in crate::cpu) unsafe fn unpack_block32<S: Simd, const BITS: u32>(p: *const u8) -> [S::B; STEPS] {
+    let [a, b] = unpack_pair::<S, BITS, 0>(p);
+    let [c, d] = unpack_pair::<S, BITS, 1>(p);
+    let [e, f] = unpack_pair::<S, BITS, 2>(p);
+    let [g, h] = unpack_pair::<S, BITS, 3>(p);
     [a, b, c, d, e, f, g, h]
 }
 
-/// Two steps of an octet, `2 * PAIR` and the next one. Without closures: those do not have the instruction set of the function around
-/// them, so that each operation in them can be a call (AVX2 took 16 times as long for 3 bits).
+/// Two steps of a block: number `2 * PAIR` and the next one.
+///
+/// Uses no closures: a closure lacks the instruction set of the function around it, so each of its
+/// operations can become a call (AVX2 took 16 times as long for 3 bits).
 ///
 /// # Safety
-/// As for [`octet`].
+/// As for [`unpack_block32`].
 #[inline(always)]
-pub(in crate::cpu) unsafe fn pair<S: Simd, const BITS: u32, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
+pub(in crate::cpu) unsafe fn unpack_pair<S: Simd, const BITS: u32, const PAIR: usize>(
+    p: *const u8,
+) -> [S::B; 2] {
     match BITS {
-        2 => quarters::<S, PAIR>(p),
-        3 => joined::<S, 2>(quarters::<S, PAIR>(p), eighths::<S, PAIR>(line::<S>(p, 2))),
-        4 => halves::<S>(line::<S>(p, PAIR)),
-        5 => joined::<S, 4>(halves::<S>(line::<S>(p, PAIR)), eighths::<S, PAIR>(line::<S>(p, 4))),
-        6 => joined::<S, 4>(halves::<S>(line::<S>(p, PAIR)), quarters::<S, PAIR>(p.add(4 * STEP_BYTES))),
+        2 => bit_pairs::<S, PAIR>(p),
+        3 => joined::<S, 2>(bit_pairs::<S, PAIR>(p), single_bits::<S, PAIR>(line::<S>(p, 2))),
+        4 => nibbles::<S>(line::<S>(p, PAIR)),
+        5 => joined::<S, 4>(nibbles::<S>(line::<S>(p, PAIR)), single_bits::<S, PAIR>(line::<S>(p, 4))),
+        6 => joined::<S, 4>(nibbles::<S>(line::<S>(p, PAIR)), bit_pairs::<S, PAIR>(p.add(4 * STEP_BYTES))),
         _ => [line::<S>(p, 2 * PAIR), line::<S>(p, 2 * PAIR + 1)],
     }
 }
@@ -43,20 +47,21 @@ unsafe fn line<S: Simd>(p: *const u8, index: usize) -> S::B {
     S::load_b(p.add(index * STEP_BYTES))
 }
 
-/// Levels of their lower bits, `SHIFT` of them, and their upper ones.
+/// Levels made of their lower `SHIFT` bits and their upper bits.
 #[inline(always)]
 unsafe fn joined<S: Simd, const SHIFT: u32>(low: [S::B; 2], high: [S::B; 2]) -> [S::B; 2] {
     [S::or_shl::<SHIFT>(low[0], high[0]), S::or_shl::<SHIFT>(low[1], high[1])]
 }
 
+/// The low and the high nibbles of a line.
 #[inline(always)]
-unsafe fn halves<S: Simd>(line: S::B) -> [S::B; 2] {
+unsafe fn nibbles<S: Simd>(line: S::B) -> [S::B; 2] {
     [S::bits::<0, 4>(line), S::bits::<4, 4>(line)]
 }
 
-/// Of two lines.
+/// Two steps of 2-bit numbers, which are packed to two lines a block.
 #[inline(always)]
-unsafe fn quarters<S: Simd, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
+unsafe fn bit_pairs<S: Simd, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
     let line = line::<S>(p, PAIR / 2);
     match PAIR % 2 {
         0 => [S::bits::<0, 2>(line), S::bits::<2, 2>(line)],
@@ -64,8 +69,9 @@ unsafe fn quarters<S: Simd, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
     }
 }
 
+/// Two steps of 1-bit numbers, which are packed to one line a block.
 #[inline(always)]
-unsafe fn eighths<S: Simd, const PAIR: usize>(line: S::B) -> [S::B; 2] {
+unsafe fn single_bits<S: Simd, const PAIR: usize>(line: S::B) -> [S::B; 2] {
     match PAIR {
         0 => [S::bits::<0, 1>(line), S::bits::<1, 1>(line)],
         1 => [S::bits::<2, 1>(line), S::bits::<3, 1>(line)],

@@ -1,29 +1,31 @@
-//! Weight matrices in the layout that the kernels read straight through.
+//! Weight matrices in the layout that the kernels read from first to last byte.
 //!
-//! 16 rows are interleaved to a *panel*, so that a vector register holds one column (or four, as bytes) of 16 rows and a
-//! dot product needs no sum across lanes. A float panel is `[cols][16]`. A quantized panel is a sequence of groups; a
-//! group is `16 scales, 16 biases` (16-bit integers, see `fixed.rs`), then its *octets*: 32 columns of 16 rows, as 8
-//! *steps* of 64 bytes (4 columns of each row, what one byte dot product takes), packed to `bits` lines of 64 bytes:
+//! A *panel* interleaves 16 rows: a vector register holds one column (or four columns, as bytes) of
+//! 16 rows, so a dot product needs no sum across lanes. A float panel is `[cols][16]`. A quantized
+//! panel is a sequence of groups. A group is `16 scales, 16 biases` (16-bit integers, see
+//! `fixed_point.rs`), then its *blocks*: 32 columns of 16 rows, as 8 *steps* of 64 bytes. A step is
+//! 4 columns of each row: the operand of one byte dot product. A block is packed to `bits` lines of
+//! 64 bytes:
 //!
-//! | bits | lines of an octet |
+//! | bits | lines of a block |
 //! |---|---|
 //! | 8 | 8 × one step |
 //! | 4 | 4 × two steps (step 2j in the low, 2j+1 in the high bits) |
 //! | 2 | 2 × four steps |
-//! | 3, 5, 6 | those of 2 (4, 4) bits, then those of the upper 1 (1, 2) bits |
+//! | 3, 5, 6 | the lines of 2 (4, 4) bits, then the lines of the upper 1 (1, 2) bits |
 //!
-//! so that a matrix takes as many bytes here as in the file, whatever its bits, and one unit for each row.
+//! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
 
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
 use crate::source::Encoding;
 
-/// Columns of an octet.
-pub(in crate::cpu) const OCTET: usize = 32;
-/// Bytes of a step: 4 columns of 16 rows.
+/// Columns of a block.
+pub(in crate::cpu) const BLOCK32: usize = 32;
+/// Bytes of a step: 4 columns of 16 rows, one byte each.
 pub(in crate::cpu) const STEP_BYTES: usize = 64;
-/// Steps of an octet.
+/// Steps of a block.
 pub(in crate::cpu) const STEPS: usize = 8;
 
 /// A packed matrix `[rows, cols]`.
@@ -33,9 +35,10 @@ pub struct Matrix {
     pub(in crate::cpu) cols: usize,
     pub(in crate::cpu) encoding: Encoding,
     pub(in crate::cpu) panels: Region,
-    /// What a quantized row's integers are multiples of, `[panels × 16]`.
+    /// The unit of each quantized row: its weights are integers times the unit. `[panels × 16]`;
+    /// empty for floats.
     pub(in crate::cpu) units: Vec<f32>,
-    /// Added to the output; empty or one for each row.
+    /// Added to the output: one number per row, or empty.
     pub(in crate::cpu) bias: Vec<f32>,
 }
 
@@ -46,7 +49,7 @@ pub struct Linear {
     pub(in crate::cpu) rows: usize,
 }
 
-/// The lines into which `bits` are packed: (bits, first bit) of each plane.
+/// The bit planes of a `bits`-bit level: (bits, first bit) of each.
 pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
     match bits {
         2 => &[(2, 0)],
@@ -59,7 +62,7 @@ pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
 }
 
 impl Matrix {
-    /// Panels, the last of which may be partly empty.
+    /// Number of panels. The last one may be partly empty.
     pub(in crate::cpu) fn panel_count(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
@@ -72,7 +75,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes that the matrix takes in memory.
+    /// Bytes of the matrix in memory.
     pub fn bytes(&self) -> usize {
         self.panels.len() + size_of_val(self.units.as_slice())
     }
@@ -92,13 +95,13 @@ impl Matrix {
                 let (fixed, unit) = (Fixed::of(bits), self.units[row]);
                 let records = panel.chunks_exact(record_bytes(bits, group));
                 for (record, out) in records.zip(out.chunks_exact_mut(group)) {
-                    let (header, octets) = record.split_at(HEADER_BYTES);
+                    let (header, blocks) = record.split_at(HEADER_BYTES);
                     let number = |index: usize| i16::from_le_bytes(header.as_chunks::<2>().0[index]);
                     let (scale, bias) = (number(lane), number(LANES + lane));
-                    let octets = octets.chunks_exact(bits as usize * STEP_BYTES);
-                    for (octet, out) in octets.zip(out.chunks_exact_mut(OCTET)) {
+                    let blocks = blocks.chunks_exact(bits as usize * STEP_BYTES);
+                    for (block, out) in blocks.zip(out.chunks_exact_mut(BLOCK32)) {
                         for (col, x) in out.iter_mut().enumerate() {
-                            *x = fixed.weight(element(octet, bits, lane, col), scale, bias) as f32 * unit;
+                            *x = fixed.weight(level(block, bits, lane, col), scale, bias) as f32 * unit;
                         }
                     }
                 }
@@ -107,20 +110,20 @@ impl Matrix {
     }
 }
 
-/// Bytes of a group of a panel.
+/// Bytes of a group of a panel: header and blocks.
 pub(in crate::cpu) const fn record_bytes(bits: u32, group: usize) -> usize {
-    HEADER_BYTES + group / OCTET * bits as usize * STEP_BYTES
+    HEADER_BYTES + group / BLOCK32 * bits as usize * STEP_BYTES
 }
 
-/// One quantized element of an octet.
-fn element(octet: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
+/// The level of one weight of a block.
+fn level(block: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
     let (step, byte) = (col / 4, 4 * lane + col % 4);
     let mut line = 0;
     let mut value = 0;
     for &(width, first) in planes(bits) {
         let per_line = (8 / width) as usize;
         let packed =
-            octet[(line + step / per_line) * STEP_BYTES + byte] >> (width * (step % per_line) as u32);
+            block[(line + step / per_line) * STEP_BYTES + byte] >> (width * (step % per_line) as u32);
         value |= (packed & ((1u16 << width) - 1) as u8) << first;
         line += STEPS / per_line;
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
-use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES, STEPS, planes, record_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, STEPS, planes, record_bytes};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
@@ -178,7 +178,7 @@ impl<'a> Packer<'a> {
         *units = fixed.units(scales.iter().zip(biases));
         let inverse = Fixed::inverse(units);
         let rows = self.rows(&self.source.weight, panel);
-        let octets_of_group = group / OCTET;
+        let octets_of_group = group / BLOCK32;
         for (g, record) in out.chunks_exact_mut(record_bytes(BITS, group)).enumerate() {
             let (header, octets) = record.split_at_mut(HEADER_BYTES);
             let encoded = fixed.encode(&inverse, &scales[g], &biases[g]);
@@ -186,7 +186,7 @@ impl<'a> Packer<'a> {
                 *to = number.to_le_bytes();
             }
             for (o, octet) in octets.chunks_exact_mut(BITS as usize * STEP_BYTES).enumerate() {
-                let at = (g * octets_of_group + o) * OCTET * BITS as usize / 8;
+                let at = (g * octets_of_group + o) * BLOCK32 * BITS as usize / 8;
                 let lines = octet.as_chunks_mut::<STEP_BYTES>().0;
                 // SAFETY: a row has the bytes of all octets of its columns.
                 unsafe { pack_octet::<BITS>(&rows, at, lines) };

@@ -1,4 +1,5 @@
-//! Memory that kernels stream through: zeroed, aligned to cache lines, in huge pages where the kernel grants them.
+//! Memory for weights and caches: zeroed, aligned to cache lines, in huge pages if the system
+//! grants them.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
@@ -9,14 +10,15 @@ use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapRaw};
 
-/// Where a region begins: a cache line.
+/// Alignment of a region: a cache line.
 pub(in crate::cpu) const LINE_BYTES: usize = 64;
-/// Mappings of whole huge pages are aligned to them; others need not be, and then have small pages at both ends.
+/// Mappings of whole huge pages are aligned to huge pages. Other mappings may have small pages at
+/// both ends.
 pub(in crate::cpu) const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Matrices share mappings of at least this size, so that small ones lie in huge pages too.
-const CHUNK_BYTES: usize = 64 << 20;
+/// Matrices share mappings of at least this size, so that small matrices are in huge pages too.
+const MAPPING_BYTES: usize = 64 << 20;
 
-/// A part of a mapping that nobody else has.
+/// A part of a mapping, with one owner.
 #[derive(Debug)]
 pub(crate) struct Region {
     map: Option<Arc<MmapRaw>>,
@@ -25,16 +27,16 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Allocates `len` bytes, from a huge page's start on if they fill one. Pages are taken from the system when they are first
-    /// written.
+    /// Allocates `len` zeroed bytes; a region of at least one huge page starts on a huge page. The
+    /// system provides pages when they are first written.
     ///
     /// # Errors
-    /// When the system refuses the address space.
+    /// If the system refuses the address space.
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { map: None, start: 0, len });
         }
-        // Systems align mappings to huge pages by themselves when they are whole ones, and not all of them do.
+        // Not all systems align large mappings to huge pages themselves.
         let room = if len < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
         let map = map(len + room)?;
         let start = if room == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(room) };
@@ -44,20 +46,20 @@ impl Region {
 
 fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
     let map = MmapMut::map_anon(len)?;
-    // A 4 KiB page holds 7 groups of 4-bit weights: without huge pages, every few cache lines cost a TLB miss. A kernel
-    // that has none only makes us slower, so its refusal is not an error.
+    // A 4 KiB page holds 7 groups of 4-bit weights: without huge pages, every few cache lines cost
+    // a TLB miss. A system without huge pages is only slower, so its refusal is not an error.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Ok(Arc::new(MmapRaw::from(map)))
 }
 
-/// Types for which zeros are a value.
+/// Types for which all-zero bytes are a valid value.
 ///
 /// # Safety
-/// All zeros are a value of the type.
+/// All-zero bytes are a valid value of the type.
 pub(crate) unsafe trait Zero {}
 
-/// Zeros of a type, in memory as [`Region::zeroed`] gives it.
+/// An array of zeros, in memory from [`Region::zeroed`].
 #[derive(Debug)]
 pub(crate) struct Array<T> {
     region: Region,
@@ -65,7 +67,7 @@ pub(crate) struct Array<T> {
 }
 
 impl<T: Zero> Array<T> {
-    /// Allocates `len` of them; ends the process as a `Vec` would when there is no memory.
+    /// Allocates `len` zeros. Without memory, ends the process as a `Vec` does.
     pub(crate) fn zeroed(len: usize) -> Self {
         const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0 && !needs_drop::<T>()) };
         let bytes = len * size_of::<T>();
@@ -87,7 +89,8 @@ impl<T> Deref for Array<T> {
     fn deref(&self) -> &[T] {
         match self.region.len() / size_of::<T>() {
             0 => &[],
-            // SAFETY: so many of them, aligned to a cache line, zeros at first.
+            // SAFETY: the region holds `len` elements, is aligned to a cache line, and was all
+            // zeros at first.
             len => unsafe { std::slice::from_raw_parts(self.region.as_ptr().cast(), len) },
         }
     }
@@ -103,15 +106,15 @@ impl<T> DerefMut for Array<T> {
     }
 }
 
-/// Hands out regions of shared mappings. What a region held is given back only with its whole mapping.
+/// Hands out regions of shared mappings. A mapping is unmapped when all its regions are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    chunk: Option<Arc<MmapRaw>>,
+    mapping: Option<Arc<MmapRaw>>,
     used: usize,
 }
 
 impl Arena {
-    /// `len` zeroed bytes.
+    /// Returns `len` zeroed bytes.
     ///
     /// # Errors
     /// As [`Region::zeroed`].
@@ -119,12 +122,12 @@ impl Arena {
         if len == 0 {
             return Region::zeroed(0);
         }
-        let map = match &self.chunk {
-            Some(chunk) if self.used + len <= chunk.len() => chunk.clone(),
+        let map = match &self.mapping {
+            Some(mapping) if self.used + len <= mapping.len() => mapping.clone(),
             _ => {
-                let chunk = map(len.max(CHUNK_BYTES).next_multiple_of(HUGE_PAGE_BYTES))?;
-                (self.chunk, self.used) = (Some(chunk.clone()), 0);
-                chunk
+                let mapping = map(len.max(MAPPING_BYTES).next_multiple_of(HUGE_PAGE_BYTES))?;
+                (self.mapping, self.used) = (Some(mapping.clone()), 0);
+                mapping
             }
         };
         let start = self.used;
@@ -137,7 +140,8 @@ impl Deref for Region {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.map {
-            // SAFETY: the region lies within its mapping, which lives as long as this; nobody else writes it.
+            // SAFETY: the region is within its mapping, which lives as long as the region; only the
+            // owner writes it.
             Some(map) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(self.start), self.len) },
             None => &[],
         }

@@ -1,4 +1,5 @@
-//! Loops of the kernels' own arithmetic and of nothing else: what a product can come near to.
+//! Peak arithmetic: loops with the kernels' own instructions and nothing else, the upper bound of a
+//! product's speed.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,24 +14,25 @@ use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::threads::pool::Pool;
 use crate::source::Encoding;
 
-/// What a kernel multiplies.
+/// The arithmetic of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Bytes, summed in integers: products with quantized weights.
+    /// Byte dot products, summed in integers: products with quantized weights.
     Bytes,
-    /// Floats: products with plain weights, attention.
+    /// f32 multiply-adds: products with float weights, attention.
     Floats,
-    /// bf16: products of prompts, where there is a matrix unit.
-    Halves,
-    /// Tiles of bytes: products of more than a few rows of generated tokens, where there is a matrix unit.
+    /// bf16 dot products: products of prompts, with a matrix unit.
+    Bf16,
+    /// Tiles of bytes: products of more than a few rows of generated tokens, with a matrix unit.
     Tiles,
 }
 
 impl Arithmetic {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Bytes, Self::Floats, Self::Halves, Self::Tiles];
+    pub const ALL: [Self; 4] = [Self::Bytes, Self::Floats, Self::Bf16, Self::Tiles];
 
-    /// What products of so many rows, of prompts or others, with such weights do; those of gated activations may do otherwise.
+    /// The arithmetic of a product of `rows` rows (`prompts`: prompt tokens) with weights of this
+    /// encoding. Products of gated activations may differ.
     pub fn of_product(
         isa: Isa,
         activations: Activations,
@@ -43,38 +45,41 @@ impl Arithmetic {
                 Self::Tiles
             }
             ActivationFormat::Quantized { .. } => Self::Bytes,
-            ActivationFormat::Bf16 => Self::Halves,
+            ActivationFormat::Bf16 => Self::Bf16,
         }
     }
 
-    /// Products in an instruction, where vectors make them.
+    /// Multiplications per vector instruction; `None` if vectors do not compute this.
     const fn lanes(self) -> Option<usize> {
         match self {
             Self::Bytes => Some(4 * LANES),
             Self::Floats => Some(LANES),
-            Self::Halves | Self::Tiles => None,
+            Self::Bf16 | Self::Tiles => None,
         }
     }
 
-    /// What attention does for so many rows of a sequence.
+    /// The arithmetic of attention for `rows` rows of a sequence.
     pub fn of_attention(isa: Isa, activations: Activations, rows: usize) -> Self {
-        let halves = activations.allows_bf16() && rows > 1 && isa.has_matrix_unit();
-        if halves { Self::Halves } else { Self::Floats }
+        let bf16 = activations.allows_bf16() && rows > 1 && isa.has_matrix_unit();
+        if bf16 { Self::Bf16 } else { Self::Floats }
     }
 }
 
-/// Vectors that a pass reads, all within the first-level cache.
+/// Vectors that a pass reads. All of them stay in the first-level cache.
 const VECTORS: usize = 256;
 
-/// Numbers that the loops read.
+/// The numbers that the loops read.
 struct Operands {
     bytes: [u8; VECTORS * 4],
     floats: [f32; VECTORS],
     start: [f32; LANES],
 }
 
-/// Multiplications and additions a second, each counted as one, of `threads` threads together: of the loop that is best for the set, the
-/// median of as many passes as take that long. 0 where there is no such unit.
+/// Multiplications and additions per second (a multiply-add counts as two) of `threads` threads
+/// together.
+///
+/// Returns the median of the passes that fit into `time`, for the loop that is fastest on this
+/// instruction set; 0 if the set lacks the unit.
 pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: Duration) -> f64 {
     const PASSES: usize = 64;
     let operands = black_box(Operands {
@@ -82,7 +87,8 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
         floats: [1e-3; VECTORS],
         start: [1.0; LANES],
     });
-    // A loop with few accumulators waits for their latency, one with many spills: which is best depends on the set.
+    // A loop with few accumulators waits for their latency; one with many spills registers. The
+    // best number depends on the set.
     let loops: &[usize] = if arithmetic.lanes().is_some() { &[4, 8, 12] } else { &[1] };
     let mut pool = Pool::new(threads, None);
     let (mut rates, began) = (vec![Vec::new(); loops.len()], Instant::now());
@@ -114,7 +120,7 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
     rates.iter_mut().map(|rates| median(rates)).fold(0.0, f64::max)
 }
 
-/// The middle one, or what lies between the two in the middle; 0 of none. Sorts them.
+/// The median; 0 for an empty slice. Sorts the numbers.
 pub fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let (below, above) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
@@ -124,18 +130,18 @@ pub fn median(numbers: &mut [f64]) -> f64 {
     }
 }
 
-/// Multiplies so many times.
+/// Runs this many passes.
 type Passes = unsafe fn(usize);
 
 /// The loop for a unit that only some instruction sets have, and the operations of one pass.
 fn unit_arithmetic(isa: Isa, arithmetic: Arithmetic) -> Option<(Passes, usize)> {
     match (isa, arithmetic) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, Arithmetic::Halves) => Some((amx::multiply_halves, amx::PASS_OPERATIONS[0])),
+        (Isa::Amx, Arithmetic::Bf16) => Some((amx::bf16_passes, amx::PASS_OPERATIONS[0])),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, Arithmetic::Tiles) => Some((amx::multiply_bytes, amx::PASS_OPERATIONS[1])),
+        (Isa::Amx, Arithmetic::Tiles) => Some((amx::byte_passes, amx::PASS_OPERATIONS[1])),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512Bf16, Arithmetic::Halves) => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
+        (Isa::Avx512Bf16, Arithmetic::Bf16) => Some((bf16::arithmetic, bf16::PASS_OPERATIONS)),
         _ => None,
     }
 }
@@ -160,7 +166,7 @@ unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chains: usize, 
             (Arithmetic::Floats, 4) => floats::<S, 4>(from),
             (Arithmetic::Floats, 8) => floats::<S, 8>(from),
             (Arithmetic::Floats, _) => floats::<S, 12>(from),
-            (Arithmetic::Halves | Arithmetic::Tiles, _) => unreachable!("tiles are not vectors"),
+            (Arithmetic::Bf16 | Arithmetic::Tiles, _) => unreachable!("tiles are not vectors"),
         };
     }
 }
@@ -169,9 +175,10 @@ unsafe fn pass<S: Simd>(from: &Operands, arithmetic: Arithmetic, chains: usize, 
 /// As [`pass`].
 #[inline(always)]
 unsafe fn bytes<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
-    // SAFETY: four bytes are read of each of the `VECTORS` fours; weights begin at least a vector before the end.
+    // SAFETY: reads four bytes at each of the `VECTORS` multiples of four; weights begin at least a
+    // vector before the end.
     unsafe {
-        // Different weights for each accumulator, or the compiler would notice that their sums are the same.
+        // Each accumulator has other weights; with equal weights the compiler would merge the sums.
         let weights: [S::B; CHAINS] = std::array::from_fn(|c| S::load_b(from.bytes.as_ptr().add(16 * c)));
         let mut acc = [S::zero_i(); CHAINS];
         for i in 0..VECTORS {
@@ -187,7 +194,7 @@ unsafe fn bytes<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
 /// As [`pass`].
 #[inline(always)]
 unsafe fn floats<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
-    // SAFETY: `start` is a vector, and `i` is below `VECTORS`.
+    // SAFETY: `start` holds a vector; `i` is below `VECTORS`.
     unsafe {
         let start = S::load(from.start.as_ptr());
         let mut acc: [S::F; CHAINS] = std::array::from_fn(|c| S::mul(start, S::splat(c as f32)));

@@ -1,4 +1,4 @@
-//! A pass that only reads, to know what memory gives.
+//! Memory bandwidth: threads that read and do nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::threads::pool::Pool;
 
-/// Threads that read memory, to know how fast it is.
+/// Measures memory bandwidth with a pool of threads.
 #[derive(Debug)]
 pub struct Reader {
     region: Region,
@@ -19,18 +19,19 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// `threads` threads and `bytes` bytes, which should be several times the last-level cache.
+    /// `threads` threads read `bytes` bytes. `bytes` should be several times the last-level cache.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// If the memory cannot be allocated.
     pub fn new(threads: usize, bytes: usize, isa: Isa) -> std::io::Result<Self> {
         let mut region = Region::zeroed(bytes)?;
-        // Each page is written, so that it is there.
+        // Writes each page, so that the system provides it.
         region.fill(1);
         Ok(Self { region, pool: Pool::new(threads, None), isa })
     }
 
-    /// Bytes a second that the threads read together: the median of as many passes as take that long.
+    /// Bytes per second that all threads read together: the median of the passes that fit into
+    /// `time`.
     pub fn bytes_per_s(&mut self, time: Duration) -> f64 {
         let (mut passes, began) = (Vec::new(), Instant::now());
         while began.elapsed() < time || passes.is_empty() {
@@ -41,13 +42,13 @@ impl Reader {
         median(&mut passes)
     }
 
-    /// Reads all of it, a contiguous part on each thread.
+    /// Reads the region once, a contiguous part on each thread.
     fn pass(&mut self) {
         const PIECE: usize = 4 * LANES * size_of::<f32>();
         let (region, isa) = (&self.region, self.isa);
         self.pool.split(region.len() / PIECE, &|range| {
             let mut sum = 0.0;
-            // SAFETY: the pieces lie within the region.
+            // SAFETY: the range is within the region; the set was detected.
             unsafe { sum_on(isa, &region[range.start * PIECE..range.end * PIECE], &mut sum) };
             std::hint::black_box(sum);
         });
@@ -55,23 +56,24 @@ impl Reader {
 }
 
 entry! {
-    /// Reads bytes.
+    /// Reads all bytes.
     fn sum_on(bytes: &[u8], out: &mut f32) = sum
 }
 
-/// Adds up bytes as floats, which is nonsense as a number and all of the loads.
+/// Adds up bytes as floats. The sum has no meaning; it only keeps the loads.
 ///
 /// # Safety
 /// The CPU has `S`; the length is a multiple of four vectors.
 #[inline(always)]
 unsafe fn sum<S: Simd>(bytes: &[u8], out: &mut f32) {
-    // SAFETY: within the slice.
+    // SAFETY: all offsets are within the slice.
     unsafe {
         let mut acc = [S::splat(0.0); 4];
         for piece in bytes.chunks_exact(4 * LANES * size_of::<f32>()) {
             for (i, acc) in acc.iter_mut().enumerate() {
                 let line = piece.as_ptr().add(i * LANES * size_of::<f32>());
-                // As the kernels do: without it, this would read more slowly than they.
+                // The kernels prefetch too: without this, they would read faster than this
+                // measurement.
                 S::prefetch(line.wrapping_add(PREFETCH_BYTES));
                 *acc = S::add(*acc, S::load(line.cast()));
             }

@@ -1,5 +1,7 @@
-//! Products of quantized rows with quantized panels, by byte dot products. Within a group, sums are exact integers; groups are
-//! added in floats, one after the other and rounded alike everywhere, so that every instruction set gives the same bits.
+//! Products of quantized rows with quantized panels, by byte dot products.
+//!
+//! Within a group, sums are exact integers. Groups are added in floats, in order and with the same
+//! rounding everywhere, so every instruction set gives the same bits.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -7,25 +9,27 @@
 use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
-use crate::cpu::layout::block32::{PAIRS, pair};
+use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
 use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
-use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
 use crate::cpu::product::output::{Output, finish};
-use crate::cpu::product::quantize::{BLOCK, GroupOfRow, QuantRows};
+use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
 use crate::cpu::simd::{Kernel, LANES, Simd};
 
-/// How far ahead of the arithmetic weights are asked for. The hardware's own prefetcher stops at each 4 KiB page.
+/// Prefetch distance of weights, from memory into the second-level cache. The hardware prefetcher
+/// stops at each 4 KiB page.
 pub(in crate::cpu) const PREFETCH_BYTES: usize = 8192;
-/// How far ahead they are asked for once more, from the second-level cache into the first.
-/// A third as far costs a single row 3 % where memory is fast (docs/performance.md#decode).
+/// Prefetch distance of weights, from the second-level cache into the first.
+/// A third of this costs a single row 3 % on a machine with fast memory.
 const NEAR_BYTES: usize = 3456;
-/// Rows that all panels meet in one call, and that are few enough to stay in the first-level cache, but for rows of two planes and many columns.
+/// Up to this many rows, one call takes all panels: the rows stay in the first-level cache, unless
+/// they have two planes and many columns.
 const FEW_ROWS: usize = 4;
 
-/// As [`crate::cpu::product::matmul::multiply`], for a quantized matrix.
+/// [`crate::cpu::product::matmul::multiply`] for a quantized matrix.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     bits: u32,
@@ -36,15 +40,16 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     out: Output,
 ) {
     if x.planes == 1 {
-        of_bits!(bits, [blocks], [S, 1], (w, panels, x, rows, out));
+        of_bits!(bits, [row_blocks], [S, 1], (w, panels, x, rows, out));
     } else {
-        of_bits!(bits, [blocks], [S, 2], (w, panels, x, rows, out));
+        of_bits!(bits, [row_blocks], [S, 2], (w, panels, x, rows, out));
     }
 }
 
-/// Cuts the rows into blocks, which divide a tile. A panel meets all blocks before the next one does.
+/// Cuts each strip of rows into blocks. A panel is multiplied with all blocks before the next panel
+/// is.
 #[inline(always)]
-unsafe fn blocks<S: Simd, const PLANES: usize, const BITS: u32>(
+unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
@@ -56,14 +61,14 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const BITS: u32>(
         let panels = first..panels.end.min(first + together);
         let mut row = rows.start;
         while row < rows.end {
-            let left = (rows.end - row).min(x.tile_rows - row % x.tile_rows);
+            let left = (rows.end - row).min(x.strip_rows - row % x.strip_rows);
             let panels = panels.clone();
             row += match left {
                 1 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
                 2 => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
                 3 => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
                 4..8 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
-                _ if S::BLOCK_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
+                _ if S::REGISTER_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
                 16.. if PLANES == 1 => enter::<S, PLANES, BITS, 16>(w, panels, x, row, out),
                 12.. if PLANES == 1 => enter::<S, PLANES, BITS, 12>(w, panels, x, row, out),
                 _ => enter::<S, PLANES, BITS, 8>(w, panels, x, row, out),
@@ -72,7 +77,7 @@ unsafe fn blocks<S: Simd, const PLANES: usize, const BITS: u32>(
     }
 }
 
-/// Multiplies `ROWS` rows and says how many these are.
+/// Multiplies `ROWS` rows. Returns `ROWS`.
 #[inline(always)]
 unsafe fn enter<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
     w: &Matrix,
@@ -81,12 +86,12 @@ unsafe fn enter<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize
     row: usize,
     out: Output,
 ) -> usize {
-    S::enter(Rows::<PLANES, BITS, ROWS> { w, panels, x, row, out });
+    S::enter(RowBlock::<PLANES, BITS, ROWS> { w, panels, x, row, out });
     ROWS
 }
 
-/// `ROWS` rows of a tile, from `row` on, times panels.
-struct Rows<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
+/// `ROWS` rows of a strip, from `row` on, times panels.
+struct RowBlock<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
     w: &'a Matrix,
     panels: Range<usize>,
     x: &'a QuantRows,
@@ -94,41 +99,43 @@ struct Rows<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
     out: Output,
 }
 
-impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_, PLANES, BITS, ROWS> {
+impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBlock<'_, PLANES, BITS, ROWS> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
-        let (block_bytes, plane) = (x.block_bytes(), x.tile_rows * BLOCK);
-        let octets = x.group / OCTET;
-        // Panels lie one behind the other.
+        let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
+        let blocks_of_group = x.group / BLOCK32;
+        // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
             let mut acc = [S::splat(0.0); ROWS];
             let mut x_groups = x.groups_from(row);
-            // Pointers that only ever go on: where an octet's columns lie is too much arithmetic to work out for each octet.
+            // Pointers only advance: computing the address of each block's columns would cost too
+            // much arithmetic.
             let mut q = x.bytes().wrapping_add(x.offset(row));
-            // To the next octet: the second one of a block, or the first one of the next block.
-            let mut on = OCTET;
+            // Bytes to the next block's columns: the second half of this line, or the start of the
+            // next line.
+            let mut on = BLOCK32;
             for _ in 0..x.groups() {
                 let header = p;
                 ahead::<S>(header);
                 p = p.add(HEADER_BYTES);
-                let mut sums = Sums::<S, PLANES, ROWS>::zero();
-                for _ in 0..octets {
-                    if ROWS > FEW_ROWS && on == OCTET {
-                        near_rows::<S, PLANES, ROWS>(q.wrapping_add(block_bytes), plane);
+                let mut sums = GroupSums::<S, PLANES, ROWS>::zero();
+                for _ in 0..blocks_of_group {
+                    if ROWS > FEW_ROWS && on == BLOCK32 {
+                        near_rows::<S, PLANES, ROWS>(q.wrapping_add(line_stride), plane);
                     }
-                    sums.add_octet::<BITS>(p, q, plane);
+                    sums.add_block32::<BITS>(p, q, plane);
                     p = p.add(BITS as usize * STEP_BYTES);
                     q = q.wrapping_add(on);
-                    on = block_bytes - on;
+                    on = line_stride - on;
                 }
-                let numbers = Numbers::<S>::of::<BITS>(header);
+                let scales = GroupScales::<S>::of::<BITS>(header);
                 let sums = sums.total();
                 for m in 0..ROWS {
-                    acc[m] = numbers.add(acc[m], sums[m], *x_groups.add(m));
+                    acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));
                 }
-                x_groups = x_groups.wrapping_add(x.tile_rows);
+                x_groups = x_groups.wrapping_add(x.strip_rows);
             }
             for (m, acc) in acc.into_iter().enumerate() {
                 scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
@@ -137,41 +144,44 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for Rows<'_
     }
 }
 
-/// Asks for what comes after a line of weights: from memory, and nearer by into the first-level cache.
+/// Prefetches the weights after a line: from memory, and closer ones into the first-level cache.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn ahead<S: Simd>(line: *const u8) {
     S::prefetch(line.wrapping_add(PREFETCH_BYTES));
     S::prefetch_near(line.wrapping_add(NEAR_BYTES));
 }
 
-/// Asks for what comes after an octet, a part with each pair of steps: many at once hold up the loads.
+/// Prefetches the weights after a block, one part per pair of steps: many prefetches at once delay
+/// the loads.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(octet: *const u8, pair: usize) {
-    for line in pair * BITS as usize / PAIRS..(pair + 1) * BITS as usize / PAIRS {
-        ahead::<S>(octet.wrapping_add(line * STEP_BYTES));
+pub(in crate::cpu) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(block: *const u8, pair: usize) {
+    for line in pair * BITS as usize / STEP_PAIRS..(pair + 1) * BITS as usize / STEP_PAIRS {
+        ahead::<S>(block.wrapping_add(line * STEP_BYTES));
     }
 }
 
-/// Asks for a block of many rows, which lies in the second-level cache or, behind the last one, does not matter.
+/// Prefetches a line of each row from the second-level cache. After the last line the address does
+/// not matter.
 #[inline(always)]
 unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i8, plane: usize) {
     for k in 0..PLANES {
         for m in 0..ROWS {
-            S::prefetch_near(x.wrapping_add(k * plane + m * BLOCK).cast());
+            S::prefetch_near(x.wrapping_add(k * plane + m * LINE_COLUMNS).cast());
         }
     }
 }
 
-/// Sums of a group: of 16 weight rows, for each row and byte plane.
-struct Sums<S: Simd, const PLANES: usize, const ROWS: usize> {
+/// Sums of a group: 16 weight rows, for each activation row and byte plane.
+struct GroupSums<S: Simd, const PLANES: usize, const ROWS: usize> {
     even: [[S::I; PLANES]; ROWS],
-    /// Those of every other step, where rows are so few that their dot products would wait for each other.
+    /// Sums of every other step, if the rows are so few that their dot products would wait for each
+    /// other.
     odd: [[S::I; PLANES]; ROWS],
 }
 
-impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
-    /// Whether the sums fit the registers twice.
-    const IN_TURN: bool = 2 * ROWS <= S::BLOCK_ROWS;
+impl<S: Simd, const PLANES: usize, const ROWS: usize> GroupSums<S, PLANES, ROWS> {
+    /// True if the sums fit the registers twice.
+    const IN_TURN: bool = 2 * ROWS <= S::REGISTER_ROWS;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -179,27 +189,30 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
         Self { even: zero, odd: zero }
     }
 
-    /// Adds the products of an octet with 32 columns of each row.
+    /// Adds the products of a block with 32 columns of each row.
     #[inline(always)]
-    unsafe fn add_octet<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
-        // Written out: the compiler would keep sums that a loop indexes in memory.
+    unsafe fn add_block32<const BITS: u32>(&mut self, p: *const u8, x: *const i8, plane: usize) {
+        // Unrolled: the compiler would keep sums that a loop indexes in memory.
         self.add_pair::<BITS, 0>(p, x, plane);
         self.add_pair::<BITS, 1>(p, x, plane);
         self.add_pair::<BITS, 2>(p, x, plane);
         self.add_pair::<BITS, 3>(p, x, plane);
     }
 
-    /// Adds the products of two of an octet's steps, each with 4 columns of each row, and only then goes on: a row's bytes are part of
-    /// the dot product's instruction if nothing is asked for between the two, which leaves the processor more room to run ahead.
+    /// Adds the products of two steps of a block, each with 4 columns of each row, and finishes
+    /// them before anything else.
+    ///
+    /// With no prefetch between the two, the compiler folds the load of a row's bytes into the dot
+    /// product's instruction, which leaves the processor more room to run ahead.
     #[inline(always)]
     unsafe fn add_pair<const BITS: u32, const PAIR: usize>(
         &mut self,
-        octet: *const u8,
+        block: *const u8,
         x: *const i8,
         plane: usize,
     ) {
-        ahead_of_pair::<S, BITS>(octet, PAIR);
-        let [even, odd] = pair::<S, BITS, PAIR>(octet);
+        ahead_of_pair::<S, BITS>(block, PAIR);
+        let [even, odd] = unpack_pair::<S, BITS, PAIR>(block);
         let x = x.add(8 * PAIR);
         Self::add_step(&mut self.even, even, x, plane);
         let sums = if Self::IN_TURN { &mut self.odd } else { &mut self.even };
@@ -218,7 +231,7 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
     unsafe fn add_step(sums: &mut [[S::I; PLANES]; ROWS], step: S::B, x: *const i8, plane: usize) {
         for m in 0..ROWS {
             for k in 0..PLANES {
-                sums[m][k] = S::dot4(sums[m][k], step, x.add(k * plane + m * BLOCK));
+                sums[m][k] = S::dot4(sums[m][k], step, x.add(k * plane + m * LINE_COLUMNS));
             }
         }
     }
@@ -236,16 +249,16 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> Sums<S, PLANES, ROWS> {
     }
 }
 
-/// The scales and biases of a group of 16 rows.
+/// The scales and biases of a group of 16 weight rows.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cpu) struct Numbers<S: Simd> {
+pub(in crate::cpu) struct GroupScales<S: Simd> {
     scales: S::F,
     biases: S::F,
 }
 
-impl<S: Simd> Numbers<S> {
+impl<S: Simd> GroupScales<S> {
     /// # Safety
-    /// A group's header is there; the CPU has `S`.
+    /// `header` points to a group's header; the CPU has `S`.
     #[inline(always)]
     pub unsafe fn of<const BITS: u32>(header: *const u8) -> Self {
         let header = header.cast::<i16>();
@@ -256,7 +269,8 @@ impl<S: Simd> Numbers<S> {
         }
     }
 
-    /// Adds a group to 16 results of a row: its sums in each byte plane, the high one first. A single plane has the group's scale.
+    /// Adds a group to 16 results of a row. `sums` has one entry per byte plane, the high one
+    /// first. With a single plane, the row has a scale per group.
     ///
     /// # Safety
     /// The CPU has `S`.
@@ -269,7 +283,7 @@ impl<S: Simd> Numbers<S> {
         S::fused(self.scales, sums, S::fused(self.biases, S::splat(x.sum), acc))
     }
 
-    /// The weights of 16 levels, one of each row.
+    /// The weights of 16 levels, one per weight row.
     ///
     /// # Safety
     /// The CPU has `S`.
@@ -279,7 +293,7 @@ impl<S: Simd> Numbers<S> {
     }
 }
 
-/// Scales 16 results of a row and finishes them.
+/// Scales 16 results of a row, adds the bias and stores them.
 ///
 /// # Safety
 /// The output holds the row and the panel's columns; the CPU has `S`.

@@ -1,4 +1,4 @@
-//! Products of plain floats with quantized weights, each of which becomes a float first.
+//! Products of float rows with quantized panels: each weight becomes a float first.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -6,18 +6,18 @@
 use std::ops::Range;
 
 use crate::cpu::dispatch::in_fours;
-use crate::cpu::layout::block32::octet;
+use crate::cpu::layout::block32::unpack_block32;
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{Matrix, OCTET, STEP_BYTES};
-use crate::cpu::product::affine::Numbers;
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
+use crate::cpu::product::affine::GroupScales;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
 use crate::source::Encoding;
 
-/// Byte dot products with these take one of four bytes.
+/// A byte dot product with one of these selects one of four bytes.
 const UNITS: [[i8; 4]; 4] = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]];
 
-/// All rows with one panel.
+/// All rows times one panel.
 ///
 /// # Safety
 /// As for [`crate::cpu::product::matmul::multiply`].
@@ -34,7 +34,7 @@ pub(in crate::cpu) unsafe fn panel<S: Simd, const BITS: u32>(
     in_fours!(range, row, rows, [S, BITS], (w, panel, data, x, stride, row, out));
 }
 
-/// `M` rows; for each the additions happen in the order of the columns.
+/// `M` rows. Each row's products are added in the order of the columns.
 #[inline(always)]
 unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     w: &Matrix,
@@ -49,13 +49,13 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     let (mut p, mut col) = (data, 0);
     let mut acc = [S::splat(0.0); M];
     for _ in 0..w.cols / group {
-        let numbers = Numbers::<S>::of::<BITS>(p);
+        let scales = GroupScales::<S>::of::<BITS>(p);
         p = p.add(HEADER_BYTES);
-        for _ in 0..group / OCTET {
-            for step in octet::<S, BITS>(p) {
+        for _ in 0..group / BLOCK32 {
+            for step in unpack_block32::<S, BITS>(p) {
                 for unit in &UNITS {
                     let level = S::to_f(S::dot4(S::zero_i(), step, unit.as_ptr()));
-                    let weight = numbers.weights(level);
+                    let weight = scales.weights(level);
                     for m in 0..M {
                         acc[m] = S::fma(weight, S::splat(*x.add((row + m) * stride + col)), acc[m]);
                     }

@@ -11,7 +11,7 @@ use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
 use crate::source::Float;
 
-/// All rows times one panel, whose numbers are `float`.
+/// All rows times one panel of `float` numbers.
 ///
 /// # Safety
 /// As for [`crate::cpu::product::matmul::multiply`]; `data` is the panel's first byte.
@@ -34,6 +34,7 @@ pub(super) unsafe fn panel<S: Simd>(
     }
 }
 
+/// A weight format.
 trait Load {
     const BYTES: usize;
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
@@ -76,7 +77,7 @@ unsafe fn floats<S: Simd, L: Load>(
     in_fours!(rows, row, float_rows, [S, L], (w, panel, data, x, stride, row, out));
 }
 
-/// `M` rows. Four chains of additions a row hide the latency of the multiply-add.
+/// `M` rows. Four chains of additions per row hide the latency of the multiply-add.
 #[inline(always)]
 unsafe fn float_rows<S: Simd, L: Load, const M: usize>(
     w: &Matrix,

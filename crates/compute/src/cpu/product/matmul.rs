@@ -1,7 +1,8 @@
-//! Products of rows with packed panels: chooses the kernel for the rows' format, the weights' encoding and the instruction set.
+//! Products of rows with packed panels: chooses the kernel for the rows' format, the weights'
+//! encoding and the instruction set.
 //!
-//! Each output is added up in one fixed order, whatever the number of rows and whichever block of rows the row falls in. So a
-//! sequence's numbers do not depend on the rest of the batch.
+//! Each output is added up in one fixed order, whatever the number of rows and whichever block of
+//! rows the row falls in. So a sequence's numbers do not depend on the rest of the batch.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
@@ -9,11 +10,11 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::{entry, of_bits};
 use crate::cpu::isa::Isa;
-use crate::cpu::layout::bf16_rows::{HalfRows, HalfWriter};
+use crate::cpu::layout::bf16_rows::{Bf16Rows, Bf16Writer};
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::numerics::takes_tiles;
 use crate::cpu::product::output::Output;
-use crate::cpu::product::quantize::{QuantRows, TILE_ROWS};
+use crate::cpu::product::quantize::{QuantRows, STRIP_ROWS};
 use crate::cpu::product::{affine, dequantized, floats};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::product::{amx, bf16};
@@ -21,8 +22,8 @@ use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::Simd;
 use crate::source::Encoding;
 
-/// Bytes of activations that are multiplied with one panel after the other. They share the second-level cache with the weights,
-/// which are read again for the next rows.
+/// Bytes of activations that are multiplied with one panel after the other. They share the
+/// second-level cache with the weights, which are read again for the next rows.
 const CACHED_INPUT_BYTES: usize = 512 << 10;
 
 /// The rows that a panel is multiplied with.
@@ -34,18 +35,18 @@ pub(in crate::cpu) enum Input<'a> {
     Quantized(&'a QuantRows),
     /// Rows in bf16, for matrix units.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
-    Halves(&'a HalfRows),
+    Bf16(&'a Bf16Rows),
 }
 
 impl Input<'_> {
-    /// How many rows of `cols` columns take `bytes` bytes, in whole tiles.
+    /// How many rows of `cols` columns take about `bytes` bytes, in whole strips.
     fn rows_of(&self, bytes: usize, cols: usize) -> usize {
         let row_bytes = match self {
             Self::Floats { .. } => cols * size_of::<f32>(),
             Self::Quantized(x) => cols * x.planes,
-            Self::Halves(_) => cols * size_of::<u16>(),
+            Self::Bf16(_) => cols * size_of::<u16>(),
         };
-        (bytes / row_bytes.max(1)).max(1).next_multiple_of(TILE_ROWS)
+        (bytes / row_bytes.max(1)).max(1).next_multiple_of(STRIP_ROWS)
     }
 }
 
@@ -70,9 +71,9 @@ pub(super) unsafe fn multiply_on(
 ) {
     #[cfg(target_arch = "x86_64")]
     match x {
-        Input::Halves(rows) if isa == Isa::Amx => return amx::multiply(w, panels, rows, out, scratch),
-        Input::Halves(x) => {
-            for rows in cached_rows(Input::Halves(x), w.cols, out.rows) {
+        Input::Bf16(rows) if isa == Isa::Amx => return amx::multiply(w, panels, rows, out, scratch),
+        Input::Bf16(x) => {
+            for rows in cached_rows(Input::Bf16(x), w.cols, out.rows) {
                 bf16::multiply(w, panels.clone(), x, rows, out);
             }
             return;
@@ -105,7 +106,8 @@ unsafe fn by_vectors<S: Simd>(w: &Matrix, panels: Range<usize>, x: Input<'_>, ou
 /// `out[r][the panels' columns] = x[r] · W` (+ bias) for the given rows.
 ///
 /// # Safety
-/// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; no other thread writes the panels' columns.
+/// The CPU has `S`; `x` and `out` hold `out.rows` rows of the matrix's shape; no other thread
+/// writes the panels' columns.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     w: &Matrix,
@@ -135,14 +137,14 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
 /// `silu(x · Gᵀ + g) * (x · Uᵀ + u)` for the given panels of gate and up, in bf16.
 ///
 /// # Safety
-/// The CPU has a matrix unit; both matrices take rows in bf16 and have one shape; `out` has these rows and the matrices' rows as
-/// columns; no other thread writes the panels' columns.
+/// The CPU has a matrix unit; both matrices take rows in bf16 and have one shape; `out` has these
+/// rows and the matrices' rows as columns; no other thread writes the panels' columns.
 #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no matrix unit is used there"))]
 pub(super) unsafe fn multiply_gated(
     gate_up: [&Matrix; 2],
     panels: Range<usize>,
-    x: &HalfRows,
-    out: HalfWriter<'_>,
+    x: &Bf16Rows,
+    out: Bf16Writer<'_>,
     scratch: &mut Scratch,
 ) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! How a product computes: in which format activations meet the weights, and with which instructions.
+//! How a product computes: in which format activations meet the weights, and with which
+//! instructions.
 
 use crate::cpu::isa::Isa;
 use crate::cpu::layout::matrix::Linear;
@@ -44,8 +45,8 @@ impl Numerics {
     }
 }
 
-/// True if prompts are multiplied with weights of this encoding in bf16. Without a matrix unit, bf16 is faster only where
-/// integers are impossible.
+/// True if prompts are multiplied with weights of this encoding in bf16. Without a matrix unit,
+/// bf16 is faster only where integers are impossible.
 fn takes_bf16(isa: Isa, encoding: Encoding) -> bool {
     match (isa, encoding) {
         (_, Encoding::Float(Float::F32)) => false,

@@ -16,7 +16,8 @@ pub(in crate::cpu) struct Output {
     pub adds: bool,
 }
 
-// SAFETY: the pointer is only a number until it is written through, and each thread writes its own columns.
+// SAFETY: the pointer is only a number until it is written through, and each thread writes its own
+// columns.
 unsafe impl Sync for Output {}
 
 impl Output {
@@ -29,7 +30,8 @@ impl Output {
     }
 }
 
-/// Adds the bias to 16 results of a row (fewer in the last panel), and stores them or adds them to the stored values.
+/// Adds the bias to 16 results of a row (fewer in the last panel), and stores them or adds them to
+/// the stored values.
 ///
 /// # Safety
 /// The output holds the row and the panel's columns, which no other thread writes; the CPU has `S`.

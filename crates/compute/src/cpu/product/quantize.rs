@@ -1,4 +1,4 @@
-//! Activations as integers: what byte dot products multiply packed weights with.
+//! Activations quantized to integers, for byte dot products with packed weights.
 
 use std::ops::Range;
 
@@ -9,33 +9,37 @@ use crate::cpu::layout::region::grown;
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::{LANES, Simd};
 
-/// How precisely activations enter products with quantized weights.
+/// Precision of activations in products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
-    /// Integers of one byte, with a scale for each of the weights' groups, where activations are of one size, which is half the
-    /// arithmetic at about 0.6 % error in a product; of two bytes as with `Int16` where a few are far larger than the others. bf16
-    /// where a matrix unit multiplies prompts.
+    /// One byte, with a scale per group of weights, for activations of similar size: half the
+    /// arithmetic of two bytes, about 0.6 % error in a product. Two bytes (`Int16`) where a few
+    /// activations are far larger than the rest (after a gate). bf16 where a matrix unit multiplies
+    /// prompts.
     #[default]
     Auto,
-    /// As `Auto`, but of one byte everywhere: about 1 % error where a few are far larger than the others.
+    /// Like `Auto`, but one byte everywhere: about 1 % error where a few activations are far larger
+    /// than the rest.
     Int8,
-    /// Two bytes everywhere: bf16 where a matrix unit multiplies prompts, else integers as with `Int16`.
+    /// Two bytes everywhere: bf16 where a matrix unit multiplies prompts, else `Int16`.
     Bf16,
-    /// Two bytes each, as two byte planes: about 0.01 % error, the same memory traffic, and the same bits on every
-    /// instruction set.
+    /// 16-bit integers, stored as two byte planes: about 0.01 % error, the same weight traffic, and
+    /// the same bits on every instruction set.
     Int16,
-    /// Plain floats, with weights made floats as well: many times slower on prompts, and what the others are held against.
+    /// f32, with weights dequantized to f32: many times slower on prompts; the reference for the
+    /// other precisions.
     F32,
 }
 
 impl Activations {
-    /// Whether prompts may be bf16.
+    /// True if prompts may be bf16.
     pub const fn allows_bf16(self) -> bool {
         matches!(self, Self::Auto | Self::Int8 | Self::Bf16)
     }
 
-    /// Byte planes for each row of integers, of which a few may be far larger than the others; none for floats.
+    /// Byte planes of a quantized row; 0 for floats. `uneven`: a few activations may be far larger
+    /// than the rest.
     pub const fn planes(self, uneven: bool) -> usize {
         match self {
             Self::Auto => 1 + uneven as usize,
@@ -46,52 +50,54 @@ impl Activations {
     }
 }
 
-/// Columns of a row that lie together: a cache line.
-pub(in crate::cpu) const BLOCK: usize = 64;
-/// The most rows of a tile, whose blocks lie together.
-pub(in crate::cpu) const TILE_ROWS: usize = 16;
+/// Columns in a line: one cache line of bytes.
+pub(in crate::cpu) const LINE_COLUMNS: usize = 64;
+/// Maximum rows of a strip: rows whose lines are stored together.
+pub(in crate::cpu) const STRIP_ROWS: usize = 16;
 
-/// A row's columns in a block.
+/// 64 columns of a row in one byte plane.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(in crate::cpu) struct Line([i8; BLOCK]);
+pub(in crate::cpu) struct Line([i8; LINE_COLUMNS]);
 
-/// A group of a row.
+/// The scale and sum of a group of columns of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::cpu) struct GroupOfRow {
-    /// What multiplies the group's results: 1 for integers of two bytes.
+    /// Factor of the group's results: 1 for two byte planes.
     pub scale: f32,
-    /// The sum of its integers, times the scale: what the weights' biases are multiplied with.
+    /// The sum of the group's integers, times the scale: the factor of the weights' biases.
     pub sum: f32,
 }
 
-/// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first. Integers of two bytes share a row's scale; single bytes
-/// have one for each group, so that a large activation costs precision in its own group only.
+/// Quantized rows: `x = scale × Σ_planes 256^plane × q`, the high plane first.
+///
+/// 16-bit integers have one scale per row. Single bytes have a scale per group, so a large
+/// activation costs precision in its own group only.
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct QuantRows {
-    /// `[tile][block of 64 columns][plane][row of the tile]`.
+    /// `[strip][line of 64 columns][plane][row of the strip]`.
     q: Vec<Line>,
-    /// What multiplies all of a row's result: 1 for single bytes.
+    /// Factor of a row's results: 1 for a single plane.
     pub scales: Vec<f32>,
-    /// `[tile][group][row of the tile]`.
+    /// `[strip][group][row of the strip]`.
     groups_of: Vec<GroupOfRow>,
     pub rows: usize,
     pub cols: usize,
     pub group: usize,
     pub planes: usize,
-    /// Rows of a tile: all rows if they are few, else 16.
-    pub tile_rows: usize,
+    /// Rows of a strip: all rows if there are fewer than 16, else 16.
+    pub strip_rows: usize,
 }
 
 impl QuantRows {
-    /// Room for `rows` rows; allocates only when more is needed than ever before.
+    /// Sets the shape. Allocates only if more memory is needed than for any shape before.
     pub fn shape(&mut self, rows: usize, cols: usize, group: usize, planes: usize) {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, planes);
-        self.tile_rows = rows.min(TILE_ROWS);
-        let tiles = rows.div_ceil(self.tile_rows.max(1));
-        let lines = tiles * self.tile_bytes() / BLOCK;
-        let groups = tiles * self.tile_rows * self.groups();
-        grown(&mut self.q, lines, Line([0; BLOCK]));
+        self.strip_rows = rows.min(STRIP_ROWS);
+        let strips = rows.div_ceil(self.strip_rows.max(1));
+        let lines = strips * self.strip_bytes() / LINE_COLUMNS;
+        let groups = strips * self.strip_rows * self.groups();
+        grown(&mut self.q, lines, Line([0; LINE_COLUMNS]));
         grown(&mut self.scales, rows, 0.0);
         grown(&mut self.groups_of, groups, GroupOfRow::default());
     }
@@ -100,62 +106,63 @@ impl QuantRows {
         self.cols / self.group
     }
 
-    /// Blocks of columns, the last of which may be half empty.
-    pub fn blocks(&self) -> usize {
-        self.cols.div_ceil(BLOCK)
+    /// Lines of a row in one plane. The last one may be half empty.
+    pub fn lines_of_row(&self) -> usize {
+        self.cols.div_ceil(LINE_COLUMNS)
     }
 
-    /// Bytes of a block of a tile.
-    pub fn block_bytes(&self) -> usize {
-        self.planes * self.tile_rows * BLOCK
+    /// Bytes from one line of a row to the row's next line: all planes and rows of the strip.
+    pub fn line_stride(&self) -> usize {
+        self.planes * self.strip_rows * LINE_COLUMNS
     }
 
-    /// Bytes of a tile.
-    pub fn tile_bytes(&self) -> usize {
-        self.blocks() * self.block_bytes()
+    /// Bytes of a strip.
+    pub fn strip_bytes(&self) -> usize {
+        self.lines_of_row() * self.line_stride()
     }
 
-    /// Where a row begins: its first block, in the high plane.
+    /// Byte offset of a row's first line in the high plane.
     pub fn offset(&self, row: usize) -> usize {
-        row / self.tile_rows * self.tile_bytes() + row % self.tile_rows * BLOCK
+        row / self.strip_rows * self.strip_bytes() + row % self.strip_rows * LINE_COLUMNS
     }
 
-    /// Where a row's first group is in the groups' numbers; its next one is as many further on as the tile has rows.
+    /// Index of a row's first group. The row's next group is `strip_rows` further on.
     fn first_group(&self, row: usize) -> usize {
-        row / self.tile_rows * self.groups() * self.tile_rows + row % self.tile_rows
+        row / self.strip_rows * self.groups() * self.strip_rows + row % self.strip_rows
     }
 
-    /// A row's first group, behind which are those of the tile's next rows, and then the next groups of them all.
+    /// Pointer to a row's first group. The first groups of the strip's next rows follow it, then
+    /// the second groups of all rows.
     pub fn groups_from(&self, row: usize) -> *const GroupOfRow {
         self.groups_of.as_ptr().wrapping_add(self.first_group(row))
     }
 
-    /// The first byte of the first tile.
+    /// Pointer to the first byte of the first strip.
     pub fn bytes(&self) -> *const i8 {
         self.q.as_ptr().cast()
     }
 
-    /// Pointers for threads that quantize different rows.
-    pub fn writer(&mut self) -> RowWriter<'_> {
+    /// A handle that threads share; each quantizes its own rows.
+    pub fn writer(&mut self) -> QuantWriter<'_> {
         let pointers = (
             SendPtr(self.q.as_mut_ptr().cast()),
             SendPtr(self.scales.as_mut_ptr()),
             SendPtr(self.groups_of.as_mut_ptr()),
         );
-        RowWriter { q: pointers.0, scales: pointers.1, groups: pointers.2, to: self }
+        QuantWriter { q: pointers.0, scales: pointers.1, groups: pointers.2, to: self }
     }
 }
 
-/// Where rows of a [`QuantRows`] are written.
+/// Writes rows of a [`QuantRows`].
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cpu) struct RowWriter<'a> {
+pub(in crate::cpu) struct QuantWriter<'a> {
     q: SendPtr<i8>,
     scales: SendPtr<f32>,
     groups: SendPtr<GroupOfRow>,
     to: &'a QuantRows,
 }
 
-impl RowWriter<'_> {
+impl QuantWriter<'_> {
     /// Quantizes one row.
     ///
     /// # Safety
@@ -166,7 +173,7 @@ impl RowWriter<'_> {
         // SAFETY: within the row, as the caller promises.
         unsafe {
             let groups = to.groups();
-            let (start, plane) = (to.offset(row), to.tile_rows * BLOCK);
+            let (start, plane) = (to.offset(row), to.strip_rows * LINE_COLUMNS);
             let first_group = to.first_group(row);
             let of_row = match to.planes {
                 1 => (1.0, 1.0),
@@ -183,18 +190,18 @@ impl RowWriter<'_> {
                 for i in columns.step_by(LANES) {
                     let v = S::round(S::mul(S::load(x.add(i)), S::splat(inverse)));
                     sum = S::add(sum, v);
-                    let q = self.q.at(start + i / BLOCK * to.block_bytes() + i % BLOCK);
+                    let q = self.q.at(start + i / LINE_COLUMNS * to.line_stride() + i % LINE_COLUMNS);
                     if to.planes == 1 {
                         S::store_i8(q, v);
                     } else {
-                        // Rounded so that the remainder is in −128..=127.
+                        // Rounded so that the low byte is in −128..=127.
                         let high = S::round(S::mul(S::add(v, S::splat(0.5)), S::splat(1.0 / 256.0)));
                         S::store_i8(q, high);
                         S::store_i8(q.add(plane), S::fma(high, S::splat(-256.0), v));
                     }
                 }
-                // Integers below 2²⁴: exact.
-                *self.groups.at(first_group + g * to.tile_rows) =
+                // Sums of integers below 2²⁴ are exact in f32.
+                *self.groups.at(first_group + g * to.strip_rows) =
                     GroupOfRow { scale, sum: S::reduce_add(sum) * scale };
             }
         }
@@ -203,19 +210,19 @@ impl RowWriter<'_> {
 
 entry! {
     /// Quantizes a row.
-    pub(super) fn quantize_row_on(x: *const f32, row: usize, to: RowWriter<'_>) = quantize_row
+    pub(super) fn quantize_row_on(x: *const f32, row: usize, to: QuantWriter<'_>) = quantize_row
 }
 
 #[inline(always)]
-unsafe fn quantize_row<S: Simd>(x: *const f32, row: usize, to: RowWriter<'_>) {
+unsafe fn quantize_row<S: Simd>(x: *const f32, row: usize, to: QuantWriter<'_>) {
     // SAFETY: the caller's conditions.
     unsafe { to.quantize::<S>(row, x) };
 }
 
-/// The largest magnitude of these columns, whole vectors of them.
+/// The largest magnitude among these columns.
 ///
 /// # Safety
-/// The columns are there, the CPU has `S`.
+/// `x` holds the columns, which are whole vectors; the CPU has `S`.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
     // SAFETY: the caller's.
@@ -228,10 +235,10 @@ pub(in crate::cpu) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usiz
     }
 }
 
-/// Scale and its inverse such that `max` becomes `limit`.
+/// The scale for which `max` becomes `limit`, and its inverse.
 #[inline(always)]
 pub(in crate::cpu) fn scales(max: f32, limit: f32) -> (f32, f32) {
     let scale = max / limit;
-    // Below this the inverse would overflow; such activations are zero for any purpose.
+    // The inverse of a smaller scale would overflow; such activations count as zero.
     if scale > 1e-37 { (scale, 1.0 / scale) } else { (0.0, 0.0) }
 }

@@ -1,16 +1,17 @@
-//! AVX2 with FMA and F16C: Intel since Haswell, AMD since Zen; and with AVX-VNNI: Intel since Alder Lake, AMD since Zen 5.
+//! AVX2 with FMA and F16C: Intel since Haswell, AMD since Zen; and with AVX-VNNI: Intel since Alder
+//! Lake, AMD since Zen 5.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// The instruction set; needs avx2, fma and f16c, and avxvnni for `VNNI`, which has byte dot products.
+/// The instruction set. Needs avx2, fma and f16c; `VNNI` also needs avxvnni, for byte dot products.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2<const VNNI: bool>;
 
 impl<const VNNI: bool> Avx2<VNNI> {
-    /// Whether this CPU has the instructions.
+    /// True if this CPU has the instructions.
     pub fn detected() -> bool {
         is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -25,8 +26,9 @@ type I = [__m256i; 2];
 /// 64 bytes.
 type B = [__m256i; 2];
 
-// SAFETY: each method is the instructions of that meaning; the trait's conditions are the instructions' conditions. Without
-// closures, which do not have the instruction set of the function around them.
+// SAFETY: each method is the instructions of that meaning; the trait's conditions are the
+// instructions' conditions. No closures: a closure lacks the instruction set of the function around
+// it.
 unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = F;
     type I = I;
@@ -117,7 +119,7 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn store_i8(p: *mut i8, v: F) {
         let words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
-        // Packing works in halves: their middle quarters change places.
+        // Packing works within 128-bit lanes, so the two middle 64-bit parts must swap.
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
         let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         _mm_storeu_si128(p.cast(), bytes);
@@ -164,7 +166,7 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
         if VNNI {
             return [_mm256_dpbusd_avx_epi32(acc[0], w[0], x), _mm256_dpbusd_avx_epi32(acc[1], w[1], x)];
         }
-        // Not `maddubs`, which saturates: in words, the even and the odd bytes.
+        // `maddubs` saturates, so the even and the odd bytes are multiplied as 16-bit words.
         let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
         [dot(acc[0], w[0], even, odd), dot(acc[1], w[1], even, odd)]
     }

@@ -7,12 +7,13 @@ use std::arch::x86_64::*;
 use super::avx2::Avx2;
 use super::{Kernel, Simd};
 
-/// The instruction set; needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni, and what AVX2 needs.
+/// The instruction set. Needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni, and the
+/// features of AVX2.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512;
 
 impl Avx512 {
-    /// Whether this CPU has the instructions.
+    /// True if this CPU has the instructions.
     pub fn detected() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -23,12 +24,13 @@ impl Avx512 {
     }
 }
 
-// SAFETY: each method is the instruction of that meaning; the trait's conditions are the instructions' conditions.
+// SAFETY: each method is the instruction of that meaning; the trait's conditions are the
+// instructions' conditions.
 unsafe impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
-    const BLOCK_ROWS: usize = 8;
+    const REGISTER_ROWS: usize = 8;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -146,11 +148,11 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn done(sum: __m512i) -> __m512i {
-        /// Registers of 512 bits are named only where the instruction set is on.
+        /// A function of its own, because `zmm_reg` needs the instruction set enabled.
         #[inline]
         #[target_feature(enable = "avx512f")]
         fn named(mut sum: __m512i) -> __m512i {
-            // SAFETY: no instruction at all.
+            // SAFETY: the assembly has no instruction.
             unsafe { asm!("/* {} */", inout(zmm_reg) sum, options(nomem, nostack, preserves_flags)) };
             sum
         }

@@ -1,6 +1,8 @@
-//! NEON with byte dot products: Apple's chips (i8mm from the M2 on), Arm's cores since Neoverse N1 and Cortex-A76.
+//! NEON with byte dot products: Apple's chips (i8mm since the M2), Arm's cores since Neoverse N1
+//! and Cortex-A76.
 //!
-//! Intrinsics where they are stable; dot products and half-precision conversions are in assembly, as theirs are not.
+//! Dot products and f16 conversions are in assembly, because their intrinsics are not stable; the
+//! rest uses intrinsics.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::aarch64::*;
@@ -9,12 +11,13 @@ use std::array::from_fn;
 
 use super::{Kernel, Simd};
 
-/// The instruction set; needs dotprod, and i8mm for `MIXED`, which multiplies unsigned with signed bytes.
+/// The instruction set. Needs dotprod; `MIXED` also needs i8mm, to multiply unsigned with signed
+/// bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Neon<const MIXED: bool>;
 
 impl<const MIXED: bool> Neon<MIXED> {
-    /// Whether this CPU has the instructions.
+    /// True if this CPU has the instructions.
     pub fn detected() -> bool {
         std::arch::is_aarch64_feature_detected!("dotprod")
             && (!MIXED || std::arch::is_aarch64_feature_detected!("i8mm"))
@@ -27,8 +30,8 @@ type I = [int32x4_t; 4];
 /// 64 bytes.
 type B = [uint8x16_t; 4];
 
-// SAFETY: each method is the instructions of that meaning; the trait's conditions are the instructions' conditions. NEON
-// itself is a part of every aarch64 target, so closures have it.
+// SAFETY: each method is the instructions of that meaning; the trait's conditions are the
+// instructions' conditions. Every aarch64 target has NEON, so closures have it too.
 unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     type F = F;
     type I = I;
@@ -124,9 +127,9 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     }
     #[inline(always)]
     unsafe fn store_i8(p: *mut i8, v: F) {
-        let halves: [int16x4_t; 4] = v.map(|v| vmovn_s32(vcvtnq_s32_f32(v)));
-        vst1_s8(p, vmovn_s16(vcombine_s16(halves[0], halves[1])));
-        vst1_s8(p.add(8), vmovn_s16(vcombine_s16(halves[2], halves[3])));
+        let words: [int16x4_t; 4] = v.map(|v| vmovn_s32(vcvtnq_s32_f32(v)));
+        vst1_s8(p, vmovn_s16(vcombine_s16(words[0], words[1])));
+        vst1_s8(p.add(8), vmovn_s16(vcombine_s16(words[2], words[3])));
     }
     #[inline(always)]
     unsafe fn zero_i() -> I {
@@ -154,7 +157,7 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     }
     #[inline(always)]
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: B) -> B {
-        // A shift to the left by a negative number: the immediate shift to the right cannot be by 0.
+        // Shifts left by a negative number, because the immediate right shift cannot be by 0.
         a.map(|a| vandq_u8(vshlq_u8(a, vdupq_n_s8(-(SHIFT as i8))), vdupq_n_u8(((1u32 << BITS) - 1) as u8)))
     }
     #[inline(always)]
@@ -171,7 +174,8 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
             }
             return acc;
         }
-        // Both operands of `sdot` are signed: 128 is taken from the weights, and the products with it are added again.
+        // Both operands of `sdot` are signed, so 128 is subtracted from the weights, and its
+        // products are added back.
         let mut less = vdupq_n_s32(0);
         sdot(&mut less, vdupq_n_s8(-128), x);
         for (acc, w) in acc.iter_mut().zip(w) {

@@ -1,4 +1,4 @@
-//! Plain Rust on arrays: right on every CPU, and what the compiler can vectorise of it.
+//! Plain Rust on arrays, for every CPU. The compiler vectorises what it can.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
-// SAFETY: the methods are of the meaning that the trait gives; only the pointers need the trait's conditions.
+// SAFETY: each method computes what the trait says; only the pointers need the trait's conditions.
 unsafe impl Simd for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
@@ -74,7 +74,7 @@ unsafe impl Simd for Portable {
     unsafe fn abs(a: Self::F) -> Self::F {
         a.map(f32::abs)
     }
-    // Not `mul_add`: without an instruction for it, that is a slow call into the C library.
+    // Not `mul_add`: without an instruction for it, `mul_add` is a slow call into the C library.
     #[inline(always)]
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i] * b[i] + c[i])

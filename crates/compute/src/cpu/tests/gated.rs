@@ -1,4 +1,4 @@
-//! Gated feed-forwards against plain arithmetic.
+//! Gated feed-forward layers compared with plain arithmetic.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ impl Weights {
         self.0[0].0.cols
     }
 
-    /// Small enough that gates are neither open nor closed.
+    /// Inputs so small that no gate saturates.
     fn inputs(&self, rows: usize, numbers: &mut Random) -> Vec<f32> {
         numbers.floats(rows * self.cols()).iter().map(|x| x / (self.cols() as f32).sqrt()).collect()
     }
@@ -42,7 +42,7 @@ impl Weights {
         x.chunks(self.cols()).flat_map(row).collect()
     }
 
-    /// What a backend makes of the rows, a part after the other.
+    /// The outputs of a backend that computes `parts` of the rows one after another.
     fn run(&self, backend: &mut CpuBackend, x: &[f32], parts: &[Range<usize>]) -> Vec<f32> {
         let [gate_up, down] = [&self.0[..2], &self.0[2..]].map(|parts| {
             let parts: Vec<_> =
@@ -59,7 +59,7 @@ impl Weights {
         backend.read(&out).to_vec()
     }
 
-    /// Results are off by no more than the products of such rows may be.
+    /// Asserts that the relative error is at most the sum of the three products' limits.
     fn check(&self, ours: &[f32], expected: &[f32], numerics: Numerics, what: &str) {
         let limit = self.0.iter().map(|(stored, _)| limit(numerics, stored.encoding)).sum::<f32>();
         let off = distance(ours, expected);
@@ -74,7 +74,7 @@ const F16: Encoding = Encoding::Float(Float::F16);
 const BF16: Encoding = Encoding::Float(Float::BF16);
 
 #[test]
-fn gate_up_and_down_may_be_of_any_encodings() {
+fn gate_up_and_down_work_in_any_encodings() {
     let mut numbers = Random::new(7);
     let single = Encoding::Float(Float::F32);
     for encodings in [
@@ -84,7 +84,7 @@ fn gate_up_and_down_may_be_of_any_encodings() {
         [affine(4, 64), affine(4, 64), single],
         [single, BF16, BF16],
     ] {
-        // Channels are an odd number of panels, the last not whole.
+        // An odd number of panels of channels, the last one partly empty.
         let weights = Weights::random(encodings, [128, 37], &mut numbers);
         for batch in [1, 3, 11, 45] {
             let x = weights.inputs(batch, &mut numbers);
@@ -101,9 +101,10 @@ fn gate_up_and_down_may_be_of_any_encodings() {
     }
 }
 
-/// More pairs of panels, chunks of columns and of channels than are multiplied together; more threads than pairs.
+/// More pairs of panels and more chunks of columns and channels than are multiplied together; more
+/// threads than pairs.
 #[test]
-fn large_gates_are_right_with_any_threads() {
+fn large_gates_are_right_with_any_number_of_threads() {
     let mut numbers = Random::new(9);
     let weights = Weights::random([affine(4, 64), affine(4, 64), BF16], [1088, 560 + 5], &mut numbers);
     for batch in [2, 70] {
@@ -120,9 +121,10 @@ fn large_gates_are_right_with_any_threads() {
     }
 }
 
-/// Rows of generated tokens beside a prompt's are what they are alone, also when the step comes in parts.
+/// Rows of generated tokens have the same results with and without prompt rows, and if the step is
+/// cut into parts.
 #[test]
-fn a_step_of_both_kinds_is_gated_by_kind() {
+fn generated_rows_next_to_a_prompt_equal_generated_rows_alone() {
     let mut numbers = Random::new(11);
     let weights = Weights::random([affine(4, 64), affine(4, 64), affine(4, 32)], [128, 96], &mut numbers);
     let (generated, rows) = (3usize, 64);
@@ -143,7 +145,7 @@ fn a_step_of_both_kinds_is_gated_by_kind() {
                 "in parts on {}",
                 isa.name()
             );
-            assert_eq!(whole[..alone.len()], alone, "beside a prompt on {}", isa.name());
+            assert_eq!(whole[..alone.len()], alone, "next to a prompt on {}", isa.name());
             let numerics = Numerics { isa, activations, prompts: true };
             weights.check(&whole, &expected, numerics, "both kinds");
         }

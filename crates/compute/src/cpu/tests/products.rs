@@ -1,4 +1,4 @@
-//! Products against plain arithmetic, and against each other.
+//! Products compared with plain arithmetic and with each other.
 
 use super::*;
 
@@ -39,11 +39,11 @@ fn products_match_plain_arithmetic_in_every_encoding() {
     }
 }
 
-/// Every output is there twice: the first counts, whichever threads made the two.
+/// Every output exists twice. The first one must be found, whichever threads compute the two.
 #[test]
 fn the_first_of_the_largest_outputs_is_found() {
     let mut numbers = Random::new(21);
-    // Many pieces, the last of which are anybody's.
+    // Many claims; any thread may make the last ones.
     let (rows, cols, batch) = (1205, 64, 5);
     for encoding in [Encoding::Float(Float::F32), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
     {
@@ -56,7 +56,7 @@ fn the_first_of_the_largest_outputs_is_found() {
             for batch in [batch, 1] {
                 let x = filled(&mut backend, &values[..batch * cols], cols);
                 let mut out = backend.buffer(batch, 2 * rows).unwrap();
-                // What was found before must not count.
+                // Earlier contents of `largest` must not matter.
                 let mut largest = vec![Largest { column: 7, value: 1e30 }; batch];
                 backend.linear_largest(Plain(&x), &w, &mut out, &mut largest);
                 for (outputs, largest) in backend.read(&out).chunks(2 * rows).zip(largest) {
@@ -72,12 +72,12 @@ fn the_first_of_the_largest_outputs_is_found() {
 }
 
 #[test]
-fn the_first_of_the_largest_does_not_depend_on_who_looked_first() {
+fn the_first_of_the_largest_does_not_depend_on_the_search_order() {
     let outputs: Vec<f32> = (0..100).map(|i| [0.5, 2.0, -1.0, 2.0][i % 4]).collect();
     for isa in Isa::available() {
         let mut best = Largest::NONE;
         for first in [60, 20, 0, 40, 80] {
-            // SAFETY: the instruction set is there.
+            // SAFETY: the instruction set was detected.
             unsafe { rows::largest_on(isa, &outputs[first..first + 20], first as u32, &mut best) };
         }
         assert_eq!(best, Largest { column: 1, value: 2.0 }, "on {}", isa.name());
@@ -117,14 +117,14 @@ fn a_row_does_not_depend_on_the_batch() {
     }
 }
 
-/// Sums within groups are exact, and groups are added in one order, so nothing may change a bit of them.
+/// Sums within groups are exact and groups are added in a fixed order, so the bits must be equal.
 #[test]
 fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set() {
     let mut numbers = Random::new(7);
     let (rows, batch) = (37, 70);
     for encoding in encodings() {
         let Encoding::Affine { group, .. } = encoding else { continue };
-        // More than a chunk of tiles, and with groups of 32 a block that is half empty.
+        // More columns than a chunk of tiles; with groups of 32, the last line is half empty.
         let cols = 1088_usize.next_multiple_of(group) + group % 64;
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
         let values = numbers.floats(batch * cols);
@@ -134,7 +134,7 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
                 let mut backend = backend(isa, 2, activations);
                 let w = backend.matrix(&[stored.source(None)]).unwrap();
                 for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 13, 15, 16, 33] {
-                    // A step that decodes: prompts may be bf16.
+                    // A step of generated tokens, because prompts may be bf16.
                     let mut step = Step::default();
                     (0..batch).for_each(|_| step.push(&[0], 0, &[0], false));
                     backend.begin(&step, &[]);
@@ -156,9 +156,9 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
     }
 }
 
-/// Trained models have a few channels that are a hundred times as large as the others.
+/// Trained models have a few channels that are a hundred times as large as the rest.
 #[test]
-fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
+fn a_large_activation_reduces_int8_precision_in_its_own_group_only() {
     let mut numbers = Random::new(31);
     let (rows, cols, group) = (32, 512, 64);
     let stored =
@@ -183,9 +183,9 @@ fn a_large_activation_costs_bytes_their_precision_in_its_own_group_only() {
     }
 }
 
-/// Of gated activations a few are far larger than the others.
+/// A few gated activations are far larger than the rest.
 #[test]
-fn by_default_gated_activations_are_of_two_bytes_and_others_of_one() {
+fn auto_uses_two_bytes_for_gated_activations_and_one_for_the_rest() {
     let mut numbers = Random::new(33);
     let (rows, cols, batch) = (32, 256, 3);
     let stored =
@@ -207,9 +207,10 @@ fn by_default_gated_activations_are_of_two_bytes_and_others_of_one() {
     }
 }
 
-/// Odd shapes on matrix units: rows and panels without a partner, chunks that end early, columns that are no multiple of anything.
+/// Odd shapes on matrix units: unpaired rows and panels, short chunks, columns that are a multiple
+/// of nothing.
 #[test]
-fn products_of_halves_are_right_in_any_shape() {
+fn bf16_products_are_right_in_any_shape() {
     let mut numbers = Random::new(8);
     let quantized = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
     for (encoding, rows, cols) in [
@@ -223,27 +224,28 @@ fn products_of_halves_are_right_in_any_shape() {
         let values = numbers.floats(530 * cols);
         for isa in Isa::available() {
             let mut exact = backend(isa, 1, Activations::F32);
-            let mut halved = backend(isa, 3, Activations::Bf16);
-            let (w, w_halved) = (
+            let mut rounded = backend(isa, 3, Activations::Bf16);
+            let (w, w_rounded) = (
                 exact.matrix(&[stored.source(None)]).unwrap(),
-                halved.matrix(&[stored.source(None)]).unwrap(),
+                rounded.matrix(&[stored.source(None)]).unwrap(),
             );
             for batch in [9, 16, 17, 32, 33, 48, 530] {
                 let x = filled(&mut exact, &values[..batch * cols], cols);
                 let mut expected = exact.buffer(batch, rows).unwrap();
                 exact.linear(Plain(&x), 0..batch, &w, &mut expected);
-                let mut out = halved.buffer(batch, rows).unwrap();
-                halved.linear(Plain(&x), 0..batch, &w_halved, &mut out);
-                let error = distance(halved.read(&out), exact.read(&expected));
+                let mut out = rounded.buffer(batch, rows).unwrap();
+                rounded.linear(Plain(&x), 0..batch, &w_rounded, &mut out);
+                let error = distance(rounded.read(&out), exact.read(&expected));
                 assert!(error < 4e-3, "{encoding:?}, {batch} rows on {}: off by {error}", isa.name());
             }
         }
     }
 }
 
-/// Where the compiler makes calls of a kernel's operations, as it does in closures, that takes ten times as long and more.
+/// A kernel whose operations the compiler turns into calls, as it does in closures, takes at least
+/// ten times as long.
 #[test]
-fn weights_of_all_bits_are_multiplied_about_equally_fast() {
+fn no_bit_width_is_much_slower_than_four_bits() {
     let (rows, cols) = (1024, 1024);
     let mut numbers = Random::new(5);
     for isa in Isa::available() {
@@ -275,9 +277,9 @@ fn weights_of_all_bits_are_multiplied_about_equally_fast() {
     }
 }
 
-/// With more ranks than heads or channels, some have no columns of a matrix whose products are summed.
+/// With more ranks than heads or channels, some ranks have no columns of a matrix.
 #[test]
-fn a_product_without_columns_is_its_bias_whatever_was_there() {
+fn a_product_without_columns_overwrites_the_output_with_its_bias() {
     let stored = |encoding| Stored {
         rows: 50,
         cols: 0,

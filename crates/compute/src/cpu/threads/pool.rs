@@ -1,4 +1,5 @@
-//! Worker threads that run one closure together, handed over in well under a microsecond while work is near.
+//! Worker threads that run one closure together. Starting a closure takes well under a microsecond
+//! while workers spin.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -7,40 +8,42 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins for the next job before it sleeps. Between the operations of a step there are microseconds;
-/// sleeping and waking would cost more than an operation of a small model.
+/// How long a worker spins for the next job before it sleeps. The gaps between a step's operations
+/// are microseconds; sleeping and waking would cost more than an operation of a small model.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// A job: run by every thread, with the thread's index.
+/// A job. Every thread calls it with the thread's index.
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// What workers wait for lies together and apart from what they write with each job: one that is done must not take the line away from
-/// those that have not begun.
+/// State that the leader and the workers share.
+///
+/// The fields that workers wait for have cache lines apart from those that workers write with each
+/// job: a worker that is done must not take the line from workers that have not begun.
 #[repr(align(128))]
 struct Shared {
-    /// Counts jobs; a worker runs one each time this moves.
+    /// Number of jobs so far. Workers run a job each time it changes.
     epoch: AtomicUsize,
-    /// Workers asleep or about to be.
+    /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
     stop: AtomicBool,
     panicked: AtomicBool,
     job: UnsafeCell<Option<Job>>,
-    /// The last job that each worker has done.
+    /// The number of the last job that each worker has finished.
     done: Box<[Padded]>,
 }
 
-// SAFETY: `job` is written only by the leader while all workers have done the last one, and read only between the epoch's release
-// store and the worker's store to `done`.
+// SAFETY: the leader writes `job` only while all workers have finished the last job; workers read
+// `job` only between the leader's change of `epoch` and their own store to `done`.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is dereferenced only while `Pool::run` holds the closure alive.
 unsafe impl Send for Shared {}
 
-/// Threads for the operations of one rank. The calling thread takes part as thread 0.
+/// The compute threads of one rank. The calling thread takes part as thread 0.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Where the calling thread belongs.
+    /// The core of thread 0, if the pool is pinned.
     core: Option<usize>,
 }
 
@@ -51,8 +54,9 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included. With `first_core`, thread `i` is pinned to the core
-    /// `first_core + i` of [`allowed_cores`], if there are so many; thread 0 only by [`Pool::pin_caller`].
+    /// A pool of `threads` threads, including the caller's. With `first_core`, thread `i` is pinned
+    /// to core `first_core + i` of [`allowed_cores`], if there are enough cores; thread 0 is pinned
+    /// only by [`Pool::pin_caller`].
     pub fn new(threads: usize, first_core: Option<usize>) -> Self {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
@@ -65,7 +69,7 @@ impl Pool {
         let allowed = allowed_cores();
         let cores = first_core.and_then(|first| allowed.get(first..first + threads.max(1)));
         let workers = (1..threads.max(1))
-            // Indices have no gaps, even if there are fewer threads than were asked for.
+            // Indices have no gaps, even if the system starts fewer threads than requested.
             .map_while(|index| {
                 let shared = shared.clone();
                 let core = cores.map(|cores| cores[index]);
@@ -83,30 +87,32 @@ impl Pool {
         Self { shared, workers, core: cores.map(|cores| cores[0]) }
     }
 
-    /// Pins the calling thread to thread 0's core, if the pool is pinned. Threads that it starts afterwards inherit this, so
-    /// it is for a thread that computes and does nothing else.
+    /// Pins the calling thread to thread 0's core, if the pool is pinned. Threads that the caller
+    /// starts afterwards inherit the core, so call this only on a thread that does nothing but
+    /// compute.
     pub fn pin_caller(&self) {
         if let Some(core) = self.core {
             pin(core);
         }
     }
 
-    /// Threads that take part in a job.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `job` on every thread and returns when all are done.
+    /// Runs `job` on every thread. Returns when all threads are done.
     ///
     /// # Panics
-    /// When the job panicked on any thread.
+    /// If the job panicked on any thread.
     pub fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return job(0);
         }
         let shared = &*self.shared;
-        // SAFETY: no worker is busy (run takes &mut self and returns only when all are done), so none reads `job`; the
-        // lifetime is erased, but no worker uses the pointer after it has said that it is done.
+        // SAFETY: no worker is busy (`run` takes `&mut self` and returns only when all workers are
+        // done), so none reads `job`. The lifetime is erased, but no worker uses the pointer after
+        // its store to `done`.
         unsafe {
             *shared.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job));
         }
@@ -114,7 +120,7 @@ impl Pool {
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
-        // The workers must be waited for even when our own part panics: they hold a reference to the job.
+        // Wait for the workers even if this thread's part panics: they hold a reference to the job.
         let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(0)));
         let mut spins = 0u32;
         for done in &shared.done[..self.workers.len()] {
@@ -140,59 +146,61 @@ impl Pool {
     }
 }
 
-/// Runs `job` for ranges of rows, on all threads unless the rows are too few to be worth waking the threads.
+/// Runs `job` for ranges of rows, on all threads unless the rows are too few to be worth waking the
+/// threads.
 pub(in crate::cpu) fn for_rows(pool: &mut Pool, rows: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
     if rows < 4 { job(0..rows) } else { pool.split(rows, job) }
 }
 
-/// The part of `0..items` that is a thread's.
+/// The part of `0..items` that belongs to `thread`.
 pub(in crate::cpu) fn share(items: usize, thread: usize, threads: usize) -> Range<usize> {
     items * thread / threads..items * (thread + 1) / threads
 }
 
-/// Items that threads take in pieces: each thread those of its own part, and then what is left of others', as cores are not always
-/// equally fast.
+/// Distributes items over threads: each thread claims ranges of its own part first, then of the
+/// parts of slower threads, because cores are not always equally fast.
 #[derive(Debug, Default)]
-pub(in crate::cpu) struct Pieces {
-    /// Where the rest of each thread's part begins.
-    rest: Vec<Padded>,
+pub(in crate::cpu) struct WorkQueue {
+    /// The first unclaimed item of each thread's part.
+    unclaimed: Vec<Padded>,
     items: usize,
-    /// The least that is taken at a time.
-    least: usize,
+    /// Minimum items per claim.
+    min_claim: usize,
 }
 
-/// A counter in cache lines of its own, of which CPUs fetch pairs.
+/// A counter in a pair of cache lines of its own, because CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded(AtomicUsize);
 
-impl Pieces {
+impl WorkQueue {
     pub fn new(threads: usize) -> Self {
-        Self { rest: (0..threads).map(|_| Padded::default()).collect(), items: 0, least: 1 }
+        Self { unclaimed: (0..threads).map(|_| Padded::default()).collect(), items: 0, min_claim: 1 }
     }
 
-    /// Begins with other items.
-    pub fn reset(&mut self, items: usize, least: usize) {
-        (self.items, self.least) = (items, least.max(1));
-        let threads = self.rest.len();
-        for (thread, rest) in self.rest.iter_mut().enumerate() {
-            *rest.0.get_mut() = share(items, thread, threads).start;
+    /// Starts over with `items` items, of which a thread claims at least `min_claim` at once.
+    pub fn reset(&mut self, items: usize, min_claim: usize) {
+        (self.items, self.min_claim) = (items, min_claim.max(1));
+        let threads = self.unclaimed.len();
+        for (thread, unclaimed) in self.unclaimed.iter_mut().enumerate() {
+            *unclaimed.0.get_mut() = share(items, thread, threads).start;
         }
     }
 
-    /// What a thread does next. Half of what is left of a part: few pieces, and small ones at the end.
+    /// Claims the next range for a thread: half of the rest of a part, so that claims are few, and
+    /// small at the end.
     pub fn next(&self, thread: usize) -> Option<Range<usize>> {
-        let threads = self.rest.len();
+        let threads = self.unclaimed.len();
         (thread..threads).chain(0..thread).find_map(|part| {
             let end = share(self.items, part, threads).end;
             let after = |start: usize| {
                 let left = end - start;
-                let half = if threads == 1 { left } else { (left / 2).next_multiple_of(self.least) };
-                start + half.clamp(self.least.min(left), left)
+                let half = if threads == 1 { left } else { (left / 2).next_multiple_of(self.min_claim) };
+                start + half.clamp(self.min_claim.min(left), left)
             };
-            let rest = &self.rest[part].0;
-            // Relaxed: that pieces are different is all that counts, the pool orders the rest.
-            let start = rest
+            let unclaimed = &self.unclaimed[part].0;
+            // Relaxed: only distinct ranges matter; the pool orders all other memory.
+            let start = unclaimed
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |start| {
                     (start < end).then(|| after(start))
                 })
@@ -208,7 +216,7 @@ impl Drop for Pool {
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker that panicked has been reported by `run` already.
+            // `run` has reported a worker's panic already.
             let _ = worker.join();
         }
     }
@@ -222,8 +230,8 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch has moved, so the leader has written `job` and waits for us before it changes it or lets
-        // the closure go.
+        // SAFETY: the epoch has changed, so the leader has written `job`; it waits for this worker
+        // before it changes `job` or drops the closure.
         let job = unsafe { (*shared.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(index))).is_err()
@@ -241,8 +249,9 @@ fn wait_for_epoch(shared: &Shared, seen: usize) {
     while !moved() {
         relax(&mut spins);
         if spins.is_multiple_of(256) && since.get_or_insert_with(Instant::now).elapsed() > SPIN {
-            // Counted before the last look, and the leader looks at the count after it has moved the epoch: one of the
-            // two sees the other.
+            // This worker adds itself to `sleepers` before it checks the epoch again; the leader
+            // checks `sleepers` after it changes the epoch. So at least one of the two sees the
+            // other's change.
             shared.sleepers.fetch_add(1, Ordering::SeqCst);
             while !moved() {
                 std::thread::park();
@@ -252,7 +261,8 @@ fn wait_for_epoch(shared: &Shared, seen: usize) {
     }
 }
 
-/// One turn of a spin loop; now and then gives the core away, for machines with more threads than cores.
+/// One turn of a spin loop. Yields the core now and then, for machines with more threads than
+/// cores.
 fn relax(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(1024) {
@@ -262,10 +272,12 @@ fn relax(spins: &mut u32) {
     }
 }
 
-/// The cores that the calling thread may run on, in the order of their numbers; empty where the system does not tell.
+/// The cores that the calling thread may run on, in ascending order; empty if the system does not
+/// say.
 pub fn allowed_cores() -> Vec<usize> {
     #[cfg(target_os = "linux")]
-    // SAFETY: plain data, zero is a valid empty set, which the call fills; CPU_ISSET is given an index below the set's size.
+    // SAFETY: plain data; zero is a valid empty set, which the call fills; CPU_ISSET gets an index
+    // below the set's size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         let size = size_of::<libc::cpu_set_t>();
@@ -278,10 +290,11 @@ pub fn allowed_cores() -> Vec<usize> {
     Vec::new()
 }
 
-/// Binds the calling thread to one of [`allowed_cores`]. Best effort: a thread that floats is only slower.
+/// Binds the calling thread to one of [`allowed_cores`]. Best effort: an unpinned thread is only
+/// slower.
 fn pin(core: usize) {
     #[cfg(target_os = "linux")]
-    // SAFETY: plain data, zero is a valid empty set; CPU_SET is given an index below the set's size.
+    // SAFETY: plain data; zero is a valid empty set; CPU_SET gets an index below the set's size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -325,16 +338,16 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_all_items_once_whoever_is_late() {
+    fn claims_cover_each_item_once_with_a_late_thread() {
         for (threads, items, least) in [(1, 10, 3), (2, 64, 4), (3, 100, 7), (4, 3, 16), (2, 0, 1)] {
-            let mut pieces = Pieces::new(threads);
+            let mut queue = WorkQueue::new(threads);
             for late in 0..threads {
-                pieces.reset(items, least);
-                // The late thread begins one piece, and the others do all else.
-                let begun = pieces.next(late);
+                queue.reset(items, least);
+                // The late thread claims one range, and the others claim the rest.
+                let begun = queue.next(late);
                 let others = (0..threads).filter(|thread| threads == 1 || *thread != late);
                 let rest =
-                    others.flat_map(|thread| std::iter::from_fn(|| pieces.next(thread)).collect::<Vec<_>>());
+                    others.flat_map(|thread| std::iter::from_fn(|| queue.next(thread)).collect::<Vec<_>>());
                 let mut taken: Vec<usize> = begun.into_iter().chain(rest).flatten().collect();
                 taken.sort_unstable();
                 assert!(taken.into_iter().eq(0..items), "{threads} threads, {items} items, {late} is late");
@@ -343,17 +356,17 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_run_together_take_each_item_once() {
+    fn concurrent_threads_claim_each_item_once() {
         let (items, threads) = (500, 4);
         let mut pool = Pool::new(threads, None);
-        let mut pieces = Pieces::new(threads);
+        let mut queue = WorkQueue::new(threads);
         let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
         for round in 1..=500 {
-            pieces.reset(items, 1);
-            let pieces = &pieces;
+            queue.reset(items, 1);
+            let queue = &queue;
             pool.run(&|thread| {
-                while let Some(piece) = pieces.next(thread) {
-                    piece.for_each(|item| {
+                while let Some(claimed) = queue.next(thread) {
+                    claimed.for_each(|item| {
                         hits[item].fetch_add(1, Ordering::Relaxed);
                     });
                 }
@@ -363,29 +376,33 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_takes_what_is_next_to_its_last_piece_and_less_and_less() {
-        let mut pieces = Pieces::new(2);
-        pieces.reset(64, 4);
-        let own = std::array::from_fn(|_| pieces.next(0));
+    fn a_threads_claims_are_adjacent_and_shrink() {
+        let mut queue = WorkQueue::new(2);
+        queue.reset(64, 4);
+        let own = std::array::from_fn(|_| queue.next(0));
         assert_eq!(own, [Some(0..16), Some(16..24), Some(24..28), Some(28..32)]);
-        assert_eq!(pieces.next(0), Some(32..48), "the other's");
-        assert_eq!(pieces.next(1), Some(48..56));
+        assert_eq!(queue.next(0), Some(32..48), "the other thread's");
+        assert_eq!(queue.next(1), Some(48..56));
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn threads_stay_on_their_cores_and_only_on_allowed_ones() {
-        // On a thread of its own, whose cores the test sets.
+    fn threads_are_pinned_to_allowed_cores_only() {
+        // Runs on a thread of its own, because it sets the thread's cores.
         let test = || {
             let last = *allowed_cores().last().unwrap();
             pin(last);
             let pool = Pool::new(1, Some(0));
             pool.pin_caller();
-            assert_eq!(allowed_cores(), [last], "counted among the allowed cores, not all");
+            assert_eq!(allowed_cores(), [last], "cores are counted among the allowed cores");
             let mut pool = Pool::new(2, Some(0));
             let seen = std::sync::Mutex::new(Vec::new());
             pool.run(&|_| seen.lock().unwrap().push(allowed_cores()));
-            assert_eq!(seen.into_inner().unwrap(), [[last], [last]], "two threads on one core float");
+            assert_eq!(
+                seen.into_inner().unwrap(),
+                [[last], [last]],
+                "two threads are not pinned to one core"
+            );
             assert_eq!(pool.core, None);
         };
         std::thread::spawn(test).join().unwrap();
@@ -397,7 +414,7 @@ mod tests {
             assert_eq!(
                 seen.into_inner().unwrap(),
                 [&allowed[..], &allowed[1..2]],
-                "the caller is asked first"
+                "the caller keeps its cores until pin_caller"
             );
         }
     }

@@ -241,8 +241,7 @@ impl Subject {
                 backend.write(&numbers(rows * FEW_INPUTS), x);
                 // Gated activations are written and read.
                 let arithmetic = Arithmetic::of_product(isa, activations, SMALL, (rows, rows > SEQUENCES));
-                let bytes =
-                    if arithmetic == Arithmetic::Halves { size_of::<bf16>() } else { size_of::<f32>() };
+                let bytes = if arithmetic == Arithmetic::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
                 (2 * bytes * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
             }
         };

@@ -1,38 +1,38 @@
-//! Which panels are multiplied as a pair, and what becomes of their sums.
+//! Pairs of panels that are multiplied together, and where their sums go.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::tiles::Sums;
+use super::tiles::TileSums;
 use super::unpack::{self, Panel};
-use crate::cpu::layout::bf16_rows::{HalfWriter, TILE_ROWS};
+use crate::cpu::layout::bf16_rows::{Bf16Writer, TILE_ROWS};
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 
-/// Pairs of panels, and where their results go.
+/// Pairs of panels and the destination of their results.
 pub(super) trait Target {
-    /// How many there are.
+    /// Number of pairs.
     fn pairs(&self) -> usize;
-    /// The panels of one; none behind the last pair.
+    /// The panels of a pair; `None` after the last panel.
     fn pair(&self, index: usize) -> [Option<Panel<'_>>; 2];
-    /// Makes results of a pair's sums for these rows, the first of which is the sums' first.
+    /// Converts a pair's sums to results and stores them. `rows.start` is the first row of `sums`.
     ///
     /// # Safety
-    /// The CPU has AMX, and the rows are the results'.
-    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums);
+    /// The CPU has AMX; the destination holds the rows.
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &TileSums);
 }
 
-/// Panels of one matrix, each and the one after it.
-pub(super) struct Adjacent<'a> {
+/// Pairs of consecutive panels of one matrix.
+pub(super) struct AdjacentPanels<'a> {
     pub w: &'a Matrix,
     pub panels: Range<usize>,
     pub out: Output,
 }
 
-impl Target for Adjacent<'_> {
+impl Target for AdjacentPanels<'_> {
     #[inline(always)]
     fn pairs(&self) -> usize {
         self.panels.len().div_ceil(2)
@@ -44,9 +44,10 @@ impl Target for Adjacent<'_> {
         [first, first + 1].map(|panel| (panel < self.panels.end).then_some((self.w, panel)))
     }
 
-    /// Past the caches: with many rows, the output is larger than they are, and lines would be read from memory to be written.
+    /// Stores past the caches: with many rows, the output is larger than the caches, and normal
+    /// stores would read each line first.
     #[inline(always)]
-    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums) {
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &TileSums) {
         let Self { w, out, .. } = *self;
         for (side, (_, panel)) in self.pair(pair).into_iter().flatten().enumerate() {
             let units = units((w, panel));
@@ -65,14 +66,14 @@ impl Target for Adjacent<'_> {
     }
 }
 
-/// Panels of gate and up, which become gated activations in bf16.
-pub(super) struct Gated<'a> {
+/// Pairs of gate and up panels, stored as gated activations in bf16.
+pub(super) struct GatedPanels<'a> {
     pub gate_up: [&'a Matrix; 2],
     pub panels: Range<usize>,
-    pub out: HalfWriter<'a>,
+    pub out: Bf16Writer<'a>,
 }
 
-impl Target for Gated<'_> {
+impl Target for GatedPanels<'_> {
     #[inline(always)]
     fn pairs(&self) -> usize {
         self.panels.len()
@@ -85,7 +86,7 @@ impl Target for Gated<'_> {
     }
 
     #[inline(always)]
-    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &Sums) {
+    unsafe fn store(&self, pair: usize, rows: Range<usize>, sums: &TileSums) {
         let panel = self.panels.start + pair;
         let [gate, up] = self.gate_up;
         let gate = (units((gate, panel)), bias((gate, panel)));
@@ -98,13 +99,13 @@ impl Target for Gated<'_> {
     }
 }
 
-/// The sums of a row and one side's panel.
+/// The sums of a row and one panel of the pair.
 #[inline(always)]
-unsafe fn sum(sums: &Sums, row: usize, side: usize) -> __m512 {
+unsafe fn sum(sums: &TileSums, row: usize, side: usize) -> __m512 {
     _mm512_load_ps(sums[row / TILE_ROWS][side][row % TILE_ROWS].as_ptr())
 }
 
-/// What a panel's sums are multiples of.
+/// The units of a panel's sums.
 #[inline(always)]
 unsafe fn units((w, panel): Panel<'_>) -> __m512 {
     let unit = _mm512_set1_ps(unpack::unit(w.encoding));
@@ -114,19 +115,19 @@ unsafe fn units((w, panel): Panel<'_>) -> __m512 {
     _mm512_mul_ps(unit, _mm512_loadu_ps(w.units.as_ptr().add(panel * LANES)))
 }
 
-/// What is added to a panel's results.
+/// The bias of a panel's results.
 #[inline(always)]
 unsafe fn bias((w, panel): Panel<'_>) -> __m512 {
     if w.bias.is_empty() {
         return _mm512_setzero_ps();
     }
     let first = panel * LANES;
-    let there = (1u32 << LANES.min(w.rows - first)) - 1;
-    _mm512_maskz_loadu_ps(there as u16, w.bias.as_ptr().add(first))
+    let present = (1u32 << LANES.min(w.rows - first)) - 1;
+    _mm512_maskz_loadu_ps(present as u16, w.bias.as_ptr().add(first))
 }
 
-/// `gate / (1 + e^-gate) * up`, off by 2^-13 at most, a sixteenth of what rounding to bf16 costs: a division would take as long as the
-/// rest.
+/// `gate / (1 + e^-gate) * up` with a relative error below 2^-13, a sixteenth of the error of
+/// rounding to bf16. An exact division would take as long as the rest.
 #[inline(always)]
 unsafe fn silu_times(gate: __m512, up: __m512) -> __m512 {
     let denominator = Avx512::add(Avx512::splat(1.0), Avx512::exp(Avx512::sub(Avx512::splat(0.0), gate)));

@@ -1,8 +1,8 @@
-//! Tile registers and their instructions, which Rust 1.95 has as assembly only.
+//! Tile registers and their instructions, in assembly: Rust 1.95 has no stable intrinsics for AMX.
 
 use std::arch::asm;
 
-use crate::cpu::layout::bf16_rows::{CHUNK, TILE_ROWS};
+use crate::cpu::layout::bf16_rows::{CHUNK_DEPTH, TILE_ROWS};
 use crate::cpu::simd::LANES;
 
 /// 16 rows of 64 bytes.
@@ -10,15 +10,16 @@ use crate::cpu::simd::LANES;
 #[repr(C, align(64))]
 pub(super) struct Tile(pub [[u8; 64]; TILE_ROWS]);
 
-/// A chunk of two panels: `[block][panel]`, a tile each. 32 KiB, two thirds of the first-level cache.
-pub(super) type Weights = [[Tile; 2]; CHUNK];
+/// A chunk of two panels as tiles: `[column tile][panel]`. 32 KiB, two thirds of the first-level
+/// cache.
+pub(super) type WeightTiles = [[Tile; 2]; CHUNK_DEPTH];
 /// Sums of two row tiles and two panels: `[row tile][panel]`.
-pub(super) type Sums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
+pub(super) type TileSums = [[[[f32; LANES]; TILE_ROWS]; 2]; 2];
 
-/// The thread's tiles, until this is dropped.
+/// Proof that the thread's tiles are configured. Dropping it releases the tiles.
 pub(super) struct Configured;
 
-/// Rows of a tile, and bytes of a row.
+/// A tile's rows and the bytes of a row.
 pub(super) type Shape = (u8, u16);
 
 #[repr(C, align(64))]
@@ -31,7 +32,7 @@ struct Palette {
 }
 
 impl Configured {
-    /// All tiles 16 rows of 64 bytes.
+    /// Configures all tiles to 16 rows of 64 bytes.
     ///
     /// # Safety
     /// `Isa::Amx` was detected.
@@ -40,6 +41,8 @@ impl Configured {
         unsafe { Self::with([(16, 64); 8]) }
     }
 
+    /// Configures tile `i` to `shapes[i]`.
+    ///
     /// # Safety
     /// `Isa::Amx` was detected; tiles have at most 16 rows of 64 bytes.
     pub unsafe fn with(shapes: [Shape; 8]) -> Self {
@@ -56,39 +59,43 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // Tiles in use would be saved and loaded again at every switch of threads.
-        // SAFETY: the CPU has the instruction, as there is a `Configured`.
+        // Without this, every thread switch would save and restore the tiles.
+        // SAFETY: the CPU has the instruction, because a `Configured` exists.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// `product(rows, weights, sums, blocks, fresh, ahead)`: adds the products of row tiles' blocks with two panels' to the sums,
-/// or begins new ones. Meanwhile it asks for the sums that come next, and for [`AHEAD_BYTES`] a block at `ahead`.
+/// `product(rows, weights, sums, depth, fresh, ahead)`: multiplies one or two row tiles, `depth`
+/// tiles deep, with two panels. Adds the products to the sums, or starts new sums if `fresh`.
+/// Prefetches the next sums, and [`AHEAD_BYTES`] per tile at `ahead`.
 ///
-/// Contract: the tiles are [`Configured`]; `rows` (the second only where it is used) and `weights` hold `blocks` (at least 1)
-/// blocks; behind the first rows' there is one block more, which is loaded and not used.
-pub(super) type Product = unsafe fn([*const u8; 2], *const u8, &mut Sums, usize, bool, *const u8);
+/// Contract: the tiles are [`Configured`]; `rows` (the second pointer only if it is used) and
+/// `weights` hold `depth` (at least 1) tiles; one more tile, which is loaded and not used, follows
+/// the first rows.
+pub(super) type TileProduct = unsafe fn([*const u8; 2], *const u8, &mut TileSums, usize, bool, *const u8);
 
-/// Bytes that a [`Product`] asks for ahead with each block.
+/// Bytes that a [`TileProduct`] prefetches with each column tile.
 pub(super) const AHEAD_BYTES: usize = 256;
 
-/// Writes a product as one block of assembly: between its instructions, nobody else may touch the tiles. tmm0 to tmm3 are the
-/// sums, 4 and 5 the rows, 6 and 7 the weights. Rows stream past with the hint to leave the first-level cache to the weights:
-/// 11 ns a product of tiles instead of 14. Asking for sums and rows ahead makes that 9.8; a block's first rows are loaded while the
-/// block before is still multiplied: 6 % in a loop of its own.
+/// Writes a product as one block of assembly, because no other code may use the tiles in between.
+///
+/// tmm0 to tmm3 are the sums, 4 and 5 the rows, 6 and 7 the weights. Rows are loaded with a hint
+/// that leaves the first-level cache to the weights: 11 ns per tile product instead of 14;
+/// prefetching sums and rows makes it 9.8. The first rows of a column tile are loaded while the
+/// tile before is still multiplied, which gains 6 % in a loop of its own.
 macro_rules! product {
     ($name:ident, [$($sum:literal),*], [$($step:literal),* $(,)?]) => {
-        /// A [`Product`] of one or two row tiles.
+        /// A [`TileProduct`] of one or two row tiles.
         pub(super) unsafe fn $name(
             [first, second]: [*const u8; 2],
             weights: *const u8,
-            sums: &mut Sums,
-            blocks: usize,
+            sums: &mut TileSums,
+            depth: usize,
             fresh: bool,
             ahead: *const u8,
         ) {
             let sums = std::ptr::from_mut(sums);
-            // SAFETY: the contract of `Product`; asking for memory ahead does no harm wherever it is.
+            // SAFETY: the contract of `TileProduct`; a prefetch is harmless at any address.
             unsafe {
                 asm!(
                     "tileloaddt1 tmm4, [{first} + {line}]",
@@ -113,13 +120,13 @@ macro_rules! product {
                     "add {weights}, 2048",
                     "add {ahead}, 256",
                     "add {next}, 256",
-                    "dec {blocks}",
+                    "dec {depth}",
                     "jnz 2b",
                     $(concat!("tilestored [{sums} + {line} + 1024 * ", $sum, "], tmm", $sum),)*
                     first = inout(reg) first => _,
                     second = inout(reg) second => _,
                     weights = inout(reg) weights => _,
-                    blocks = inout(reg) blocks => _,
+                    depth = inout(reg) depth => _,
                     sums = in(reg) sums,
                     next = inout(reg) sums.wrapping_add(1) => _,
                     ahead = inout(reg) ahead => _,
@@ -160,14 +167,16 @@ product!(
     ]
 );
 
-/// The sums of a group, of its blocks of up to 64 columns: one or two tiles of signed bytes, the second right behind the first, times a
-/// tile of unsigned ones, which are 1 KiB a block.
+/// The integer sums of a group: one or two row tiles of signed bytes times a weight tile of
+/// unsigned bytes, `depth` tiles (of up to 64 columns) deep. The second row tile follows the first
+/// in memory; a weight tile has 1 KiB.
 ///
-/// Contract: tiles are [`Configured`]: 0 and 1 for the sums, 2 and 3 for the rows, 4 for the weights; pointers hold the blocks (at
-/// least 1); nothing else uses the tiles between the two.
+/// Contract: the tiles are [`Configured`]: 0 and 1 for the sums, 2 and 3 for the rows, 4 for the
+/// weights; pointers hold `depth` (at least 1) tiles; no other code uses the tiles between `begin`
+/// and `store`.
 #[derive(Clone, Copy)]
 pub(super) struct ByteProduct {
-    /// `begin(rows, block_bytes, weights, blocks)`.
+    /// `begin(rows, row_stride, weights, depth)`.
     pub begin: unsafe fn(*const i8, usize, *const u8, usize),
     /// `store(sums)`.
     pub store: unsafe fn(*mut i32),
@@ -177,21 +186,21 @@ macro_rules! byte_product {
     ($name:ident, [$($zero:literal),*], [$($step:literal),* $(,)?], [$($store:literal),*]) => {
         /// A [`ByteProduct`] of one or two tiles.
         pub(super) const $name: ByteProduct = {
-            unsafe fn begin(rows: *const i8, block_bytes: usize, weights: *const u8, blocks: usize) {
+            unsafe fn begin(rows: *const i8, row_stride: usize, weights: *const u8, depth: usize) {
                 // SAFETY: the contract of `ByteProduct`.
                 unsafe {
                     asm!(
                         $($zero,)*
                         "2:",
                         $($step,)*
-                        "add {rows}, {block_bytes}",
+                        "add {rows}, {row_stride}",
                         "add {weights}, 1024",
-                        "dec {blocks}",
+                        "dec {depth}",
                         "jnz 2b",
                         rows = inout(reg) rows => _,
-                        block_bytes = in(reg) block_bytes,
+                        row_stride = in(reg) row_stride,
                         weights = inout(reg) weights => _,
-                        blocks = inout(reg) blocks => _,
+                        depth = inout(reg) depth => _,
                         line = in(reg) 64usize,
                         out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
                         options(nostack, readonly),
@@ -199,7 +208,8 @@ macro_rules! byte_product {
                 }
             }
             unsafe fn store(sums: *mut i32) {
-                // SAFETY: the contract of `ByteProduct`. Assembly with effects stays in its order, and nothing else uses tiles.
+                // SAFETY: the contract of `ByteProduct`. Assembly with side effects keeps its
+                // order; no other code uses the tiles.
                 unsafe { asm!($($store,)* sums = in(reg) sums, line = in(reg) 64usize, options(nostack)) };
             }
             ByteProduct { begin, store }
@@ -226,7 +236,8 @@ byte_product!(
     ["tilestored [{sums} + {line}], tmm0", "tilestored [{sums} + {line} + 1024], tmm1"]
 );
 
-/// Writes a loop that multiplies tiles and does nothing else: what a product can come near to. Tiles of zeros would be faster.
+/// Writes a loop that multiplies tiles and does nothing else: the upper bound of a product's speed.
+/// Tiles of zeros would be faster.
 macro_rules! arithmetic {
     ($name:ident, $multiply:literal) => {
         /// # Safety
@@ -234,7 +245,7 @@ macro_rules! arithmetic {
         pub(in crate::cpu) unsafe fn $name(passes: usize) {
             // As bf16, 0x3c3c is 0.0115.
             let tile = Tile([[0x3c; 64]; TILE_ROWS]);
-            // SAFETY: the caller's; the tiles are configured, and read from one whole tile.
+            // SAFETY: the caller's; the tiles are configured and loaded from one whole tile.
             unsafe {
                 let _configured = Configured::new();
                 asm!(
@@ -262,8 +273,8 @@ macro_rules! arithmetic {
     };
 }
 
-/// Operations of a pass of [`multiply_halves`], and of one of [`multiply_bytes`].
+/// Multiplications and additions of one pass of [`bf16_passes`] and of [`byte_passes`].
 pub(in crate::cpu) const PASS_OPERATIONS: [usize; 2] = [4 * 2 * 16 * 16 * 32, 4 * 2 * 16 * 16 * 64];
 
-arithmetic!(multiply_halves, "tdpbf16ps");
-arithmetic!(multiply_bytes, "tdpbsud");
+arithmetic!(bf16_passes, "tdpbf16ps");
+arithmetic!(byte_passes, "tdpbsud");
