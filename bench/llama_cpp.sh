@@ -1,21 +1,24 @@
 #!/bin/bash
-# What Thunderhead's kernels are measured against: llama.cpp's llama-bench on a model of the same shape and bits.
+# llama.cpp as the peer of Thunderhead's measurements: its llama-bench on a model of the same shape and bits.
 #
-#   bench/llama_cpp.sh build                          builds llama-bench (9 minutes on one free core; Debian, x86-64)
-#   bench/llama_cpp.sh model [SHAPE [TYPE]]           writes a GGUF with random weights: llama-1b q4_0
-#   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if need be, then decodes 64 tokens with one thread
+#   bench/llama_cpp.sh build                          build llama-bench and print its path (9 minutes on one free core)
+#   bench/llama_cpp.sh model [SHAPE [TYPE]]           write a GGUF with random weights and print its path: llama-1b q4_0
+#   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if needed, then decode 64 tokens with one thread
 #   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]    the same over two RPC servers of one thread, split by layer and by tensor
 #
-# SHAPE: llama-1b, llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, as MLX's 4 bits in groups of 64), q4_1 (5 bits, as
-# groups of 32), q8_0. ARG: llama-bench's own, after `-p 0 -n 64 -t 1`, e.g. `-p 512 -n 0` for prefill, `-t 2`.
+# SHAPE: llama-1b, llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits in groups of 64), q4_1 (5 bits,
+# like groups of 32), q8_0. ARG: options of llama-bench, added after `-p 0 -n 64 -t 1`.
 #
-# The source comes from PyPI's llama-cpp-python, which carries it; nothing of it is kept in this repository. clang 16,
-# because gcc 12's build of its AMX code crashes. AMX=off leaves AMX out (a second build). JOBS: compilers at once.
+# The source comes from the package llama-cpp-python on PyPI; this repository keeps none of it. AMX selects the build:
+#   on       Sapphire Rapids with AMX, by clang 16 (gcc 12's build of the AMX code crashes); can be built elsewhere
+#   off      the same without AMX
+#   native   what this CPU has, by the system's compiler
+# The default is `on` if this CPU has AMX, else `native`. JOBS: compilers at once.
 set -euo pipefail
 
 version=${LLAMA_CPP_PYTHON_VERSION:-0.3.36}
 cache=${THUNDER_LLAMA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/thunderhead/llama.cpp}
-amx=${AMX:-on}
+amx=${AMX:-$(if grep -qwm1 amx_int8 /proc/cpuinfo; then echo on; else echo native; fi)}
 here=$(cd "$(dirname "$0")" && pwd)
 build=$cache/build-$version-amx-$amx
 venv=$cache/venv
@@ -42,17 +45,21 @@ source_tree() {
 build() {
   [ -x "$bench" ] && [ -x "$rpc_server" ] && return
   mkdir -p "$cache"
-  if ! command -v clang-16 >/dev/null; then
-    apt-get update -q
-    apt-get install -q -y --no-install-recommends clang-16 libomp-16-dev
-  fi
   venv
-  # What GGML_NATIVE finds on a Sapphire Rapids, so that it can be built elsewhere.
-  local options=(-DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON
-    -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
-  if [ "$amx" = on ]; then options+=(-DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON); fi
+  local options=(-DGGML_NATIVE=ON)
+  if [ "$amx" != native ]; then
+    if ! command -v clang-16 >/dev/null; then
+      apt-get update -q
+      apt-get install -q -y --no-install-recommends clang-16 libomp-16-dev
+    fi
+    # What GGML_NATIVE finds on a Sapphire Rapids, so that it can be built elsewhere.
+    options=(-DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 -DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON
+      -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON
+      -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
+    if [ "$amx" = on ]; then options+=(-DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON); fi
+  fi
   PATH=$venv/bin:$PATH cmake -G Ninja -S "$(source_tree)" -B "$build" -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 -DBUILD_SHARED_LIBS=OFF "${options[@]}" \
+    -DBUILD_SHARED_LIBS=OFF "${options[@]}" \
     -DGGML_RPC=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
   "$venv/bin/cmake" --build "$build" --target llama-bench ggml-rpc-server -j "${JOBS:-1}"

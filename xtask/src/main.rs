@@ -1,5 +1,6 @@
 //! What developers run: `cargo xtask COMMAND`. What is a test belongs into a crate's tests, not here.
 
+mod bench;
 mod cross;
 mod golden;
 mod lines;
@@ -19,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run the headline measurements, 8 minutes on 2 cores, and write bench/results/MACHINE-DATE.json
+    Bench(bench::Args),
     /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3.5 GiB
     CheckMacos(macos::Args),
     /// Run the tests of the compute kernels for 64-bit Arm (NEON) in an emulator on a Debian machine; root, same chroot
@@ -31,6 +34,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::CheckMacos(args) => macos::run(&args),
         Command::TestNeon(args) => neon::run(&args),
         Command::Golden(args) => golden::run(&args),

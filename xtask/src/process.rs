@@ -26,6 +26,21 @@ pub fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a command prints; its errors are shown as they come.
+///
+/// # Errors
+/// If the program is missing, ends with anything but success, or prints what is not UTF-8.
+pub fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .with_context(|| format!("could not start {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} ended with {}", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed what is not UTF-8"))
+}
+
 /// Whether a command can be started and ends with success; what it prints is not shown.
 pub fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())

@@ -6,12 +6,12 @@
 mod order;
 
 use half::bf16;
-use order::{COUNT, RUNS, all_runs, expected, expected_of, input, input_of, pause, runs_of};
+use order::{COUNT, all_runs, expected, expected_of, input, input_of, pause, runs, runs_of};
 use thunder_collectives::{Algorithm, CommError, Group, Op, TransportChoice, Wire, local};
 use thunder_testing::Random;
 
 #[test]
-fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
+fn repeated_sums_of_every_algorithm_have_the_bits_of_rank_order() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         for ranks in 2..=5 {
             let done = local::run(ranks, transport, |mut group| order::check(&mut group));
@@ -22,7 +22,7 @@ fn hundred_runs_of_every_algorithm_give_the_bits_of_the_sum_in_rank_order() {
 
 /// All ranks must have the bits of the ring's order, which for more than two ranks are not those of rank order.
 #[test]
-fn hundred_runs_of_a_ring_give_the_bits_of_its_order() {
+fn repeated_ring_sums_have_the_bits_of_the_rings_order() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         for ranks in 2..=5 {
             let floats = order::ring::<f32>(ranks);
@@ -46,7 +46,7 @@ fn long_messages_give_the_same_bits() {
             all_runs(&mut group, &input_of(FLOATS, rank), &sums, 5);
             // As it would be chosen.
             let input = input_of(HALVES, rank);
-            runs_of(&mut group, Algorithm::OneShot, &input, &halves, RUNS);
+            runs_of(&mut group, Algorithm::OneShot, &input, &halves, runs());
         });
         assert_eq!(done.unwrap().len(), ranks);
     }
@@ -78,7 +78,7 @@ fn scattered_hosts_are_added_host_by_host() {
     assert!(by_host != expected::<f32>(4), "the order makes no difference to these inputs");
     on_hosts(&[0, 1, 0, 1], |mut group| {
         group.force_algorithm(Some(Algorithm::Hierarchical));
-        for _ in 0..RUNS {
+        for _ in 0..runs() {
             let mut data = input::<f32>(group.rank());
             group.all_reduce(&mut data, Op::Sum).unwrap();
             assert!(data == by_host);
@@ -108,14 +108,14 @@ fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
             let mut random = Random::new(5 + group.rank() as u64);
             [Algorithm::OneShot, Algorithm::Mesh].map(|algorithm| {
                 group.force_algorithm(Some(algorithm));
-                let mut runs = (0..RUNS).map(|_| {
+                let mut results = (0..runs()).map(|_| {
                     pause(&mut random);
                     let mut data = inputs[group.rank()].clone();
                     group.all_reduce(&mut data, Op::Sum).unwrap();
                     data
                 });
-                let first = runs.next().unwrap();
-                assert!(runs.all(|run| run == first), "{algorithm:?}");
+                let first = results.next().unwrap();
+                assert!(results.all(|run| run == first), "{algorithm:?}");
                 first
             })
         });

@@ -34,7 +34,7 @@ fn main() {
             let name = format!("every_operation_{mode:?}_{ranks}_ranks_{cables}_cables");
             add(name, Box::new(move || every_operation(mode, ranks, cables)));
         }
-        add(format!("hundred_runs_give_the_same_bits_{mode:?}"), Box::new(move || same_bits(mode)));
+        add(format!("repeated_sums_have_the_same_bits_{mode:?}"), Box::new(move || same_bits(mode)));
     }
     add("some_pairs_by_rdma_others_by_shared_memory".into(), Box::new(mixed));
     add("hosts_of_several_ranks_with_cables_between_them".into(), Box::new(hosts));
