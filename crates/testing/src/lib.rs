@@ -19,6 +19,7 @@ mod random;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 pub use random::Random;
 
@@ -39,6 +40,13 @@ fn builtin(name: &str) -> PathBuf {
 /// `long` in `./test --long` (which sets `THUNDER_LONG=1`), else `short`: the number of runs of a random or repeated test.
 pub fn runs(short: usize, long: usize) -> usize {
     if std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1") { long } else { short }
+}
+
+/// Runs a test and prints its time: for test binaries whose harness prints none.
+pub fn timed(name: &str, test: impl FnOnce()) {
+    let started = Instant::now();
+    test();
+    println!("{name}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
 /// Notes that a test could not run here and why. `./test` prints the notes in its summary; the test returns after this.

@@ -94,12 +94,12 @@ fn resumed() {
 }
 
 fn rebuilt() {
-    ["shm", "tcp"].into_iter().for_each(rebuilt_over);
+    ["shm", "tcp"].into_iter().for_each(|transport| rebuilt_over(transport, 0..3));
 }
 
 /// Also without rank 0, which every group needs at first.
-pub fn rebuilt_over(transport: &str) {
-    for victim in 0..3 {
+pub fn rebuilt_over(transport: &str, victims: impl Iterator<Item = usize>) {
+    for victim in victims {
         let setting = setting("rebuild", transport, Duration::from_secs(20));
         let mut ranks = Ranks::start(setting);
         let ports: Vec<u16> =

@@ -92,8 +92,10 @@ fn killed() {
 }
 
 fn cut() {
-    for mode in MODES {
-        for work in ["small", "large", "barrier", "all_to_all"] {
+    let works = ["small", "large", "barrier", "all_to_all"];
+    for (m, mode) in MODES.into_iter().enumerate() {
+        // Each mode with two works, each work with a mode or two; all of them with `./test --long`.
+        for work in works.into_iter().cycle().skip(m).take(thunder_testing::runs(2, works.len())) {
             cut_during(work, mode, Duration::from_millis(21), [1, 2]);
         }
     }
@@ -133,5 +135,8 @@ fn cut_once(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) -> Durat
 }
 
 fn rebuilt() {
-    MODES.into_iter().for_each(cases::rebuilt_over);
+    for (m, mode) in MODES.into_iter().enumerate() {
+        // Another victim in each mode; every victim in each with `./test --long`.
+        cases::rebuilt_over(mode, (m..3).chain(0..m).take(thunder_testing::runs(1, 3)));
+    }
 }

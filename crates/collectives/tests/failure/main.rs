@@ -40,7 +40,7 @@ fn main() {
     ];
     let trials = tests.concat().into_iter().map(|(name, test, ignored)| {
         let run = move || {
-            test();
+            thunder_testing::timed(name, test);
             Ok::<(), Failed>(())
         };
         Trial::test(name, run).with_ignored_flag(ignored)

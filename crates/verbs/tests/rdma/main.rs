@@ -23,8 +23,9 @@ fn main() {
     }
     let tests = [streams::tests(), failures::tests()].concat();
     let trials = tests.into_iter().map(|(name, test)| {
+        let timed_name = name.clone();
         let run = move || {
-            test();
+            thunder_testing::timed(&timed_name, || test());
             Ok::<(), Failed>(())
         };
         Trial::test(name, run).with_ignored_flag(true)
