@@ -69,7 +69,7 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
         // with two ranks in each mode and with more over RC.
         let short_case = ranks == 2 && cables == 2;
         let long_case = ranks == 2 || mode == RdmaMode::Rc;
-        let is_long = if thunder_testing::runs(0, 1) == 1 { long_case } else { short_case };
+        let is_long = if thunder_testing::is_long() { long_case } else { short_case };
         let long = if is_long { (4 << 20) + 1 } else { (1 << 18) + 1 };
         for length in [1, 3, 1013, 1014, 1015, 16_385, long] {
             operations::check_all(&mut group, length);

@@ -37,9 +37,14 @@ fn builtin(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin").join(name)
 }
 
-/// `long` in `./test --long` (which sets `THUNDER_LONG=1`), else `short`: the number of runs of a random or repeated test.
+/// True in `./test --long`, which sets `THUNDER_LONG=1`: a test may take minutes to try every combination.
+pub fn is_long() -> bool {
+    std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1")
+}
+
+/// The number of runs of a random or repeated test: `long` in `./test --long`, else `short`.
 pub fn runs(short: usize, long: usize) -> usize {
-    if std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1") { long } else { short }
+    if is_long() { long } else { short }
 }
 
 /// Runs a test and prints its time: for test binaries whose harness prints none.

@@ -16,17 +16,22 @@ fn every_number_of_ranks_gives_the_same_text() {
     let run = |question, options: &[&str]| {
         run_json(&[&["run", "builtin", question, "--json", "--activations", "int16"], options].concat())
     };
-    for question in questions {
+    for (number, question) in questions.into_iter().enumerate() {
         let alone = run(question, &[]);
         assert_eq!(alone["finish_reason"], "stop", "{alone}");
-        for ranks in ["2", "3", "4", "5"] {
-            for parallel in ["tensor", "pipeline"] {
-                for transport in ["shm", "tcp"] {
-                    let options = ["--ranks", ranks, "--parallel", parallel, "--transport", transport];
-                    let sharded = run(question, &options);
-                    assert_eq!(alone["text"], sharded["text"], "{question} with {options:?}");
-                }
+        let settings = ["2", "3", "4", "5"].into_iter().flat_map(|ranks| {
+            ["tensor", "pipeline"]
+                .into_iter()
+                .flat_map(move |parallel| ["shm", "tcp"].map(|transport| [ranks, parallel, transport]))
+        });
+        for (index, [ranks, parallel, transport]) in settings.enumerate() {
+            // Each setting with one of the questions; with all of them in `./test --long`.
+            if index % questions.len() != number && !thunder_testing::is_long() {
+                continue;
             }
+            let options = ["--ranks", ranks, "--parallel", parallel, "--transport", transport];
+            let sharded = run(question, &options);
+            assert_eq!(alone["text"], sharded["text"], "{question} with {options:?}");
         }
         let uneven = run(question, &["--ranks", "3", "--split", "3,1,0.5"]);
         assert_eq!(alone["text"], uneven["text"], "{question} on an uneven split");
