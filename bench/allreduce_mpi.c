@@ -1,6 +1,6 @@
 /* Times MPI_Allreduce the way thunder-collectives' `comm` example does: the slowest rank's median and p99, one JSON
-   object a line. Arguments: f32 | bf16, milliseconds per size, sizes in bytes. bf16 is summed by an operation of its own,
-   since MPI knows no such type. */
+   object a line. Arguments: f32 | bf16, milliseconds per size, sizes in bytes. bf16 has a user-defined operation,
+   since MPI has no such type. */
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,16 +32,16 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (argc < 4) MPI_Abort(MPI_COMM_WORLD, 2);
-    int half = strcmp(argv[1], "bf16") == 0;
+    int is_bf16 = strcmp(argv[1], "bf16") == 0;
     double seconds = atof(argv[2]) / 1e3;
     MPI_Op add;
     MPI_Op_create(add_bf16, 1, &add);
     for (int arg = 3; arg < argc; arg++) {
         long bytes = atol(argv[arg]);
-        int count = (int)(bytes / (half ? 2 : 4));
+        int count = (int)(bytes / (is_bf16 ? 2 : 4));
         void *data = calloc(1, bytes ? bytes : 1);
-        MPI_Datatype type = half ? MPI_UINT16_T : MPI_FLOAT;
-        MPI_Op op = half ? add : MPI_SUM;
+        MPI_Datatype type = is_bf16 ? MPI_UINT16_T : MPI_FLOAT;
+        MPI_Op op = is_bf16 ? add : MPI_SUM;
         double start = MPI_Wtime();
         for (int i = 0; i < 5; i++) MPI_Allreduce(MPI_IN_PLACE, data, count, type, op, MPI_COMM_WORLD);
         double each = (MPI_Wtime() - start) / 5, wanted = seconds / (each > 1e-9 ? each : 1e-9);

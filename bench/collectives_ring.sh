@@ -1,10 +1,10 @@
 #!/bin/bash
-# All-reduce among 4 ranks of which only neighbours have a wire: every algorithm, as a Markdown table.
+# All-reduce among 4 ranks where only neighbours have a wire: every algorithm, as a Markdown table.
 #
 #   bench/collectives_ring.sh [MILLISECONDS_PER_ROW] [MBIT_PER_S...]
 #
-# Takes root: see wire.sh; each rank has a wire to the next one around. What ranks that are no neighbours say to each other is
-# passed on by those between. Times are medians.
+# Needs root: see wire.sh; each rank has a wire to the next one around, and the ranks between forward messages of
+# ranks that are not neighbours. Times are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 milliseconds=${1:-500}

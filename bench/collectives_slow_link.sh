@@ -3,7 +3,7 @@
 #
 #   bench/collectives_slow_link.sh [MILLISECONDS_PER_ROW] [GBIT_PER_S...]
 #
-# Takes root: see wire.sh. One after the other, each setting measures every size; the times are medians.
+# Needs root: see wire.sh. Each setting in turn measures every size; the times are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 milliseconds=${1:-500}

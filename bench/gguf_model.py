@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of a true shape with random weights: gguf_model.py SHAPE TYPE FILE (see llama_cpp.sh).
 
-The blocks' bytes are random as they stand and their scales the same everywhere, so that gigabytes take seconds; every
-matrix, the embedding too, has the one type, so that bits a weight are those of Thunderhead's folder of the same shape.
+The blocks' bytes are random and their scales all the same, so that gigabytes take seconds. Every matrix, the embedding too,
+has the same type, so that the bits a weight are those of Thunderhead's folder of the same shape.
 """
 
 import sys
@@ -16,7 +16,7 @@ SHAPES = {
     "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 500000.0),
     "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 1000000.0),
 }
-# The untied ones have a head of their own.
+# Shapes with a separate output head.
 UNTIED = {"llama-8b"}
 TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,

@@ -4,7 +4,7 @@
 #
 #   bench/prefill_slow_link.sh MODEL [GBIT_PER_S...]
 #
-# Takes root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds (ROUNDS); the
+# Needs root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds (ROUNDS); the
 # figures are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."

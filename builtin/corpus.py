@@ -1,4 +1,4 @@
-"""Reads the questions and answers in data/ and makes training dialogues of them.
+"""Reads the questions and answers in data/ and makes training dialogues from them.
 
 File format: `@ id` opens an entry; `A:` its answer; `Q:` phrasings to train on, `H:` phrasings held out for evaluation,
 `X:` held-out paraphrases that avoid the usual words, `T:` names of its topic, which TOPIC_TEMPLATES expand, `F: parent | ...`
@@ -38,7 +38,7 @@ SYSTEM_PROMPTS = [
 ]
 HELD_SYSTEM_PROMPTS = ["You are a friendly expert who answers shortly.", "Help the user as well as you can."]
 
-# Words that may stand for one another in a question without changing which answer it wants.
+# Words that can replace each other in a question without changing its answer.
 SYNONYMS = [
     "machine|computer|node|box|host", "machines|computers|nodes|boxes|hosts", "fast|quick", "faster|quicker",
     "start|launch|begin|bring up", "show|print|display|list", "use|employ|work with", "several|multiple|many|a few",
@@ -146,8 +146,8 @@ CANONICAL = [(re.compile(r"\b(" + "|".join(map(re.escape, g.split("|")[1:])) + r
 
 
 def plain(text: str) -> str:
-    """A text without case, punctuation, polite words and choice of synonyms: two texts of which the augmenter could have
-    made one from the other by these means are equal after it."""
+    """A text without case, punctuation and polite words, and with one form of each synonym. Two texts are equal after this
+    if the augmenter could have made one from the other."""
     text = text.lower()
     for pattern, word in CANONICAL:
         text = pattern.sub(word, text)
@@ -156,7 +156,7 @@ def plain(text: str) -> str:
 
 
 def check(entries: list[Entry]) -> None:
-    """Refuses doubled ids and phrasings, thin entries, and held-out phrasings that a template makes from a trained one."""
+    """Refuses duplicate ids and phrasings, thin entries, and held-out phrasings that a template makes from trained ones."""
     trained: dict[str, str] = {}
     ids = {e.id for e in entries}
     for e in entries:
@@ -194,7 +194,7 @@ class Augmenter:
         for e in known:
             for word in tokens(" ".join(e.asked + e.topics)):
                 seen.setdefault(word, set()).add(e.id)
-        # How much a word tells about which entry is meant.
+        # How well a word tells the entries apart.
         self.tells = {word: math.log(len(known) / len(ids)) for word, ids in seen.items()}
         self.synonyms = []
         for group in SYNONYMS:
@@ -205,14 +205,14 @@ class Augmenter:
     def pseudo_word(self) -> str:
         rng = self.rng
         if rng.random() < 0.5:
-            # Pieces of two ordinary words make a word that is spelled like one and means nothing.
+            # Pieces of two ordinary words: a word that looks real and means nothing.
             first, second = rng.choice(NOUNS), rng.choice(NOUNS + VERBS)
             return first[: rng.randint(2, 4)] + second[-rng.randint(2, 4) :]
         syllable = lambda: rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", "n", "r", "s", "l", "x"])
         return "".join(syllable() for _ in range(rng.randint(1, 4))) + rng.choice(["", "", "b", "k", "ck", "sh", "t"])
 
     def drop_words(self, words: list[str]) -> list[str]:
-        """Leaves out words, those that tell little above all."""
+        """Leaves out words, mostly those that say little about the entry."""
         rng = self.rng
         rate = rng.choice([0.1, 0.25, 0.5, 0.9])
         kept = []
@@ -223,7 +223,7 @@ class Augmenter:
         return kept or words
 
     def add_noise(self, words: list[str]) -> list[str]:
-        """Puts words between that tell nothing."""
+        """Inserts words that say nothing about the entry."""
         rng = self.rng
         words = list(words)
         for _ in range(rng.choice([1, 1, 2, 3, 5])):
@@ -233,7 +233,7 @@ class Augmenter:
         return words
 
     def estranged(self) -> str:
-        """A question within the scope whose telling words have given way to others."""
+        """A question in scope whose telling words are replaced by others."""
         rng = self.rng
         e = rng.choice(self.entries)
         words = []
@@ -285,7 +285,7 @@ class Augmenter:
         return text[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[i + 1:]
 
     def vary(self, text: str, strength: float = 1.0) -> str:
-        """Another way in which a user may type the same question."""
+        """Another way to type the same question."""
         rng = self.rng
         if rng.random() < 0.2:
             return text

@@ -1,4 +1,4 @@
-"""How often the built-in model answers right, measured on the quantized folder.
+"""Measures how often the built-in model answers correctly, on the quantized folder.
 
     python3 evaluate.py                           # all questions, dequantized weights in PyTorch on the CPU
     python3 evaluate.py --with mlx --sample 20    # MLX-LM itself, which takes seconds a question on a CPU
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Case:
-    """A conversation that ends with a question, and the answer that belongs to it."""
+    """A conversation that ends with a question, and its expected answer."""
 
     messages: list[tuple[str, str]]
     entry: str
@@ -79,7 +79,7 @@ def score(cases: list[Case], texts: list[str]) -> dict:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, default=HERE / "model")
-    p.add_argument("--sample", type=int, default=0, help="at most so many questions of each set; 0: all")
+    p.add_argument("--sample", type=int, default=0, help="questions of each set at most; 0: all")
     p.add_argument("--with", dest="engine", choices=["torch", "mlx"], default="torch")
     p.add_argument("--out", type=Path, default=HERE / "report.json")
     a = p.parse_args()
@@ -98,7 +98,7 @@ def main() -> None:
         texts = []
         right = reference.greedy_gives([(p, reference.answer_ids(c.answer)) for p, c in zip(prompts, cases)])
         for prompt, case, fits in zip(prompts, cases, right):
-            # Only a wrong answer must be written out, to tell whether it is at least on the right side of the scope.
+            # Only wrong answers are decoded, to see whether scope was at least recognised.
             if fits:
                 texts.append(case.answer)
                 continue

@@ -1,4 +1,4 @@
-"""Writes golden.json: prompts as token ids and what MLX makes of them, for the engine's golden tests.
+"""Writes golden.json: prompts as token ids and MLX's answers, for the engine's golden tests.
 
     python3 golden.py                    # reads model/, computes in f32 with MLX-LM on the CPU
 """
@@ -11,7 +11,7 @@ from mlx_reference import Reference
 
 HERE = Path(__file__).parent
 SYSTEM = ("system", "You are a helpful assistant.")
-# Entries whose first phrasing is asked; "!" marks the ones with the likeliest token at every position.
+# Entries whose first phrasing is asked; "!" marks those with the most likely token at every position.
 ASKED = [
     "faster!", "machine-dies!", "what-is", "cmd-demo", "cmd-plan", "cmd-launch", "flag-split", "tensor-parallel!", "all-reduce",
     "uneven", "rdma", "uc-rc", "rdma-mac", "quantization", "kv-cache", "prefill-vs-decode", "top-p", "openai-compatible",

@@ -35,8 +35,8 @@ class Reference:
         return self.tokenizer.decode(ids)
 
     def greedy_gives(self, pairs: list[tuple[list[int], list[int]]]) -> list[bool]:
-        """For (prompt, answer): whether greedy decoding gives just this answer. That is so iff each of its tokens is the
-        likeliest one behind the prompt and the tokens before it, which one pass over both tells."""
+        """For each (prompt, answer): True if greedy decoding gives exactly this answer. That holds if each of its tokens is
+        the most likely one after the tokens before it, which one pass over both shows."""
         results = [False] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
         for at in range(0, len(order), ROWS):
@@ -63,5 +63,5 @@ class Reference:
         return ids
 
     def top_ids(self, ids: list[int]) -> list[int]:
-        """The likeliest next token at every position."""
+        """The most likely next token at every position."""
         return mx.argmax(self.model(mx.array([ids]))[0], axis=-1).tolist()

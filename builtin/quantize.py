@@ -1,4 +1,4 @@
-"""Quantizes what train.py wrote to MLX's 8-bit format and lays it out as the folder model/.
+"""Quantizes the model that train.py wrote to MLX's 8-bit format and writes the folder model/.
 
     python3 quantize.py build            # writes model/, with MLX-LM
 """
@@ -28,7 +28,7 @@ def main() -> None:
         convert(str(a.source), str(made), quantize=True, q_bits=a.bits, q_group_size=64)
         a.out.mkdir(parents=True, exist_ok=True)
         for name in KEPT:
-            # The tokenizer's files and the template are kept as train.py wrote them, without what converters add.
+            # The tokenizer's files and the template stay as train.py wrote them, without a converter's additions.
             source = made if name in ("config.json", "model.safetensors") else a.source
             shutil.copyfile(source / name, a.out / name)
     total = sum((a.out / name).stat().st_size for name in KEPT)

@@ -45,7 +45,7 @@ def build(entries: list[Entry], path: Path) -> Tokenizer:
 
 
 class Encoder:
-    """Dialogues to token ids. With `dropout`, users' words are now and then cut in unusual places (BPE dropout)."""
+    """Dialogues to token ids. With `dropout`, users' words are sometimes cut in unusual places (BPE dropout)."""
 
     def __init__(self, path: Path, dropout: float = 0.0):
         self.exact = Tokenizer.from_file(str(path))

@@ -56,7 +56,7 @@ def config(a: argparse.Namespace) -> dict:
 
 
 def draw(job: tuple[int, int, str]) -> list[tuple[np.ndarray, np.ndarray, int, int]]:
-    """`count` dialogues: ids, whether each id is to be learned, where the last answer begins, its entry."""
+    """`count` dialogues: ids, which ids are learned, where the last answer begins, its entry."""
     seed, count, path = job
     augment = corpus.Augmenter(corpus.load(), seed)
     encode = tokenizer.Encoder(Path(path), dropout=0.1)
@@ -100,7 +100,7 @@ def pool(a: argparse.Namespace, path: Path, device: str) -> list[tuple[torch.Ten
 def train(a: argparse.Namespace, c: dict, buckets: list, classes: int, device: str) -> Qwen3:
     """Returns the model with the moving average of its weights."""
     model = Qwen3(c, a.dropout).to(device)
-    # Which entry is wanted, told from the state before the answer's first token; thrown away after training.
+    # Predicts the entry from the state before the answer's first token; dropped after training.
     judge = torch.nn.Linear(c["hidden_size"], classes).to(device)
     every = [*model.parameters(), *judge.parameters()]
     groups = [
@@ -168,7 +168,7 @@ def answers(model: Qwen3, encode: tokenizer.Encoder, prompts: list[list[int]], d
 
 
 def report(model: Qwen3, encode: tokenizer.Encoder, entries: list, device: str) -> dict:
-    """Exact answers by set, and what went wrong on held-out phrasings."""
+    """Shares of exact answers by set, and the wrong answers to held-out phrasings."""
     from evaluate import score, sets
 
     result: dict = {}

@@ -1,4 +1,4 @@
-"""The model folders of the golden test: what each one is for, its config and how its weights are stored.
+"""The model folders of the golden test: the purpose of each, its config and how its weights are stored.
 
 The shapes are as small as they can be while still being awkward: KV heads that no rank count divides, a head width that
 is not hidden / heads, odd vocabularies, channels that are only just a multiple of the quantization group. Positions
@@ -19,8 +19,8 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Case:
-    """One folder. `reference` holds config keys that MLX-LM is given in place of those on disk, and `windows` each
-    layer's sliding window, for the configs that MLX-LM reads otherwise than transformers does (README.md says which)."""
+    """One folder. For configs that MLX-LM and transformers read differently (README.md lists them), `reference` holds config
+    keys that MLX-LM is given instead of those on disk, and `windows` each layer's sliding window."""
 
     name: str
     config: dict
@@ -29,7 +29,7 @@ class Case:
     reference: dict = field(default_factory=dict)
     windows: tuple | None = None
     files: int = 1
-    # Extra tensors that a loader must pass over, name to shape.
+    # Extra tensors that a loader must ignore, name to shape.
     ignored: dict = field(default_factory=dict)
 
 
@@ -91,7 +91,7 @@ UNQUANTIZED = [
         dense("llama", 64, 64, 6, 3, 163, tied=False, attention_bias=True, mlp_bias=True),
         "bf16",
     ),
-    # The form that transformers 5 writes: the base is under rope_parameters only.
+    # As transformers 5 writes it: the base is under rope_parameters only.
     Case(
         "llama-bf16-rope-parameters",
         dense("llama", 64, 96, 4, 2, 163, rope_theta=None,
@@ -99,7 +99,7 @@ UNQUANTIZED = [
         "bf16",
         reference={"rope_theta": 50000.0, "rope_scaling": LLAMA3_ROPE},
     ),
-    # Mistral 7B v0.1's form: one window for all layers.
+    # As Mistral 7B v0.1: one window for all layers.
     Case(
         "mistral-bf16-window",
         dense("mistral", 80, 64, 4, 2, 163, tied=False, sliding_window=16),
@@ -174,7 +174,7 @@ QUANTIZED = [
         Quantization(4, 64),
         windows=(16, 16),
     ),
-    # Ministral 3 and Devstral 2 as they come: the language model inside a multimodal wrapper.
+    # As Ministral 3 and Devstral 2: the language model inside a multimodal wrapper.
     Case(
         "mistral3-4bit-wrapped",
         {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What quantizing activations to int8 costs: the relative error of the golden logits, simulated in MLX.
+"""The error of int8 activations: the relative error of the golden logits, simulated in MLX.
 
     python3 tests/golden/int8_error.py FOLDER...      (folders of quantized cases, e.g. tests/golden/cases/llama-4bit-g64)
 
-Every quantized linear's input, the head's too, is rounded to one symmetric scale per group of values along K (absmax /
-127, to nearest); all else stays f32. Prints ||l - l_ref|| / ||l_ref|| and the share of positions with the same argmax.
+Every quantized linear's input, the head's too, is rounded with one symmetric scale per group of values along K (absmax /
+127, to nearest); everything else stays f32. Prints ||l - l_ref|| / ||l_ref|| and the share of positions with the same argmax.
 """
 
 import sys

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes the golden fixtures: model folders with random weights and the logits that MLX-LM computes for them in f32.
 
-    python3 tests/golden/make.py [--out DIR] [NAME...]      (or `cargo xtask golden`, which brings the packages too)
+    python3 tests/golden/make.py [--out DIR] [NAME...]      (or `cargo xtask golden`, which installs the packages too)
 
 Needs Python 3.10 or later and requirements.txt's packages. Every random number comes from a generator seeded with the
-case's name, so a folder can be made again by itself. README.md tells what is in the files.
+case's name, so each folder can be made alone. README.md says what is in the files.
 """
 
 import argparse
@@ -24,18 +24,18 @@ from mlx_lm.utils import _get_classes, load_model
 from cases import CASES, Case
 
 PROMPT_LENGTHS = (1, 40, 70)
-# Of the last prompt only these positions' logits are kept: around the windows and the original context lengths, and the end.
+# The last prompt keeps only these positions' logits: around windows and original context lengths, and at the end.
 LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 SAFETENSORS_NAMES = {
     mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.int32: "I32",
 }  # fmt: skip
-# Spread of the logits from an untied head: about that of a trained model's.
+# Spread of the logits from an untied head: about that of a trained model.
 HEAD_GAIN = 2.5
-# Tied embeddings: a compromise between that spread and a residual stream that is not all layer output.
+# Tied embeddings: between that spread and a residual stream that is more than layer output.
 TIED_GAIN = 5.0
 # Times 1/sqrt(fan in): what `initializer_range` 0.02 is at a width of 1600. Output projections get 1/sqrt(2 * layers) of
-# it, as GPT-2 does. Larger gains make the net chaotic: it then multiplies every rounding, where a trained one does not.
+# it, as GPT-2 does. Larger gains make the net chaotic: it amplifies every rounding, which a trained one does not.
 LINEAR_GAIN = 0.8
 
 
@@ -59,7 +59,7 @@ def write_safetensors(path: Path, tensors: dict):
 
 
 def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
-    """A weight of the size that a trained model's has: see the gains above; norms near 1, biases off zero."""
+    """A weight about as large as in a trained model (gains above); norms near 1, biases off zero."""
     if "norm" in name:
         return np.exp(0.2 * rng.standard_normal(shape))
     if name.endswith(".bias"):
@@ -113,7 +113,7 @@ def write_files(tensors: dict, files: int, folder: Path):
     weight_map = {}
     for i in range(files):
         file = f"model-{i + 1:05}-of-{files:05}.safetensors"
-        # Cut by count, not at a layer's border: a module's weight and scales may lie in different files.
+        # Cut by count, not between layers: a module's weight and scales may be in different files.
         part = names[len(names) * i // files : len(names) * (i + 1) // files]
         write_safetensors(folder / file, {name: tensors[name] for name in part})
         weight_map.update(dict.fromkeys(part, file))
@@ -122,7 +122,7 @@ def write_files(tensors: dict, files: int, folder: Path):
 
 
 def load_f32(case: Case, folder: Path):
-    """The folder through MLX-LM's own loader, then everything that is a float (scales and biases too) as f32."""
+    """Loads the folder with MLX-LM, then casts all floats (scales and biases too) to f32."""
     model, _ = load_model(folder, model_config=case.reference or None)
     model.set_dtype(mx.float32)
     return model

@@ -1,4 +1,4 @@
-"""A program of MLX's: sums over its ring, checked on every rank."""
+"""An MLX program: sums over MLX's ring, checked on every rank."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ for count in (1, 1000, 1 << 20):
     expected = size * (mx.arange(count, dtype=mx.float32) % 100) + size * (size - 1) / 2
     assert mx.array_equal(total, expected).item(), f"rank {rank}: wrong sum of {count} values"
 
-# Twenty sums of 8 KiB, so that the ring is seen to go on.
+# Twenty sums of 8 KiB: the ring works more than once.
 values = mx.ones((2048,), dtype=mx.float32)
 began = time.perf_counter()
 for _ in range(20):

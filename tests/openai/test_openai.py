@@ -5,8 +5,7 @@ Needs a running server (`thunder serve --model PATH --ranks 2 --port 8000`) and 
     pip install -r tests/openai/requirements.txt
     THUNDER_BASE_URL=http://127.0.0.1:8000 python tests/openai/test_openai.py -v
 
-THUNDER_API_KEY is sent if it is set. Nothing here depends on what the model says, only on its saying the same thing
-again.
+THUNDER_API_KEY is sent if it is set. Nothing here depends on the model's answers, only on their being repeatable.
 """
 
 import concurrent.futures
@@ -127,7 +126,7 @@ class Chat(unittest.TestCase):
             self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in stream), expected)
 
     def test_seed_repeats_a_drawn_answer(self):
-        # A prompt of no sense and a high temperature: even a model that is sure of its answers has to draw here.
+        # A senseless prompt and a high temperature: even a confident model has to sample here.
         fields = {"prompt": [5, 6, 7], "temperature": 2, "extra_body": {"ignore_eos": True}}
         drawn = [complete(seed=seed, **fields).choices[0].text for seed in (1, 1, 2, 3, 4)]
         self.assertEqual(drawn[0], drawn[1])
@@ -156,7 +155,7 @@ class Chat(unittest.TestCase):
             self.assertEqual(len(token.top_logprobs), 3)
             alternatives = [top.logprob for top in token.top_logprobs]
             self.assertEqual(alternatives, sorted(alternatives, reverse=True))
-            # Greedy answers are made of the likeliest tokens.
+            # Greedy answers consist of the most likely tokens.
             self.assertAlmostEqual(token.logprob, alternatives[0], places=4)
         streamed = []
         for chunk in chat(logprobs=True, top_logprobs=3, stream=True):
@@ -249,7 +248,7 @@ class Errors(unittest.TestCase):
         self.refused(complete, "best_of", best_of=3)
 
     def test_context_overflow(self):
-        # At least a token a word.
+        # At least one token for each word.
         long = " ".join(f"w{index}" for index in range(client.models.retrieve(MODEL).context_length))
         self.refused(complete, "prompt", "context_length_exceeded", prompt=long)
         message = [{"role": "user", "content": long}]
@@ -274,7 +273,7 @@ class Errors(unittest.TestCase):
 
 class Load(unittest.TestCase):
     def settles(self, limit_s):
-        """Whether nothing runs or waits any more within the limit."""
+        """True if nothing runs or waits any more within the limit."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             state = health()

@@ -27,8 +27,8 @@ while read -r dir; do
   tag=$((tag + 1))
 done </root/run/job/writable
 
-# One reader copies to the port, which can be opened once only. It ends when the last writer is gone, so what the
-# command left running is ended first.
+# One reader copies to the port, which can be opened only once. It ends with the last writer, so processes that the command
+# left running are killed first.
 mkfifo /out
 cat /out >/dev/vport0p1 &
 copier=$!

@@ -1,4 +1,4 @@
-# Sourced by `run`: QEMU and friends from Debian, and in $cache a kernel with an initramfs of its modules and init.sh.
+# Sourced by `run`: installs QEMU from Debian, and puts a kernel and an initramfs of its modules and init.sh into $cache.
 
 # Every module that the guest loads; their dependencies are added.
 modules=(virtio_pci virtio_console 9p 9pnet_virtio overlay veth bridge sch_netem crc32_generic rdma_rxe ib_uverbs)
@@ -7,7 +7,7 @@ packages=(qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core ibverbs-pr
 prepare() {
   local stamp; stamp=$(cat "$here/prepare.sh" "$here/init.sh" | cksum)
   [[ -s $cache/vmlinuz && $(cat "$cache/stamp" 2>/dev/null) = "$stamp" ]] && have_programs && return
-  command -v apt-get >/dev/null || fail "it takes packages of Debian's: run it on a Debian or Ubuntu machine"
+  command -v apt-get >/dev/null || fail "it needs Debian's packages: run it on a Debian or Ubuntu machine"
   ((EUID == 0)) || fail "'$0 --prepare' must be run as root once, to install ${packages[*]}"
   mkdir -p "$cache"
   # Two callers at once: the second waits, then finds the work done.
