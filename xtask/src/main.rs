@@ -7,6 +7,8 @@ mod lines;
 mod macos;
 mod neon;
 mod process;
+#[cfg(test)]
+mod rules;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,77 @@
+//! Tests of what ARCHITECTURE.md says about the source tree.
+
+use crate::repository;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders and files below `crates` that may have `unsafe`, as ARCHITECTURE.md lists them.
+const UNSAFE: [&str; 9] = [
+    "verbs/src",
+    "collectives/src",
+    "compute/src/cpu",
+    "compute/src/cpu.rs",
+    "compute/src/memory.rs",
+    "model/src/weights",
+    "model/src/weights.rs",
+    "cluster/src/launch",
+    "testing/src/allocations.rs",
+];
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_only_where_the_architecture_says() {
+    let crates = repository().join("crates");
+    let mut files = Vec::new();
+    for package in fs::read_dir(&crates).unwrap() {
+        rust_files(&package.unwrap().path().join("src"), &mut files);
+    }
+    assert!(files.len() > 100, "the sources are not where this test looks");
+    let has_unsafe = |line: &str| {
+        let code = line.split("//").next().unwrap_or("");
+        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern", "unsafe trait"]
+            .iter()
+            .any(|word| code.contains(word))
+    };
+    for file in files {
+        let name = file.strip_prefix(&crates).unwrap();
+        let is_allowed =
+            UNSAFE.iter().any(|allowed| name.starts_with(allowed)) || name.to_string_lossy().contains("test");
+        let text = fs::read_to_string(&file).unwrap();
+        let found = (1..).zip(text.lines()).find(|(_, line)| has_unsafe(line));
+        assert!(is_allowed || found.is_none(), "crates/{}: {found:?}", name.display());
+    }
+}
+
+#[test]
+fn paths_in_documents_exist() {
+    for document in
+        ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "bench/README.md", "docs/collectives.md"]
+    {
+        let text = fs::read_to_string(repository().join(document)).unwrap();
+        let paths = text.split('`').skip(1).step_by(2).filter(|code| {
+            ["crates/", "docs/", "tools/", "tests/", "xtask/", "bench/"]
+                .iter()
+                .any(|folder| code.starts_with(folder))
+                && !code.contains([' ', '*', '…'])
+                && !code.contains("MACHINE")
+        });
+        for path in paths {
+            assert!(repository().join(path).exists(), "{document}: {path} does not exist");
+        }
+        let folder = repository().join(document);
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
+            assert!(folder.with_file_name("").join(link).exists(), "{document}: {link} does not exist");
+        }
+    }
+}
