@@ -155,10 +155,9 @@ mod tests {
     fn functions_are_measured_to_their_closing_brace() {
         let text = "trait T {\n    fn declared(\n        &self,\n    );\n}\n\npub(super) fn long() {\n    1;\n    2;\n}\n\
                     \nfn short() {\n}\n\n#[cfg(test)]\nmod tests {\n    fn test() {\n        1;\n        2;\n    }\n}\n";
-        let names =
-            |tests| long_functions(text, 3, tests).into_iter().map(|(lines, at, name)| (lines, at, name));
-        assert_eq!(names(false).collect::<Vec<_>>(), [(4, 7, "long".to_owned())]);
-        assert_eq!(names(true).collect::<Vec<_>>(), [(4, 7, "long".to_owned()), (4, 17, "test".to_owned())]);
+        let found = |tests| long_functions(text, 3, tests);
+        assert_eq!(found(false), [(4, 7, "long".to_owned())]);
+        assert_eq!(found(true), [(4, 7, "long".to_owned()), (4, 17, "test".to_owned())]);
     }
 
     #[test]
