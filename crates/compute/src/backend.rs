@@ -1,208 +1,37 @@
-//! What a model asks of a device.
+//! The operations that models are made of, and what one rank's device must provide.
+
+mod cache;
+mod error;
+mod spec;
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-use thunder_collectives::CommError;
+use thunder_collectives::{Group, Stats};
 
 use crate::source::MatrixSource;
 use crate::step::Step;
-
-/// Why a backend could not do its work.
-#[derive(Debug, thiserror::Error)]
-pub enum ComputeError {
-    /// Memory could not be had. Nothing was changed.
-    #[error("cannot allocate {bytes} bytes for {what}: {reason}")]
-    Memory {
-        /// The size asked for.
-        bytes: usize,
-        /// What it was for.
-        what: &'static str,
-        /// The system's words.
-        reason: String,
-    },
-    /// A shape that the kernels do not serve.
-    #[error("{what} is {value}, but the {backend} backend needs {needs}")]
-    Shape {
-        /// The quantity.
-        what: &'static str,
-        /// Its value.
-        value: usize,
-        /// Who refuses.
-        backend: &'static str,
-        /// What would be accepted.
-        needs: &'static str,
-    },
-    /// A collective failed; the group is unusable afterwards.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-}
-
-/// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`, on the first `2 * len` dimensions of a head,
-/// dimension `i` paired with `i + len`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
-    /// One for each pair of dimensions, radians a token.
-    pub inverse_frequencies: Vec<f32>,
-    /// Multiplies cosine and sine (YaRN's attention factor); 1 otherwise.
-    pub amplitude: f32,
-}
-
-/// One layer's attention on this rank.
-#[derive(Debug, Clone)]
-pub struct AttentionSpec<V> {
-    /// Width of a head.
-    pub head_dim: usize,
-    /// For each local KV head, the local query heads that read it: ascending, none twice.
-    pub queries_of: Vec<Range<usize>>,
-    /// Multiplies the scores, 1/√head_dim as a rule.
-    pub scale: f32,
-    /// A token sees this many tokens up to itself; `None`: all.
-    pub window: Option<usize>,
-    /// RMS norm of each query and key head before rotation.
-    pub qk_norm: Option<QkNorm<V>>,
-    /// Which of the model's [`Rope`]s rotates; `None`: no rotation.
-    pub rope: Option<usize>,
-    /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (Llama 4's and Ministral 3's temperature tuning).
-    pub temperature: Option<(f32, usize)>,
-    /// First column of the output that the heads fill; see the model's column windows.
-    pub out_column: usize,
-}
-
-/// Weights of the norms of query and key heads.
-#[derive(Debug, Clone)]
-pub struct QkNorm<V> {
-    /// Length head_dim.
-    pub query: V,
-    /// Length head_dim.
-    pub key: V,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
-
-impl<V> AttentionSpec<V> {
-    /// Local query heads.
-    pub fn heads(&self) -> usize {
-        self.queries_of.last().map_or(0, |range| range.end)
-    }
-
-    /// Local KV heads.
-    pub fn kv_heads(&self) -> usize {
-        self.queries_of.len()
-    }
-
-    /// Width of the fused projection: queries, keys, values.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads() + 2 * self.kv_heads()) * self.head_dim
-    }
-}
-
-/// How keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvFormat {
-    /// Half-precision floats.
-    #[default]
-    F16,
-    /// Bytes, with a scale in f32 for each head's key and value of a token: little more than half of the memory, which long
-    /// contexts are read from at each token.
-    Int8,
-}
-
-impl KvFormat {
-    /// Bytes of one number.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::Int8 => 1,
-        }
-    }
-
-    /// Bytes beside the numbers for each head's key of a token, and as many for its value.
-    pub const fn scale_bytes(self) -> usize {
-        match self {
-            Self::F16 => 0,
-            Self::Int8 => size_of::<f32>(),
-        }
-    }
-}
-
-/// The size of a KV cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KvShape {
-    /// How numbers are kept.
-    pub format: KvFormat,
-    /// The layers on this rank.
-    pub layers: Vec<KvLayer>,
-    /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens.
-    pub blocks: usize,
-}
-
-/// What one layer keeps of a token on this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvLayer {
-    /// KV heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-impl KvShape {
-    /// Bytes that one token takes in all layers, keys and values.
-    pub fn bytes_per_token(&self) -> usize {
-        let of_head = |dim: usize| 2 * (dim * self.format.bytes() + self.format.scale_bytes());
-        self.layers.iter().map(|layer| layer.heads * of_head(layer.head_dim)).sum()
-    }
-}
-
-/// The largest of a row's outputs: the first, where several are.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Largest {
-    /// Its column.
-    pub column: u32,
-    /// Its value.
-    pub value: f32,
-}
-
-impl Largest {
-    /// Of no outputs.
-    pub const NONE: Self = Self { column: 0, value: f32::NEG_INFINITY };
-
-    /// Of these outputs and others.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        let before = other.value == self.value && other.column < self.column;
-        if other.value > self.value || before { other } else { self }
-    }
-}
-
-/// Rows of activations that a product multiplies, or what is made of them on the way to it, which never lies in memory as a whole.
-#[derive(Debug)]
-pub enum LinearInput<'a, Buffer, Vector> {
-    /// The rows themselves.
-    Plain(&'a Buffer),
-    /// What [`Backend::linear_gated`] made: a few of these are far larger than the others, which a backend that rounds them has to
-    /// bear in mind.
-    Gated(&'a Buffer),
-    /// `x / sqrt(mean(x²) + eps) * weight`.
-    Normed {
-        /// The rows.
-        x: &'a Buffer,
-        /// One for each column.
-        weight: &'a Vector,
-        /// Added to the mean of squares.
-        eps: f32,
-    },
-}
+pub use cache::{CacheKind, CacheShape, KvFormat};
+pub use error::ComputeError;
+pub use spec::{AttentionSpec, DeltaSpec, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope};
 
 /// The rows that a backend's product takes.
 pub type InputOf<'a, B> = LinearInput<'a, <B as Backend>::Buffer, <B as Backend>::Vector>;
 
-/// One rank's device: memory, and the operations of a transformer on it.
+type Outcome = Result<(), ComputeError>;
+
+/// One rank's device: its memory, and the operations of a transformer on it.
 ///
-/// A buffer is `[rows, width]` in f32, as far as operations do not say otherwise. Operations work on rows of the current step;
-/// reductions over ranks go through the tensor-parallel group that the backend was made with, so that a device may use its own wires
-/// for them.
+/// A buffer is `[rows, width]` in f32. Operations work on `rows` of the current step; an operation that writes a buffer gives it as
+/// many rows as its input has, and defines only those in `rows`. Reductions go over the tensor-parallel group that the backend was
+/// made with, so that a device can use its own links for them.
+///
+/// A backend implements the plain operations. Models call the fused ones, whose defaults are made of the plain ones; a backend
+/// overrides those that its kernels do faster. [`crate::conformance`] holds both to the plain reference.
+///
+/// # Errors
+/// Every operation fails with [`ComputeError::Comm`] when a peer is lost, and with the backend's own errors. After an error the
+/// backend must not be used again.
+#[allow(clippy::missing_errors_doc, reason = "the trait's documentation says when operations fail")]
 pub trait Backend {
     /// Weights, packed for this device.
     type Matrix;
@@ -210,95 +39,286 @@ pub trait Backend {
     type Vector: Clone;
     /// Activations.
     type Buffer;
-    /// Keys and values of all layers.
-    type Kv;
+    /// All caches of the rank's layers.
+    type Caches;
 
-    /// Packs matrices that share their input into one, `[Σ rows, cols]`: outputs come one after the other.
-    ///
-    /// # Errors
-    /// When memory runs out or the shape is not served.
+    // Memory.
+
+    /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each other.
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
     /// Uploads a vector.
-    fn vector(&mut self, values: &[f32]) -> Self::Vector;
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;
     /// A zeroed buffer for up to `rows` rows.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
-    /// An empty cache.
-    ///
-    /// # Errors
-    /// When memory runs out or the shape is not served.
-    fn kv_cache(&mut self, shape: KvShape) -> Result<Self::Kv, ComputeError>;
+    /// Empty caches.
+    fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
     /// Bytes that a packed matrix takes.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
+    /// A buffer for a fused operation's default to work in. Backends keep those that [`Backend::give_back`] returns.
+    fn scratch(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError> {
+        self.buffer(rows, width)
+    }
+    /// Takes back a buffer of [`Backend::scratch`].
+    fn give_back(&mut self, _scratch: Self::Buffer) {}
+    /// Copies rows to the host once they are computed; `out` holds `rows.len()` whole rows.
+    fn read(&mut self, x: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome;
+    /// Gives a buffer the rows `values`.
+    fn write(&mut self, values: &[f32], x: &mut Self::Buffer) -> Outcome;
 
-    /// Begins a step: computes rotations, and says in which parts the layers should take its rows, one after the other. The second
-    /// part may be empty. Called before any operation of the step.
-    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> [Range<usize>; 2];
+    // The group.
+
+    /// The tensor-parallel group.
+    fn group(&mut self) -> &mut Group;
+    /// Measures the group, so that reductions use what is fastest for each size. They will have rows of `width`, and for each this
+    /// rank reads `weight_bytes` of weights. All ranks call this together, idle.
+    fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome;
+    /// Reductions since the last call, and the time that this rank waited for them.
+    fn take_reduction_stats(&mut self) -> Stats;
+    /// Called by the thread that will compute, before it does: keeps it to its core, if the backend has cores of its own.
+    fn pin_caller(&self) {}
+
+    // Plain operations.
+
+    /// Begins a step: computes rotations, and returns the parts in which layers should take its rows, one after the other. The
+    /// second may be empty. Called before any other operation of the step.
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError>;
     /// `out[r] = scale * table[ids[r] - first]`; zero where the table does not hold the id.
-    fn embed(&mut self, table: &Self::Matrix, ids: &[u32], first: u32, scale: f32, out: &mut Self::Buffer);
-    /// `out = x · Wᵀ + bias`, for these rows.
-    fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Self::Matrix, out: &mut Self::Buffer);
-    /// As [`Backend::linear`] for the first rows, as many as there are places in `largest`, which gets the largest output of each.
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        ids: &[u32],
+        first: u32,
+        scale: f32,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `out[r] = norm(x[r])`.
+    fn rms_norm(
+        &mut self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        norm: &Norm<Self::Vector>,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `out[r] = W · x[r] + bias`, in the first columns of `out`.
+    fn product(
+        &mut self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        w: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `out[r] = silu(gate) * up`, where a row of `gate_up` is `[gate, up]`, each as wide as `out`.
+    fn gate(&mut self, gate_up: &Self::Buffer, rows: Range<usize>, out: &mut Self::Buffer) -> Outcome;
+    /// `to[r] += x[r]`.
+    fn add(&mut self, x: &Self::Buffer, rows: Range<usize>, to: &mut Self::Buffer) -> Outcome;
+    /// Sums rows over the tensor-parallel group, in rank order.
+    fn all_reduce(&mut self, x: &mut Self::Buffer, rows: Range<usize>) -> Outcome;
+    /// `out[i] = x[rows[i]]`.
+    fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer) -> Outcome;
+    /// The largest output of each of the first rows, as many as `largest` has.
+    fn read_largest(&mut self, x: &Self::Buffer, largest: &mut [Largest]) -> Outcome;
+
+    /// Norms, rotates and scales the queries and keys of `qkv` in place.
+    fn prepare_heads(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Self::Buffer,
+    ) -> Outcome;
+    /// Appends the keys and values of `qkv` to a cache of [`CacheKind::Heads`].
+    fn append(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Self::Buffer,
+        to: (&mut Self::Caches, usize),
+    ) -> Outcome;
+    /// Attends with the queries of `qkv`. The keys and values of these rows and of earlier ones have been appended.
+    fn attend(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Self::Buffer,
+        from: (&mut Self::Caches, usize),
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+
+    /// For latent attention: scales the queries, rotates their last columns and those of `latent`, and norms the compressed vectors,
+    /// all in place. A row of `queries` is `[heads, plain + rotated]`, one of `latent` is `[rank + rotated]`.
+    fn prepare_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        queries: &mut Self::Buffer,
+        latent: &mut Self::Buffer,
+    ) -> Outcome;
+    /// Appends rows of `latent` to a cache of [`CacheKind::Latent`].
+    fn append_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        latent: &Self::Buffer,
+        to: (&mut Self::Caches, usize),
+    ) -> Outcome;
+    /// Attends to compressed vectors: a head's key is `[compressed, rotated]`, its query `[absorbed, rotated columns of queries]`, its
+    /// value the compressed vector. Rows of `absorbed` and of `out` are `[heads, rank]`.
+    #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
+    fn attend_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        absorbed: &Self::Buffer,
+        queries: &Self::Buffer,
+        from: (&mut Self::Caches, usize),
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// A product for each head: `out[r][h] = W_h · x[r][h]`, where `x[r][h]` begins at column `h * stride` and `out[r][h]` at
+    /// `h * W_h.rows`. All heads' matrices have one shape.
+    fn head_products(
+        &mut self,
+        x: &Self::Buffer,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Self::Matrix],
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+
+    /// The gated delta rule's convolution, in place: `x[t] = silu(Σ_k taps[k] * x[t - kernel + 1 + k])` for each channel, over the
+    /// sequence's tokens; before position 0 there are zeros. Keeps the last inputs in a cache of [`CacheKind::State`].
+    fn short_conv(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+        state: (&mut Self::Caches, usize),
+    ) -> Outcome;
+    /// The gated delta rule, a token at a time. `inputs` are `(qkv, gates)`: a row of `qkv` is `[queries, keys, values]`, as [`Backend::short_conv`] left it; of
+    /// `gates`, `[beta, alpha]` of the value heads; of `out`, the value heads' outputs. With unit vectors `q / √key_dim` and `k`,
+    /// and `S = 0` before position 0, for each value head:
+    ///
+    /// `S *= exp(-exp(decay) * softplus(alpha + decay_bias))`, `S += k ⊗ (v - Sᵀk) * sigmoid(beta)`, `out = Sᵀq`.
+    fn delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Self::Buffer, &Self::Buffer),
+        state: (&mut Self::Caches, usize),
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `x[r][h] = norm(x[r][h]) * silu(z[r][h])` for each value head, in place.
+    fn norm_gated(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        z: &Self::Buffer,
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome;
+    /// Copies the states of one sequence to another's slot, in all caches of [`CacheKind::State`].
+    fn copy_slot(&mut self, caches: &mut Self::Caches, from: usize, to: usize) -> Outcome;
+
+    // Fused operations.
+
+    /// [`Backend::product`] of any input.
+    fn linear(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Outcome {
+        match x {
+            LinearInput::Plain(x) | LinearInput::Gated(x) => self.product(x, rows, w, out),
+            LinearInput::Normed { x, weight, eps } => {
+                let (height, width) = self.extent(x);
+                let mut normed = self.scratch(height, width)?;
+                let norm = Norm { weight: weight.clone(), eps };
+                self.rms_norm(x, rows.clone(), &norm, &mut normed)?;
+                self.product(&normed, rows, w, out)?;
+                self.give_back(normed);
+                Ok(())
+            }
+        }
+    }
+    /// [`Backend::linear`] of the first `rows` rows, whose largest outputs [`Backend::read_largest`] will be asked for.
     fn linear_largest(
         &mut self,
         x: InputOf<'_, Self>,
+        rows: usize,
         w: &Self::Matrix,
         out: &mut Self::Buffer,
-        largest: &mut [Largest],
-    );
-    /// `residual += all_reduce(x · Wᵀ + bias)`, for these rows: the end of each half of a layer. The sum runs over the
-    /// tensor-parallel group, in rank order. If the step has two parts, that of one may be under way, and not added yet, until this
-    /// is called for the other, or [`Backend::settle`].
-    ///
-    /// # Errors
-    /// When a peer was lost.
+    ) -> Outcome {
+        self.linear(x, 0..rows, w, out)
+    }
+    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next operation on these rows of `out` is
+    /// a product with `next`: a backend may leave them in the form that this product takes.
+    fn linear_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        gate_up: &Self::Matrix,
+        _next: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Outcome {
+        let (height, _) = self.extent(x.buffer());
+        let (_, width) = self.extent(out);
+        let mut both = self.scratch(height, 2 * width)?;
+        self.linear(x, rows.clone(), gate_up, &mut both)?;
+        self.gate(&both, rows, out)?;
+        self.give_back(both);
+        Ok(())
+    }
+    /// `residual += all_reduce(x · Wᵀ + bias)`, summed in rank order. If the step has two parts, the sum of one may still be under
+    /// way, and not added yet, until this is called for the other part, or [`Backend::settle`].
     fn linear_reduce_add(
         &mut self,
         x: InputOf<'_, Self>,
         rows: Range<usize>,
         w: &Self::Matrix,
         residual: &mut Self::Buffer,
-    ) -> Result<(), CommError>;
-    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, for these rows, where `gate_up` was packed of G and U. What follows is a product of
-    /// the same rows of `out` with `next`, before others are made: the device may leave them in the form that this takes, for nothing
-    /// else to read.
-    fn linear_gated(
-        &mut self,
-        x: InputOf<'_, Self>,
-        rows: Range<usize>,
-        gate_up: &Self::Matrix,
-        next: &Self::Matrix,
-        out: &mut Self::Buffer,
-    );
-    /// Waits for what [`Backend::linear_reduce_add`] left under way, and adds it.
-    ///
-    /// # Errors
-    /// When a peer was lost.
-    fn settle(&mut self, residual: &mut Self::Buffer) -> Result<(), CommError>;
-    /// Normalises and rotates queries and keys of these rows of `qkv`, appends keys and values to the cache, and attends. The
-    /// keys and values of earlier rows must have been appended.
-    #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
+    ) -> Outcome {
+        let (height, width) = self.extent(residual);
+        let mut partial = self.scratch(height, width)?;
+        self.linear(x, rows.clone(), w, &mut partial)?;
+        self.all_reduce(&mut partial, rows.clone())?;
+        self.add(&partial, rows, residual)?;
+        self.give_back(partial);
+        Ok(())
+    }
+    /// Waits for the sum that [`Backend::linear_reduce_add`] left under way, and adds it.
+    fn settle(&mut self, _residual: &mut Self::Buffer) -> Outcome {
+        Ok(())
+    }
+    /// [`Backend::prepare_heads`], [`Backend::append`] and [`Backend::attend`]. `qkv` is not defined afterwards.
     fn attention(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,
         step: &Step,
         rows: Range<usize>,
         qkv: &mut Self::Buffer,
-        kv: &mut Self::Kv,
-        layer: usize,
+        (caches, cache): (&mut Self::Caches, usize),
         out: &mut Self::Buffer,
-    );
-    /// Sums over the tensor-parallel group, in rank order.
-    ///
-    /// # Errors
-    /// When a peer was lost.
-    fn all_reduce(&mut self, x: &mut Self::Buffer) -> Result<(), CommError>;
-    /// `out[i] = x[rows[i]]`.
-    fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
-    /// The rows of a buffer in host memory, contiguous.
-    fn read<'a>(&'a self, x: &'a Self::Buffer) -> &'a [f32];
-    /// Overwrites the current rows of a buffer.
-    fn write(&mut self, values: &[f32], x: &mut Self::Buffer);
+    ) -> Outcome {
+        self.prepare_heads(spec, step, rows.clone(), qkv)?;
+        self.append(spec, step, rows.clone(), qkv, (caches, cache))?;
+        self.attend(spec, step, rows, qkv, (caches, cache), out)
+    }
+    /// Rows and width of a buffer.
+    fn extent(&self, x: &Self::Buffer) -> (usize, usize);
+}
+
+impl<'a, Buffer, Vector> LinearInput<'a, Buffer, Vector> {
+    /// The buffer that the rows are in, or are made of.
+    pub fn buffer(&self) -> &'a Buffer {
+        match self {
+            Self::Plain(x) | Self::Gated(x) | Self::Normed { x, .. } => x,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! One pass through the model: which tokens of which sequences, and where their keys and values lie.
+//! One pass through the model: which tokens of which sequences, and where their caches are.
 
 use std::ops::Range;
 
@@ -12,15 +12,17 @@ pub struct StepSequence {
     pub rows: Range<usize>,
     /// Position of its first row's token in the sequence.
     pub start: usize,
-    /// Whether these are a prompt's tokens, which backends may multiply otherwise than generated ones. At first that is so if they
-    /// are more than one.
+    /// True for prompt tokens, which may use lower precision. `push` sets it when there is more than one token.
     pub prompt: bool,
     /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on. No other sequence of the step reads
-    /// those that this one's rows are written to.
+    /// the blocks that this one's rows are written to.
     pub blocks: Range<usize>,
+    /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot for as long as it keeps its state; a state
+    /// begins at zero with position 0.
+    pub slot: usize,
 }
 
-/// What every rank computes together. Reused from step to step, so that none allocates.
+/// What all ranks compute together. Reused from step to step, so that no step allocates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Step {
     /// Token ids, one a row.
@@ -33,13 +35,26 @@ pub struct Step {
     pub logit_rows: Vec<u32>,
 }
 
+impl StepSequence {
+    /// The rows that the sequence has among `rows`.
+    pub fn rows_within(&self, rows: &Range<usize>) -> Range<usize> {
+        let start = self.rows.start.max(rows.start);
+        start..self.rows.end.min(rows.end).max(start)
+    }
+
+    /// Position of a row's token.
+    pub fn position(&self, row: usize) -> usize {
+        self.start + row - self.rows.start
+    }
+}
+
 impl Step {
     /// Rows of the step.
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Rows before the first prompt. Those of prompts come last.
+    /// Rows of generated tokens: those before the first prompt, as prompts come last.
     pub fn generated(&self) -> usize {
         self.sequences
             .iter()
@@ -55,9 +70,9 @@ impl Step {
         self.logit_rows.clear();
     }
 
-    /// Adds tokens of a sequence that start at position `start`, with the blocks that hold the sequence up to them.
-    /// `logits` asks for those of the last token.
-    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], logits: bool) {
+    /// Adds tokens of the sequence in `slot`, from position `start` on, with the blocks that hold the sequence up to them.
+    /// `logits` asks for the last token's logits.
+    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], slot: usize, logits: bool) {
         debug_assert!(blocks.len() * KV_BLOCK_TOKENS >= start + tokens.len(), "each position needs a block");
         let row = self.tokens.len();
         let block = self.blocks.len();
@@ -68,6 +83,7 @@ impl Step {
             start,
             prompt: tokens.len() > 1,
             blocks: block..self.blocks.len(),
+            slot,
         });
         if logits {
             self.logit_rows.push((self.tokens.len() - 1) as u32);

@@ -121,7 +121,7 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
             }
-            step.push(tokens, start as usize, table, flags & 1 != 0);
+            step.push(tokens, start as usize, table, slot, flags & 1 != 0);
             if let Some(sequence) = step.sequences.last_mut() {
                 sequence.prompt = flags & 2 != 0;
             }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group, InitError, Stats};
-use thunder_compute::{ComputeError, CpuBackend, CpuConfig, Largest, Step};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Largest, Step};
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, ShardPlan};
 
 use crate::protocol::{BadMessage, Command, Message};
@@ -54,6 +54,7 @@ pub struct RankWorker {
     hidden: usize,
     hidden_rows: Vec<f32>,
     outgoing: Vec<f32>,
+    largest: Vec<Largest>,
     gathered: Vec<f32>,
     counts: Vec<usize>,
 }
@@ -90,7 +91,7 @@ impl RankWorker {
         }
         // All ranks are here and idle, as the probe needs them.
         backend.tune(folder.spec.hidden, model.bytes_per_reduction())?;
-        backend.reductions();
+        backend.take_reduction_stats();
         let last = plan.ranks() - tensor_ranks;
         let vocab =
             (last..plan.ranks()).map(|rank| plan.shard(rank).vocab(folder.spec.vocab).len()).collect();
@@ -107,6 +108,7 @@ impl RankWorker {
             hidden: folder.spec.hidden,
             hidden_rows: Vec::new(),
             outgoing: Vec::new(),
+            largest: Vec::new(),
             gathered: Vec::new(),
             counts: Vec::new(),
         })
@@ -153,7 +155,7 @@ impl RankWorker {
 
     /// Time and bytes of the reductions since the last call; for a rank that is alone, zero.
     pub fn reductions(&mut self) -> Stats {
-        self.backend.reductions()
+        self.backend.take_reduction_stats()
     }
 
     /// Exchanges the message and reads the step.
@@ -190,7 +192,8 @@ impl RankWorker {
         let next = self.world.rank() + self.tensor_ranks;
         if next < self.world.size() {
             // It may be busy with a long prompt.
-            self.world.send_idle(next, self.model.hidden(&self.backend))?;
+            self.model.read_hidden(&mut self.backend, &self.step, &mut self.outgoing)?;
+            self.world.send_idle(next, &self.outgoing)?;
         }
         Ok(())
     }
@@ -206,16 +209,14 @@ impl RankWorker {
             return Ok(());
         }
         self.layout(command, rows);
-        let own = self.model.vocab_rows();
-        let logits = self.model.logits(&self.backend);
-        // The group belongs to the backend, and so do the logits: they leave from a buffer of our own, kept from step to step.
-        self.outgoing.clear();
         if command == Command::ComputeLargest {
-            let of_row =
-                |largest: &Largest| [f32::from_bits(own.start as u32 + largest.column), largest.value];
-            self.outgoing.extend(self.model.largest_logits().iter().flat_map(of_row));
+            let first = self.model.vocab_rows().start as u32;
+            self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?;
+            let of_row = |largest: &Largest| [f32::from_bits(first + largest.column), largest.value];
+            self.outgoing.clear();
+            self.outgoing.extend(self.largest.iter().flat_map(of_row));
         } else {
-            self.outgoing.extend_from_slice(logits);
+            self.model.read_logits(&mut self.backend, &self.step, &mut self.outgoing)?;
         }
         let root = rank.is_multiple_of(self.tensor_ranks);
         let recv = root.then_some(self.gathered.as_mut_slice());

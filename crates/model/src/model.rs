@@ -1,20 +1,26 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
+mod feed_forward;
 mod load;
+mod mixer;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, ComputeError, Largest, LinearInput, Rope, Step};
+use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
+use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
+use mixer::Mixer;
 
-/// The weights and buffers of one rank.
+/// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
     ropes: Vec<Rope>,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     head: Option<Head<B>>,
-    kv: B::Kv,
+    caches: B::Caches,
     buffers: Buffers<B>,
 }
 
@@ -26,143 +32,160 @@ struct Vocabulary<B: Backend> {
 
 /// From the residual stream to logits.
 struct Head<B: Backend> {
-    norm: B::Vector,
-    eps: f32,
+    norm: Norm<B::Vector>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
     rows: Range<usize>,
 }
 
+/// A mixer and a feed-forward, each behind a norm and added to the residual stream.
 struct Layer<B: Backend> {
-    norms: [B::Vector; 2],
-    eps: f32,
+    mixer_norm: Norm<B::Vector>,
     mixer: Mixer<B>,
+    feed_forward_norm: Norm<B::Vector>,
     feed_forward: FeedForward<B>,
 }
 
-enum Mixer<B: Backend> {
-    Attention(Box<Attention<B>>),
-}
-
-struct Attention<B: Backend> {
-    spec: AttentionSpec<B::Vector>,
-    qkv: B::Matrix,
-    out: B::Matrix,
-    qkv_buffer: usize,
-    heads_buffer: usize,
-}
-
-enum FeedForward<B: Backend> {
-    Gated { gate_up: B::Matrix, down: B::Matrix, channels_buffer: usize },
-}
-
-/// Activations of a step. Those of layers are shared by all layers of the same width.
+/// Activations of a step.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
     last: B::Buffer,
     logits: B::Buffer,
-    largest: Vec<Largest>,
+    /// Shared by all layers that use the same role and width.
     inner: Vec<B::Buffer>,
+}
+
+/// What layers compute with during a step.
+struct Pass<'a, B: Backend> {
+    backend: &'a mut B,
+    step: &'a Step,
+    residual: &'a mut B::Buffer,
+    inner: &'a mut [B::Buffer],
+    caches: &'a mut B::Caches,
+}
+
+/// The residual stream's norm as a product's input.
+fn normed<'a, B: Backend>(
+    residual: &'a B::Buffer,
+    norm: &'a Norm<B::Vector>,
+) -> LinearInput<'a, B::Buffer, B::Vector> {
+    LinearInput::Normed { x: residual, weight: &norm.weight, eps: norm.eps }
+}
+
+/// Several different buffers at once.
+///
+/// # Panics
+/// When two are the same: buffers of different roles are different.
+fn disjoint<T, const N: usize>(buffers: &mut [T], indices: [usize; N]) -> [&mut T; N] {
+    match buffers.get_disjoint_mut(indices) {
+        Ok(buffers) => buffers,
+        Err(_) => unreachable!("buffers of different roles are different"),
+    }
 }
 
 impl<B: Backend> Model<B> {
     /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the others with `hidden`,
-    /// `[rows, hidden]` as the stage before them left it. Every rank of the stage must call this with the same step.
+    /// `[rows, hidden]`, as the stage before left it. Every rank of the stage must call this with the same step.
     ///
     /// # Errors
-    /// When a peer was lost.
+    /// When a peer is lost or the backend fails.
     pub fn forward(
         &mut self,
         backend: &mut B,
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, last, logits, largest, inner } = &mut self.buffers;
-        let parts = backend.begin(step, &self.ropes);
+        let Buffers { residual, last, logits, inner } = &mut self.buffers;
+        let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
-            (_, Some(hidden)) => backend.write(hidden, residual),
+            (_, Some(hidden)) => backend.write(hidden, residual)?,
             (Some(table), None) => {
-                backend.embed(&table.matrix, &step.tokens, table.rows.start as u32, 1.0, residual);
-                // Each rank holds some rows of the table and made zeros for the others.
-                backend.all_reduce(residual)?;
+                backend.embed(&table.matrix, &step.tokens, table.rows.start as u32, 1.0, residual)?;
+                // Each rank holds some rows of the table and zeros for the others.
+                backend.all_reduce(residual, 0..step.rows())?;
             }
             (None, None) => unreachable!("a stage without the embedding is given hidden states"),
         }
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
-        for (index, layer) in self.layers.iter().enumerate() {
-            let Layer { norms: [mixer_norm, feed_forward_norm], eps, mixer, feed_forward } = layer;
+        let mut pass = Pass { backend, step, residual, inner, caches: &mut self.caches };
+        for layer in &self.layers {
             for rows in parts() {
-                match mixer {
-                    Mixer::Attention(a) => {
-                        let [qkv, heads] = pair(inner, a.qkv_buffer, a.heads_buffer);
-                        let x = LinearInput::Normed { x: &*residual, weight: mixer_norm, eps: *eps };
-                        backend.linear(x, rows.clone(), &a.qkv, qkv);
-                        backend.attention(&a.spec, step, rows.clone(), qkv, &mut self.kv, index, heads);
-                        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &a.out, residual)?;
-                    }
-                }
+                layer.mixer.forward(&layer.mixer_norm, rows, &mut pass)?;
             }
             for rows in parts() {
-                match feed_forward {
-                    FeedForward::Gated { gate_up, down, channels_buffer } => {
-                        let channels = &mut inner[*channels_buffer];
-                        let x = LinearInput::Normed { x: &*residual, weight: feed_forward_norm, eps: *eps };
-                        backend.linear_gated(x, rows.clone(), gate_up, down, channels);
-                        backend.linear_reduce_add(LinearInput::Gated(channels), rows, down, residual)?;
-                    }
-                }
+                layer.feed_forward.forward(&layer.feed_forward_norm, rows, &mut pass)?;
             }
         }
+        let Pass { backend, residual, .. } = pass;
         backend.settle(residual)?;
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
-            backend.take_rows(residual, &step.logit_rows, last);
+            backend.take_rows(residual, &step.logit_rows, last)?;
             let matrix = head.matrix.as_ref().or(self.embedding.as_ref().map(|table| &table.matrix));
             if let Some(matrix) = matrix {
-                let x = LinearInput::Normed { x: &*last, weight: &head.norm, eps: head.eps };
-                largest.resize(step.logit_rows.len(), Largest::NONE);
-                backend.linear_largest(x, matrix, logits, largest);
+                let x = normed::<B>(last, &head.norm);
+                backend.linear_largest(x, step.logit_rows.len(), matrix, logits)?;
             }
         }
         Ok(())
     }
 
-    /// Bytes of the weights that are read for one sum over the ranks: the largest half of a layer.
+    /// Bytes of the weights that are read for one all-reduce: the largest mixer or feed-forward.
     pub fn bytes_per_reduction(&self) -> usize {
-        let halves = self.layers.iter().flat_map(|layer| {
-            let Mixer::Attention(attention) = &layer.mixer;
-            let FeedForward::Gated { gate_up, down, .. } = &layer.feed_forward;
-            [[&attention.qkv, &attention.out], [gate_up, down]]
-        });
-        halves.map(|half| half.into_iter().map(B::matrix_bytes).sum()).max().unwrap_or(0)
+        let bytes = |layer: &Layer<B>| layer.mixer.bytes().max(layer.feed_forward.bytes());
+        self.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// After [`Model::forward`]: the residual stream, for the next stage, `[rows, hidden]`.
-    pub fn hidden<'a>(&'a self, backend: &'a B) -> &'a [f32] {
-        backend.read(&self.buffers.residual)
+    /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out` becomes `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_hidden(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
+        let (_, width) = backend.extent(&self.buffers.residual);
+        out.resize(step.rows() * width, 0.0);
+        backend.read(&self.buffers.residual, 0..step.rows(), out)
     }
 
-    /// After [`Model::forward`] on the last stage: logits of this rank's vocabulary rows, `[logit rows, rows]`.
-    pub fn logits<'a>(&'a self, backend: &'a B) -> &'a [f32] {
-        backend.read(&self.buffers.logits)
+    /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's vocabulary rows. `out` becomes
+    /// `[logit rows, vocabulary rows]`.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_logits(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
+        let rows = step.logit_rows.len();
+        out.resize(rows * self.vocab_rows().len(), 0.0);
+        backend.read(&self.buffers.logits, 0..rows, out)
     }
 
-    /// After [`Model::forward`] on the last stage: the largest logit of each row among this rank's vocabulary rows.
-    pub fn largest_logits(&self) -> &[Largest] {
-        &self.buffers.largest
+    /// After [`Model::forward`] of `step` on the last stage: the largest logit of each row among this rank's vocabulary rows.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_largest(
+        &self,
+        backend: &mut B,
+        step: &Step,
+        out: &mut Vec<Largest>,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.logit_rows.len(), Largest::NONE);
+        if self.vocab_rows().is_empty() {
+            out.fill(Largest::NONE);
+            return Ok(());
+        }
+        backend.read_largest(&self.buffers.logits, out)
     }
 
-    /// The vocabulary rows of which this rank makes logits.
+    /// Copies the states that the sequence in slot `from` has, to `to`.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn copy_slot(&mut self, backend: &mut B, from: usize, to: usize) -> Result<(), ComputeError> {
+        backend.copy_slot(&mut self.caches, from, to)
+    }
+
+    /// The vocabulary rows whose logits this rank computes.
     pub fn vocab_rows(&self) -> Range<usize> {
         self.head.as_ref().map_or(0..0, |head| head.rows.clone())
-    }
-}
-
-/// Two different buffers at once.
-fn pair<T>(buffers: &mut [T], a: usize, b: usize) -> [&mut T; 2] {
-    match buffers.get_disjoint_mut([a, b]) {
-        Ok(pair) => pair,
-        Err(_) => unreachable!("buffers of different roles are different"),
     }
 }

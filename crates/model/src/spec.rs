@@ -33,12 +33,10 @@ impl ModelSpec {
     /// Weights of the layers' products, over all ranks: what each token is multiplied with, apart from attention's scores and the head.
     pub fn layer_weights(&self) -> u64 {
         let of_layer = |layer: &LayerSpec| {
-            let MixerSpec::Attention(attention) = &layer.mixer;
             let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
-            let heads = 2 * attention.heads + 2 * attention.kv_heads;
-            self.hidden * (heads * attention.head_dim + 3 * gated.channels)
+            (layer.mixer.weights(self.hidden) + 3 * self.hidden * gated.channels) as u64
         };
-        self.layers.iter().map(|layer| of_layer(layer) as u64).sum()
+        self.layers.iter().map(of_layer).sum()
     }
 }
 
@@ -56,6 +54,32 @@ pub struct LayerSpec {
 pub enum MixerSpec {
     /// Grouped-query attention.
     Attention(AttentionShape),
+    /// Latent attention (DeepSeek V2's MLA).
+    Latent(LatentShape),
+    /// Gated delta rule with a short convolution (Gated DeltaNet).
+    Delta(DeltaShape),
+}
+
+impl MixerSpec {
+    /// Weights of its products.
+    fn weights(&self, hidden: usize) -> usize {
+        match self {
+            Self::Attention(shape) => hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim,
+            Self::Latent(shape) => {
+                let queries = shape.heads * shape.query_dim();
+                let query = match shape.query_rank {
+                    Some(rank) => rank * (hidden + queries),
+                    None => hidden * queries,
+                };
+                let heads = shape.rank * shape.heads * (shape.plain + shape.value_dim);
+                query + hidden * (shape.rank + shape.rotated) + heads + hidden * shape.heads * shape.value_dim
+            }
+            Self::Delta(shape) => {
+                let values = shape.value_heads * shape.value_dim;
+                hidden * (shape.channels() + 2 * values + 2 * shape.value_heads)
+            }
+        }
+    }
 }
 
 /// What works on each token.
@@ -95,4 +119,54 @@ pub struct GatedShape {
     pub channels: usize,
     /// Whether the three projections have biases.
     pub bias: bool,
+}
+
+/// Latent attention of a layer, over all ranks. Keys and values of all heads are products of one compressed vector per token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Width of compressed queries; `None`: queries are a product of the residual stream.
+    pub query_rank: Option<usize>,
+    /// Width of the compressed vector.
+    pub rank: usize,
+    /// Columns of a query head that are not rotated.
+    pub plain: usize,
+    /// Columns of a query head that are rotated, and width of the rotated key part that all heads share.
+    pub rotated: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Index into [`ModelSpec::ropes`].
+    pub rope: Option<usize>,
+}
+
+impl LatentShape {
+    /// Columns of a query head.
+    pub const fn query_dim(&self) -> usize {
+        self.plain + self.rotated
+    }
+}
+
+/// Gated delta rule of a layer, over all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeltaShape {
+    /// Heads of queries and of keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+}
+
+impl DeltaShape {
+    /// Columns that the convolution works on: queries, keys, values.
+    pub const fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
 }

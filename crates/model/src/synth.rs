@@ -47,6 +47,18 @@ pub fn write(
     layout.write(folder, progress)
 }
 
+/// Writes the weights of any spec, without config and texts.
+#[cfg(test)]
+pub(crate) fn write_weights(
+    spec: &crate::ModelSpec,
+    quantization: Quantization,
+    folder: &Path,
+) -> Result<(), ModelError> {
+    let shards = shards(tensors::tensors(spec, quantization, 7), SHARD_BYTES);
+    let texts = vec![("model.safetensors.index.json", index(&shards).to_string())];
+    Layout { what: "a test's model".into(), shards, texts }.write(folder, &mut |_, _| {})
+}
+
 /// All files of a folder, the weights as the recipe for them.
 struct Layout {
     /// For error texts.

@@ -34,7 +34,7 @@ fn logits(
     let mut backend = CpuBackend::new(&config, Group::solo());
     let rows = texts.iter().map(|text| text.concat().len()).max().unwrap();
     let blocks: Vec<u32> = (0..rows.div_ceil(KV_BLOCK_TOKENS) as u32).collect();
-    let capacity = Capacity { rows, logit_rows: rows, kv_blocks: blocks.len(), kv_format: kv };
+    let capacity = Capacity { rows, logit_rows: rows, kv_blocks: blocks.len(), slots: 2, kv_format: kv };
     let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
     let mut model =
         Model::load(
@@ -48,16 +48,17 @@ fn logits(
         .unwrap();
     let mut step = Step::default();
     let mut of_text = |[prompt, answer]: &Text| {
-        let mut all = Vec::new();
+        let (mut all, mut rows) = (Vec::new(), Vec::new());
         for (tokens, start, is_prompt) in
             [(prompt, 0, prompts == Prompts::Served), (answer, prompt.len(), false)]
         {
             step.clear();
-            step.push(tokens, start, &blocks, false);
+            step.push(tokens, start, &blocks, 0, false);
             step.sequences[0].prompt = is_prompt;
             step.logit_rows = (0..tokens.len() as u32).collect();
             model.forward(&mut backend, &step, None).unwrap();
-            all.extend_from_slice(model.logits(&backend));
+            model.read_logits(&mut backend, &step, &mut rows).unwrap();
+            all.extend_from_slice(&rows);
         }
         all
     };

@@ -21,15 +21,15 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     let config = CpuConfig::new(2, Isa::detect().unwrap(), activations);
     let rank = group.rank();
     let mut backend = CpuBackend::new(&config, group);
-    let capacity = Capacity { rows: 40, logit_rows: 2, kv_blocks: 8, kv_format: KvFormat::F16 };
+    let capacity = Capacity { rows: 40, logit_rows: 2, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
     let mut model = Model::load(&folder, &plan, rank, capacity, &mut backend, &mut |_, _| {
         std::ops::ControlFlow::Continue(())
     })
     .unwrap();
     let mut step = Step::default();
     let prompt: Vec<u32> = (5..45).collect();
-    step.push(&prompt[..27], 0, &[6, 1], true);
-    step.push(&prompt[..8], 0, &[3], true);
+    step.push(&prompt[..27], 0, &[6, 1], 0, true);
+    step.push(&prompt[..8], 0, &[3], 1, true);
     model.forward(&mut backend, &step, None).unwrap();
     let mut before = 0;
     for index in 0..WARM + 32 {
@@ -37,8 +37,8 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
             before = allocations::total();
         }
         step.clear();
-        step.push(&[7], 27 + index, &[6, 1], true);
-        step.push(&[9], 8 + index, &[3, 0], true);
+        step.push(&[7], 27 + index, &[6, 1], 0, true);
+        step.push(&[9], 8 + index, &[3, 0], 1, true);
         model.forward(&mut backend, &step, None).unwrap();
     }
     let after = allocations::total();

@@ -57,7 +57,7 @@ fn logits(
     let isa = Isa::detect().unwrap();
     let config = CpuConfig { packing_threads: 2, overlap, ..CpuConfig::new(1, isa, activations) };
     let mut backend = CpuBackend::new(&config, group);
-    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, kv_format: KvFormat::F16 };
+    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
     let mut model =
         Model::load(folder, plan, rank, capacity, &mut backend, &mut |_, _| ControlFlow::Continue(()))
             .unwrap();
@@ -66,16 +66,17 @@ fn logits(
         .map(|golden| {
             let blocks: Vec<u32> =
                 (0..golden.tokens.len().div_ceil(KV_BLOCK_TOKENS) as u32).map(|i| 7 - i).collect();
-            let mut all = Vec::new();
+            let (mut all, mut rows) = (Vec::new(), Vec::new());
             for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
                 let mut step = Step::default();
-                step.push(tokens, index * chunk, &blocks, false);
+                step.push(tokens, index * chunk, &blocks, 0, false);
                 // As if generated where there is a matrix unit, on which prompts are bf16.
                 let bytes = matches!(activations, Activations::Auto | Activations::Int8);
                 step.sequences[0].prompt &= !(bytes && isa.name() == "amx");
                 step.logit_rows = (0..tokens.len() as u32).collect();
                 model.forward(&mut backend, &step, None).unwrap();
-                all.extend_from_slice(model.logits(&backend));
+                model.read_logits(&mut backend, &step, &mut rows).unwrap();
+                all.extend_from_slice(&rows);
             }
             all
         })

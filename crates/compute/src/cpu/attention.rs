@@ -5,6 +5,7 @@
 
 mod kernel;
 pub(super) mod kv;
+pub(super) mod latent;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,12 +26,12 @@ use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 use kernel::attend;
 #[cfg(target_arch = "x86_64")]
 pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
-use kv::{Kv, KvPart, MAX_HEAD_DIM};
+use kv::{KvPart, MAX_HEAD_DIM};
 
-/// Queries of a KV head that a thread takes at a time, as many as a matrix unit works on together.
+/// Queries of a KV head that a thread takes at once: as many as a matrix unit works on together.
 pub(super) const PIECE_QUERIES: usize = 128;
 
-/// Some rows of one sequence and one KV head. Its queries are those of one row that share the KV head, then the next row's.
+/// Some rows of one sequence and one KV head. Queries are numbered by row, then by head among those that share the KV head.
 pub(super) struct Heads<'a> {
     pub spec: &'a AttentionSpec<Arc<[f32]>>,
     pub kv: KvPart,
@@ -50,7 +51,7 @@ impl Heads<'_> {
         self.rows.len() * self.spec.queries_of[self.kv_head].len()
     }
 
-    /// Whether these are a prompt's.
+    /// Whether the rows are prompt tokens.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
     pub fn of_prompt(&self) -> bool {
         self.sequence.prompt
@@ -63,12 +64,11 @@ impl Heads<'_> {
         (self.rows.start + query / group.len(), group.start + query % group.len())
     }
 
-    /// The positions that a query sees: from, to.
+    /// Positions that a query attends to: from, to.
     #[inline(always)]
     pub fn visible(&self, query: usize) -> (usize, usize) {
-        let position = self.sequence.start + self.place(query).0 - self.sequence.rows.start;
-        let from = self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        (from, position + 1)
+        let position = self.sequence.position(self.place(query).0);
+        (self.spec.first_visible(position), position + 1)
     }
 
     /// A query's numbers.
@@ -79,7 +79,7 @@ impl Heads<'_> {
     pub unsafe fn query(&self, query: usize) -> *const f32 {
         let (row, head) = self.place(query);
         // SAFETY: the row's queries come first in the fused projection.
-        unsafe { self.queries.at(row * self.query_stride + head * self.spec.head_dim) }
+        unsafe { self.queries.at(row * self.query_stride + head * self.spec.key_dim) }
     }
 
     /// Where a query's result goes.
@@ -90,190 +90,225 @@ impl Heads<'_> {
     pub unsafe fn output(&self, query: usize) -> *mut f32 {
         let (row, head) = self.place(query);
         // SAFETY: the head's columns of this row are written by this piece alone.
-        unsafe { self.out.at(row * self.out_stride + self.spec.out_column + head * self.spec.head_dim) }
+        unsafe { self.out.at(row * self.out_stride + self.spec.out_column + head * self.spec.value_dim) }
     }
 }
 
-/// Rows whose queries become ready, and whose keys and values enter the cache.
-struct Arrivals<'a> {
+/// Rows of the fused projection: queries and keys to prepare, keys and values to append.
+struct HeadInputs<'a> {
     spec: &'a AttentionSpec<Arc<[f32]>>,
     step: &'a Step,
     rotation: Option<&'a Rotation>,
-    kv: KvPart,
+    /// Where keys and values go; `None` if none are appended.
+    kv: Option<KvPart>,
     qkv: SendPtr<f32>,
     stride: usize,
+    /// What to do with the rows.
+    work: HeadWork,
 }
 
-#[allow(clippy::too_many_arguments, reason = "the operation's operands and the backend's parts")]
-pub(super) fn run(
-    pool: &mut Pool,
-    (isa, halves): (Isa, bool),
-    scratch: SendPtr<Scratch>,
-    (spec, step, part): (&AttentionSpec<Arc<[f32]>>, &Step, Range<usize>),
-    rotation: Option<&Rotation>,
-    qkv: &mut Buffer,
-    kv: &mut Kv,
-    layer: usize,
-    out: &mut Buffer,
-) {
-    if spec.kv_heads() == 0 {
-        return;
+/// Which operations of an attention layer come before attending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeadWork {
+    Prepare,
+    Append,
+    PrepareAndAppend,
+    Nothing,
+}
+
+/// What attention computes with.
+pub(super) struct Attention<'a> {
+    pub pool: &'a mut Pool,
+    pub isa: Isa,
+    /// Whether prompts may be computed in bf16.
+    pub allows_bf16: bool,
+    /// One per thread.
+    pub scratch: SendPtr<Scratch>,
+    pub spec: &'a AttentionSpec<Arc<[f32]>>,
+    pub step: &'a Step,
+    /// Rows of the step.
+    pub rows: Range<usize>,
+    pub rotation: Option<&'a Rotation>,
+    pub qkv: SendPtr<f32>,
+    pub qkv_stride: usize,
+    /// `None` if rows are only prepared.
+    pub kv: Option<KvPart>,
+}
+
+impl<'a> Attention<'a> {
+    fn inputs(&self, work: HeadWork) -> HeadInputs<'a> {
+        let Self { spec, step, rotation, kv, qkv, qkv_stride, .. } = *self;
+        HeadInputs { spec, step, rotation, kv, qkv, stride: qkv_stride, work }
     }
-    assert!(spec.qkv_width() <= qkv.width && step.rows() <= qkv.rows, "the projection lacks rows or columns");
-    assert!(
-        spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
-        "KV heads share queries"
-    );
-    let kv = kv.layer(layer);
-    let (queries, query_stride) = (SendPtr(qkv.data.as_mut_ptr()), qkv.width);
-    let arrivals = Arrivals { spec, step, rotation, kv, qkv: queries, stride: query_stride };
-    let rows_of = |sequence: &StepSequence, rows: &Range<usize>| {
-        sequence.rows.start.max(rows.start)..sequence.rows.end.min(rows.end)
-    };
-    // A query needs the keys and values of its own KV head only. If it needs no other row's, no thread waits for another.
-    let single_rows = step.sequences.iter().all(|sequence| rows_of(sequence, &part).len() <= 1);
-    if !single_rows {
-        for_rows(pool, part.len(), &|rows| {
-            let rows = part.start + rows.start..part.start + rows.end;
+
+    /// Prepares or appends all rows.
+    pub fn prepare(&mut self, work: HeadWork) {
+        let inputs = self.inputs(work);
+        let (isa, step, all) = (self.isa, self.step, self.rows.clone());
+        for_rows(self.pool, all.len(), &|rows| {
+            let rows = all.start + rows.start..all.start + rows.end;
             for sequence in &step.sequences {
-                let rows = rows_of(sequence, &rows);
+                let rows = sequence.rows_within(&rows);
                 // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
-                unsafe { arrive_on(isa, &arrivals, sequence, rows, 0..spec.kv_heads()) };
+                unsafe { prepare_heads_on(isa, &inputs, sequence, rows, 0..inputs.spec.kv_heads()) };
             }
         });
     }
-    let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
-    let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
-    let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
-    let next = AtomicUsize::new(0);
-    // WorkQueue differ in cost by their position, so threads take the next one when they are done.
-    pool.run(&|thread| {
-        // SAFETY: each thread has its own.
-        let scratch = unsafe { &mut *scratch.at(thread) };
-        let mut first = 0;
-        let mut item = next.fetch_add(1, Ordering::Relaxed);
-        for sequence in &step.sequences {
-            let rows = rows_of(sequence, &part);
-            let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
-            while item < first + count {
-                let (piece, kv_head) = ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
-                let start = rows.start + piece * piece_rows;
-                let heads = Heads {
-                    spec,
-                    kv,
-                    kv_head,
-                    sequence,
-                    blocks: &step.blocks[sequence.blocks.clone()],
-                    rows: start..rows.end.min(start + piece_rows),
-                    queries,
-                    query_stride,
-                    out: to,
-                    out_stride,
-                };
-                // SAFETY: the instruction set was detected; each item has its own rows and heads of `qkv`, of the cache and of
-                // `out`, as those of different KV heads are different; and no other sequence reads the blocks that it writes.
-                unsafe {
-                    if single_rows {
-                        arrive_on(isa, &arrivals, sequence, rows.clone(), kv_head..kv_head + 1);
-                    }
-                    attend_on(isa, halves, &heads, scratch);
-                }
-                item = next.fetch_add(1, Ordering::Relaxed);
-            }
-            first += count;
+
+    /// Does `work`, then attends.
+    pub fn attend(mut self, work: HeadWork, out: &mut Buffer) {
+        let Self { spec, step, .. } = self;
+        assert!(
+            spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
+            "KV heads share queries"
+        );
+        // A query needs the keys and values of its own KV head only. If it needs no other row's, no thread waits for another.
+        let single_rows = step.sequences.iter().all(|sequence| sequence.rows_within(&self.rows).len() <= 1);
+        if !single_rows && work != HeadWork::Nothing {
+            self.prepare(work);
         }
-    });
+        let inputs = self.inputs(work);
+        let prepares = single_rows && work != HeadWork::Nothing;
+        let Self { pool, isa, allows_bf16, scratch, rows: part, kv, qkv, qkv_stride, .. } = self;
+        let Some(kv) = kv else { unreachable!("attention has a cache") };
+        let (to, out_stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
+        let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
+        let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
+        let next = AtomicUsize::new(0);
+        // Pieces differ in cost by their position, so a thread takes the next one when it is done.
+        pool.run(&|thread| {
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
+            let mut first = 0;
+            let mut item = next.fetch_add(1, Ordering::Relaxed);
+            for sequence in &step.sequences {
+                let rows = sequence.rows_within(&part);
+                let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
+                while item < first + count {
+                    let (piece, kv_head) =
+                        ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
+                    let start = rows.start + piece * piece_rows;
+                    let heads = Heads {
+                        spec,
+                        kv,
+                        kv_head,
+                        sequence,
+                        blocks: &step.blocks[sequence.blocks.clone()],
+                        rows: start..rows.end.min(start + piece_rows),
+                        queries: qkv,
+                        query_stride: qkv_stride,
+                        out: to,
+                        out_stride,
+                    };
+                    // SAFETY: the instruction set was detected; each item has its own rows and heads of `qkv`, of the cache and
+                    // of `out`, as those of different KV heads are different; no other sequence reads the blocks it writes.
+                    unsafe {
+                        if prepares {
+                            prepare_heads_on(isa, &inputs, sequence, rows.clone(), kv_head..kv_head + 1);
+                        }
+                        attend_on(isa, allows_bf16, &heads, scratch);
+                    }
+                    item = next.fetch_add(1, Ordering::Relaxed);
+                }
+                first += count;
+            }
+        });
+    }
 }
 
-/// Queries of one KV head over its sequence's keys and values; a prompt's in bf16 where that is allowed and there is a matrix unit.
+/// Attends with the queries of one KV head; in bf16 for prompts, where that is allowed and there is a matrix unit.
 ///
 /// # Safety
 /// `isa` was detected on this CPU, and the kernel's own conditions hold.
-unsafe fn attend_on(isa: Isa, halves: bool, heads: &Heads<'_>, scratch: &mut Scratch) {
+unsafe fn attend_on(isa: Isa, allows_bf16: bool, heads: &Heads<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's conditions.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if halves && isa == Isa::Amx && heads.of_prompt() {
+        if allows_bf16 && isa == Isa::Amx && heads.of_prompt() {
             return amx::attend(heads, scratch);
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let (_, Scratch) = (halves, scratch);
+        let (_, Scratch) = (allows_bf16, scratch);
         attend_by_vectors_on(isa, heads);
     }
 }
 
 entry! {
-    /// Queries by vectors.
+    /// Attends by vector instructions.
     fn attend_by_vectors_on(heads: &Heads<'_>) = attend
 }
 
 entry! {
-    /// Queries made ready, keys and values written to the cache.
-    fn arrive_on(from: &Arrivals<'_>, sequence: &StepSequence, rows: Range<usize>, kv_heads: Range<usize>) = arrive
+    /// Prepares queries and keys, appends keys and values to the cache.
+    fn prepare_heads_on(from: &HeadInputs<'_>, sequence: &StepSequence, rows: Range<usize>, kv_heads: Range<usize>) = prepare_heads
 }
 
-/// Norms, rotation and temperature of a sequence's rows' queries and keys, those of some KV heads; keys and values go into the cache.
+/// Prepares and appends some KV heads, and the queries that read them, of a sequence's rows.
 ///
 /// # Safety
-/// The CPU has `S`; the rows are the sequence's, and nobody else uses these heads of them or of their tokens in the cache.
+/// The CPU has `S`; the rows are the sequence's; no other thread uses these heads of them or of their tokens in the cache.
 #[inline(always)]
-unsafe fn arrive<S: Simd>(
-    from: &Arrivals<'_>,
+unsafe fn prepare_heads<S: Simd>(
+    from: &HeadInputs<'_>,
     sequence: &StepSequence,
     rows: Range<usize>,
     kv_heads: Range<usize>,
 ) {
-    let Arrivals { spec, step, rotation, kv, qkv, stride } = from;
-    let (heads, dim) = (spec.heads(), spec.head_dim);
+    let HeadInputs { spec, step, rotation, kv, qkv, stride, work } = from;
+    let (prepares, appends) = (*work != HeadWork::Append, *work != HeadWork::Prepare);
     let blocks = &step.blocks[sequence.blocks.clone()];
-    let mut room = [0.0; MAX_HEAD_DIM];
-    let room = &mut room[..dim];
+    let mut scratch = [0.0; MAX_HEAD_DIM];
+    let scratch = &mut scratch[..spec.key_dim];
     let norm = spec.qk_norm.as_ref();
     let query_norm = norm.map(|norm| (&norm.query[..], norm.eps));
     let key_norm = norm.map(|norm| (&norm.key[..], norm.eps));
     for row in rows {
-        let position = sequence.start + row - sequence.rows.start;
-        // SAFETY: the row is within the buffer, which has these columns, and a head of it is this thread's.
-        let head =
-            |index: usize| unsafe { std::slice::from_raw_parts_mut(qkv.at(row * stride + index * dim), dim) };
-        let temperature = spec
-            .temperature
-            .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
-        let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+        let position = sequence.position(row);
+        // SAFETY: the row is within the buffer, which has these columns, and its heads are this thread's.
+        let head = |column: usize, dim: usize| unsafe {
+            std::slice::from_raw_parts_mut(qkv.at(row * stride + column), dim)
+        };
+        let query_scale = spec.query_scale(position);
         for kv_head in kv_heads.clone() {
+            let key = head(spec.key_column(kv_head), spec.key_dim);
             // SAFETY: the CPU has `S`, and the token's head is this thread's.
             unsafe {
-                for query in spec.queries_of[kv_head].clone() {
-                    let query = head(query);
-                    ready::<S>(query, query_norm, *rotation, row, room);
-                    for x in query {
-                        *x *= spec.scale * temperature;
+                if prepares {
+                    for query in spec.queries_of[kv_head].clone() {
+                        let query = head(spec.query_column(query), spec.key_dim);
+                        norm_and_rotate::<S>(query, query_norm, *rotation, row, scratch);
+                        for x in query {
+                            *x *= query_scale;
+                        }
                     }
+                    norm_and_rotate::<S>(key, key_norm, *rotation, row, scratch);
                 }
-                let (key, value) = (head(heads + kv_head), head(heads + spec.kv_heads() + kv_head));
-                ready::<S>(key, key_norm, *rotation, row, room);
-                kv.write::<S>(block, slot, kv_head, key, value);
+                if let Some(kv) = kv.as_ref().filter(|_| appends) {
+                    let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+                    let value = head(spec.value_column(kv_head), spec.value_dim);
+                    kv.write::<S>(block, slot, kv_head, key, value);
+                }
             }
         }
     }
 }
 
-/// Norm and rotation of one head of a row. Not a closure: those do not have the instruction set of the function around them.
+/// Norms and rotates one head of a row. Not a closure: closures do not inherit the enclosing function's instruction set.
 ///
 /// # Safety
-/// The CPU has `S`; `room` has the head's width.
+/// The CPU has `S`; `scratch` has the head's width.
 #[inline(always)]
-unsafe fn ready<S: Simd>(
+unsafe fn norm_and_rotate<S: Simd>(
     head: &mut [f32],
     norm: Option<(&[f32], f32)>,
     rotation: Option<&Rotation>,
     row: usize,
-    room: &mut [f32],
+    scratch: &mut [f32],
 ) {
     if let Some((weight, eps)) = norm {
         // SAFETY: the caller's.
-        unsafe { rms_norm::<S>(head, weight, eps, room) };
-        head.copy_from_slice(room);
+        unsafe { rms_norm::<S>(head, weight, eps, scratch) };
+        head.copy_from_slice(scratch);
     }
     if let Some(rotation) = rotation {
         rotation.apply(row, head);

@@ -6,6 +6,7 @@ use super::layout::bf16_rows::{Bf16Rows, Bf16Writer};
 use super::layout::region::LINE_BYTES;
 use super::product::output::Output;
 use super::simd::LANES;
+use crate::backend::Largest;
 
 /// Rows of floats, or of bf16 between two products.
 #[derive(Debug)]
@@ -13,32 +14,35 @@ pub struct Buffer {
     pub(super) data: Floats,
     pub(super) width: usize,
     pub(super) rows: usize,
-    /// Those of its rows that it has in bf16 instead. Apart, as buffers change hands.
-    halves: Box<(Range<usize>, Bf16Rows)>,
+    /// The rows that it holds in bf16 instead of f32. Boxed, because buffers are moved.
+    bf16: Box<(Range<usize>, Bf16Rows)>,
+    /// The largest output of the first rows, where the product that made them looked for it.
+    pub(super) largest: Vec<Largest>,
 }
 
 impl Buffer {
-    /// Room for `rows` rows; pages are taken from the system when they are first written. Small pages: a sequence that decodes writes
-    /// the first row of each buffer only.
+    /// Reserves `rows` rows; the system provides pages when they are first written. Not huge pages: a decoding sequence writes only
+    /// the first row of each buffer.
     pub(super) fn new(rows: usize, width: usize) -> Self {
-        // Not an allocation that is aligned itself: to zero such a one means to write it.
+        // An aligned allocation would be zeroed by writing it.
         let all = vec![0.0; rows * width + LANES];
         let start = all.as_ptr().align_offset(LINE_BYTES).min(LANES);
-        Self { data: Floats { all, start }, width, rows: 0, halves: Default::default() }
+        Self { data: Floats { all, start }, width, rows: 0, bf16: Default::default(), largest: Vec::new() }
     }
 
     pub(super) fn shape(&mut self, rows: usize) {
         assert!(rows * self.width <= self.data.len(), "a step has more rows than its buffers were made for");
         self.rows = rows;
-        self.halves.0 = 0..0;
+        self.bf16.0 = 0..0;
+        self.largest.clear();
     }
 
-    /// The most rows that it has room for.
+    /// Maximum number of rows.
     pub(super) fn capacity(&self) -> usize {
         self.data.len() / self.width.max(1)
     }
 
-    /// Where results of some rows go, or what they are added to.
+    /// Destination of some rows' results, which may be added to what is there.
     pub(super) fn output(&mut self, rows: Range<usize>, adds: bool) -> Output {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         // SAFETY: within the buffer.
@@ -46,27 +50,27 @@ impl Buffer {
         Output { data, stride: self.width, rows: rows.len(), adds }
     }
 
-    /// Where some rows go in bf16. The only ones: they are taken before others are written.
-    pub(super) fn output_in_halves(&mut self, rows: Range<usize>) -> Bf16Writer<'_> {
+    /// Destination of some rows in bf16. Rows written before are lost: a product has taken them.
+    pub(super) fn output_in_bf16(&mut self, rows: Range<usize>) -> Bf16Writer<'_> {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
-        let (these, halves) = &mut *self.halves;
-        halves.shape(rows.len(), self.width);
+        let (these, bf16) = &mut *self.bf16;
+        bf16.shape(rows.len(), self.width);
         *these = rows;
-        halves.writer()
+        bf16.writer()
     }
 
-    /// These rows, if they are there in bf16.
-    pub(super) fn halved(&self, rows: &Range<usize>) -> Option<&Bf16Rows> {
-        let (these, halves) = &*self.halves;
+    /// These rows, if they are in bf16.
+    pub(super) fn bf16_rows(&self, rows: &Range<usize>) -> Option<&Bf16Rows> {
+        let (these, bf16) = &*self.bf16;
         debug_assert!(
             these == rows || these.end <= rows.start || rows.end <= these.start,
             "rows {rows:?} of {these:?} in bf16"
         );
-        (these == rows).then_some(halves)
+        (these == rows).then_some(bf16)
     }
 }
 
-/// Floats from a cache line's start on, which results are streamed to.
+/// Floats aligned to a cache line, so that results can be streamed to them.
 #[derive(Debug)]
 pub(super) struct Floats {
     /// Never grows, so never moves.

@@ -150,6 +150,7 @@ impl Assembly {
             rows: limits.rows,
             logit_rows: limits.sequences,
             kv_blocks: limits.kv_blocks,
+            slots: limits.sequences,
             kv_format: self.spec.engine.kv,
         };
         let began = Instant::now();

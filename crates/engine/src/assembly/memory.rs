@@ -30,7 +30,7 @@ pub struct KvCacheRequest {
 }
 
 /// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit in `budget` bytes next to
-/// the weights. A tenth of the budget stays free for buffers and for the rest of the host. `None`: memory is not known, and
+/// the weights and every sequence's state. A tenth of the budget stays free for buffers and for the rest of the host. `None`: memory is not known, and
 /// not a limit.
 ///
 /// # Errors
@@ -43,14 +43,15 @@ pub fn kv_cache_tokens(
 ) -> Result<u64, ModelError> {
     let wanted = (request.context * request.sequences) as u64;
     let Some(budget) = budget else { return Ok(wanted) };
-    let for_cache = (budget * 9 / 10).saturating_sub(footprint.weight_bytes);
+    let states = footprint.state_bytes_per_sequence * request.sequences as u64;
+    let for_cache = (budget * 9 / 10).saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
     let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
     if fitting < least as u64 {
         return Err(ModelError::DoesNotFit {
             rank,
             weights: footprint.weight_bytes,
-            kv: least as u64 * footprint.kv_bytes_per_token,
+            kv: states + least as u64 * footprint.kv_bytes_per_token,
             tokens: least,
             available: budget,
         });
@@ -105,6 +106,14 @@ mod tests {
         assert_eq!(kv_cache_tokens(&footprint, 0, Some(1 << 20), REQUEST).expect("room"), 4000);
         // Nine tenths of 20,000 bytes are 18,000, less 1000 for the weights.
         assert_eq!(kv_cache_tokens(&footprint, 0, Some(20_000), REQUEST).expect("less room"), 1700);
+    }
+
+    #[test]
+    fn states_of_all_sequences_leave_less_for_tokens() {
+        let footprint = ShardFootprint { state_bytes_per_sequence: 1000, ..footprint(1000, 10) };
+        // Of the 17,000 bytes next to the weights, four sequences' states take 4000.
+        assert_eq!(kv_cache_tokens(&footprint, 0, Some(20_000), REQUEST).expect("room"), 1300);
+        assert!(kv_cache_tokens(&footprint, 0, Some(5_000), REQUEST).is_err(), "the states do not fit");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
         rows: limits.rows,
         logit_rows: limits.sequences,
         kv_blocks: limits.kv_blocks,
+        slots: limits.sequences,
         kv_format: KvFormat::F16,
     };
     let info = ModelInfo {

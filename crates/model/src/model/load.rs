@@ -3,8 +3,10 @@
 //! A new mixer or feed-forward is a new file here: its sources, and how they become a part of [`Model`].
 
 mod attention;
+mod delta;
 mod footprint;
 mod gated;
+mod latent;
 mod layer;
 mod sources;
 mod upload;
@@ -33,6 +35,8 @@ pub struct Capacity {
     pub logit_rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
+    /// Sequences that can have a state at once.
+    pub slots: usize,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
 }
@@ -52,7 +56,10 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, ModelError> {
         let spec = &folder.spec;
         let sources = Sources::describe(folder, plan.shard(rank))?;
-        let kv = backend.kv_cache(sources.kv_shape(capacity.kv_format, capacity.kv_blocks))?;
+        // Reserved first: a cache that cannot be had is found before weights are read.
+        let Capacity { kv_format, kv_blocks, slots, .. } = capacity;
+        let shape = sources.cache_shape(kv_format, kv_blocks, slots);
+        let caches = backend.caches(&shape)?;
         let mut upload = Upload::new(backend, capacity.rows, sources.bytes(), progress);
         let embedding = match sources.embedding {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
@@ -62,8 +69,7 @@ impl<B: Backend> Model<B> {
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let head = match sources.head {
             Some(head) => Some(Head {
-                norm: upload.vector(&head.norm),
-                eps: spec.norm_eps,
+                norm: upload.norm(&head.norm, spec.norm_eps)?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
                 rows: head.rows,
             }),
@@ -71,14 +77,14 @@ impl<B: Backend> Model<B> {
         };
         let (rows, last_rows) = (capacity.rows, capacity.logit_rows.min(capacity.rows));
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
-        let inner = upload.into_shared_buffers();
+        let (inner, used) = upload.into_parts();
+        debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
-            largest: Vec::with_capacity(last_rows),
             inner,
         };
-        Ok(Self { ropes: spec.ropes.clone(), embedding, layers, head, kv, buffers })
+        Ok(Self { ropes: spec.ropes.clone(), embedding, layers, head, caches, buffers })
     }
 }

@@ -4,7 +4,7 @@ use half::bf16;
 use safetensors::tensor::Dtype;
 
 use super::random;
-use crate::spec::{FeedForwardSpec, MixerSpec, ModelSpec};
+use crate::spec::{AttentionShape, DeltaShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec};
 
 /// Bits and group of affine quantization; `None`: bf16.
 pub(super) type Quantization = Option<(u32, usize)>;
@@ -116,24 +116,14 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
         let inside = |name: &str| format!("model.layers.{index}.{name}");
-        let MixerSpec::Attention(attention) = &layer.mixer;
-        let FeedForwardSpec::Gated(mlp) = &layer.feed_forward;
-        let dim = attention.head_dim;
         list.ones(inside("input_layernorm.weight"), spec.hidden);
-        for (name, heads) in
-            [("q_proj", attention.heads), ("k_proj", attention.kv_heads), ("v_proj", attention.kv_heads)]
-        {
-            let path = inside(&format!("self_attn.{name}"));
-            list.matrix(&path, heads * dim, spec.hidden);
-            list.bias(&path, heads * dim, attention.qkv_bias);
+        match &layer.mixer {
+            MixerSpec::Attention(shape) => list.attention(&inside, shape, spec.hidden),
+            MixerSpec::Latent(shape) => list.latent(&inside, shape, spec.hidden),
+            MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
         }
-        if attention.qk_norm {
-            list.ones(inside("self_attn.q_norm.weight"), dim);
-            list.ones(inside("self_attn.k_norm.weight"), dim);
-        }
-        list.matrix(&inside("self_attn.o_proj"), spec.hidden, attention.heads * dim);
-        list.bias(&inside("self_attn.o_proj"), spec.hidden, attention.out_bias);
         list.ones(inside("post_attention_layernorm.weight"), spec.hidden);
+        let FeedForwardSpec::Gated(mlp) = &layer.feed_forward;
         for (name, out, input) in [
             ("mlp.gate_proj", mlp.channels, spec.hidden),
             ("mlp.up_proj", mlp.channels, spec.hidden),
@@ -170,6 +160,65 @@ impl List {
     /// A stream of its own for the next tensor.
     fn stream(&self) -> u64 {
         random::word(self.seed, self.tensors.len() as u64)
+    }
+
+    fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, hidden: usize) {
+        let dim = shape.head_dim;
+        for (name, heads) in [("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)]
+        {
+            let path = inside(&format!("self_attn.{name}"));
+            self.matrix(&path, heads * dim, hidden);
+            self.bias(&path, heads * dim, shape.qkv_bias);
+        }
+        if shape.qk_norm {
+            self.ones(inside("self_attn.q_norm.weight"), dim);
+            self.ones(inside("self_attn.k_norm.weight"), dim);
+        }
+        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * dim);
+        self.bias(&inside("self_attn.o_proj"), hidden, shape.out_bias);
+    }
+
+    fn latent(&mut self, inside: &dyn Fn(&str) -> String, shape: &LatentShape, hidden: usize) {
+        let queries = shape.heads * shape.query_dim();
+        match shape.query_rank {
+            Some(rank) => {
+                self.matrix(&inside("self_attn.q_a_proj"), rank, hidden);
+                self.ones(inside("self_attn.q_a_layernorm.weight"), rank);
+                self.matrix(&inside("self_attn.q_b_proj"), queries, rank);
+            }
+            None => self.matrix(&inside("self_attn.q_proj"), queries, hidden),
+        }
+        self.matrix(&inside("self_attn.kv_a_proj_with_mqa"), shape.rank + shape.rotated, hidden);
+        self.ones(inside("self_attn.kv_a_layernorm.weight"), shape.rank);
+        let up = shape.heads * (shape.plain + shape.value_dim);
+        self.matrix(&inside("self_attn.kv_b_proj"), up, shape.rank);
+        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
+    }
+
+    fn delta(&mut self, inside: &dyn Fn(&str) -> String, shape: &DeltaShape, hidden: usize) {
+        let values = shape.value_heads * shape.value_dim;
+        for (name, outputs) in [
+            ("in_proj_qkv", shape.channels()),
+            ("in_proj_z", values),
+            ("in_proj_b", shape.value_heads),
+            ("in_proj_a", shape.value_heads),
+        ] {
+            self.matrix(&inside(&format!("linear_attn.{name}")), outputs, hidden);
+        }
+        let deviation = 1.0 / (shape.kernel as f32).sqrt();
+        self.push(
+            inside("linear_attn.conv1d.weight"),
+            Dtype::BF16,
+            vec![shape.channels(), 1, shape.kernel],
+            Content::Normal { deviation },
+            self.stream(),
+        );
+        for name in ["linear_attn.A_log", "linear_attn.dt_bias"] {
+            let content = Content::Normal { deviation: 1.0 };
+            self.push(inside(name), Dtype::BF16, vec![shape.value_heads], content, self.stream());
+        }
+        self.ones(inside("linear_attn.norm.weight"), shape.value_dim);
+        self.matrix(&inside("linear_attn.out_proj"), hidden, values);
     }
 
     fn ones(&mut self, name: String, len: usize) {

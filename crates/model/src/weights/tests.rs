@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 
-use safetensors::tensor::{Dtype, TensorView};
+use ::safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use thunder_compute::{Encoding, FilePages, Float};
 
@@ -33,7 +33,7 @@ fn source(tensors: Tensors<'_>, quantization: serde_json::Value) -> (tempfile::T
         })
         .collect();
     let path = folder.path().join("model.safetensors");
-    safetensors::serialize_to_file(views, None, &path).expect("written");
+    ::safetensors::serialize_to_file(views, None, &path).expect("written");
     let config = json!({ "quantization": quantization });
     let quantization = match config["quantization"].is_null() {
         true => Quantization::default(),

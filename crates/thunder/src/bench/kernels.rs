@@ -2,6 +2,7 @@
 
 mod operations;
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
@@ -85,8 +86,8 @@ impl KernelsCommand {
                 let mut subject = Subject::new(operation, &mut backend)?;
                 for &step in &self.rows {
                     let step = usize::from(step);
-                    let work = subject.begin(&mut backend, (isa, activations), step);
-                    let us = median_us(time, || subject.run(&mut backend, step));
+                    let work = subject.begin(&mut backend, (isa, activations), step)?;
+                    let us = median_us(time, || subject.run(&mut backend, step))?;
                     let of_work = peaks.iter().find(|(arithmetic, _)| *arithmetic == work.arithmetic);
                     let peak = of_work.map_or(0.0, |(_, peak)| *peak);
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
@@ -128,27 +129,30 @@ fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
     names.iter().map(|name| Isa::named(name).map_err(|error| anyhow!("--kernel {name}: {error}"))).collect()
 }
 
-/// The median over many runs; the first, which touches memory that may never have been touched, counts only for operations
-/// that take longer than the time for the figure.
-fn median_us(time: Duration, mut run: impl FnMut()) -> f64 {
+/// Median time of a run in µs. The first run touches new memory, so it counts only if no other fits into `time`.
+fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut timed = || {
         let start = Instant::now();
-        run();
-        start.elapsed().as_secs_f64() * 1e6
+        run()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
     };
-    let (began, first) = (Instant::now(), timed());
+    let (began, first) = (Instant::now(), timed()?);
     let mut all = Vec::new();
     while began.elapsed() < time {
-        all.push(timed());
+        all.push(timed()?);
     }
-    if all.is_empty() { first } else { peak::median(&mut all) }
+    Ok(if all.is_empty() { first } else { peak::median(&mut all) })
 }
 
-/// What it takes to run a job that does nothing on all threads of a pool.
+/// Time in µs to run an empty job on all threads of a pool.
 fn hand_over_us(threads: usize) -> f64 {
     const JOBS: u32 = 1000;
     let mut pool = Pool::new(threads, None);
-    median_us(Duration::from_millis(100), || (0..JOBS).for_each(|_| pool.run(&|_| ()))) / f64::from(JOBS)
+    let Ok(us) = median_us(Duration::from_millis(100), || {
+        (0..JOBS).for_each(|_| pool.run(&|_| ()));
+        Ok::<_, Infallible>(())
+    });
+    us / f64::from(JOBS)
 }
 
 fn print(rows: &[Row]) {

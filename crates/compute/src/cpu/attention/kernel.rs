@@ -1,5 +1,5 @@
-//! The online softmax: blocks of keys and values outside, groups of queries inside, so that a block is read from memory
-//! once for all queries of a piece. For each query the additions happen in one order, whatever the queries around it.
+//! The online softmax over blocks of keys and values. The loop over blocks is outside, that over groups of queries inside, so that
+//! a block is read from memory once for all queries of a piece. A query's additions have one order, whatever other queries there are.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -12,18 +12,18 @@ use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// Queries whose state is kept at a time: those that a block of keys serves while it is in the first-level cache.
+/// Queries whose state is kept at once: those for which a block of keys stays in the first-level cache.
 const QUERIES: usize = 64;
-/// Lower than any score, and finite, so that differences of it are no NaN.
+/// Lower than any score, and finite, so that the difference of two is not NaN.
 pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
 const TILES: usize = KV_BLOCK_TOKENS / LANES;
 
-/// How numbers of the cache are stored.
+/// Number format of a cache.
 pub(in crate::cpu) trait Element {
     const BYTES: usize;
-    /// Whether a token's numbers have a scale.
+    /// Whether each vector has a scale.
     const SCALED: bool;
-    /// 16 numbers.
+    /// Loads 16 numbers.
     ///
     /// # Safety
     /// The CPU has `S`, and `p` is valid for them.
@@ -50,26 +50,26 @@ impl Element for Byte {
     }
 }
 
-/// What is known of some queries after some blocks.
+/// Running results of some queries over the blocks seen so far.
 struct State {
-    /// The queries themselves, one after the other, however wide.
+    /// The queries, `[query][key_dim]`.
     query: [f32; QUERIES * MAX_HEAD_DIM],
-    /// Values weighted so far.
+    /// Weighted sums of values, `[query][value_dim]`.
     acc: [f32; QUERIES * MAX_HEAD_DIM],
-    /// The highest score so far.
+    /// Highest score so far.
     best: [f32; QUERIES],
-    /// The sum of the weights so far.
+    /// Sum of the weights so far.
     sum: [f32; QUERIES],
-    /// The positions that each sees: from, to.
+    /// Positions that each query attends to: from, to.
     visible: [(usize, usize); QUERIES],
 }
 
-/// A block at hand.
+/// The block that is being computed with.
 struct Block {
     at: KvBlock,
     /// Position of its first token.
     base: usize,
-    /// Asked for while this one is computed with.
+    /// Prefetched meanwhile.
     next: Option<KvBlock>,
 }
 
@@ -98,7 +98,7 @@ unsafe fn attend_in<S: Simd, E: Element>(heads: &Heads<'_>) {
 #[inline(always)]
 unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usize, state: *mut State) {
     let Heads { spec, kv, kv_head, blocks, .. } = *heads;
-    let dim = spec.head_dim;
+    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
     let query = (&raw mut (*state).query).cast::<f32>();
     let acc = (&raw mut (*state).acc).cast::<f32>();
     let (mut begin, mut end) = (usize::MAX, 0);
@@ -108,9 +108,10 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
         (*state).visible[m] = (from, to);
         (*state).best[m] = NO_SCORE;
         (*state).sum[m] = 0.0;
-        std::ptr::copy_nonoverlapping(heads.query(first + m), query.add(m * dim), dim);
-        acc.add(m * dim).write_bytes(0, dim);
+        std::ptr::copy_nonoverlapping(heads.query(first + m), query.add(m * key_dim), key_dim);
+        acc.add(m * value_dim).write_bytes(0, value_dim);
     }
+    let dims = (key_dim, value_dim);
     let blocks_end = end.div_ceil(KV_BLOCK_TOKENS);
     for index in begin / KV_BLOCK_TOKENS..blocks_end {
         let next = (index + 1 < blocks_end).then(|| kv.block(blocks[index + 1], kv_head));
@@ -118,10 +119,10 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
         let mut m = 0;
         while m < count {
             let taken = match count - m {
-                8.. => group_of::<S, E, 8>(&block, dim, state, m),
-                4.. => group_of::<S, E, 4>(&block, dim, state, m),
-                2.. => group_of::<S, E, 2>(&block, dim, state, m),
-                _ => group_of::<S, E, 1>(&block, dim, state, m),
+                8.. => group_of::<S, E, 8>(&block, dims, state, m),
+                4.. => group_of::<S, E, 4>(&block, dims, state, m),
+                2.. => group_of::<S, E, 2>(&block, dims, state, m),
+                _ => group_of::<S, E, 1>(&block, dims, state, m),
             };
             m += taken;
             block.next = None;
@@ -130,8 +131,8 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
     for m in 0..count {
         let out = heads.output(first + m);
         let inverse = S::splat(1.0 / (*state).sum[m]);
-        for d in (0..dim).step_by(LANES) {
-            S::store(out.add(d), S::mul(S::load(acc.add(m * dim + d)), inverse));
+        for d in (0..value_dim).step_by(LANES) {
+            S::store(out.add(d), S::mul(S::load(acc.add(m * value_dim + d)), inverse));
         }
     }
 }
@@ -140,7 +141,7 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
 #[inline(always)]
 unsafe fn group_of<S: Simd, E: Element, const M: usize>(
     block: &Block,
-    dim: usize,
+    (key_dim, value_dim): (usize, usize),
     state: *mut State,
     first: usize,
 ) -> usize {
@@ -153,17 +154,17 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
     if from >= end || to <= base {
         return M;
     }
-    let query = (&raw const (*state).query).cast::<f32>().add(first * dim);
-    let acc = (&raw mut (*state).acc).cast::<f32>().add(first * dim);
+    let query = (&raw const (*state).query).cast::<f32>().add(first * key_dim);
+    let acc = (&raw mut (*state).acc).cast::<f32>().add(first * value_dim);
     let mut scores = [[S::splat(0.0); TILES]; M];
-    for d in 0..dim {
+    for d in 0..key_dim {
         if let Some(next) = block.next {
             S::prefetch(next.keys.wrapping_add(d * KV_BLOCK_TOKENS * E::BYTES));
         }
         for tile in 0..TILES {
-            let k = E::load::<S>(block.at.keys.add((tile * dim + d) * LANES * E::BYTES));
+            let k = E::load::<S>(block.at.keys.add((tile * key_dim + d) * LANES * E::BYTES));
             for m in 0..M {
-                scores[m][tile] = S::fma(k, S::splat(*query.add(m * dim + d)), scores[m][tile]);
+                scores[m][tile] = S::fma(k, S::splat(*query.add(m * key_dim + d)), scores[m][tile]);
             }
         }
     }
@@ -189,7 +190,7 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
             scores[m][tile] = S::exp(S::sub(scores[m][tile], S::splat(new_best)));
         }
         if hidden {
-            // −∞ is held at the exponent's lower end, which is not quite zero.
+            // `exp` clamps −∞ to its lower end, whose result is not quite zero.
             mask::<S>(&mut scores[m], 0.0, base, (from, to));
         }
         let mut block_sum = scores[m][0];
@@ -200,8 +201,8 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
         if new_best > best {
             let factor = (best - new_best).exp();
             sum *= factor;
-            for d in (0..dim).step_by(LANES) {
-                let a = acc.add(m * dim + d);
+            for d in (0..value_dim).step_by(LANES) {
+                let a = acc.add(m * value_dim + d);
                 S::store(a, S::mul(S::load(a), S::splat(factor)));
             }
             (*state).best[first + m] = new_best;
@@ -215,20 +216,20 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
             S::store(weights[m].as_mut_ptr().add(tile * LANES), weight);
         }
     }
-    // Tokens past the end hold another sequence's numbers, or none.
+    // Tokens past the end hold another sequence's values, or none.
     let tokens = KV_BLOCK_TOKENS.min(to - base);
     let mut d = 0;
-    while d + 2 * LANES <= dim {
-        values::<S, E, M, 2>(block, tokens, dim, d, &weights, acc);
+    while d + 2 * LANES <= value_dim {
+        values::<S, E, M, 2>(block, tokens, value_dim, d, &weights, acc);
         d += 2 * LANES;
     }
-    if d < dim {
-        values::<S, E, M, 1>(block, tokens, dim, d, &weights, acc);
+    if d < value_dim {
+        values::<S, E, M, 1>(block, tokens, value_dim, d, &weights, acc);
     }
     M
 }
 
-/// Replaces what tokens outside of `visible` have.
+/// Replaces the lanes of tokens outside of `visible`.
 #[inline(always)]
 unsafe fn mask<S: Simd>(x: &mut [S::F; TILES], by: f32, base: usize, visible: (usize, usize)) {
     let mut lanes = [0.0f32; KV_BLOCK_TOKENS];

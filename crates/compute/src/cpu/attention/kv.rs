@@ -1,90 +1,85 @@
-//! Keys and values of a rank's layers, in blocks of tokens that sequences are given one at a time.
+//! Keys and values of KV heads, in blocks of tokens that sequences are given one at a time.
 //!
 //! A block holds, for each KV head, its keys transposed in tiles of 16 tokens, `[tile][dimension][16]`, so that 16 scores
-//! come out of a register without a sum across lanes; and its values as they come, `[token][dimension]`. As f16, or as bytes
-//! with a scale for each token's key and each token's value: `[keys' 32 scales][values' 32 scales]` of each head.
+//! come out of a register without a sum across lanes, and its values by token, `[token][dimension]`. Numbers are f16, or int8
+//! with a scale per token: `[keys' 32 scales][values' 32 scales]` of each head.
 
-use crate::backend::{ComputeError, KvFormat, KvLayer, KvShape};
+use crate::backend::{ComputeError, KvFormat};
+use crate::cpu::caches::region;
 use crate::cpu::layout::region::Region;
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::quantize::{largest, scales};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// The largest head that the attention kernel keeps on its stack.
+/// The widest key and value that the attention kernels support: they keep heads on the stack.
 pub(in crate::cpu) const MAX_HEAD_DIM: usize = 256;
 
-/// The cache of all layers.
-#[derive(Debug)]
-pub struct Kv {
-    layers: Vec<Layer>,
-    format: KvFormat,
+/// Heads of a cache and their widths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cpu) struct HeadShape {
+    pub heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
 }
 
+/// Keys and values of one layer's heads.
 #[derive(Debug)]
-struct Layer {
+pub(in crate::cpu) struct HeadCache {
     keys: Region,
     values: Region,
     scales: Region,
-    shape: KvLayer,
+    shape: HeadShape,
+    format: KvFormat,
 }
 
-impl Kv {
-    /// Reserves the address space; pages are taken from the system when blocks are first written.
-    pub(in crate::cpu) fn new(shape: &KvShape) -> Result<Self, ComputeError> {
-        let format = shape.format;
-        let layer = |&layer: &KvLayer| {
-            if layer.head_dim % LANES != 0 || layer.head_dim > MAX_HEAD_DIM {
+impl HeadCache {
+    /// Reserves the address space; the system provides pages when blocks are first written.
+    pub fn new(shape: HeadShape, format: KvFormat, blocks: usize) -> Result<Self, ComputeError> {
+        for (what, value) in
+            [("the width of a key", shape.key_dim), ("the width of a value", shape.value_dim)]
+        {
+            if !value.is_multiple_of(LANES) || value > MAX_HEAD_DIM {
                 return Err(ComputeError::Shape {
-                    what: "head_dim",
-                    value: layer.head_dim,
+                    what,
+                    value,
                     backend: "CPU",
                     needs: "a multiple of 16 up to 256",
                 });
             }
-            let tokens = shape.blocks * layer.heads * KV_BLOCK_TOKENS;
-            let region = |bytes| {
-                Region::zeroed(bytes).map_err(|error| ComputeError::Memory {
-                    bytes,
-                    what: "the KV cache",
-                    reason: error.to_string(),
-                })
-            };
-            let numbers = tokens * layer.head_dim * format.bytes();
-            let scales = tokens * 2 * format.scale_bytes();
-            Ok(Layer {
-                keys: region(numbers)?,
-                values: region(numbers)?,
-                scales: region(scales)?,
-                shape: layer,
-            })
-        };
-        Ok(Self { layers: shape.layers.iter().map(layer).collect::<Result<_, _>>()?, format })
+        }
+        let tokens = blocks * shape.heads * KV_BLOCK_TOKENS;
+        Ok(Self {
+            keys: region(tokens * shape.key_dim * format.bytes())?,
+            values: region(tokens * shape.value_dim * format.bytes())?,
+            scales: region(tokens * 2 * format.scale_bytes())?,
+            shape,
+            format,
+        })
     }
 
-    /// One layer, for threads that write different tokens' heads of it, or read others.
-    pub(in crate::cpu) fn layer(&mut self, layer: usize) -> KvPart {
-        let Layer { keys, values, scales, shape } = &mut self.layers[layer];
-        let of_block = shape.heads * KV_BLOCK_TOKENS * shape.head_dim * self.format.bytes();
+    /// Pointers for threads that write different tokens' heads, or read others.
+    pub fn part(&mut self) -> KvPart {
+        let of_block = self.shape.heads * KV_BLOCK_TOKENS * self.shape.key_dim * self.format.bytes();
         KvPart {
-            blocks: keys.len() / of_block.max(1),
-            keys: SendPtr(keys.as_mut_ptr()),
-            values: SendPtr(values.as_mut_ptr()),
-            scales: SendPtr(scales.as_mut_ptr().cast()),
-            shape: *shape,
+            blocks: self.keys.len() / of_block.max(1),
+            keys: SendPtr(self.keys.as_mut_ptr()),
+            values: SendPtr(self.values.as_mut_ptr()),
+            scales: SendPtr(self.scales.as_mut_ptr().cast()),
+            shape: self.shape,
             format: self.format,
         }
     }
 }
 
-/// Pointers into a layer's cache.
+/// Pointers into a [`HeadCache`].
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct KvPart {
     blocks: usize,
     keys: SendPtr<u8>,
     values: SendPtr<u8>,
     scales: SendPtr<f32>,
-    shape: KvLayer,
+    pub shape: HeadShape,
     pub format: KvFormat,
 }
 
@@ -109,47 +104,51 @@ impl KvPart {
             "block {block} is not in the cache"
         );
         let index = block as usize * self.shape.heads + head;
-        let at = index * KV_BLOCK_TOKENS * self.shape.head_dim * self.format.bytes();
+        let of_dim = index * KV_BLOCK_TOKENS * self.format.bytes();
         let scales = match self.format {
             KvFormat::F16 => 0,
             KvFormat::Int8 => index * 2 * KV_BLOCK_TOKENS,
         };
         // SAFETY: the regions hold `blocks × heads` parts of this size.
         unsafe {
-            KvBlock { keys: self.keys.at(at), values: self.values.at(at), scales: self.scales.at(scales) }
+            KvBlock {
+                keys: self.keys.at(of_dim * self.shape.key_dim),
+                values: self.values.at(of_dim * self.shape.value_dim),
+                scales: self.scales.at(scales),
+            }
         }
     }
 
     /// Stores one token's key and value of one head.
     ///
     /// # Safety
-    /// The CPU has `S`; key and value have the head's width; nobody else writes or reads this head of the token.
+    /// The CPU has `S`; key and value have their widths; no other thread writes or reads this head of the token.
     #[inline(always)]
     pub unsafe fn write<S: Simd>(&self, block: u32, slot: usize, head: usize, key: &[f32], value: &[f32]) {
-        let dim = self.shape.head_dim;
-        debug_assert!(slot < KV_BLOCK_TOKENS && key.len() == dim && value.len() == dim);
+        let HeadShape { key_dim, value_dim, .. } = self.shape;
+        debug_assert!(slot < KV_BLOCK_TOKENS && key.len() == key_dim && value.len() == value_dim);
         let to = self.block(block, head);
-        let first = slot / LANES * dim * LANES + slot % LANES;
-        // SAFETY: a part holds KV_BLOCK_TOKENS keys and values of `dim` numbers, and as many scales.
+        let first = slot / LANES * key_dim * LANES + slot % LANES;
+        // SAFETY: a part holds KV_BLOCK_TOKENS keys and values of these widths, and as many scales of each.
         unsafe {
             match self.format {
                 KvFormat::F16 => {
-                    let mut halves = [0u16; MAX_HEAD_DIM];
-                    to_f16::<S>(key, halves.as_mut_ptr());
+                    let mut numbers = [0u16; MAX_HEAD_DIM];
+                    to_f16::<S>(key, numbers.as_mut_ptr());
                     let keys = to.keys.cast::<u16>().add(first);
-                    for (d, x) in halves[..dim].iter().enumerate() {
+                    for (d, x) in numbers[..key_dim].iter().enumerate() {
                         *keys.add(d * LANES) = *x;
                     }
-                    to_f16::<S>(value, to.values.cast::<u16>().add(slot * dim));
+                    to_f16::<S>(value, to.values.cast::<u16>().add(slot * value_dim));
                 }
                 KvFormat::Int8 => {
                     let mut bytes = [0i8; MAX_HEAD_DIM];
                     *to.scales.add(slot) = to_i8::<S>(key, bytes.as_mut_ptr());
                     let keys = to.keys.cast::<i8>().add(first);
-                    for (d, x) in bytes[..dim].iter().enumerate() {
+                    for (d, x) in bytes[..key_dim].iter().enumerate() {
                         *keys.add(d * LANES) = *x;
                     }
-                    let values = to.values.cast::<i8>().add(slot * dim);
+                    let values = to.values.cast::<i8>().add(slot * value_dim);
                     *to.scales.add(KV_BLOCK_TOKENS + slot) = to_i8::<S>(value, values);
                 }
             }
@@ -157,22 +156,24 @@ impl KvPart {
     }
 }
 
+/// Stores f16.
+///
 /// # Safety
-/// The CPU has `S`; `to` takes as many numbers as `from` has, a multiple of 16.
+/// The CPU has `S`; `to` holds as many numbers as `from`, a multiple of 16.
 #[inline(always)]
-unsafe fn to_f16<S: Simd>(from: &[f32], to: *mut u16) {
+pub(super) unsafe fn to_f16<S: Simd>(from: &[f32], to: *mut u16) {
     for i in (0..from.len()).step_by(LANES) {
         // SAFETY: the caller's.
         unsafe { S::store_f16(to.add(i), S::load(from.as_ptr().add(i))) };
     }
 }
 
-/// Stores bytes and returns their scale.
+/// Stores int8 and returns their scale.
 ///
 /// # Safety
 /// As [`to_f16`].
 #[inline(always)]
-unsafe fn to_i8<S: Simd>(from: &[f32], to: *mut i8) -> f32 {
+pub(super) unsafe fn to_i8<S: Simd>(from: &[f32], to: *mut i8) -> f32 {
     // SAFETY: the caller's.
     unsafe {
         let (scale, inverse) = scales(largest::<S>(from.as_ptr(), 0..from.len()), 127.0);

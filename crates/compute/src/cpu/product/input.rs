@@ -69,7 +69,7 @@ impl<'a> Inputs<'a> {
             LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
         };
         let planes = numerics.activations.planes(matches!(input, LinearInput::Gated(_)));
-        let given = x.halved(&rows);
+        let given = x.bf16_rows(&rows);
         assert!(
             given.is_none() || x.width == cols && numerics.bf16_only(w),
             "rows are stored in the format that their next matrix needs"

@@ -1,7 +1,7 @@
 //! Attention against its definition, on every instruction set of this CPU.
 
 use super::*;
-use crate::backend::{KvFormat, KvLayer, QkNorm};
+use crate::backend::{AttentionSpec, CacheKind, CacheShape, KvFormat, QkNorm, Rope};
 
 /// Attention by its definition, for one sequence that begins at position 0: `[row][head][dim]`.
 fn plain_attention(
@@ -10,7 +10,7 @@ fn plain_attention(
     qkv: &[f32],
     rows: usize,
 ) -> Vec<f32> {
-    let (dim, heads, kv_heads, width) = (spec.head_dim, spec.heads(), spec.kv_heads(), spec.qkv_width());
+    let (dim, heads, kv_heads, width) = (spec.key_dim, spec.heads(), spec.kv_heads(), spec.qkv_width());
     let head = |row: usize, index: usize| {
         let mut x = qkv[row * width + index * dim..][..dim].to_vec();
         if index >= heads + kv_heads {
@@ -61,7 +61,8 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
         (128, Some(133), true, vec![0..1, 1..2, 2..4]),
     ] {
         let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
-            head_dim: dim,
+            key_dim: dim,
+            value_dim: dim,
             queries_of,
             scale: 0.2,
             window,
@@ -76,7 +77,7 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
         };
         let values = numbers.floats(rows * spec.qkv_width());
         let expected = plain_attention(&spec, &rope, &values, rows);
-        let layers = vec![KvLayer { heads: spec.kv_heads(), head_dim: dim }];
+        let caches = vec![spec.cache()];
         for (isa, (activations, format, limit)) in Isa::available().into_iter().flat_map(|isa| {
             [
                 (Activations::Int16, KvFormat::F16, 1e-3),
@@ -86,21 +87,21 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
             ]
             .map(|case| (isa, case))
         }) {
-            let shape = KvShape { layers: layers.clone(), blocks: 12, format };
+            let shape = CacheShape { caches: caches.clone(), blocks: 12, slots: 1, format };
             let mut whole = Vec::new();
             for cuts in [vec![300], vec![1, 131, 1, 167], vec![33, 20, 20, 2, 225]] {
                 let mut backend = backend(isa, 2, activations);
-                let mut kv = backend.kv_cache(shape.clone()).unwrap();
+                let mut kv = backend.caches(&shape).unwrap();
                 let (mut start, mut result) = (0, Vec::new());
                 for cut in cuts {
                     let mut step = Step::default();
-                    step.push(&vec![0; cut], start, &[5, 2, 7, 1, 9, 11, 0, 3, 4, 6], false);
+                    step.push(&vec![0; cut], start, &[5, 2, 7, 1, 9, 11, 0, 3, 4, 6], 0, false);
                     let part = &values[start * spec.qkv_width()..][..cut * spec.qkv_width()];
                     let mut qkv = filled(&mut backend, part, spec.qkv_width());
                     let mut out = backend.buffer(cut, spec.heads() * dim).unwrap();
-                    backend.begin(&step, std::slice::from_ref(&rope));
-                    backend.attention(&spec, &step, 0..cut, &mut qkv, &mut kv, 0, &mut out);
-                    result.extend_from_slice(backend.read(&out));
+                    backend.begin(&step, std::slice::from_ref(&rope)).unwrap();
+                    backend.attention(&spec, &step, 0..cut, &mut qkv, (&mut kv, 0), &mut out).unwrap();
+                    result.extend(read(&mut backend, &out));
                     start += cut;
                 }
                 let error = distance(&result, &expected);
@@ -125,7 +126,8 @@ fn a_sequence_attends_alike_alone_and_among_others() {
     let mut numbers = Random::new(6);
     let (dim, context) = (48, 70);
     let spec = AttentionSpec::<std::sync::Arc<[f32]>> {
-        head_dim: dim,
+        key_dim: dim,
+        value_dim: dim,
         queries_of: vec![0..2, 2..5],
         scale: 0.15,
         window: None,
@@ -134,7 +136,7 @@ fn a_sequence_attends_alike_alone_and_among_others() {
         temperature: Some((0.1, 16)),
         out_column: 0,
     };
-    let layers = vec![KvLayer { heads: 2, head_dim: dim }];
+    let caches = vec![spec.cache()];
     let prompts: Vec<_> = (0..3).map(|_| numbers.floats(context * spec.qkv_width())).collect();
     let generated: Vec<_> = (0..3).map(|_| numbers.floats(spec.qkv_width())).collect();
     let blocks = [[0, 4, 8], [7, 3, 5], [1, 2, 6]];
@@ -144,16 +146,17 @@ fn a_sequence_attends_alike_alone_and_among_others() {
     {
         let attend = |which: &[usize]| {
             let mut backend = backend(isa, 3, Activations::Int16);
-            let mut kv = backend.kv_cache(KvShape { layers: layers.clone(), blocks: 9, format }).unwrap();
+            let mut kv =
+                backend.caches(&CacheShape { caches: caches.clone(), blocks: 9, slots: 3, format }).unwrap();
             [(&[0; 70][..], 0, &prompts), (&[0], 70, &generated)].map(|(tokens, start, from)| {
                 let mut step = Step::default();
-                which.iter().for_each(|i| step.push(tokens, start, &blocks[*i], false));
+                which.iter().for_each(|i| step.push(tokens, start, &blocks[*i], *i, false));
                 let rows: Vec<f32> = which.iter().flat_map(|i| from[*i].iter().copied()).collect();
                 let mut qkv = filled(&mut backend, &rows, spec.qkv_width());
                 let mut out = backend.buffer(step.rows(), spec.heads() * dim).unwrap();
-                backend.begin(&step, &[]);
-                backend.attention(&spec, &step, 0..step.rows(), &mut qkv, &mut kv, 0, &mut out);
-                backend.read(&out).to_vec()
+                backend.begin(&step, &[]).unwrap();
+                backend.attention(&spec, &step, 0..step.rows(), &mut qkv, (&mut kv, 0), &mut out).unwrap();
+                read(&mut backend, &out)
             })
         };
         let together = attend(&[0, 1, 2]);
@@ -169,9 +172,9 @@ fn a_sequence_attends_alike_alone_and_among_others() {
 fn a_head_too_wide_for_the_kernel_is_refused() {
     let mut backend = backend(Isa::Portable, 1, Activations::Int16);
     for head_dim in [40, 512] {
-        let shape =
-            KvShape { layers: vec![KvLayer { heads: 1, head_dim }], blocks: 1, format: KvFormat::F16 };
-        let error = backend.kv_cache(shape).unwrap_err().to_string();
+        let heads = CacheKind::Heads { heads: 1, key_dim: head_dim, value_dim: 64 };
+        let shape = CacheShape { caches: vec![heads], blocks: 1, slots: 1, format: KvFormat::F16 };
+        let error = backend.caches(&shape).unwrap_err().to_string();
         assert!(error.contains(&head_dim.to_string()) && error.contains("multiple of 16"), "{error}");
     }
 }

@@ -53,10 +53,10 @@ impl Weights {
         let mut channels = backend.buffer(x.rows, self.0[0].0.rows).unwrap();
         let mut out = backend.buffer(x.rows, self.0[2].0.rows).unwrap();
         for rows in parts {
-            backend.linear_gated(Plain(&x), rows.clone(), &gate_up, &down, &mut channels);
-            backend.linear(Gated(&channels), rows.clone(), &down, &mut out);
+            backend.linear_gated(Plain(&x), rows.clone(), &gate_up, &down, &mut channels).unwrap();
+            backend.linear(Gated(&channels), rows.clone(), &down, &mut out).unwrap();
         }
-        backend.read(&out).to_vec()
+        read(backend, &out)
     }
 
     /// Asserts that the relative error is at most the sum of the three products' limits.
@@ -131,13 +131,13 @@ fn generated_rows_next_to_a_prompt_equal_generated_rows_alone() {
     let x = weights.inputs(rows, &mut numbers);
     let expected = weights.expected(&x);
     let mut step = Step::default();
-    (0..generated).for_each(|i| step.push(&[1], 0, &[i as u32], true));
-    step.push(&vec![1; rows - generated], 0, &[8, 9], true);
+    (0..generated).for_each(|i| step.push(&[1], 0, &[i as u32], i, true));
+    step.push(&vec![1; rows - generated], 0, &[8, 9], generated, true);
     for isa in Isa::available() {
         for activations in [Activations::Auto, Activations::Bf16, Activations::Int8] {
             let mut backend = backend(isa, 2, activations);
             let alone = weights.run(&mut backend, &x[..generated * weights.cols()], &[0..generated]);
-            backend.begin(&step, &[]);
+            backend.begin(&step, &[]).unwrap();
             let whole = weights.run(&mut backend, &x, &[0..rows]);
             assert_eq!(
                 whole,

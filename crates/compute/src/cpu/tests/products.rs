@@ -31,8 +31,8 @@ fn products_match_plain_arithmetic_in_every_encoding() {
                 let w = backend.matrix(&[stored.source(Some(bias.clone()))]).unwrap();
                 let x = filled(&mut backend, &x, cols);
                 let mut out = backend.buffer(batch, rows).unwrap();
-                backend.linear(Plain(&x), 0..batch, &w, &mut out);
-                let error = distance(backend.read(&out), &expected);
+                backend.linear(Plain(&x), 0..batch, &w, &mut out).unwrap();
+                let error = distance(&read(&mut backend, &out), &expected);
                 assert!(error < limit, "{encoding:?} on {}: {activations:?} is off by {error}", isa.name());
             }
         }
@@ -58,8 +58,11 @@ fn the_first_of_the_largest_outputs_is_found() {
                 let mut out = backend.buffer(batch, 2 * rows).unwrap();
                 // Earlier contents of `largest` must not matter.
                 let mut largest = vec![Largest { column: 7, value: 1e30 }; batch];
-                backend.linear_largest(Plain(&x), &w, &mut out, &mut largest);
-                for (outputs, largest) in backend.read(&out).chunks(2 * rows).zip(largest) {
+                let stale = filled(&mut backend, &vec![1e9; batch * cols], cols);
+                backend.linear_largest(Plain(&stale), batch, &w, &mut out).unwrap();
+                backend.linear_largest(Plain(&x), batch, &w, &mut out).unwrap();
+                backend.read_largest(&out, &mut largest).unwrap();
+                for (outputs, largest) in read(&mut backend, &out).chunks(2 * rows).zip(largest) {
                     let value = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let column = outputs.iter().position(|output| *output == value).unwrap() as u32;
                     assert!((column as usize) < rows);
@@ -106,12 +109,17 @@ fn a_row_does_not_depend_on_the_batch() {
             let w = backend.matrix(&[stored.source(None)]).unwrap();
             let all = filled(&mut backend, &values, cols);
             let mut together = backend.buffer(batch, rows).unwrap();
-            backend.linear(Plain(&all), 0..batch, &w, &mut together);
-            for (x, expected) in values.chunks(cols).zip(backend.read(&together).to_vec().chunks(rows)) {
+            backend.linear(Plain(&all), 0..batch, &w, &mut together).unwrap();
+            for (x, expected) in values.chunks(cols).zip(read(&mut backend, &together).chunks(rows)) {
                 let x = filled(&mut backend, x, cols);
                 let mut alone = backend.buffer(1, rows).unwrap();
-                backend.linear(Plain(&x), 0..1, &w, &mut alone);
-                assert_eq!(backend.read(&alone), expected, "{encoding:?}, {activations:?} on {}", isa.name());
+                backend.linear(Plain(&x), 0..1, &w, &mut alone).unwrap();
+                assert_eq!(
+                    read(&mut backend, &alone),
+                    expected,
+                    "{encoding:?}, {activations:?} on {}",
+                    isa.name()
+                );
             }
         }
     }
@@ -136,12 +144,12 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
                 for batch in [batch, 1, 2, 3, 4, 7, 8, 9, 12, 13, 15, 16, 33] {
                     // A step of generated tokens, because prompts may be bf16.
                     let mut step = Step::default();
-                    (0..batch).for_each(|_| step.push(&[0], 0, &[0], false));
-                    backend.begin(&step, &[]);
+                    (0..batch).for_each(|_| step.push(&[0], 0, &[0], 0, false));
+                    backend.begin(&step, &[]).unwrap();
                     let x = filled(&mut backend, &values[..batch * cols], cols);
                     let mut out = backend.buffer(batch, rows).unwrap();
-                    backend.linear(Plain(&x), 0..batch, &w, &mut out);
-                    let out = backend.read(&out);
+                    backend.linear(Plain(&x), 0..batch, &w, &mut out).unwrap();
+                    let out = read(&mut backend, &out);
                     if expected.is_empty() {
                         expected = out.to_vec();
                     }
@@ -173,8 +181,8 @@ fn a_large_activation_reduces_int8_precision_in_its_own_group_only() {
             let w = backend.matrix(&[stored.source(None)]).unwrap();
             let x = filled(&mut backend, x, cols);
             let mut out = backend.buffer(1, rows).unwrap();
-            backend.linear(Plain(&x), 0..1, &w, &mut out);
-            backend.read(&out).to_vec()
+            backend.linear(Plain(&x), 0..1, &w, &mut out).unwrap();
+            read(&mut backend, &out)
         };
         let (all, large) = (product(Activations::Int8, &all), product(Activations::Int8, &large));
         let rest: Vec<f32> = all.iter().zip(large).map(|(all, large)| all - large).collect();
@@ -197,8 +205,8 @@ fn auto_uses_two_bytes_for_gated_activations_and_one_for_the_rest() {
             let w = backend.matrix(&[stored.source(None)]).unwrap();
             let x = filled(&mut backend, &values, cols);
             let mut out = backend.buffer(batch, rows).unwrap();
-            backend.linear(if gated { Gated(&x) } else { Plain(&x) }, 0..batch, &w, &mut out);
-            backend.read(&out).to_vec()
+            backend.linear(if gated { Gated(&x) } else { Plain(&x) }, 0..batch, &w, &mut out).unwrap();
+            read(&mut backend, &out)
         };
         let [bytes, doubled] = [Activations::Int8, Activations::Int16].map(|bits| product(bits, true));
         assert_ne!(bytes, doubled, "on {}", isa.name());
@@ -232,10 +240,10 @@ fn bf16_products_are_right_in_any_shape() {
             for batch in [9, 16, 17, 32, 33, 48, 530] {
                 let x = filled(&mut exact, &values[..batch * cols], cols);
                 let mut expected = exact.buffer(batch, rows).unwrap();
-                exact.linear(Plain(&x), 0..batch, &w, &mut expected);
+                exact.linear(Plain(&x), 0..batch, &w, &mut expected).unwrap();
                 let mut out = rounded.buffer(batch, rows).unwrap();
-                rounded.linear(Plain(&x), 0..batch, &w_rounded, &mut out);
-                let error = distance(rounded.read(&out), exact.read(&expected));
+                rounded.linear(Plain(&x), 0..batch, &w_rounded, &mut out).unwrap();
+                let error = distance(&read(&mut rounded, &out), &read(&mut exact, &expected));
                 assert!(error < 4e-3, "{encoding:?}, {batch} rows on {}: off by {error}", isa.name());
             }
         }
@@ -260,7 +268,7 @@ fn no_bit_width_is_much_slower_than_four_bits() {
                 let mut out = backend.buffer(1, rows).unwrap();
                 let mut once = || {
                     let start = std::time::Instant::now();
-                    backend.linear(Plain(&x), 0..1, &w, &mut out);
+                    backend.linear(Plain(&x), 0..1, &w, &mut out).unwrap();
                     start.elapsed()
                 };
                 (0..30).map(|_| once()).min().unwrap_or_default()
@@ -302,9 +310,9 @@ fn a_product_without_columns_overwrites_the_output_with_its_bias() {
                 let mut x = backend.buffer(batch, 0).unwrap();
                 x.shape(batch);
                 let mut out = filled(&mut backend, &vec![7.0; batch * 50], 50);
-                backend.linear(Plain(&x), 0..batch, &w, &mut out);
+                backend.linear(Plain(&x), 0..batch, &w, &mut out).unwrap();
                 assert!(
-                    backend.read(&out).chunks(50).all(|row| row == bias),
+                    read(&mut backend, &out).chunks(50).all(|row| row == bias),
                     "{encoding:?}, {batch} on {}",
                     isa.name()
                 );
@@ -328,14 +336,14 @@ fn several_matrices_of_different_encodings_share_one_product() {
     let sources: Vec<_> = parts.iter().map(|part| part.source(None)).collect();
     let fused = backend.matrix(&sources).unwrap();
     let mut out = backend.buffer(2, 60).unwrap();
-    backend.linear(Plain(&x), 0..2, &fused, &mut out);
-    let out = backend.read(&out).to_vec();
+    backend.linear(Plain(&x), 0..2, &fused, &mut out).unwrap();
+    let out = read(&mut backend, &out);
     for (i, source) in sources.iter().enumerate() {
         let alone = backend.matrix(std::slice::from_ref(source)).unwrap();
         let mut expected = backend.buffer(2, 20).unwrap();
-        backend.linear(Plain(&x), 0..2, &alone, &mut expected);
+        backend.linear(Plain(&x), 0..2, &alone, &mut expected).unwrap();
         for row in 0..2 {
-            assert_eq!(out[row * 60 + i * 20..][..20], backend.read(&expected)[row * 20..][..20]);
+            assert_eq!(out[row * 60 + i * 20..][..20], read(&mut backend, &expected)[row * 20..][..20]);
         }
     }
 }

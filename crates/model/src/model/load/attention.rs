@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, KvLayer, MatrixSource, QkNorm};
+use thunder_compute::{AttentionSpec, Backend, CacheKind, MatrixSource, QkNorm};
 
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::Attention;
+use crate::model::mixer::Attention;
 use crate::plan::HeadShare;
 use crate::spec::AttentionShape;
 use crate::weights::LayerRole;
@@ -44,7 +44,8 @@ impl<'a> AttentionSources<'a> {
             false => None,
         };
         let spec = AttentionSpec {
-            head_dim: dim,
+            key_dim: dim,
+            value_dim: dim,
             queries_of: heads.queries_of,
             scale: 1.0 / (dim as f32).sqrt(),
             window: shape.window,
@@ -60,19 +61,19 @@ impl<'a> AttentionSources<'a> {
         self.qkv.iter().chain([&self.out]).collect()
     }
 
-    /// What the layer keeps of a token.
-    pub fn kv(&self) -> KvLayer {
-        KvLayer { heads: self.spec.kv_heads(), head_dim: self.spec.head_dim }
+    pub fn cache(&self) -> CacheKind {
+        self.spec.cache()
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
         let Self { spec, qkv, out } = self;
         Ok(Attention {
+            cache: upload.cache(spec.cache()),
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
             heads_buffer: upload.shared_buffer("heads", out.cols)?,
             qkv: upload.matrix(&qkv)?,
             out: upload.matrix(&[out])?,
-            spec: uploaded(spec, upload),
+            spec: uploaded(spec, upload)?,
         })
     }
 }
@@ -103,19 +104,22 @@ fn out_projection<'a>(
 fn uploaded<B: Backend>(
     spec: AttentionSpec<Vec<f32>>,
     upload: &mut Upload<'_, B>,
-) -> AttentionSpec<B::Vector> {
-    AttentionSpec {
-        head_dim: spec.head_dim,
+) -> Result<AttentionSpec<B::Vector>, ModelError> {
+    let qk_norm = match spec.qk_norm {
+        Some(QkNorm { query, key, eps }) => {
+            Some(QkNorm { query: upload.vector(&query)?, key: upload.vector(&key)?, eps })
+        }
+        None => None,
+    };
+    Ok(AttentionSpec {
+        key_dim: spec.key_dim,
+        value_dim: spec.value_dim,
         queries_of: spec.queries_of,
         scale: spec.scale,
         window: spec.window,
-        qk_norm: spec.qk_norm.map(|norm| QkNorm {
-            query: upload.vector(&norm.query),
-            key: upload.vector(&norm.key),
-            eps: norm.eps,
-        }),
+        qk_norm,
         rope: spec.rope,
         temperature: spec.temperature,
         out_column: spec.out_column,
-    }
+    })
 }

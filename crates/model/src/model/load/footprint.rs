@@ -48,9 +48,9 @@ pub fn shard_footprints(
 fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<ShardFootprint, ModelError> {
     let sources = Sources::describe(folder, shard)?;
     let layers = || shard.layers().map(|index| (index, &folder.spec.layers[index]));
-    let heads = layers().next().map(|(_, layer)| {
-        let MixerSpec::Attention(attention) = &layer.mixer;
-        shard.heads(attention)
+    let heads = layers().find_map(|(_, layer)| {
+        let MixerSpec::Attention(attention) = &layer.mixer else { return None };
+        Some(shard.heads(attention))
     });
     let gated = layers().next().map(|(index, layer)| {
         let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
@@ -61,6 +61,7 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         None => 0..0,
     };
     let (queries, kv_heads) = heads.map_or((0..0, 0..0), |heads| (heads.queries, heads.kv));
+    let caches = sources.cache_shape(kv, 0, 0);
     Ok(ShardFootprint {
         layers: shard.layers(),
         queries,
@@ -68,8 +69,8 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         channels,
         vocab: shard.vocab(folder.spec.vocab),
         weight_bytes: sources.bytes(),
-        kv_bytes_per_token: sources.kv_shape(kv, 0).bytes_per_token() as u64,
-        state_bytes_per_sequence: 0,
+        kv_bytes_per_token: caches.bytes_per_token() as u64,
+        state_bytes_per_sequence: caches.bytes_per_slot() as u64,
     })
 }
 

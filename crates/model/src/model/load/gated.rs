@@ -5,7 +5,7 @@ use thunder_compute::{Backend, MatrixSource};
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::FeedForward;
+use crate::model::feed_forward::FeedForward;
 use crate::spec::GatedShape;
 use crate::weights::{LayerRole, WeightSource};
 

@@ -1,13 +1,16 @@
 //! What a rank reads for one layer.
 
-use thunder_compute::{Backend, KvLayer, MatrixSource};
+use thunder_compute::{Backend, CacheKind, MatrixSource};
 
 use super::attention::AttentionSources;
+use super::delta::DeltaSources;
 use super::gated::GatedSources;
+use super::latent::LatentSources;
 use super::sources::ShardView;
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::{Layer, Mixer};
+use crate::model::Layer;
+use crate::model::mixer::Mixer;
 use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::LayerRole;
 
@@ -21,6 +24,8 @@ pub(super) struct LayerSources<'a> {
 
 enum MixerSources<'a> {
     Attention(AttentionSources<'a>),
+    Latent(Box<LatentSources<'a>>),
+    Delta(Box<DeltaSources<'a>>),
 }
 
 enum FeedForwardSources<'a> {
@@ -35,6 +40,12 @@ impl<'a> LayerSources<'a> {
         let mixer = match &spec.mixer {
             MixerSpec::Attention(shape) => {
                 MixerSources::Attention(AttentionSources::describe(view, layer, shape)?)
+            }
+            MixerSpec::Latent(shape) => {
+                MixerSources::Latent(Box::new(LatentSources::describe(view, layer, shape)?))
+            }
+            MixerSpec::Delta(shape) => {
+                MixerSources::Delta(Box::new(DeltaSources::describe(view, layer, shape)?))
             }
         };
         let feed_forward = match &spec.feed_forward {
@@ -53,6 +64,8 @@ impl<'a> LayerSources<'a> {
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         let mut matrices = match &self.mixer {
             MixerSources::Attention(attention) => attention.matrices(),
+            MixerSources::Latent(latent) => latent.matrices(),
+            MixerSources::Delta(delta) => delta.matrices(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardSources::Gated(gated) => gated.matrices(),
@@ -61,21 +74,28 @@ impl<'a> LayerSources<'a> {
         matrices
     }
 
-    /// The layer's part of the KV cache.
-    pub fn kv(&self) -> KvLayer {
+    /// What the layer keeps of a sequence.
+    pub fn cache(&self) -> CacheKind {
         match &self.mixer {
-            MixerSources::Attention(attention) => attention.kv(),
+            MixerSources::Attention(attention) => attention.cache(),
+            MixerSources::Latent(latent) => latent.cache(),
+            MixerSources::Delta(delta) => delta.cache(),
         }
     }
 
-    /// Packs the layer.
+    /// Packs the layer. Its cache is the next of `upload`'s.
     pub fn upload<B: Backend>(self, eps: f32, upload: &mut Upload<'_, B>) -> Result<Layer<B>, ModelError> {
+        let [mixer_norm, feed_forward_norm] = self.norms;
         let mixer = match self.mixer {
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
+            MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),
+            MixerSources::Delta(delta) => Mixer::Delta(Box::new(delta.upload(upload)?)),
         };
         let feed_forward = match self.feed_forward {
             FeedForwardSources::Gated(gated) => gated.upload(upload)?,
         };
-        Ok(Layer { norms: self.norms.map(|norm| upload.vector(&norm)), eps, mixer, feed_forward })
+        let (mixer_norm, feed_forward_norm) =
+            (upload.norm(&mixer_norm, eps)?, upload.norm(&feed_forward_norm, eps)?);
+        Ok(Layer { mixer_norm, mixer, feed_forward_norm, feed_forward })
     }
 }

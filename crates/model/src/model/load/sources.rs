@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{KvFormat, KvShape, MatrixSource};
+use thunder_compute::{CacheShape, KvFormat, MatrixSource};
 
 use super::layer::LayerSources;
 use crate::error::ModelError;
@@ -97,9 +97,9 @@ impl<'a> Sources<'a> {
         layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum()
     }
 
-    /// The KV cache of the rank's layers.
-    pub fn kv_shape(&self, format: KvFormat, blocks: usize) -> KvShape {
-        KvShape { format, layers: self.layers.iter().map(LayerSources::kv).collect(), blocks }
+    /// The caches of the rank's layers.
+    pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
+        CacheShape { format, caches: self.layers.iter().map(LayerSources::cache).collect(), blocks, slots }
     }
 }
 
@@ -120,4 +120,13 @@ impl<'a> HeadSources<'a> {
 /// True if the output head is the embedding.
 pub(super) fn is_tied(folder: &ModelFolder) -> bool {
     folder.spec.tied.unwrap_or(!folder.weights.has(Role::OutputHead))
+}
+
+/// Heads that are not divided: as many as it takes for their columns to fill whole groups of `unit` columns.
+pub(super) fn whole_groups(head_columns: usize, unit: usize) -> usize {
+    let (mut a, mut b) = (unit, head_columns);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    unit / a.max(1)
 }

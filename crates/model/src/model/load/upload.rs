@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use thunder_compute::{Backend, MatrixSource};
+use thunder_compute::{Backend, CacheKind, MatrixSource, Norm};
 
 use super::Progress;
 use crate::error::ModelError;
@@ -18,18 +18,41 @@ pub(super) struct Upload<'a, B: Backend> {
     shared: Vec<B::Buffer>,
     /// Role and width of each shared buffer.
     keys: Vec<(&'static str, usize)>,
+    caches: Vec<CacheKind>,
 }
 
 impl<'a, B: Backend> Upload<'a, B> {
     /// `rows` is the height of shared buffers, `total` the bytes of all matrices.
     pub fn new(backend: &'a mut B, rows: usize, total: u64, progress: Progress<'a>) -> Self {
-        Self { backend, progress, done: 0, total, rows, shared: Vec::new(), keys: Vec::new() }
+        Self {
+            backend,
+            progress,
+            done: 0,
+            total,
+            rows,
+            shared: Vec::new(),
+            keys: Vec::new(),
+            caches: Vec::new(),
+        }
     }
 
     /// Packs matrices with the same input into one and reports progress.
     pub fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<B::Matrix, ModelError> {
+        self.pack(parts, parts.iter().map(|part| part.bytes()).sum())
+    }
+
+    /// Packs a matrix that was made of `read_bytes` of the files.
+    pub fn converted(
+        &mut self,
+        matrix: MatrixSource<'_>,
+        read_bytes: usize,
+    ) -> Result<B::Matrix, ModelError> {
+        self.pack(&[matrix], read_bytes)
+    }
+
+    fn pack(&mut self, parts: &[MatrixSource<'_>], read_bytes: usize) -> Result<B::Matrix, ModelError> {
         let matrix = self.backend.matrix(parts)?;
-        self.done += parts.iter().map(|part| part.bytes() as u64).sum::<u64>();
+        self.done += read_bytes as u64;
         match (self.progress)(self.done, self.total) {
             ControlFlow::Continue(()) => Ok(matrix),
             ControlFlow::Break(()) => Err(ModelError::Stopped),
@@ -37,8 +60,19 @@ impl<'a, B: Backend> Upload<'a, B> {
     }
 
     /// Uploads a vector.
-    pub fn vector(&mut self, values: &[f32]) -> B::Vector {
-        self.backend.vector(values)
+    pub fn vector(&mut self, values: &[f32]) -> Result<B::Vector, ModelError> {
+        Ok(self.backend.vector(values)?)
+    }
+
+    /// Uploads a norm's weights.
+    pub fn norm(&mut self, weight: &[f32], eps: f32) -> Result<Norm<B::Vector>, ModelError> {
+        Ok(Norm { weight: self.vector(weight)?, eps })
+    }
+
+    /// The index of a new cache.
+    pub fn cache(&mut self, kind: CacheKind) -> usize {
+        self.caches.push(kind);
+        self.caches.len() - 1
     }
 
     /// The index of a buffer that all layers with this role and width share.
@@ -51,8 +85,8 @@ impl<'a, B: Backend> Upload<'a, B> {
         Ok(self.keys.len() - 1)
     }
 
-    /// The shared buffers, by index.
-    pub fn into_shared_buffers(self) -> Vec<B::Buffer> {
-        self.shared
+    /// The shared buffers and the caches, by index.
+    pub fn into_parts(self) -> (Vec<B::Buffer>, Vec<CacheKind>) {
+        (self.shared, self.caches)
     }
 }

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::peak::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, AttentionSpec, Backend, ComputeError, CpuBackend, Encoding, Float, Isa, KvFormat, KvLayer,
-    KvShape, LinearInput, MatrixSource, Rope, Step, Strided,
+    Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Encoding, Float,
+    Isa, KvFormat, LinearInput, MatrixSource, Rope, Step, Strided,
 };
 
 /// The most rows of a step.
@@ -115,7 +115,7 @@ pub struct Work {
 
 type Matrix = <CpuBackend as Backend>::Matrix;
 type Buffer = <CpuBackend as Backend>::Buffer;
-type Kv = <CpuBackend as Backend>::Kv;
+type Caches = <CpuBackend as Backend>::Caches;
 type Attention = AttentionSpec<<CpuBackend as Backend>::Vector>;
 
 /// An operation with its operands.
@@ -148,7 +148,7 @@ pub enum Subject {
 pub struct Sequences {
     spec: Attention,
     rope: Rope,
-    kv: Kv,
+    caches: Caches,
     bytes_per_token: usize,
     step: Step,
     next: usize,
@@ -178,7 +178,7 @@ impl Subject {
                     head * group..(head + 1) * group
                 }));
                 Self::Attention(Box::new(Sequences {
-                    kv: filled_cache(format, backend)?,
+                    caches: filled_cache(format, backend)?,
                     bytes_per_token: shape(format).bytes_per_token() / LAYERS,
                     rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0 },
                     step: Step::default(),
@@ -189,7 +189,7 @@ impl Subject {
                 }))
             }
             Operation::Norm => Self::Norm {
-                weight: backend.vector(&[1.0; INPUTS]),
+                weight: backend.vector(&[1.0; INPUTS])?,
                 matrix: small(1, [FEW_OUTPUTS, INPUTS], backend)?,
                 x: backend.buffer(MAX_ROWS, INPUTS)?,
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
@@ -210,20 +210,20 @@ impl Subject {
         backend: &mut CpuBackend,
         (isa, activations): (Isa, Activations),
         rows: usize,
-    ) -> Work {
+    ) -> Result<Work, ComputeError> {
         let of_each = rows / sequences_of(rows);
         let mut step = Step::default();
         (0..sequences_of(rows)).for_each(|sequence| push(&mut step, sequence, 0, of_each));
-        backend.begin(&step, &[]);
+        backend.begin(&step, &[])?;
         let (bytes, operations, arithmetic) = match self {
             Self::Linear { encoding, x, .. } => {
-                backend.write(&numbers(rows * INPUTS), x);
+                backend.write(&numbers(rows * INPUTS), x)?;
                 let arithmetic =
                     Arithmetic::of_product(isa, activations, *encoding, (rows, rows > SEQUENCES));
                 (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
-                backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv);
+                backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv)?;
                 // For each visible token a product for its score, and one for the weighted sum.
                 let (tokens, visible) = match rows {
                     ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
@@ -233,42 +233,43 @@ impl Subject {
                 (tokens * sequences.bytes_per_token, 2 * 2 * visible * HEADS * HEAD_DIM, arithmetic)
             }
             Self::Norm { x, .. } => {
-                backend.write(&numbers(rows * INPUTS), x);
+                backend.write(&numbers(rows * INPUTS), x)?;
                 (4 * rows * INPUTS, 2 * 2 * rows * INPUTS, Arithmetic::Floats)
             }
             // The exponent takes more operations than the products that are counted.
             Self::Swiglu { x, .. } => {
-                backend.write(&numbers(rows * FEW_INPUTS), x);
+                backend.write(&numbers(rows * FEW_INPUTS), x)?;
                 // Gated activations are written and read.
                 let arithmetic = Arithmetic::of_product(isa, activations, SMALL, (rows, rows > SEQUENCES));
                 let bytes = if arithmetic == Arithmetic::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
                 (2 * bytes * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
             }
         };
-        Work { bytes, operations, arithmetic }
+        Ok(Work { bytes, operations, arithmetic })
     }
 
-    /// Computes a step of as many rows as [`Subject::begin`] was told.
-    pub fn run(&mut self, backend: &mut CpuBackend, rows: usize) {
+    /// Computes a step of as many rows as [`Subject::begin`] was given.
+    pub fn run(&mut self, backend: &mut CpuBackend, rows: usize) -> Result<(), ComputeError> {
         match self {
             Self::Linear { matrices, next, x, out, .. } => {
-                backend.linear(LinearInput::Plain(x), 0..rows, &matrices[*next], out);
+                backend.linear(LinearInput::Plain(x), 0..rows, &matrices[*next], out)?;
                 *next = (*next + 1) % matrices.len();
+                Ok(())
             }
             Self::Attention(sequences) => sequences.run(backend, rows),
             Self::Norm { weight, matrix, x, out } => {
-                backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..rows, matrix, out);
+                backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..rows, matrix, out)
             }
             Self::Swiglu { gate_up, down, x, channels, out } => {
-                backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, down, channels);
-                backend.linear(LinearInput::Gated(channels), 0..rows, down, out);
+                backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, down, channels)?;
+                backend.linear(LinearInput::Gated(channels), 0..rows, down, out)
             }
         }
     }
 }
 
 impl Sequences {
-    fn run(&mut self, backend: &mut CpuBackend, rows: usize) {
+    fn run(&mut self, backend: &mut CpuBackend, rows: usize) -> Result<(), ComputeError> {
         self.step.clear();
         let sequences = sequences_of(rows);
         let of_each = rows / sequences;
@@ -276,10 +277,11 @@ impl Sequences {
             push(&mut self.step, self.next % SEQUENCES, CONTEXT - of_each, of_each);
             self.next = (self.next + 1) % (SEQUENCES * LAYERS);
         }
-        backend.begin(&self.step, std::slice::from_ref(&self.rope));
+        backend.begin(&self.step, std::slice::from_ref(&self.rope))?;
         let layer = self.next / SEQUENCES;
         let rows = 0..self.step.rows();
-        backend.attention(&self.spec, &self.step, rows, &mut self.qkv, &mut self.kv, layer, &mut self.out);
+        let cache = (&mut self.caches, layer);
+        backend.attention(&self.spec, &self.step, rows, &mut self.qkv, cache, &mut self.out)
     }
 }
 
@@ -345,7 +347,8 @@ fn small(parts: usize, shape: [usize; 2], backend: &mut CpuBackend) -> Result<Ma
 
 fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
     AttentionSpec {
-        head_dim: HEAD_DIM,
+        key_dim: HEAD_DIM,
+        value_dim: HEAD_DIM,
         queries_of: queries_of.collect(),
         scale: 1.0,
         window: None,
@@ -356,33 +359,34 @@ fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
     }
 }
 
-fn shape(format: KvFormat) -> KvShape {
-    let layer = KvLayer { heads: KV_HEADS, head_dim: HEAD_DIM };
-    KvShape { format, layers: vec![layer; LAYERS], blocks: SEQUENCES * CONTEXT / KV_BLOCK_TOKENS }
+fn shape(format: KvFormat) -> CacheShape {
+    let layer = CacheKind::Heads { heads: KV_HEADS, key_dim: HEAD_DIM, value_dim: HEAD_DIM };
+    let blocks = SEQUENCES * CONTEXT / KV_BLOCK_TOKENS;
+    CacheShape { format, caches: vec![layer; LAYERS], blocks, slots: SEQUENCES }
 }
 
 /// Keys and values of all sequences and layers, written by attention without a query.
-fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Kv, ComputeError> {
-    let mut kv = backend.kv_cache(shape(format))?;
+fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Caches, ComputeError> {
+    let mut caches = backend.caches(&shape(format))?;
     let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
     let mut qkv = backend.buffer(CONTEXT, spec.qkv_width())?;
     let mut out = backend.buffer(CONTEXT, 1)?;
-    backend.write(&numbers(CONTEXT * spec.qkv_width()), &mut qkv);
+    backend.write(&numbers(CONTEXT * spec.qkv_width()), &mut qkv)?;
     let mut step = Step::default();
     for sequence in 0..SEQUENCES {
         step.clear();
         push(&mut step, sequence, 0, CONTEXT);
-        backend.begin(&step, &[]);
+        backend.begin(&step, &[])?;
         for layer in 0..LAYERS {
-            backend.attention(&spec, &step, 0..CONTEXT, &mut qkv, &mut kv, layer, &mut out);
+            backend.attention(&spec, &step, 0..CONTEXT, &mut qkv, (&mut caches, layer), &mut out)?;
         }
     }
-    Ok(kv)
+    Ok(caches)
 }
 
 /// Adds rows of a sequence to a step.
 fn push(step: &mut Step, sequence: usize, start: usize, rows: usize) {
     const BLOCKS: usize = CONTEXT / KV_BLOCK_TOKENS;
     let blocks: [u32; BLOCKS] = std::array::from_fn(|block| (sequence * BLOCKS + block) as u32);
-    step.push(&[0; CONTEXT][..rows], start, &blocks, false);
+    step.push(&[0; CONTEXT][..rows], start, &blocks, sequence, false);
 }

@@ -74,8 +74,9 @@ pub(super) unsafe fn attend(heads: &Heads<'_>, memory: &mut AttentionScratch) {
 #[inline(always)]
 unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, memory: &mut AttentionScratch) {
     let Heads { spec, kv, kv_head, blocks, .. } = *heads;
-    let (dim, depth, pairs) =
-        (spec.head_dim, spec.head_dim.div_ceil(TILE_COLUMNS), count.div_ceil(2 * TILE_ROWS));
+    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+    let (key_depth, value_depth) = (key_dim.div_ceil(TILE_COLUMNS), value_dim.div_ceil(TILE_COLUMNS));
+    let pairs = count.div_ceil(2 * TILE_ROWS);
     let (mut begin, mut end) = (usize::MAX, 0);
     for m in 0..count {
         let (from, to) = heads.visible(first + m);
@@ -83,12 +84,12 @@ unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, mem
         memory.visible[m] = (from, to);
         (memory.best[m], memory.sum[m]) = (NO_SCORE, 0.0);
         let query = heads.query(first + m);
-        for (block, tile) in memory.queries[m / TILE_ROWS][..depth].iter_mut().enumerate() {
+        for (block, tile) in memory.queries[m / TILE_ROWS][..key_depth].iter_mut().enumerate() {
             let line = tile.0[m % TILE_ROWS].as_mut_ptr().cast();
-            _mm512_store_si512(line, side_by_side(two_of(query, block * TILE_COLUMNS, dim)));
+            _mm512_store_si512(line, side_by_side(two_of(query, block * TILE_COLUMNS, key_dim)));
         }
     }
-    for acc in &mut memory.acc[..depth] {
+    for acc in &mut memory.acc[..value_depth] {
         // SAFETY: the sums are numbers, so zero bytes are valid.
         acc[..pairs].as_mut_ptr().write_bytes(0, pairs);
     }
@@ -102,19 +103,19 @@ unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, mem
         }
         let parts = &parts[..span.len()];
         for (part, scores) in parts.iter().zip(&mut memory.scores) {
-            unpack_keys::<E>(part, dim, &mut memory.keys);
+            unpack_keys::<E>(part, key_dim, &mut memory.keys);
             for (queries, scores) in memory.queries.chunks_exact(2).zip(&mut scores[..pairs]) {
-                multiply(queries, &memory.keys[..depth], scores, true);
+                multiply(queries, &memory.keys[..key_depth], scores, true);
             }
         }
         for m in 0..count {
-            softmax::<E>(memory, m, parts, span.start * KV_BLOCK_TOKENS, depth);
+            softmax::<E>(memory, m, parts, span.start * KV_BLOCK_TOKENS, value_depth);
         }
         for (place, part) in parts.iter().enumerate() {
             let tokens = end - (span.start + place) * KV_BLOCK_TOKENS;
-            unpack_values::<E>(part, tokens, dim, place, &mut memory.values);
+            unpack_values::<E>(part, tokens, value_dim, place, &mut memory.values);
         }
-        for (values, acc) in memory.values[..depth].iter().zip(&mut memory.acc) {
+        for (values, acc) in memory.values[..value_depth].iter().zip(&mut memory.acc) {
             for (weights, acc) in memory.weights.chunks_exact(2).zip(&mut acc[..pairs]) {
                 multiply(weights, &values[..parts.len()], acc, false);
             }
@@ -123,7 +124,7 @@ unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, mem
     for m in 0..count {
         let out = heads.output(first + m);
         let inverse = _mm512_set1_ps(1.0 / memory.sum[m]);
-        for d in (0..dim).step_by(LANES) {
+        for d in (0..value_dim).step_by(LANES) {
             let acc = line(&memory.acc[d / TILE_COLUMNS], m, d % TILE_COLUMNS / LANES);
             _mm512_storeu_ps(out.add(d), _mm512_mul_ps(_mm512_load_ps(acc), inverse));
         }

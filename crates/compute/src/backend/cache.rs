@@ -1,0 +1,110 @@
+//! What layers keep of a sequence: keys and values, compressed vectors, or a state of fixed size.
+
+use serde::{Deserialize, Serialize};
+
+/// Number format of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvFormat {
+    /// f16.
+    #[default]
+    F16,
+    /// int8 with one f32 scale per token and head, for keys and values each. Takes little more than half of f16's memory,
+    /// and of its bandwidth at long contexts.
+    Int8,
+}
+
+impl KvFormat {
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes of the scale of one vector.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::F16 => 0,
+            Self::Int8 => size_of::<f32>(),
+        }
+    }
+
+    const fn vector_bytes(self, numbers: usize) -> usize {
+        numbers * self.bytes() + self.scale_bytes()
+    }
+}
+
+/// What one cache keeps. A layer may have several caches, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheKind {
+    /// A key and a value per token and KV head, in blocks of tokens.
+    Heads {
+        /// KV heads on this rank.
+        heads: usize,
+        /// Width of a key.
+        key_dim: usize,
+        /// Width of a value.
+        value_dim: usize,
+    },
+    /// One vector per token that all heads share and no value, in blocks of tokens: a compressed vector, from which each head's
+    /// key and value are products, and a rotated part of the key.
+    Latent {
+        /// Width of the compressed vector.
+        rank: usize,
+        /// Width of the rotated part.
+        rotated: usize,
+    },
+    /// A fixed number of f32 per sequence, whatever its length, in slots.
+    State {
+        /// Numbers per sequence.
+        numbers: usize,
+    },
+}
+
+impl CacheKind {
+    /// Bytes per token.
+    pub const fn bytes_per_token(self, format: KvFormat) -> usize {
+        match self {
+            Self::Heads { heads, key_dim, value_dim } => {
+                heads * (format.vector_bytes(key_dim) + format.vector_bytes(value_dim))
+            }
+            Self::Latent { rank, rotated } => format.vector_bytes(rank) + format.vector_bytes(rotated),
+            Self::State { .. } => 0,
+        }
+    }
+
+    /// Bytes per sequence, in addition to those per token.
+    pub const fn bytes_per_slot(self) -> usize {
+        match self {
+            Self::State { numbers } => numbers * size_of::<f32>(),
+            Self::Heads { .. } | Self::Latent { .. } => 0,
+        }
+    }
+}
+
+/// The caches of one rank and their capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Number format of [`CacheKind::Heads`] and [`CacheKind::Latent`].
+    pub format: KvFormat,
+    /// The caches. Operations name one by its index.
+    pub caches: Vec<CacheKind>,
+    /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens, which sequences are given one at a time.
+    pub blocks: usize,
+    /// Sequences that can have a state at once.
+    pub slots: usize,
+}
+
+impl CacheShape {
+    /// Bytes that one token takes in all caches.
+    pub fn bytes_per_token(&self) -> usize {
+        self.caches.iter().map(|cache| cache.bytes_per_token(self.format)).sum()
+    }
+
+    /// Bytes that one sequence takes in all caches, in addition to those of its tokens.
+    pub fn bytes_per_slot(&self) -> usize {
+        self.caches.iter().map(|cache| cache.bytes_per_slot()).sum()
+    }
+}

@@ -1,0 +1,33 @@
+//! Why a backend could not do its work.
+
+use thunder_collectives::CommError;
+
+/// Why a backend could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum ComputeError {
+    /// An allocation failed. Nothing was changed.
+    #[error("cannot allocate {bytes} bytes for {what}: {reason}")]
+    Memory {
+        /// The size of the allocation.
+        bytes: usize,
+        /// What it was for.
+        what: &'static str,
+        /// The system's message.
+        reason: String,
+    },
+    /// A shape that the backend's kernels do not support.
+    #[error("{what} is {value}, but the {backend} backend needs {needs}")]
+    Shape {
+        /// The quantity.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// The backend that refuses.
+        backend: &'static str,
+        /// The values it supports.
+        needs: &'static str,
+    },
+    /// A collective failed; the group is unusable afterwards.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}

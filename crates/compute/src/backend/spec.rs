@@ -1,0 +1,230 @@
+//! Operands of the operations: what a layer's attention, recurrence or product is, on one rank.
+
+use std::ops::Range;
+
+use super::CacheKind;
+
+/// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`. It rotates the first `2 * len` dimensions of a
+/// head, dimension `i` with `i + len`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// One per pair of dimensions, in radians per token.
+    pub inverse_frequencies: Vec<f32>,
+    /// Multiplies cosine and sine (YaRN's attention factor); usually 1.
+    pub amplitude: f32,
+}
+
+/// RMS norm of a vector: `x / sqrt(mean(x²) + eps) * weight`.
+#[derive(Debug, Clone)]
+pub struct Norm<V> {
+    /// One per column.
+    pub weight: V,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// One layer's attention on this rank. The fused projection `qkv` has columns of all queries, then keys, then values.
+#[derive(Debug, Clone)]
+pub struct AttentionSpec<V> {
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// For each local KV head, the local query heads that read it: ascending and disjoint.
+    pub queries_of: Vec<Range<usize>>,
+    /// Multiplies the scores, usually 1/√key_dim.
+    pub scale: f32,
+    /// A token attends to this many tokens, itself included; `None`: to all.
+    pub window: Option<usize>,
+    /// Norms of each query and key head before rotation.
+    pub qk_norm: Option<QkNorm<V>>,
+    /// Index of the model's [`Rope`]; `None`: no rotation.
+    pub rope: Option<usize>,
+    /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (temperature tuning of Llama 4 and Ministral 3).
+    pub temperature: Option<(f32, usize)>,
+    /// First column of the output that the heads fill; see the model's column windows.
+    pub out_column: usize,
+}
+
+/// Weights of the norms of query and key heads.
+#[derive(Debug, Clone)]
+pub struct QkNorm<V> {
+    /// `[key_dim]`.
+    pub query: V,
+    /// `[key_dim]`.
+    pub key: V,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl<V> AttentionSpec<V> {
+    /// Local query heads.
+    pub fn heads(&self) -> usize {
+        self.queries_of.last().map_or(0, |range| range.end)
+    }
+
+    /// Local KV heads.
+    pub fn kv_heads(&self) -> usize {
+        self.queries_of.len()
+    }
+
+    /// Columns of the fused projection.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads() + self.kv_heads()) * self.key_dim + self.kv_heads() * self.value_dim
+    }
+
+    /// First column of a query head in the fused projection.
+    pub fn query_column(&self, head: usize) -> usize {
+        head * self.key_dim
+    }
+
+    /// First column of a KV head's key in the fused projection.
+    pub fn key_column(&self, kv_head: usize) -> usize {
+        (self.heads() + kv_head) * self.key_dim
+    }
+
+    /// First column of a KV head's value in the fused projection.
+    pub fn value_column(&self, kv_head: usize) -> usize {
+        (self.heads() + self.kv_heads()) * self.key_dim + kv_head * self.value_dim
+    }
+
+    /// The cache that this attention needs.
+    pub fn cache(&self) -> CacheKind {
+        CacheKind::Heads { heads: self.kv_heads(), key_dim: self.key_dim, value_dim: self.value_dim }
+    }
+
+    /// What queries at `position` are multiplied with.
+    pub fn query_scale(&self, position: usize) -> f32 {
+        let temperature = self
+            .temperature
+            .map_or(1.0, |(beta, original)| 1.0 + beta * ((position / original) as f32).ln_1p());
+        self.scale * temperature
+    }
+
+    /// First position that a token at `position` attends to.
+    pub fn first_visible(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+/// One layer's latent attention on this rank (DeepSeek V2's MLA). A query head has `plain` columns that are multiplied with keys
+/// made of the compressed vector, then `rotated` columns that are multiplied with the key part that all heads share.
+#[derive(Debug, Clone)]
+pub struct LatentSpec<V> {
+    /// Local query heads.
+    pub heads: usize,
+    /// Width of the compressed vector.
+    pub rank: usize,
+    /// Width of the rotated part.
+    pub rotated: usize,
+    /// Width of a query's part that is not rotated.
+    pub plain: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Norm of the compressed vector.
+    pub norm: Norm<V>,
+    /// Index of the model's [`Rope`], of `rotated / 2` frequencies; `None`: no rotation.
+    pub rope: Option<usize>,
+}
+
+impl<V> LatentSpec<V> {
+    /// Columns of a query head.
+    pub fn query_dim(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    /// The cache that this attention needs.
+    pub fn cache(&self) -> CacheKind {
+        CacheKind::Latent { rank: self.rank, rotated: self.rotated }
+    }
+}
+
+/// One layer's gated delta rule on this rank, with the short convolution before it (Gated DeltaNet, arXiv 2412.06464, as in
+/// Qwen3-Next). The state of a sequence is the convolution's last inputs, `[kernel - 1, channels]`, then for each value head a
+/// matrix `[key_dim, value_dim]`.
+#[derive(Debug, Clone)]
+pub struct DeltaSpec<V> {
+    /// Local key heads. Queries have as many.
+    pub key_heads: usize,
+    /// Local value heads, a multiple of `key_heads`: consecutive ones share a key head.
+    pub value_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+    /// The taps, `[channels, kernel]`, the current token's last.
+    pub taps: V,
+    /// `A_log`, `[value_heads]`.
+    pub decay: V,
+    /// `dt_bias`, `[value_heads]`.
+    pub decay_bias: V,
+    /// Norm of each value head's output, `[value_dim]`.
+    pub norm: Norm<V>,
+}
+
+impl<V> DeltaSpec<V> {
+    /// Columns that the convolution works on: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Numbers of a sequence's state that the convolution keeps; the matrices follow.
+    pub fn conv_numbers(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    /// The cache that this layer needs.
+    pub fn cache(&self) -> CacheKind {
+        let matrices = self.value_heads * self.key_dim * self.value_dim;
+        CacheKind::State { numbers: self.conv_numbers() + matrices }
+    }
+}
+
+/// The largest of a row's outputs; the first one where several are equal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Largest {
+    /// Its column.
+    pub column: u32,
+    /// Its value.
+    pub value: f32,
+}
+
+impl Largest {
+    /// The largest of no outputs.
+    pub const NONE: Self = Self { column: 0, value: f32::NEG_INFINITY };
+
+    /// The larger of two; the smaller column if they are equal.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let before = other.value == self.value && other.column < self.column;
+        if other.value > self.value || before { other } else { self }
+    }
+
+    /// The largest of a row.
+    pub fn of(row: &[f32]) -> Self {
+        row.iter()
+            .enumerate()
+            .fold(Self::NONE, |best, (column, &value)| best.or(Self { column: column as u32, value }))
+    }
+}
+
+/// Input rows of a product: a buffer, or what an operation makes of one on the way to the product.
+#[derive(Debug)]
+pub enum LinearInput<'a, Buffer, Vector> {
+    /// The rows of a buffer.
+    Plain(&'a Buffer),
+    /// Rows that [`super::Backend::linear_gated`] made. A few of their numbers are far larger than the rest, which matters to a
+    /// backend that quantizes activations.
+    Gated(&'a Buffer),
+    /// The rows' RMS norm, `x / sqrt(mean(x²) + eps) * weight`.
+    Normed {
+        /// The rows.
+        x: &'a Buffer,
+        /// One per column.
+        weight: &'a Vector,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
+}

@@ -1,0 +1,148 @@
+//! Inputs: repeatable random numbers, stored matrices, steps.
+
+use half::{bf16, f16};
+
+use crate::backend::{Backend, ComputeError};
+use crate::source::{Encoding, Float, MatrixSource, Strided};
+use crate::step::{KV_BLOCK_TOKENS, Step};
+
+/// A repeatable sequence of numbers.
+#[derive(Debug, Clone)]
+pub(super) struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    /// In −1..1.
+    pub fn number(&mut self) -> f32 {
+        self.bits() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+
+    pub fn numbers(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.number()).collect()
+    }
+}
+
+/// A matrix as a file has it.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    pub rows: usize,
+    pub cols: usize,
+    pub encoding: Encoding,
+    weight: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<u8>,
+    bias: Option<Vec<f32>>,
+}
+
+fn encode(float: Float, numbers: &[f32]) -> Vec<u8> {
+    let bytes = |x: &f32| match float {
+        Float::F32 => x.to_le_bytes().to_vec(),
+        Float::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
+        Float::BF16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
+    };
+    numbers.iter().flat_map(bytes).collect()
+}
+
+impl Stored {
+    /// Random weights. Quantized ones have levels around their group's middle, as trained weights do.
+    pub fn random([rows, cols]: [usize; 2], encoding: Encoding, bias: bool, random: &mut Random) -> Self {
+        let bias = bias.then(|| random.numbers(rows));
+        let mut stored = Self { rows, cols, encoding, weight: vec![], scales: vec![], biases: vec![], bias };
+        match encoding {
+            Encoding::Float(float) => stored.weight = encode(float, &random.numbers(rows * cols)),
+            Encoding::Affine { bits, group, scales: float } => {
+                let scales: Vec<f32> =
+                    random.numbers(rows * cols / group).iter().map(|x| 0.1 + 0.02 * x).collect();
+                let middle = (1 << (bits - 1)) as f32;
+                stored.scales = encode(float, &scales);
+                stored.biases =
+                    encode(float, &scales.iter().map(|scale| -middle * scale).collect::<Vec<_>>());
+                stored.weight = (0..rows * cols * bits as usize / 8).map(|_| random.bits() as u8).collect();
+            }
+        }
+        stored
+    }
+
+    pub fn source(&self) -> MatrixSource<'_> {
+        fn view(bytes: &[u8], rows: usize) -> Strided<'_> {
+            let row_bytes = bytes.len() / rows;
+            Strided { bytes, stride: row_bytes, row_bytes }
+        }
+        let quantized = matches!(self.encoding, Encoding::Affine { .. });
+        MatrixSource {
+            rows: self.rows,
+            cols: self.cols,
+            encoding: self.encoding,
+            weight: view(&self.weight, self.rows),
+            scales: quantized.then(|| (view(&self.scales, self.rows), view(&self.biases, self.rows))),
+            bias: self.bias.clone(),
+            pages: None,
+        }
+    }
+}
+
+/// A buffer with these rows.
+pub(super) fn filled<B: Backend>(
+    backend: &mut B,
+    rows: &[f32],
+    width: usize,
+) -> Result<B::Buffer, ComputeError> {
+    let mut buffer = backend.buffer((rows.len() / width).max(1), width)?;
+    backend.write(rows, &mut buffer)?;
+    Ok(buffer)
+}
+
+/// The first columns of rows.
+pub(super) fn columns<B: Backend>(
+    backend: &mut B,
+    buffer: &B::Buffer,
+    rows: std::ops::Range<usize>,
+    (width, used): (usize, usize),
+) -> Result<Vec<f32>, ComputeError> {
+    let mut all = vec![0.0; rows.len() * width];
+    backend.read(buffer, rows, &mut all)?;
+    Ok(all.chunks(width).flat_map(|row| &row[..used]).copied().collect())
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub slot: usize,
+    pub start: usize,
+    pub tokens: usize,
+}
+
+/// Blocks that each sequence of [`step`] may use.
+pub(super) const BLOCKS_OF_SLOT: usize = 12;
+
+/// A step of these pieces, generated tokens first, as a scheduler orders them. Blocks of sequences are interleaved.
+pub(super) fn step(pieces: &[Piece], slots: usize) -> Step {
+    let mut step = Step::default();
+    for piece in pieces {
+        let end = (piece.start + piece.tokens).div_ceil(KV_BLOCK_TOKENS);
+        assert!(end <= BLOCKS_OF_SLOT, "a sequence is too long for its blocks");
+        let blocks: Vec<u32> = (0..end).map(|block| (block * slots + piece.slot) as u32).collect();
+        step.push(&vec![1; piece.tokens], piece.start, &blocks, piece.slot, true);
+    }
+    step
+}
+
+/// Several sequences of a step after step: prompts whole and cut, then generated tokens next to a prompt.
+pub(super) fn workload() -> Vec<Vec<Piece>> {
+    let piece = |slot, start, tokens| Piece { slot, start, tokens };
+    vec![
+        vec![piece(0, 0, 70)],
+        vec![piece(1, 0, 33), piece(2, 0, 5)],
+        vec![piece(0, 70, 1), piece(2, 5, 1), piece(1, 33, 64)],
+        vec![piece(2, 6, 1), piece(0, 71, 1), piece(1, 97, 1)],
+        // A sequence that starts over in a slot that another has used.
+        vec![piece(0, 72, 1), piece(2, 0, 40)],
+    ]
+}
+
+/// Sequences of [`workload`].
+pub(super) const SLOTS: usize = 3;

@@ -1,0 +1,289 @@
+//! Products, rows and sums.
+
+use std::ops::Range;
+
+use super::data::{Stored, columns, filled};
+use super::{Suite, Work};
+use crate::backend::{Backend, ComputeError, Largest, LinearInput, Norm};
+use crate::source::{Encoding, Float};
+
+/// Every kind of stored weight.
+fn encodings() -> Vec<Encoding> {
+    let mut all: Vec<_> = [Float::F32, Float::F16, Float::BF16].map(Encoding::Float).to_vec();
+    for (index, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
+        for (shift, group) in [32, 64, 128].into_iter().enumerate() {
+            let scales = [Float::F32, Float::F16, Float::BF16][(index + shift) % 3];
+            all.push(Encoding::Affine { bits, group, scales });
+        }
+    }
+    all
+}
+
+/// A product's input.
+#[derive(Debug, Clone, Copy)]
+enum Input {
+    Plain,
+    Normed,
+    Gated,
+}
+
+struct Linear<'a> {
+    input: Input,
+    x: &'a [f32],
+    norm: &'a [f32],
+    parts: &'a [Stored],
+    rows: Range<usize>,
+}
+
+impl Work for Linear<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let cols = self.parts[0].cols;
+        let sources: Vec<_> = self.parts.iter().map(Stored::source).collect();
+        let w = backend.matrix(&sources)?;
+        let x = filled(backend, self.x, cols)?;
+        let weight = backend.vector(self.norm)?;
+        let outputs = self.parts.iter().map(|part| part.rows).sum();
+        // A buffer may be wider than a product's outputs.
+        let mut out = backend.buffer(self.x.len() / cols, outputs + 3)?;
+        let input = match self.input {
+            Input::Plain => LinearInput::Plain(&x),
+            Input::Gated => LinearInput::Gated(&x),
+            Input::Normed => LinearInput::Normed { x: &x, weight: &weight, eps: 1e-5 },
+        };
+        backend.linear(input, self.rows.clone(), &w, &mut out)?;
+        columns(backend, &out, self.rows.clone(), (outputs + 3, outputs))
+    }
+}
+
+struct GatedLinear<'a> {
+    x: &'a [f32],
+    gate_up: [&'a Stored; 2],
+    down: &'a Stored,
+    fused: bool,
+}
+
+impl Work for GatedLinear<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let (cols, channels) = (self.gate_up[0].cols, self.down.cols);
+        let rows = self.x.len() / cols;
+        let gate_up = backend.matrix(&self.gate_up.map(Stored::source))?;
+        let down = backend.matrix(&[self.down.source()])?;
+        let x = filled(backend, self.x, cols)?;
+        let mut gated = backend.buffer(rows, channels)?;
+        let mut out = backend.buffer(rows, self.down.rows)?;
+        if self.fused {
+            backend.linear_gated(LinearInput::Plain(&x), 0..rows, &gate_up, &down, &mut gated)?;
+            backend.linear(LinearInput::Gated(&gated), 0..rows, &down, &mut out)?;
+        } else {
+            let mut both = backend.buffer(rows, 2 * channels)?;
+            backend.product(&x, 0..rows, &gate_up, &mut both)?;
+            backend.gate(&both, 0..rows, &mut gated)?;
+            backend.product(&gated, 0..rows, &down, &mut out)?;
+        }
+        columns(backend, &out, 0..rows, (self.down.rows, self.down.rows))
+    }
+}
+
+/// Operations on rows, without weights but a norm's.
+struct RowOperations<'a> {
+    x: &'a [f32],
+    norm: &'a [f32],
+}
+
+impl Work for RowOperations<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let width = self.norm.len();
+        let rows = self.x.len() / width;
+        let mut x = filled(backend, self.x, width)?;
+        let mut normed = backend.buffer(rows, width)?;
+        let norm = Norm { weight: backend.vector(self.norm)?, eps: 1e-5 };
+        backend.rms_norm(&x, 0..rows, &norm, &mut normed)?;
+        backend.add(&normed, 1..rows, &mut x)?;
+        let picked: Vec<u32> = (0..rows as u32).step_by(2).collect();
+        let mut taken = backend.buffer(picked.len(), width)?;
+        backend.take_rows(&x, &picked, &mut taken)?;
+        columns(backend, &taken, 0..picked.len(), (width, width))
+    }
+}
+
+struct Embedding<'a> {
+    table: &'a Stored,
+    ids: &'a [u32],
+    first: u32,
+}
+
+impl Work for Embedding<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let table = backend.matrix(&[self.table.source()])?;
+        let mut out = backend.buffer(self.ids.len(), self.table.cols)?;
+        backend.embed(&table, self.ids, self.first, 0.5, &mut out)?;
+        columns(backend, &out, 0..self.ids.len(), (self.table.cols, self.table.cols))
+    }
+}
+
+/// Columns and values of the largest outputs, of a product that was told to look for them and of a written buffer.
+struct LargestOutputs<'a> {
+    x: &'a [f32],
+    w: &'a Stored,
+    ties: &'a [f32],
+}
+
+impl Work for LargestOutputs<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let rows = self.x.len() / self.w.cols;
+        let w = backend.matrix(&[self.w.source()])?;
+        let x = filled(backend, self.x, self.w.cols)?;
+        let mut out = backend.buffer(rows, self.w.rows)?;
+        backend.linear_largest(LinearInput::Plain(&x), rows, &w, &mut out)?;
+        let mut largest = vec![Largest::NONE; rows];
+        backend.read_largest(&out, &mut largest)?;
+        let ties = filled(backend, self.ties, self.ties.len())?;
+        let mut of_ties = [Largest::NONE];
+        backend.read_largest(&ties, &mut of_ties)?;
+        // The logits of unlike rows differ by far more than rounding, so columns must agree.
+        Ok(largest.iter().chain(&of_ties).flat_map(|l| [l.column as f32 * 100.0, l.value]).collect())
+    }
+}
+
+/// A product for each of three heads, whose inputs lie `stride` apart.
+struct HeadProducts<'a> {
+    x: &'a [f32],
+    stride: usize,
+    heads: &'a [Stored],
+}
+
+impl Work for HeadProducts<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let width = self.stride * self.heads.len();
+        let (rows, outputs) = (self.x.len() / width, self.heads.len() * self.heads[0].rows);
+        let w =
+            self.heads.iter().map(|head| backend.matrix(&[head.source()])).collect::<Result<Vec<_>, _>>()?;
+        let x = filled(backend, self.x, width)?;
+        let mut out = backend.buffer(rows, outputs)?;
+        backend.head_products(&x, self.stride, 0..rows, &w, &mut out)?;
+        columns(backend, &out, 0..rows, (outputs, outputs))
+    }
+}
+
+/// A layer's end on one of several ranks.
+struct ReduceAdd<'a> {
+    x: &'a [f32],
+    residual: &'a [f32],
+    w: &'a Stored,
+    fused: bool,
+}
+
+impl Work for ReduceAdd<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let rows = self.x.len() / self.w.cols;
+        let w = backend.matrix(&[self.w.source()])?;
+        let x = filled(backend, self.x, self.w.cols)?;
+        let mut residual = filled(backend, self.residual, self.w.rows)?;
+        if self.fused {
+            backend.linear_reduce_add(LinearInput::Plain(&x), 0..rows, &w, &mut residual)?;
+            backend.settle(&mut residual)?;
+        } else {
+            let mut partial = backend.buffer(rows, self.w.rows)?;
+            backend.product(&x, 0..rows, &w, &mut partial)?;
+            backend.all_reduce(&mut partial, 0..rows)?;
+            backend.add(&partial, 0..rows, &mut residual)?;
+        }
+        columns(backend, &residual, 0..rows, (self.w.rows, self.w.rows))
+    }
+}
+
+impl<B: Backend> Suite<'_, B> {
+    pub(super) fn products(&mut self) {
+        for encoding in encodings() {
+            let limit = self.limits.product(encoding);
+            for (outputs, cols, rows, bias) in
+                [(1, 128, 1, false), (37, 256, 3, true), (64, 384, 8, false), (130, 128, 40, true)]
+            {
+                // Floats need no whole groups.
+                let cols = if matches!(encoding, Encoding::Float(_)) { cols + 5 } else { cols };
+                let shape = [outputs, cols];
+                let parts = [
+                    Stored::random(shape, encoding, bias, &mut self.random),
+                    Stored::random([outputs + 3, cols], encoding, false, &mut self.random),
+                ];
+                let (x, norm) = (self.random.numbers(rows * cols), self.random.numbers(cols));
+                for input in [Input::Plain, Input::Normed, Input::Gated] {
+                    let case = format!("linear {input:?} of {rows} rows, {shape:?} {encoding:?}");
+                    let (norm, parts) = (norm.as_slice(), parts.as_slice());
+                    self.compare(case, limit, Linear { input, x: &x, norm, parts, rows: 0..rows });
+                }
+                if rows > 4 {
+                    let case = format!("linear of rows 2..{rows}, {shape:?} {encoding:?}");
+                    let (norm, parts) = (norm.as_slice(), &parts[..1]);
+                    self.compare(
+                        case,
+                        limit,
+                        Linear { input: Input::Plain, x: &x, norm, parts, rows: 2..rows },
+                    );
+                }
+            }
+            self.gated_products(encoding);
+            let table = Stored::random([50, 128], encoding, false, &mut self.random);
+            let embedding = Embedding { table: &table, ids: &[10, 59, 33, 9, 60, 10], first: 10 };
+            self.compare(format!("embed {encoding:?}"), limit, embedding);
+        }
+        self.row_operations();
+    }
+
+    fn gated_products(&mut self, encoding: Encoding) {
+        for (rows, cols, channels) in [(1, 128, 128), (5, 256, 384), (40, 128, 256)] {
+            let gate = Stored::random([channels, cols], encoding, true, &mut self.random);
+            let up = Stored::random([channels, cols], encoding, true, &mut self.random);
+            let down = Stored::random([70, channels], encoding, false, &mut self.random);
+            // Small inputs, so that the gate is not saturated.
+            let x: Vec<f32> = self.random.numbers(rows * cols).iter().map(|x| x * 0.1).collect();
+            // Errors of two products add up.
+            let limit = 2.0 * self.limits.product(encoding);
+            for fused in [false, true] {
+                let case =
+                    format!("gated product of {rows} rows, {channels} channels, fused {fused}, {encoding:?}");
+                self.compare(case, limit, GatedLinear { x: &x, gate_up: [&gate, &up], down: &down, fused });
+            }
+        }
+    }
+
+    fn row_operations(&mut self) {
+        for (rows, width) in [(1, 64), (3, 100), (17, 48)] {
+            let (x, norm) = (self.random.numbers(rows * width), self.random.numbers(width));
+            let case = format!("norm, sum and picked rows of {rows} × {width}");
+            self.compare(case, self.limits.rows, RowOperations { x: &x, norm: &norm });
+        }
+        let float = Encoding::Float(Float::F32);
+        for (rows, outputs) in [(1, 5), (4, 333)] {
+            let w = Stored::random([outputs, 64], float, false, &mut self.random);
+            let x = self.random.numbers(rows * 64);
+            let mut ties = self.random.numbers(100);
+            (ties[37], ties[80]) = (2.0, 2.0);
+            let case = format!("largest of {outputs} outputs, {rows} rows");
+            self.compare(case, self.limits.float_products, LargestOutputs { x: &x, w: &w, ties: &ties });
+        }
+        for (rows, stride) in [(1, 64), (6, 80)] {
+            let heads: Vec<_> =
+                (0..3).map(|_| Stored::random([33, 64], float, false, &mut self.random)).collect();
+            let x = self.random.numbers(rows * stride * heads.len());
+            let case = format!("head products of {rows} rows, {stride} apart");
+            self.compare(case, self.limits.float_products, HeadProducts { x: &x, stride, heads: &heads });
+        }
+    }
+
+    pub(super) fn reductions(&mut self) {
+        for encoding in
+            [Encoding::Float(Float::BF16), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
+        {
+            for rows in [1, 7, 40] {
+                let w = Stored::random([65, 128], encoding, false, &mut self.random);
+                let (x, residual) = (self.random.numbers(rows * 128), self.random.numbers(rows * 65));
+                for fused in [false, true] {
+                    let case = format!("sum over ranks of {rows} rows, fused {fused}, {encoding:?}");
+                    let work = ReduceAdd { x: &x, residual: &residual, w: &w, fused };
+                    self.compare(case, self.limits.product(encoding), work);
+                }
+            }
+        }
+    }
+}

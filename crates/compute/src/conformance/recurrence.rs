@@ -1,0 +1,106 @@
+//! The gated delta rule and its states.
+
+use super::data::{Piece, SLOTS, columns, filled, step, workload};
+use super::{Suite, Work};
+use crate::backend::{Backend, CacheShape, ComputeError, DeltaSpec, KvFormat, Norm};
+
+struct Delta<'a> {
+    spec: &'a DeltaSpec<Vec<f32>>,
+    /// By sequence, `[positions][width]`.
+    qkv: &'a [Vec<f32>],
+    gates: &'a [Vec<f32>],
+    z: &'a [Vec<f32>],
+}
+
+impl Delta<'_> {
+    fn step<B: Backend>(
+        &self,
+        backend: &mut B,
+        (spec, pieces): (&DeltaSpec<B::Vector>, &[Piece]),
+        caches: &mut B::Caches,
+    ) -> Result<Vec<f32>, ComputeError> {
+        let step = step(pieces, SLOTS + 1);
+        let rows = |of_slot: &[Vec<f32>], width: usize| -> Vec<f32> {
+            // The copied sequence goes on with the inputs of the one that it was copied from.
+            let of = |p: &Piece| &of_slot[p.slot % SLOTS][p.start * width..(p.start + p.tokens) * width];
+            pieces.iter().flat_map(of).copied().collect()
+        };
+        let (channels, gate_width) = (spec.channels(), 2 * spec.value_heads);
+        let width = spec.value_heads * spec.value_dim;
+        let mut qkv = filled(backend, &rows(self.qkv, channels), channels)?;
+        let gates = filled(backend, &rows(self.gates, gate_width), gate_width)?;
+        let z = filled(backend, &rows(self.z, width), width)?;
+        let mut out = backend.buffer(step.rows(), width)?;
+        for rows in backend.begin(&step, &[])? {
+            backend.short_conv(spec, &step, rows.clone(), &mut qkv, (caches, 0))?;
+            backend.delta_rule(spec, &step, rows.clone(), (&qkv, &gates), (caches, 0), &mut out)?;
+            backend.norm_gated(spec, &z, rows, &mut out)?;
+        }
+        columns(backend, &out, 0..step.rows(), (width, width))
+    }
+}
+
+impl Work for Delta<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let DeltaSpec { key_heads, value_heads, key_dim, value_dim, kernel, .. } = *self.spec;
+        let spec = DeltaSpec {
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            kernel,
+            taps: backend.vector(&self.spec.taps)?,
+            decay: backend.vector(&self.spec.decay)?,
+            decay_bias: backend.vector(&self.spec.decay_bias)?,
+            norm: Norm { weight: backend.vector(&self.spec.norm.weight)?, eps: self.spec.norm.eps },
+        };
+        let mut caches = backend.caches(&CacheShape {
+            format: KvFormat::F16,
+            caches: vec![spec.cache()],
+            blocks: 1,
+            slots: SLOTS + 1,
+        })?;
+        let mut results = Vec::new();
+        for pieces in workload() {
+            results.extend(self.step(backend, (&spec, &pieces), &mut caches)?);
+        }
+        // Slot 0 is at position 73. A copy of it goes on as it would have.
+        backend.copy_slot(&mut caches, 0, SLOTS)?;
+        for slot in [SLOTS, 0] {
+            let piece = Piece { slot, start: 73, tokens: 9 };
+            results.extend(self.step(backend, (&spec, &[piece]), &mut caches)?);
+        }
+        Ok(results)
+    }
+}
+
+impl<B: Backend> Suite<'_, B> {
+    pub(super) fn recurrence(&mut self) {
+        for (key_heads, value_heads, key_dim, value_dim, kernel) in
+            [(1, 1, 16, 16, 4), (2, 6, 24, 20, 4), (4, 4, 64, 48, 2), (3, 3, 8, 37, 3)]
+        {
+            let channels = 2 * key_heads * key_dim + value_heads * value_dim;
+            let spec = DeltaSpec {
+                key_heads,
+                value_heads,
+                key_dim,
+                value_dim,
+                kernel,
+                taps: self.random.numbers(channels * kernel),
+                decay: self.random.numbers(value_heads),
+                decay_bias: self.random.numbers(value_heads),
+                norm: Norm { weight: self.random.numbers(value_dim), eps: 1e-6 },
+            };
+            let mut of_slots = |width: usize| -> Vec<Vec<f32>> {
+                (0..SLOTS).map(|_| self.random.numbers(120 * width)).collect()
+            };
+            let (qkv, gates) = (of_slots(channels), of_slots(2 * value_heads));
+            let z = of_slots(value_heads * value_dim);
+            let case = format!(
+                "delta rule of {value_heads} heads of {key_dim} × {value_dim} on {key_heads} keys, {kernel} taps"
+            );
+            let work = Delta { spec: &spec, qkv: &qkv, gates: &gates, z: &z };
+            self.compare(case, self.limits.rows, work);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Latent attention: all heads attend to one compressed vector per token, which is key and value, and to a rotated key part.
+//!
+//! A block holds `[token][rank + rotated]` numbers, as f16, or as int8 with two scales per token. A thread decodes a block to f32 once
+//! for several heads of a row; each head's softmax goes over blocks in the order of their positions.
+
+use std::ops::Range;
+
+use super::kernel::NO_SCORE;
+use super::kv::{to_f16, to_i8};
+use crate::backend::{ComputeError, KvFormat};
+use crate::cpu::caches::region;
+use crate::cpu::dispatch::entry;
+use crate::cpu::layout::region::Region;
+use crate::cpu::pointers::SendPtr;
+use crate::cpu::simd::{LANES, Simd};
+use crate::step::KV_BLOCK_TOKENS;
+
+/// Heads of a row that a thread takes at once: they share the work of decoding a block.
+pub(in crate::cpu) const HEADS_TOGETHER: usize = 16;
+
+/// Compressed vectors and rotated parts of one layer's tokens.
+#[derive(Debug)]
+pub(in crate::cpu) struct LatentCache {
+    numbers: Region,
+    /// `[token][compressed, rotated]`.
+    scales: Region,
+    /// Widths of the compressed vector and of the rotated part.
+    widths: [usize; 2],
+    format: KvFormat,
+    blocks: usize,
+}
+
+/// Pointers into a [`LatentCache`].
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct LatentPart {
+    numbers: SendPtr<u8>,
+    scales: SendPtr<f32>,
+    widths: [usize; 2],
+    format: KvFormat,
+    blocks: usize,
+}
+
+impl LatentCache {
+    /// Reserves the address space; the system provides pages when blocks are first written.
+    pub fn new(widths: [usize; 2], format: KvFormat, blocks: usize) -> Result<Self, ComputeError> {
+        for (what, value) in
+            ["the rank of latent attention", "the rotated width of latent attention"].into_iter().zip(widths)
+        {
+            if !value.is_multiple_of(LANES) {
+                return Err(ComputeError::Shape { what, value, backend: "CPU", needs: "a multiple of 16" });
+            }
+        }
+        let tokens = blocks * KV_BLOCK_TOKENS;
+        Ok(Self {
+            numbers: region(tokens * widths.iter().sum::<usize>() * format.bytes())?,
+            scales: region(tokens * 2 * format.scale_bytes())?,
+            widths,
+            format,
+            blocks,
+        })
+    }
+
+    /// Pointers for threads that write different tokens, or read others.
+    pub fn part(&mut self) -> LatentPart {
+        LatentPart {
+            numbers: SendPtr(self.numbers.as_mut_ptr()),
+            scales: SendPtr(self.scales.as_mut_ptr().cast()),
+            widths: self.widths,
+            format: self.format,
+            blocks: self.blocks,
+        }
+    }
+}
+
+impl LatentPart {
+    /// Numbers of a token.
+    pub fn width(&self) -> usize {
+        self.widths[0] + self.widths[1]
+    }
+
+    /// Bytes from one token to the next.
+    fn stride(&self) -> usize {
+        self.width() * self.format.bytes()
+    }
+
+    /// Index of a token of a block.
+    fn token(&self, block: u32, slot: usize) -> usize {
+        assert!((block as usize) < self.blocks, "block {block} is not in the cache");
+        block as usize * KV_BLOCK_TOKENS + slot
+    }
+
+    /// Stores a token, `[compressed, rotated]`.
+    ///
+    /// # Safety
+    /// The CPU has `S`; no other thread uses the token.
+    #[inline(always)]
+    pub unsafe fn write<S: Simd>(&self, block: u32, slot: usize, token: &[f32]) {
+        assert!(token.len() == self.width() && slot < KV_BLOCK_TOKENS);
+        let index = self.token(block, slot);
+        let (compressed, rotated) = token.split_at(self.widths[0]);
+        // SAFETY: the regions hold `blocks * KV_BLOCK_TOKENS` tokens.
+        unsafe {
+            let to = self.numbers.at(index * self.stride());
+            match self.format {
+                KvFormat::F16 => {
+                    let to = to.cast::<u16>();
+                    to_f16::<S>(compressed, to);
+                    to_f16::<S>(rotated, to.add(compressed.len()));
+                }
+                KvFormat::Int8 => {
+                    let (to, scales) = (to.cast::<i8>(), self.scales.at(2 * index));
+                    *scales = to_i8::<S>(compressed, to);
+                    *scales.add(1) = to_i8::<S>(rotated, to.add(compressed.len()));
+                }
+            }
+        }
+    }
+
+    /// Decodes the first `tokens` tokens of a block to f32, `[token][rank + rotated]`.
+    ///
+    /// # Safety
+    /// The CPU has `S`; no thread writes these tokens.
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(&self, block: u32, tokens: usize, out: &mut [f32]) {
+        let width = self.width();
+        assert!(tokens <= KV_BLOCK_TOKENS && out.len() >= tokens * width);
+        for slot in 0..tokens {
+            let index = self.token(block, slot);
+            // SAFETY: as for writing; widths are whole vectors.
+            unsafe {
+                let from = self.numbers.at(index * self.stride());
+                for d in (0..width).step_by(LANES) {
+                    let to = out.as_mut_ptr().add(slot * width + d);
+                    match self.format {
+                        KvFormat::F16 => S::store(to, S::load_f16(from.cast::<u16>().add(d))),
+                        KvFormat::Int8 => {
+                            let part = usize::from(d >= self.widths[0]);
+                            let scale = S::splat(*self.scales.at(2 * index + part));
+                            S::store(to, S::mul(S::load_i8(from.cast::<i8>().add(d)), scale));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Some heads of one row.
+#[derive(Debug)]
+pub(in crate::cpu) struct LatentHeads<'a> {
+    pub cache: LatentPart,
+    /// The sequence's blocks.
+    pub blocks: &'a [u32],
+    /// Positions that the row attends to: `0..visible`.
+    pub visible: usize,
+    pub heads: Range<usize>,
+    /// The row's absorbed queries, `[heads][rank]`.
+    pub absorbed: &'a [f32],
+    /// The row's queries; the last `rotated` columns of each count.
+    pub queries: &'a [f32],
+    pub query_dim: usize,
+}
+
+/// What a thread works in.
+#[derive(Debug, Default)]
+pub(in crate::cpu) struct LatentScratch {
+    block: Vec<f32>,
+}
+
+/// Attends with some heads of a row. `out` holds those heads, `[rank]` each.
+///
+/// # Safety
+/// The CPU has `S`; no thread writes the tokens that the row attends to.
+#[inline(always)]
+unsafe fn attend_latent<S: Simd>(of: &LatentHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) {
+    let [rank, rotated] = of.cache.widths;
+    let width = of.cache.width();
+    scratch.block.resize(KV_BLOCK_TOKENS * width, 0.0);
+    let mut best = [NO_SCORE; HEADS_TOGETHER];
+    let mut sums = [0.0f32; HEADS_TOGETHER];
+    out.fill(0.0);
+    for (index, &block) in of.blocks[..of.visible.div_ceil(KV_BLOCK_TOKENS)].iter().enumerate() {
+        let tokens = KV_BLOCK_TOKENS.min(of.visible - index * KV_BLOCK_TOKENS);
+        // SAFETY: the caller's; all slices are as long as the widths say, which are whole vectors.
+        unsafe {
+            of.cache.decode::<S>(block, tokens, &mut scratch.block);
+            for (place, head) in of.heads.clone().enumerate() {
+                let absorbed = &of.absorbed[head * rank..][..rank];
+                let query = &of.queries[(head + 1) * of.query_dim - rotated..][..rotated];
+                let mut weights = [f32::NEG_INFINITY; KV_BLOCK_TOKENS];
+                for (token, weight) in scratch.block.chunks_exact(width).zip(&mut weights[..tokens]) {
+                    let (compressed, rotated) = token.split_at(rank);
+                    *weight = S::reduce_add(dot::<S>(
+                        query,
+                        rotated,
+                        dot::<S>(absorbed, compressed, S::splat(0.0)),
+                    ));
+                }
+                let highest = weights.iter().copied().fold(best[place], f32::max);
+                for tile in weights.as_chunks_mut::<LANES>().0 {
+                    let score = S::load(tile.as_ptr());
+                    S::store(tile.as_mut_ptr(), S::exp(S::sub(score, S::splat(highest))));
+                }
+                weights[tokens..].fill(0.0);
+                let factor = (best[place] - highest).exp();
+                best[place] = highest;
+                sums[place] = sums[place] * factor + weights.iter().sum::<f32>();
+                let out = &mut out[place * rank..][..rank];
+                for d in (0..rank).step_by(LANES) {
+                    let mut sum = S::mul(S::load(out.as_ptr().add(d)), S::splat(factor));
+                    for (token, weight) in weights[..tokens].iter().enumerate() {
+                        let value = S::load(scratch.block.as_ptr().add(token * width + d));
+                        sum = S::fma(value, S::splat(*weight), sum);
+                    }
+                    S::store(out.as_mut_ptr().add(d), sum);
+                }
+            }
+        }
+    }
+    for (place, sum) in sums[..of.heads.len()].iter().enumerate() {
+        out[place * rank..][..rank].iter_mut().for_each(|x| *x /= sum);
+    }
+}
+
+/// `sum + Σ a * b`, by lane.
+///
+/// # Safety
+/// The CPU has `S`; both have the same whole number of vectors.
+#[inline(always)]
+unsafe fn dot<S: Simd>(a: &[f32], b: &[f32], mut sum: S::F) -> S::F {
+    debug_assert!(a.len() == b.len() && a.len().is_multiple_of(LANES));
+    for i in (0..a.len()).step_by(LANES) {
+        // SAFETY: within both.
+        unsafe { sum = S::fma(S::load(a.as_ptr().add(i)), S::load(b.as_ptr().add(i)), sum) };
+    }
+    sum
+}
+
+entry! {
+    /// Stores one token, `[compressed, rotated]`.
+    pub(in crate::cpu) fn write_latent_on(to: &LatentPart, block: u32, slot: usize, token: &[f32]) = write_latent
+}
+entry! {
+    /// Latent attention of some heads of a row.
+    pub(in crate::cpu) fn attend_latent_on(of: &LatentHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) = attend_latent
+}
+
+/// Stores one token of a sequence.
+///
+/// # Safety
+/// The CPU has `S`; no other thread uses the token.
+#[inline(always)]
+unsafe fn write_latent<S: Simd>(to: &LatentPart, block: u32, slot: usize, token: &[f32]) {
+    // SAFETY: the caller's.
+    unsafe { to.write::<S>(block, slot, token) };
+}

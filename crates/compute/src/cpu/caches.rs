@@ -1,0 +1,131 @@
+//! All caches of a rank's layers, by kind.
+
+use std::ops::Range;
+
+use super::attention::kv::{HeadCache, HeadShape};
+use super::attention::latent::LatentCache;
+use super::layout::region::Region;
+use crate::backend::{CacheKind, CacheShape, ComputeError};
+use crate::step::StepSequence;
+
+/// The caches of one rank.
+#[derive(Debug)]
+pub struct Caches {
+    caches: Vec<Cache>,
+}
+
+#[derive(Debug)]
+enum Cache {
+    Heads(HeadCache),
+    Latent(LatentCache),
+    State(States),
+}
+
+/// States of all sequences in one layer.
+#[derive(Debug)]
+pub(super) struct States {
+    /// f32, `[slots][numbers]`.
+    data: Region,
+    numbers: usize,
+}
+
+/// Address space for a cache. The system provides pages when they are first written.
+pub(super) fn region(bytes: usize) -> Result<Region, ComputeError> {
+    Region::zeroed(bytes).map_err(|error| ComputeError::Memory {
+        bytes,
+        what: "the cache",
+        reason: error.to_string(),
+    })
+}
+
+impl Caches {
+    pub(super) fn new(shape: &CacheShape) -> Result<Self, ComputeError> {
+        let cache = |&kind: &CacheKind| {
+            Ok(match kind {
+                CacheKind::Heads { heads, key_dim, value_dim } => {
+                    let heads = HeadShape { heads, key_dim, value_dim };
+                    Cache::Heads(HeadCache::new(heads, shape.format, shape.blocks)?)
+                }
+                CacheKind::Latent { rank, rotated } => {
+                    Cache::Latent(LatentCache::new([rank, rotated], shape.format, shape.blocks)?)
+                }
+                CacheKind::State { numbers } => {
+                    Cache::State(States { data: region(shape.slots * numbers * size_of::<f32>())?, numbers })
+                }
+            })
+        };
+        Ok(Self { caches: shape.caches.iter().map(cache).collect::<Result<_, ComputeError>>()? })
+    }
+
+    /// A cache of heads.
+    ///
+    /// # Panics
+    /// When the cache is of another kind: the model uses it wrongly.
+    pub(super) fn heads(&mut self, cache: usize) -> &mut HeadCache {
+        match &mut self.caches[cache] {
+            Cache::Heads(heads) => heads,
+            other => panic!("cache {cache} is {}, not heads", other.name()),
+        }
+    }
+
+    /// A cache of compressed vectors.
+    ///
+    /// # Panics
+    /// As [`Self::heads`].
+    pub(super) fn latent(&mut self, cache: usize) -> &mut LatentCache {
+        match &mut self.caches[cache] {
+            Cache::Latent(latent) => latent,
+            other => panic!("cache {cache} is {}, not latent", other.name()),
+        }
+    }
+
+    /// A cache of states.
+    ///
+    /// # Panics
+    /// As [`Self::heads`].
+    pub(super) fn states(&mut self, cache: usize) -> &mut States {
+        match &mut self.caches[cache] {
+            Cache::State(states) => states,
+            other => panic!("cache {cache} is {}, not a state", other.name()),
+        }
+    }
+
+    /// Copies all states of a slot to another.
+    pub(super) fn copy_slot(&mut self, from: usize, to: usize) {
+        for cache in &mut self.caches {
+            if let Cache::State(states) = cache {
+                let bytes = states.numbers * size_of::<f32>();
+                states.data.copy_within(from * bytes..(from + 1) * bytes, to * bytes);
+            }
+        }
+    }
+}
+
+impl Cache {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Heads(_) => "heads",
+            Self::Latent(_) => "latent",
+            Self::State(_) => "a state",
+        }
+    }
+}
+
+impl States {
+    /// A part of a sequence's state, which is cleared if `row` is at position 0.
+    ///
+    /// # Panics
+    /// When the slot is not in the cache.
+    pub(super) fn of(&mut self, sequence: &StepSequence, row: usize, part: Range<usize>) -> &mut [f32] {
+        let bytes = self.numbers * size_of::<f32>();
+        let state = &mut self.data[sequence.slot * bytes..][..bytes];
+        // SAFETY: every bit pattern is an f32, and regions begin at cache lines, so all numbers are aligned.
+        let (before, state, after) = unsafe { state.align_to_mut::<f32>() };
+        debug_assert!(before.is_empty() && after.is_empty());
+        let state = &mut state[part];
+        if sequence.position(row) == 0 {
+            state.fill(0.0);
+        }
+        state
+    }
+}

@@ -1,0 +1,465 @@
+//! The CPU's operations.
+
+mod latent;
+mod recurrence;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use thunder_collectives::{Group, Op, Stats};
+
+use super::attention::{Attention, HeadWork};
+use super::layout::matrix::Matrix;
+use super::pointers::SendPtr;
+use super::product::GatedOutput;
+use super::rows::{self, largest_on, rms_norm_on, swiglu_on};
+use super::threads::pool::for_rows;
+use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows, part_of};
+use crate::backend::{
+    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
+    Norm, Rope,
+};
+use crate::source::MatrixSource;
+use crate::step::Step;
+
+type Outcome = Result<(), ComputeError>;
+
+impl CpuBackend {
+    /// What attention computes with: `rows` of `qkv`, in `cache` if there is one.
+    fn attention_of<'a>(
+        &'a mut self,
+        spec: &'a AttentionSpec<Arc<[f32]>>,
+        (step, rows): (&'a Step, Range<usize>),
+        qkv: (*const f32, &Buffer),
+        cache: Option<(&mut Caches, usize)>,
+    ) -> Attention<'a> {
+        let (pointer, buffer) = qkv;
+        assert!(
+            spec.qkv_width() <= buffer.width && step.rows() <= buffer.rows,
+            "the projection lacks rows or columns"
+        );
+        Attention {
+            pool: &mut self.pool,
+            isa: self.isa,
+            allows_bf16: self.activations.allows_bf16(),
+            scratch: SendPtr(self.space.scratch.as_mut_ptr()),
+            spec,
+            step,
+            rows,
+            rotation: spec.rope.map(|rope| &self.rotations[rope]),
+            qkv: SendPtr(pointer.cast_mut()),
+            qkv_stride: buffer.width,
+            kv: cache.map(|(caches, cache)| caches.heads(cache).part()),
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = Linear;
+    type Vector = Arc<[f32]>;
+    type Buffer = Buffer;
+    type Caches = Caches;
+
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
+        let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
+        let parts: Vec<Matrix> = parts
+            .iter()
+            .filter(|source| source.rows > 0)
+            .map(|source| {
+                Matrix::pack(source, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
+                    bytes: source.bytes(),
+                    what: "weights",
+                    reason: error.to_string(),
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        let rows = parts.iter().map(|part| part.rows).sum();
+        Ok(Linear { parts, rows })
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError> {
+        Ok(values.into())
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        Ok(Buffer::new(rows, width))
+    }
+
+    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
+        Caches::new(shape)
+    }
+
+    fn matrix_bytes(matrix: &Linear) -> usize {
+        matrix.parts.iter().map(Matrix::bytes).sum()
+    }
+
+    fn extent(&self, x: &Buffer) -> (usize, usize) {
+        (x.rows, x.width)
+    }
+
+    fn read(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
+        assert!(rows.end <= x.rows, "rows {rows:?} of {}", x.rows);
+        out.copy_from_slice(&x.data[rows.start * x.width..rows.end * x.width]);
+        Ok(())
+    }
+
+    fn write(&mut self, values: &[f32], x: &mut Buffer) -> Outcome {
+        x.shape(values.len() / x.width);
+        x.data[..values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn group(&mut self) -> &mut Group {
+        self.reducer.group()
+    }
+
+    fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome {
+        Ok(self.reducer.tune(width * size_of::<f32>(), weight_bytes / self.pool.threads())?)
+    }
+
+    fn take_reduction_stats(&mut self) -> Stats {
+        self.reducer.take_stats()
+    }
+
+    fn pin_caller(&self) {
+        self.pool.pin_caller();
+    }
+
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
+        self.packing = None;
+        let (all, generated) = (step.rows(), step.generated());
+        let middle = (all / 2).next_multiple_of(PART_ROWS).min(all);
+        let cut = if generated < all && self.reducer.overlaps(all) { middle } else { all };
+        self.step = Some(StepRows { all, generated });
+        self.rotations.resize_with(ropes.len(), rows::Rotation::default);
+        for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
+            rotation.compute(step, rope);
+        }
+        Ok([0..cut, cut..all])
+    }
+
+    fn embed(&mut self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) -> Outcome {
+        out.shape(ids.len());
+        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(out.width)) {
+            let row = id.checked_sub(first).map(|row| row as usize);
+            match (row, table.parts.first()) {
+                (Some(row), Some(part)) if row < part.rows => {
+                    part.row(row, out);
+                    if scale != 1.0 {
+                        out.iter_mut().for_each(|x| *x *= scale);
+                    }
+                }
+                _ => out.fill(0.0),
+            }
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        norm: &Norm<Self::Vector>,
+        out: &mut Buffer,
+    ) -> Outcome {
+        let (isa, width) = (self.isa, x.width);
+        assert_eq!([norm.weight.len(), out.width], [width; 2], "a norm keeps the width");
+        out.shape(x.rows);
+        let to = SendPtr(out.data[rows.start * width..rows.end * width].as_mut_ptr());
+        let from = &x.data[rows.start * width..rows.end * width];
+        for_rows(&mut self.pool, rows.len(), &|rows| {
+            for row in rows {
+                // SAFETY: the instruction set was detected; each row is one thread's.
+                unsafe {
+                    let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
+                    rms_norm_on(isa, &from[row * width..][..width], &norm.weight, norm.eps, out);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn product(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, out: &mut Buffer) -> Outcome {
+        self.multiply(LinearInput::Plain(x), rows, w, out, false, None);
+        Ok(())
+    }
+
+    fn gate(&mut self, gate_up: &Buffer, rows: Range<usize>, out: &mut Buffer) -> Outcome {
+        let (isa, width) = (self.isa, out.width);
+        assert_eq!(gate_up.width, 2 * width, "gate and up have a column for each channel");
+        out.shape(gate_up.rows);
+        let to = SendPtr(out.data[rows.start * width..rows.end * width].as_mut_ptr());
+        let from = &gate_up.data[rows.start * 2 * width..rows.end * 2 * width];
+        for_rows(&mut self.pool, rows.len(), &|rows| {
+            for row in rows {
+                let (gate, up) = from[row * 2 * width..][..2 * width].split_at(width);
+                // SAFETY: the instruction set was detected; each row is one thread's.
+                unsafe {
+                    let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
+                    swiglu_on(isa, gate, up, out);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn add(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {
+        self.add_rows(x, rows, to);
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        let rows = &mut x.data[rows.start * x.width..rows.end * x.width];
+        Ok(self.reducer.group().all_reduce(rows, Op::Sum)?)
+    }
+
+    fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {
+        out.shape(rows.len());
+        for (&row, out) in rows.iter().zip(out.data.chunks_exact_mut(x.width)) {
+            out.copy_from_slice(&x.data[row as usize * x.width..][..x.width]);
+        }
+        Ok(())
+    }
+
+    fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
+        if let Some(found) = x.largest.get(..largest.len()) {
+            largest.copy_from_slice(found);
+            return Ok(());
+        }
+        for (largest, row) in largest.iter_mut().zip(x.data.chunks_exact(x.width)) {
+            *largest = Largest::NONE;
+            // SAFETY: the instruction set was detected.
+            unsafe { largest_on(self.isa, row, 0, largest) };
+        }
+        Ok(())
+    }
+
+    fn prepare_heads(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Buffer,
+    ) -> Outcome {
+        let pointer = qkv.data.as_mut_ptr();
+        self.attention_of(spec, (step, rows), (pointer, qkv), None).prepare(HeadWork::Prepare);
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        to: (&mut Caches, usize),
+    ) -> Outcome {
+        let pointer = qkv.data.as_ptr();
+        self.attention_of(spec, (step, rows), (pointer, qkv), Some(to)).prepare(HeadWork::Append);
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        from: (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        if spec.kv_heads() > 0 {
+            let pointer = qkv.data.as_ptr();
+            self.attention_of(spec, (step, rows), (pointer, qkv), Some(from)).attend(HeadWork::Nothing, out);
+        }
+        Ok(())
+    }
+
+    fn prepare_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        queries: &mut Buffer,
+        latent: &mut Buffer,
+    ) -> Outcome {
+        debug_assert!(rows.end <= step.rows());
+        self.prepare_latent_rows(spec, rows, queries, latent);
+        Ok(())
+    }
+
+    fn append_latent(
+        &mut self,
+        _spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        latent: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        self.append_latent_rows((step, rows), latent, caches.latent(cache).part());
+        Ok(())
+    }
+
+    fn attend_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        absorbed: &Buffer,
+        queries: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        let cache = caches.latent(cache).part();
+        self.attend_latent_rows(spec, (step, rows), [absorbed, queries], cache, out);
+        Ok(())
+    }
+
+    fn head_products(
+        &mut self,
+        x: &Buffer,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Linear],
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.multiply_heads(x, stride, rows, w, out);
+        Ok(())
+    }
+
+    fn short_conv(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Buffer,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        self.short_conv_rows(spec, (step, rows), x, caches.states(cache));
+        Ok(())
+    }
+
+    fn delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        (qkv, gates): (&Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.delta_rule_rows(spec, (step, rows), (qkv, gates), caches.states(cache), out);
+        Ok(())
+    }
+
+    fn norm_gated(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        z: &Buffer,
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.norm_gated_rows(spec, z, rows, x);
+        Ok(())
+    }
+
+    fn copy_slot(&mut self, caches: &mut Caches, from: usize, to: usize) -> Outcome {
+        caches.copy_slot(from, to);
+        Ok(())
+    }
+
+    fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Linear, out: &mut Buffer) -> Outcome {
+        self.multiply(x, rows, w, out, false, None);
+        Ok(())
+    }
+
+    fn linear_largest(&mut self, x: InputOf<'_, Self>, rows: usize, w: &Linear, out: &mut Buffer) -> Outcome {
+        let mut largest = std::mem::take(&mut out.largest);
+        largest.clear();
+        largest.resize(rows, Largest::NONE);
+        self.multiply(x, 0..rows, w, out, false, Some(&mut largest));
+        out.largest = largest;
+        Ok(())
+    }
+
+    fn linear_reduce_add(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Linear,
+        residual: &mut Buffer,
+    ) -> Outcome {
+        if self.reducer.is_alone() {
+            self.multiply(x, rows, w, residual, true, None);
+            return Ok(());
+        }
+        let part = part_of(&rows);
+        let mut partial = match self.partial[part].take() {
+            Some(partial) => partial,
+            None => Buffer::new(residual.capacity(), residual.width),
+        };
+        self.multiply(x, rows.clone(), w, &mut partial, false, None);
+        if self.step.is_some_and(|step| rows.len() < step.all) {
+            self.settle(residual)?;
+            self.reducer.begin(partial, rows);
+            return Ok(());
+        }
+        self.all_reduce(&mut partial, rows.clone())?;
+        self.add_rows(&partial, rows, residual);
+        self.partial[part] = Some(partial);
+        Ok(())
+    }
+
+    fn linear_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        gate_up: &Linear,
+        next: &Linear,
+        out: &mut Buffer,
+    ) -> Outcome {
+        let all = x.buffer().rows;
+        out.shape(all);
+        assert_eq!(gate_up.rows, 2 * out.width, "gate and up have a row for each channel");
+        for (rows, prompts) in self.alike(all, &rows) {
+            let multiplier = self.multiplier(prompts);
+            let out = if multiplier.gates_in_bf16(gate_up, next) {
+                GatedOutput::Bf16(out.output_in_bf16(rows.clone()))
+            } else {
+                GatedOutput::F32(out.output(rows.clone(), false))
+            };
+            multiplier.run_gated(&x, rows, gate_up, out);
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, residual: &mut Buffer) -> Outcome {
+        if let Some((partial, rows)) = self.reducer.end()? {
+            let part = part_of(&rows);
+            self.add_rows(&partial, rows, residual);
+            self.partial[part] = Some(partial);
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Buffer,
+        cache: (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        if spec.kv_heads() > 0 {
+            let pointer = qkv.data.as_mut_ptr();
+            self.attention_of(spec, (step, rows), (pointer, qkv), Some(cache))
+                .attend(HeadWork::PrepareAndAppend, out);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Operations of latent attention.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::backend::{LatentSpec, LinearInput};
+use crate::cpu::attention::latent::{
+    HEADS_TOGETHER, LatentHeads, LatentPart, LatentScratch, attend_latent_on, write_latent_on,
+};
+use crate::cpu::pointers::SendPtr;
+use crate::cpu::rows::rms_norm_on;
+use crate::cpu::threads::pool::for_rows;
+use crate::cpu::{Buffer, CpuBackend, Linear};
+use crate::step::{KV_BLOCK_TOKENS, Step};
+
+impl CpuBackend {
+    pub(super) fn prepare_latent_rows(
+        &mut self,
+        spec: &LatentSpec<Arc<[f32]>>,
+        rows: Range<usize>,
+        queries: &mut Buffer,
+        latent: &mut Buffer,
+    ) {
+        let rotation = spec.rope.map(|rope| &self.rotations[rope]);
+        let isa = self.isa;
+        let mut normed = vec![0.0; spec.rank];
+        for row in rows {
+            let queries = &mut queries.data[row * queries.width..][..spec.heads * spec.query_dim()];
+            for query in queries.chunks_exact_mut(spec.query_dim()) {
+                if let Some(rotation) = rotation {
+                    rotation.apply(row, &mut query[spec.plain..]);
+                }
+                query.iter_mut().for_each(|x| *x *= spec.scale);
+            }
+            let latent = &mut latent.data[row * latent.width..][..spec.rank + spec.rotated];
+            let (compressed, rotated) = latent.split_at_mut(spec.rank);
+            // SAFETY: the instruction set was detected.
+            unsafe { rms_norm_on(isa, compressed, &spec.norm.weight, spec.norm.eps, &mut normed) };
+            compressed.copy_from_slice(&normed);
+            if let Some(rotation) = rotation {
+                rotation.apply(row, rotated);
+            }
+        }
+    }
+
+    pub(super) fn append_latent_rows(
+        &mut self,
+        (step, rows): (&Step, Range<usize>),
+        latent: &Buffer,
+        to: LatentPart,
+    ) {
+        let isa = self.isa;
+        for_rows(&mut self.pool, rows.len(), &|part| {
+            let part = rows.start + part.start..rows.start + part.end;
+            for sequence in &step.sequences {
+                let blocks = &step.blocks[sequence.blocks.clone()];
+                for row in sequence.rows_within(&part) {
+                    let position = sequence.position(row);
+                    let token = &latent.data[row * latent.width..][..to.width()];
+                    let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+                    // SAFETY: the instruction set was detected; each token is one thread's.
+                    unsafe { write_latent_on(isa, &to, block, slot, token) };
+                }
+            }
+        });
+    }
+
+    pub(super) fn attend_latent_rows(
+        &mut self,
+        spec: &LatentSpec<Arc<[f32]>>,
+        (step, rows): (&Step, Range<usize>),
+        [absorbed, queries]: [&Buffer; 2],
+        cache: LatentPart,
+        out: &mut Buffer,
+    ) {
+        let (isa, rank, stride) = (self.isa, spec.rank, out.width);
+        let pieces = spec.heads.div_ceil(HEADS_TOGETHER);
+        assert!(stride >= spec.heads * rank && out.rows >= rows.end, "the output lacks rows or columns");
+        self.latent.resize_with(self.pool.threads(), LatentScratch::default);
+        let scratch = SendPtr(self.latent.as_mut_ptr());
+        let to = SendPtr(out.data.as_mut_ptr());
+        let next = AtomicUsize::new(0);
+        self.pool.run(&|thread| {
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
+            let mut first = 0;
+            let mut item = next.fetch_add(1, Ordering::Relaxed);
+            for sequence in &step.sequences {
+                let rows = sequence.rows_within(&rows);
+                let count = rows.len() * pieces;
+                while item < first + count {
+                    let (row, piece) = (rows.start + (item - first) / pieces, (item - first) % pieces);
+                    let heads = piece * HEADS_TOGETHER..spec.heads.min((piece + 1) * HEADS_TOGETHER);
+                    let of = LatentHeads {
+                        cache,
+                        blocks: &step.blocks[sequence.blocks.clone()],
+                        visible: sequence.position(row) + 1,
+                        heads: heads.clone(),
+                        absorbed: &absorbed.data[row * absorbed.width..][..spec.heads * rank],
+                        queries: &queries.data[row * queries.width..][..spec.heads * spec.query_dim()],
+                        query_dim: spec.query_dim(),
+                    };
+                    // SAFETY: the instruction set was detected; each item has its own heads of a row of `out`; tokens are not
+                    // written while they are read.
+                    unsafe {
+                        let column = row * stride + heads.start * rank;
+                        let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * rank);
+                        attend_latent_on(isa, &of, scratch, out);
+                    }
+                    item = next.fetch_add(1, Ordering::Relaxed);
+                }
+                first += count;
+            }
+        });
+    }
+
+    /// A product for each head, by way of contiguous rows.
+    pub(super) fn multiply_heads(
+        &mut self,
+        x: &Buffer,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Linear],
+        out: &mut Buffer,
+    ) {
+        out.shape(x.rows);
+        let Some(cols) = w.iter().find_map(|w| w.parts.first()).map(|part| part.cols) else { return };
+        let width = w[0].rows;
+        assert!(out.width >= w.len() * width, "{} columns for {} heads", out.width, w.len());
+        let mut input = Buffer::new(x.rows, cols);
+        let mut output = Buffer::new(x.rows, width);
+        for (head, w) in w.iter().enumerate() {
+            input.shape(x.rows);
+            for row in rows.clone() {
+                let from = &x.data[row * x.width + head * stride..][..cols];
+                input.data[row * cols..][..cols].copy_from_slice(from);
+            }
+            self.multiply(LinearInput::Plain(&input), rows.clone(), w, &mut output, false, None);
+            for row in rows.clone() {
+                let to = &mut out.data[row * out.width + head * width..][..width];
+                to.copy_from_slice(&output.data[row * width..][..width]);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The gated delta rule with its short convolution, on one thread per group of heads.
+
+use std::ops::Range;
+
+use super::dispatch::entry;
+use super::simd::{LANES, Simd};
+
+/// One value head's inputs of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeltaHead<'a> {
+    pub query: &'a [f32],
+    pub key: &'a [f32],
+    pub value: &'a [f32],
+    /// Before the sigmoid.
+    pub beta: f32,
+    /// Factor of the state.
+    pub decay: f32,
+}
+
+/// One token of the delta rule, see [`crate::Backend::delta_rule`]. `state` is `[key_dim][value_dim]`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn delta_token<S: Simd>(head: &DeltaHead<'_>, state: &mut [f32], out: &mut [f32]) {
+    let (key_dim, value_dim) = (head.key.len(), head.value.len());
+    assert!(head.query.len() == key_dim && state.len() == key_dim * value_dim && out.len() == value_dim);
+    let beta = 1.0 / (1.0 + (-head.beta).exp());
+    let query_factor = inverse_length(head.query) / (key_dim as f32).sqrt();
+    let key_factor = inverse_length(head.key);
+    let whole = value_dim / LANES * LANES;
+    for first in (0..whole).step_by(LANES) {
+        // SAFETY: 16 columns of the state from `first` on, in each of its rows.
+        unsafe {
+            let column = |k: usize| state.as_ptr().add(k * value_dim + first);
+            let mut known = S::splat(0.0);
+            for (k, key) in head.key.iter().enumerate() {
+                known = S::fma(S::load(column(k)), S::splat(key * key_factor * head.decay), known);
+            }
+            let delta = S::mul(S::sub(S::load(head.value.as_ptr().add(first)), known), S::splat(beta));
+            let mut sum = S::splat(0.0);
+            for (k, (key, query)) in head.key.iter().zip(head.query).enumerate() {
+                let decayed = S::mul(S::load(column(k)), S::splat(head.decay));
+                let updated = S::fma(delta, S::splat(key * key_factor), decayed);
+                S::store(column(k).cast_mut(), updated);
+                sum = S::fma(updated, S::splat(query * query_factor), sum);
+            }
+            S::store(out.as_mut_ptr().add(first), sum);
+        }
+    }
+    for v in whole..value_dim {
+        let known: f32 =
+            head.key.iter().enumerate().map(|(k, key)| state[k * value_dim + v] * key * key_factor).sum();
+        let delta = (head.value[v] - known * head.decay) * beta;
+        out[v] = 0.0;
+        for (k, (key, query)) in head.key.iter().zip(head.query).enumerate() {
+            let s = &mut state[k * value_dim + v];
+            *s = *s * head.decay + delta * key * key_factor;
+            out[v] += *s * query * query_factor;
+        }
+    }
+}
+
+entry! {
+    /// One token of one head of the delta rule.
+    pub(super) fn delta_token_on(head: &DeltaHead<'_>, state: &mut [f32], out: &mut [f32]) = delta_token
+}
+
+/// `1 / √(Σ x² + 1e-6)`.
+fn inverse_length(x: &[f32]) -> f32 {
+    1.0 / (x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt()
+}
+
+/// `exp(-exp(a_log) * softplus(alpha + bias))`.
+pub(super) fn decay(a_log: f32, alpha: f32, bias: f32) -> f32 {
+    let x = alpha + bias;
+    // For large x, e^x overflows and softplus(x) is x.
+    let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
+    (-a_log.exp() * softplus).exp()
+}
+
+/// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1` inputs of all channels, oldest
+/// first, and takes this one.
+///
+/// # Safety
+/// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses these channels.
+pub(super) unsafe fn conv_token(
+    taps: &[f32],
+    (kernel, width): (usize, usize),
+    channels: Range<usize>,
+    before: *mut f32,
+    x: *mut f32,
+) {
+    assert!(channels.end <= width && taps.len() >= width * kernel && kernel > 0);
+    for channel in channels {
+        let taps = &taps[channel * kernel..][..kernel];
+        // SAFETY: the caller's.
+        unsafe {
+            let x = &mut *x.add(channel);
+            let mut sum = taps[kernel - 1] * *x;
+            for (k, tap) in taps[..kernel - 1].iter().enumerate() {
+                let input = before.add(k * width + channel);
+                sum += tap * *input;
+                *input = if k + 2 < kernel { *before.add((k + 1) * width + channel) } else { *x };
+            }
+            *x = sum / (1.0 + (-sum).exp());
+        }
+    }
+}
+
+/// `x = norm(x) * silu(z)`.
+pub(super) fn norm_gated(x: &mut [f32], z: &[f32], weight: &[f32], eps: f32) {
+    let inverse = 1.0 / (x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32 + eps).sqrt();
+    for ((x, z), weight) in x.iter_mut().zip(z).zip(weight) {
+        *x *= inverse * weight * z / (1.0 + (-z).exp());
+    }
+}

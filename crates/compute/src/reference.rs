@@ -1,0 +1,436 @@
+//! The plain reference: every operation by its definition, in f32, on one thread. Slow and obvious.
+//!
+//! [`crate::conformance`] holds other backends to it. It implements the plain operations only, so that the fused operations' defaults
+//! are tested with it.
+
+mod attention;
+mod recurrence;
+
+use std::ops::Range;
+
+use thunder_collectives::{Group, Op, Stats};
+
+use crate::backend::{
+    AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Largest, LatentSpec, Norm, Rope,
+};
+use crate::source::{Encoding, MatrixSource};
+use crate::step::{KV_BLOCK_TOKENS, Step};
+
+/// A backend without kernels.
+#[derive(Debug)]
+pub struct Reference {
+    group: Group,
+    /// Cosine and sine of each pair of each row of the step, for each rope.
+    rotations: Vec<Vec<Vec<(f32, f32)>>>,
+}
+
+/// Dequantized weights.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    /// `[rows][cols]`.
+    rows: Vec<Vec<f32>>,
+    /// One per row.
+    bias: Vec<f32>,
+}
+
+/// Rows of f32.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    width: usize,
+    /// `[rows][width]`.
+    rows: Vec<Vec<f32>>,
+}
+
+impl Rows {
+    /// Makes `self` have `count` rows and keeps those that are there.
+    fn resize(&mut self, count: usize) {
+        self.rows.resize(count, vec![0.0; self.width]);
+    }
+}
+
+/// One cache.
+#[derive(Debug, Clone)]
+struct Cache {
+    kind: CacheKind,
+    /// `[blocks * KV_BLOCK_TOKENS][numbers]`: keys of all heads, then values; or the latent vector.
+    tokens: Vec<Vec<f32>>,
+    /// `[slots][numbers]`.
+    states: Vec<Vec<f32>>,
+}
+
+/// All caches.
+#[derive(Debug, Clone)]
+pub struct Caches(Vec<Cache>);
+
+impl Reference {
+    /// A backend whose reductions go over `group`.
+    pub fn new(group: Group) -> Self {
+        Self { group, rotations: Vec::new() }
+    }
+
+    /// Rotates the first dimensions of a head of a row, dimension `i` with `i + pairs`.
+    fn rotate(&self, rope: Option<usize>, row: usize, head: &mut [f32]) {
+        let Some(rope) = rope else { return };
+        let pairs = &self.rotations[rope][row];
+        for (i, (cos, sin)) in pairs.iter().enumerate() {
+            let (a, b) = (head[i], head[i + pairs.len()]);
+            head[i] = a * cos - b * sin;
+            head[i + pairs.len()] = b * cos + a * sin;
+        }
+    }
+}
+
+/// All elements of a stored matrix, `[rows][cols]`.
+pub fn dequantize(source: &MatrixSource<'_>) -> Vec<Vec<f32>> {
+    (0..source.rows).map(|row| dequantize_row(source, row)).collect()
+}
+
+fn dequantize_row(source: &MatrixSource<'_>, row: usize) -> Vec<f32> {
+    let mut values = vec![0.0; source.cols];
+    match source.encoding {
+        Encoding::Float(float) => float.decode(source.weight.row(row), &mut values),
+        Encoding::Affine { bits, group, scales: float } => {
+            let Some((scales, biases)) = &source.scales else { unreachable!("affine sources carry scales") };
+            let groups = source.cols / group;
+            let (mut scale, mut bias) = (vec![0.0; groups], vec![0.0; groups]);
+            float.decode(scales.row(row), &mut scale);
+            float.decode(biases.row(row), &mut bias);
+            let bytes = source.weight.row(row);
+            for (col, value) in values.iter_mut().enumerate() {
+                let level: u32 = (0..bits)
+                    .map(|bit| {
+                        let at = col * bits as usize + bit as usize;
+                        u32::from(bytes[at / 8] >> (at % 8) & 1) << bit
+                    })
+                    .sum();
+                *value = level as f32 * scale[col / group] + bias[col / group];
+            }
+        }
+    }
+    values
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+fn rms_normed(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let rms = (dot(x, x) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, weight)| x / rms * weight).collect()
+}
+
+impl Backend for Reference {
+    type Matrix = Weights;
+    type Vector = Vec<f32>;
+    type Buffer = Rows;
+    type Caches = Caches;
+
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Weights, ComputeError> {
+        let rows = parts.iter().flat_map(dequantize).collect();
+        let bias = |part: &MatrixSource<'_>| part.bias.clone().unwrap_or_else(|| vec![0.0; part.rows]);
+        Ok(Weights { rows, bias: parts.iter().flat_map(bias).collect() })
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vec<f32>, ComputeError> {
+        Ok(values.to_vec())
+    }
+
+    fn buffer(&mut self, _rows: usize, width: usize) -> Result<Rows, ComputeError> {
+        Ok(Rows { width, rows: Vec::new() })
+    }
+
+    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
+        let cache = |&kind: &CacheKind| {
+            let (of_token, of_slot) = match kind {
+                CacheKind::Heads { heads, key_dim, value_dim } => (heads * (key_dim + value_dim), 0),
+                CacheKind::Latent { rank, rotated } => (rank + rotated, 0),
+                CacheKind::State { numbers } => (0, numbers),
+            };
+            Cache {
+                kind,
+                tokens: vec![vec![0.0; of_token]; shape.blocks * KV_BLOCK_TOKENS],
+                states: vec![vec![0.0; of_slot]; shape.slots],
+            }
+        };
+        Ok(Caches(shape.caches.iter().map(cache).collect()))
+    }
+
+    fn matrix_bytes(matrix: &Weights) -> usize {
+        matrix.rows.iter().map(|row| size_of_val(row.as_slice())).sum()
+    }
+
+    fn extent(&self, x: &Rows) -> (usize, usize) {
+        (x.rows.len(), x.width)
+    }
+
+    fn read(&mut self, x: &Rows, rows: Range<usize>, out: &mut [f32]) -> Result<(), ComputeError> {
+        out.copy_from_slice(&x.rows[rows].concat());
+        Ok(())
+    }
+
+    fn write(&mut self, values: &[f32], x: &mut Rows) -> Result<(), ComputeError> {
+        x.rows = values.chunks(x.width).map(<[f32]>::to_vec).collect();
+        Ok(())
+    }
+
+    fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Result<(), ComputeError> {
+        Ok(self.group.tune()?)
+    }
+
+    fn take_reduction_stats(&mut self) -> Stats {
+        self.group.reset_stats()
+    }
+
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
+        let of_position = |rope: &Rope, position: usize| {
+            let pair = |frequency: &f32| {
+                let (sin, cos) = (position as f64 * f64::from(*frequency)).sin_cos();
+                (cos as f32 * rope.amplitude, sin as f32 * rope.amplitude)
+            };
+            rope.inverse_frequencies.iter().map(pair).collect()
+        };
+        let of_rope = |rope: &Rope| {
+            let sequences = step.sequences.iter();
+            sequences.flat_map(|s| s.rows.clone().map(|row| of_position(rope, s.position(row)))).collect()
+        };
+        self.rotations = ropes.iter().map(of_rope).collect();
+        Ok([0..step.rows(), step.rows()..step.rows()])
+    }
+
+    fn embed(
+        &mut self,
+        table: &Weights,
+        ids: &[u32],
+        first: u32,
+        scale: f32,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        let row = |&id: &u32| match id.checked_sub(first).and_then(|row| table.rows.get(row as usize)) {
+            Some(row) => row.iter().map(|x| x * scale).collect(),
+            None => vec![0.0; out.width],
+        };
+        out.rows = ids.iter().map(row).collect();
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        x: &Rows,
+        rows: Range<usize>,
+        norm: &Norm<Vec<f32>>,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(x.rows.len());
+        for row in rows {
+            out.rows[row] = rms_normed(&x.rows[row], &norm.weight, norm.eps);
+        }
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        x: &Rows,
+        rows: Range<usize>,
+        w: &Weights,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(x.rows.len());
+        for row in rows {
+            for (column, (weights, bias)) in w.rows.iter().zip(&w.bias).enumerate() {
+                out.rows[row][column] = dot(&x.rows[row], weights) + bias;
+            }
+        }
+        Ok(())
+    }
+
+    fn gate(&mut self, gate_up: &Rows, rows: Range<usize>, out: &mut Rows) -> Result<(), ComputeError> {
+        out.resize(gate_up.rows.len());
+        for row in rows {
+            let (gate, up) = gate_up.rows[row].split_at(out.width);
+            out.rows[row] = gate.iter().zip(up).map(|(gate, up)| silu(*gate) * up).collect();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, x: &Rows, rows: Range<usize>, to: &mut Rows) -> Result<(), ComputeError> {
+        for row in rows {
+            to.rows[row].iter_mut().zip(&x.rows[row]).for_each(|(to, x)| *to += x);
+        }
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, x: &mut Rows, rows: Range<usize>) -> Result<(), ComputeError> {
+        for row in rows {
+            self.group.all_reduce(&mut x.rows[row], Op::Sum)?;
+        }
+        Ok(())
+    }
+
+    fn take_rows(&mut self, x: &Rows, rows: &[u32], out: &mut Rows) -> Result<(), ComputeError> {
+        out.rows = rows.iter().map(|row| x.rows[*row as usize].clone()).collect();
+        Ok(())
+    }
+
+    fn read_largest(&mut self, x: &Rows, largest: &mut [Largest]) -> Result<(), ComputeError> {
+        for (largest, row) in largest.iter_mut().zip(&x.rows) {
+            *largest = Largest::of(row);
+        }
+        Ok(())
+    }
+
+    fn prepare_heads(
+        &mut self,
+        spec: &AttentionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        self.prepare_heads_of(spec, step, rows, qkv);
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        spec: &AttentionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Rows,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Result<(), ComputeError> {
+        let keys = spec.key_column(0);
+        caches.0[cache].append(step, rows, |row| qkv.rows[row][keys..spec.qkv_width()].to_vec());
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        spec: &AttentionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Rows,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        attention::attend(spec, step, rows, qkv, &caches.0[cache], out);
+        Ok(())
+    }
+
+    fn prepare_latent(
+        &mut self,
+        spec: &LatentSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        queries: &mut Rows,
+        latent: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        debug_assert!(rows.end <= step.rows());
+        self.prepare_latent_of(spec, rows, queries, latent);
+        Ok(())
+    }
+
+    fn append_latent(
+        &mut self,
+        _spec: &LatentSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        latent: &Rows,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Result<(), ComputeError> {
+        caches.0[cache].append(step, rows, |row| latent.rows[row].clone());
+        Ok(())
+    }
+
+    fn attend_latent(
+        &mut self,
+        spec: &LatentSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        absorbed: &Rows,
+        queries: &Rows,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        attention::attend_latent(spec, step, rows, [absorbed, queries], &caches.0[cache], out);
+        Ok(())
+    }
+
+    fn head_products(
+        &mut self,
+        x: &Rows,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Weights],
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(x.rows.len());
+        for row in rows {
+            for (head, w) in w.iter().enumerate() {
+                for (column, (weights, bias)) in w.rows.iter().zip(&w.bias).enumerate() {
+                    let x = &x.rows[row][head * stride..];
+                    out.rows[row][head * w.rows.len() + column] = dot(x, weights) + bias;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn short_conv(
+        &mut self,
+        spec: &DeltaSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Rows,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Result<(), ComputeError> {
+        recurrence::short_conv(spec, step, rows, x, &mut caches.0[cache]);
+        Ok(())
+    }
+
+    fn delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        (qkv, gates): (&Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::delta_rule(spec, step, rows, (qkv, gates), &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn norm_gated(
+        &mut self,
+        spec: &DeltaSpec<Vec<f32>>,
+        z: &Rows,
+        rows: Range<usize>,
+        x: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        for row in rows {
+            let heads = x.rows[row].chunks_mut(spec.value_dim).zip(z.rows[row].chunks(spec.value_dim));
+            for (x, z) in heads {
+                let normed = rms_normed(x, &spec.norm.weight, spec.norm.eps);
+                x.iter_mut().zip(normed).zip(z).for_each(|((x, normed), z)| *x = normed * silu(*z));
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_slot(&mut self, caches: &mut Caches, from: usize, to: usize) -> Result<(), ComputeError> {
+        for cache in &mut caches.0 {
+            cache.states[to] = cache.states[from].clone();
+        }
+        Ok(())
+    }
+}

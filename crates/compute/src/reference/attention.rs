@@ -1,0 +1,138 @@
+//! Attention by its definition.
+
+use std::ops::Range;
+
+use super::{Cache, Reference, Rows, dot, rms_normed};
+use crate::backend::{AttentionSpec, CacheKind, LatentSpec};
+use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
+
+/// Place of a sequence's position in a cache.
+fn place(step: &Step, sequence: &StepSequence, position: usize) -> usize {
+    let block = step.blocks[sequence.blocks.start + position / KV_BLOCK_TOKENS] as usize;
+    block * KV_BLOCK_TOKENS + position % KV_BLOCK_TOKENS
+}
+
+impl Cache {
+    pub fn append(&mut self, step: &Step, rows: Range<usize>, token: impl Fn(usize) -> Vec<f32>) {
+        for sequence in &step.sequences {
+            for row in sequence.rows_within(&rows) {
+                self.tokens[place(step, sequence, sequence.position(row))] = token(row);
+            }
+        }
+    }
+}
+
+impl Reference {
+    pub(super) fn prepare_heads_of(
+        &self,
+        spec: &AttentionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Rows,
+    ) {
+        for sequence in &step.sequences {
+            for row in sequence.rows_within(&rows) {
+                let scale = spec.query_scale(sequence.position(row));
+                for head in 0..spec.heads() + spec.kv_heads() {
+                    let is_query = head < spec.heads();
+                    let x = &mut qkv.rows[row][head * spec.key_dim..][..spec.key_dim];
+                    if let Some(norm) = &spec.qk_norm {
+                        let weight = if is_query { &norm.query } else { &norm.key };
+                        x.copy_from_slice(&rms_normed(x, weight, norm.eps));
+                    }
+                    self.rotate(spec.rope, row, x);
+                    if is_query {
+                        x.iter_mut().for_each(|x| *x *= scale);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn prepare_latent_of(
+        &self,
+        spec: &LatentSpec<Vec<f32>>,
+        rows: Range<usize>,
+        queries: &mut Rows,
+        latent: &mut Rows,
+    ) {
+        for row in rows {
+            for query in queries.rows[row].chunks_mut(spec.query_dim()) {
+                self.rotate(spec.rope, row, &mut query[spec.plain..]);
+                query.iter_mut().for_each(|x| *x *= spec.scale);
+            }
+            let (compressed, rotated) = latent.rows[row].split_at_mut(spec.rank);
+            let normed = rms_normed(compressed, &spec.norm.weight, spec.norm.eps);
+            compressed.copy_from_slice(&normed);
+            self.rotate(spec.rope, row, rotated);
+        }
+    }
+}
+
+/// `Σ softmax(scores)[t] * value(t)`.
+fn weighted<'a>(scores: &[f32], value: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+    let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = scores.iter().map(|score| (score - best).exp()).sum();
+    out.fill(0.0);
+    for (t, score) in scores.iter().enumerate() {
+        let weight = (score - best).exp() / total;
+        out.iter_mut().zip(value(t)).for_each(|(out, value)| *out += weight * value);
+    }
+}
+
+pub(super) fn attend(
+    spec: &AttentionSpec<Vec<f32>>,
+    step: &Step,
+    rows: Range<usize>,
+    qkv: &Rows,
+    cache: &Cache,
+    out: &mut Rows,
+) {
+    assert_eq!(cache.kind, spec.cache(), "the cache is of another kind");
+    let first_value = spec.kv_heads() * spec.key_dim;
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            let position = sequence.position(row);
+            let visible = spec.first_visible(position)..position + 1;
+            let tokens: Vec<&[f32]> =
+                visible.map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
+            for (kv_head, queries) in spec.queries_of.iter().enumerate() {
+                for head in queries.clone() {
+                    let query = &qkv.rows[row][head * spec.key_dim..][..spec.key_dim];
+                    let key = |token: &&[f32]| dot(query, &token[kv_head * spec.key_dim..][..spec.key_dim]);
+                    let scores: Vec<f32> = tokens.iter().map(key).collect();
+                    let value =
+                        |t: usize| &tokens[t][first_value + kv_head * spec.value_dim..][..spec.value_dim];
+                    let column = spec.out_column + head * spec.value_dim;
+                    weighted(&scores, value, &mut out.rows[row][column..][..spec.value_dim]);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn attend_latent(
+    spec: &LatentSpec<Vec<f32>>,
+    step: &Step,
+    rows: Range<usize>,
+    [absorbed, queries]: [&Rows; 2],
+    cache: &Cache,
+    out: &mut Rows,
+) {
+    let CacheKind::Latent { rank, rotated } = cache.kind else { panic!("the cache is of another kind") };
+    assert_eq!((rank, rotated), (spec.rank, spec.rotated));
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            let visible = 0..sequence.position(row) + 1;
+            let tokens: Vec<&[f32]> =
+                visible.map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
+            for head in 0..spec.heads {
+                let absorbed = &absorbed.rows[row][head * rank..][..rank];
+                let query = &queries.rows[row][head * spec.query_dim() + spec.plain..][..rotated];
+                let score = |token: &&[f32]| dot(absorbed, &token[..rank]) + dot(query, &token[rank..]);
+                let scores: Vec<f32> = tokens.iter().map(score).collect();
+                weighted(&scores, |t| &tokens[t][..rank], &mut out.rows[row][head * rank..][..rank]);
+            }
+        }
+    }
+}

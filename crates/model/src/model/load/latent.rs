@@ -1,0 +1,148 @@
+//! What a rank reads for latent attention.
+
+use thunder_compute::reference::dequantize;
+use thunder_compute::{Backend, CacheKind, Encoding, Float, LatentSpec, MatrixSource, Norm, Strided};
+
+use super::sources::{ShardView, Window, whole_groups};
+use super::upload::Upload;
+use crate::error::ModelError;
+use crate::model::mixer::{Latent, QueryDown};
+use crate::spec::LatentShape;
+use crate::weights::LayerRole;
+
+/// One layer's latent attention on this rank, which has some of the heads and the whole compressed vector.
+pub(super) struct LatentSources<'a> {
+    spec: LatentSpec<Vec<f32>>,
+    value_dim: usize,
+    /// Compression of queries, and its norm.
+    query_down: Option<(MatrixSource<'a>, Vec<f32>)>,
+    query: MatrixSource<'a>,
+    latent: MatrixSource<'a>,
+    /// Each head's key part of `kv_b`, `[plain, rank]`, and value part, `[value_dim, rank]`.
+    up: Vec<[MatrixSource<'a>; 2]>,
+    out: MatrixSource<'a>,
+}
+
+impl<'a> LatentSources<'a> {
+    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &LatentShape) -> Result<Self, ModelError> {
+        let (hidden, query_dim, value_dim) = (view.spec.hidden, shape.query_dim(), shape.value_dim);
+        let matrix = |role: LayerRole, shape, rows, cols| {
+            view.matrix(role.of(layer), shape, Window { rows, cols, bias: false })
+        };
+        let unit = view.weights.format(LayerRole::AttentionOut.of(layer))?.column_unit();
+        let heads = view.shard.plain_heads(shape.heads, whole_groups(value_dim, unit));
+        let queries = heads.start * query_dim..heads.end * query_dim;
+        let all_queries = shape.heads * query_dim;
+        let (query_down, query) = match shape.query_rank {
+            Some(rank) => {
+                let down = matrix(LayerRole::QueryDown, [rank, hidden], 0..rank, 0..hidden)?;
+                let norm = view.vector(layer, LayerRole::QueryDownNorm, rank)?;
+                let up = matrix(LayerRole::QueryUp, [all_queries, rank], queries, 0..rank)?;
+                (Some((down, norm)), up)
+            }
+            None => (None, matrix(LayerRole::Query, [all_queries, hidden], queries, 0..hidden)?),
+        };
+        let width = shape.rank + shape.rotated;
+        let latent = matrix(LayerRole::KvDown, [width, hidden], 0..width, 0..hidden)?;
+        let head_rows = shape.plain + value_dim;
+        let of_head = |head: usize| {
+            let (first, end) = (head * head_rows, (head + 1) * head_rows);
+            let middle = first + shape.plain;
+            let part =
+                |rows| matrix(LayerRole::KvUp, [shape.heads * head_rows, shape.rank], rows, 0..shape.rank);
+            Ok([part(first..middle)?, part(middle..end)?])
+        };
+        let up = heads.clone().map(of_head).collect::<Result<_, ModelError>>()?;
+        let columns = heads.start * value_dim..heads.end * value_dim;
+        let out = matrix(LayerRole::AttentionOut, [hidden, shape.heads * value_dim], 0..hidden, columns)?;
+        let norm =
+            Norm { weight: view.vector(layer, LayerRole::KvDownNorm, shape.rank)?, eps: view.spec.norm_eps };
+        let spec = LatentSpec {
+            heads: heads.len(),
+            rank: shape.rank,
+            rotated: shape.rotated,
+            plain: shape.plain,
+            scale: shape.scale,
+            norm,
+            rope: shape.rope,
+        };
+        Ok(Self { spec, value_dim, query_down, query, latent, up, out })
+    }
+
+    pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
+        let down = self.query_down.as_ref().map(|(matrix, _)| matrix);
+        [&self.query, &self.latent, &self.out]
+            .into_iter()
+            .chain(down)
+            .chain(self.up.iter().flatten())
+            .collect()
+    }
+
+    pub fn cache(&self) -> CacheKind {
+        self.spec.cache()
+    }
+
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Latent<B>, ModelError> {
+        let Self { spec, value_dim, query_down, query, latent, up, out } = self;
+        let eps = spec.norm.eps;
+        let query_down = match query_down {
+            Some((matrix, norm)) => Some(QueryDown {
+                buffer: upload.shared_buffer("compressed queries", matrix.rows)?,
+                matrix: upload.matrix(&[matrix])?,
+                norm: upload.norm(&norm, eps)?,
+            }),
+            None => None,
+        };
+        let (mut absorb, mut expand) = (Vec::with_capacity(up.len()), Vec::with_capacity(up.len()));
+        for [keys, values] in up {
+            absorb.push(transposed(&keys, upload)?);
+            expand.push(upload.matrix(&[values])?);
+        }
+        Ok(Latent {
+            cache: upload.cache(spec.cache()),
+            queries_buffer: upload.shared_buffer("queries", spec.heads * spec.query_dim())?,
+            latent_buffer: upload.shared_buffer("latent", spec.rank + spec.rotated)?,
+            absorbed_buffer: upload.shared_buffer("absorbed queries", spec.heads * spec.rank)?,
+            attended_buffer: upload.shared_buffer("attended", spec.heads * spec.rank)?,
+            heads_buffer: upload.shared_buffer("heads", spec.heads * value_dim)?,
+            query: upload.matrix(&[query])?,
+            latent: upload.matrix(&[latent])?,
+            out: upload.matrix(&[out])?,
+            spec: LatentSpec {
+                heads: spec.heads,
+                rank: spec.rank,
+                rotated: spec.rotated,
+                plain: spec.plain,
+                scale: spec.scale,
+                norm: upload.norm(&spec.norm.weight, eps)?,
+                rope: spec.rope,
+            },
+            query_down,
+            absorb,
+            expand,
+        })
+    }
+}
+
+/// Packs the transposed matrix in f32: quantization groups run along rows, so a transposed matrix cannot keep them.
+fn transposed<B: Backend>(
+    source: &MatrixSource<'_>,
+    upload: &mut Upload<'_, B>,
+) -> Result<B::Matrix, ModelError> {
+    let rows = dequantize(source);
+    let column = |col: usize| rows.iter().flat_map(move |row| row[col].to_le_bytes());
+    let bytes: Vec<u8> = (0..source.cols).flat_map(column).collect();
+    let row_bytes = source.rows * size_of::<f32>();
+    upload.converted(
+        MatrixSource {
+            rows: source.cols,
+            cols: source.rows,
+            encoding: Encoding::Float(Float::F32),
+            weight: Strided { bytes: &bytes, stride: row_bytes, row_bytes },
+            scales: None,
+            bias: None,
+            pages: None,
+        },
+        source.bytes(),
+    )
+}

@@ -1,0 +1,172 @@
+//! What moves information between the tokens of a layer.
+
+use std::ops::Range;
+
+use thunder_compute::{AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, LinearInput, Norm};
+
+use super::{Pass, disjoint, normed};
+
+/// A layer's mixer.
+pub(super) enum Mixer<B: Backend> {
+    Attention(Box<Attention<B>>),
+    Latent(Box<Latent<B>>),
+    Delta(Box<Delta<B>>),
+}
+
+/// Grouped-query attention.
+pub(super) struct Attention<B: Backend> {
+    pub spec: AttentionSpec<B::Vector>,
+    pub qkv: B::Matrix,
+    pub out: B::Matrix,
+    pub cache: usize,
+    pub qkv_buffer: usize,
+    pub heads_buffer: usize,
+}
+
+/// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value part, so that keys and values of
+/// heads are never made (the absorbed form of DeepSeek V2's MLA).
+pub(super) struct Latent<B: Backend> {
+    pub spec: LatentSpec<B::Vector>,
+    /// From the residual stream to compressed queries, and their norm.
+    pub query_down: Option<QueryDown<B>>,
+    /// To the heads' queries.
+    pub query: B::Matrix,
+    /// From the residual stream to the compressed vector and the rotated key part.
+    pub latent: B::Matrix,
+    /// Each head's `[rank, plain]`: the transposed key part of `kv_b`.
+    pub absorb: Vec<B::Matrix>,
+    /// Each head's `[value_dim, rank]`: the value part of `kv_b`.
+    pub expand: Vec<B::Matrix>,
+    pub out: B::Matrix,
+    pub cache: usize,
+    pub queries_buffer: usize,
+    pub latent_buffer: usize,
+    pub absorbed_buffer: usize,
+    pub attended_buffer: usize,
+    pub heads_buffer: usize,
+}
+
+/// Compression of queries.
+pub(super) struct QueryDown<B: Backend> {
+    pub matrix: B::Matrix,
+    pub norm: Norm<B::Vector>,
+    pub buffer: usize,
+}
+
+/// Gated delta rule.
+pub(super) struct Delta<B: Backend> {
+    pub spec: DeltaSpec<B::Vector>,
+    pub qkv: B::Matrix,
+    /// Write strengths, then decays.
+    pub gates: B::Matrix,
+    pub output_gate: B::Matrix,
+    pub out: B::Matrix,
+    pub cache: usize,
+    pub qkv_buffer: usize,
+    pub gates_buffer: usize,
+    pub output_gate_buffer: usize,
+    pub heads_buffer: usize,
+}
+
+impl<B: Backend> Mixer<B> {
+    /// Adds the mixer of `norm(residual)` to the residual stream, for these rows.
+    pub fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        match self {
+            Self::Attention(attention) => attention.forward(norm, rows, pass),
+            Self::Latent(latent) => latent.forward(norm, rows, pass),
+            Self::Delta(delta) => delta.forward(norm, rows, pass),
+        }
+    }
+
+    /// Bytes of its weights.
+    pub fn bytes(&self) -> usize {
+        let sum = |matrices: &[&B::Matrix]| matrices.iter().map(|matrix| B::matrix_bytes(matrix)).sum();
+        match self {
+            Self::Attention(a) => sum(&[&a.qkv, &a.out]),
+            Self::Latent(l) => {
+                let heads = l.absorb.iter().chain(&l.expand).chain(l.query_down.as_ref().map(|d| &d.matrix));
+                heads.map(B::matrix_bytes).sum::<usize>() + sum(&[&l.query, &l.latent, &l.out])
+            }
+            Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
+        }
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, step, residual, inner, caches } = pass;
+        let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
+        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.qkv, qkv)?;
+        backend.attention(&self.spec, step, rows.clone(), qkv, (caches, self.cache), heads)?;
+        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+    }
+}
+
+impl<B: Backend> Latent<B> {
+    fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, step, residual, inner, caches } = pass;
+        let x = || normed::<B>(residual, norm);
+        match &self.query_down {
+            Some(down) => {
+                let [compressed, queries] = disjoint(inner, [down.buffer, self.queries_buffer]);
+                backend.linear(x(), rows.clone(), &down.matrix, compressed)?;
+                backend.linear(normed::<B>(compressed, &down.norm), rows.clone(), &self.query, queries)?;
+            }
+            None => backend.linear(x(), rows.clone(), &self.query, &mut inner[self.queries_buffer])?,
+        }
+        let [queries, latent, absorbed, attended, heads] = disjoint(
+            inner,
+            [
+                self.queries_buffer,
+                self.latent_buffer,
+                self.absorbed_buffer,
+                self.attended_buffer,
+                self.heads_buffer,
+            ],
+        );
+        backend.linear(x(), rows.clone(), &self.latent, latent)?;
+        backend.prepare_latent(&self.spec, step, rows.clone(), queries, latent)?;
+        backend.append_latent(&self.spec, step, rows.clone(), latent, (caches, self.cache))?;
+        backend.head_products(queries, self.spec.query_dim(), rows.clone(), &self.absorb, absorbed)?;
+        let cache = (&mut **caches, self.cache);
+        backend.attend_latent(&self.spec, step, rows.clone(), absorbed, queries, cache, attended)?;
+        backend.head_products(attended, self.spec.rank, rows.clone(), &self.expand, heads)?;
+        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+    }
+}
+
+impl<B: Backend> Delta<B> {
+    fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, step, residual, inner, caches } = pass;
+        let [qkv, gates, output_gate, heads] =
+            disjoint(inner, [self.qkv_buffer, self.gates_buffer, self.output_gate_buffer, self.heads_buffer]);
+        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.qkv, qkv)?;
+        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.gates, gates)?;
+        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.output_gate, output_gate)?;
+        backend.short_conv(&self.spec, step, rows.clone(), qkv, (caches, self.cache))?;
+        let cache = (&mut **caches, self.cache);
+        backend.delta_rule(&self.spec, step, rows.clone(), (qkv, gates), cache, heads)?;
+        backend.norm_gated(&self.spec, output_gate, rows.clone(), heads)?;
+        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+    }
+}
