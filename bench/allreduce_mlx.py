@@ -24,7 +24,8 @@ for size in sizes:
         return (time.perf_counter() - start) * 1e6
 
     first = sorted(call() for _ in range(5))[2]
-    # All ranks must make the same number of calls: rank 0's number is summed with the others' zeros.
+    # All ranks must make the same number of calls: rank 0's number is summed with the others'
+    # zeros.
     wish = min(max(milliseconds * 1e3 / first, 5), 2000) if group.rank() == 0 else 0
     calls = int(mx.distributed.all_sum(mx.array(float(int(wish)))).item())
     times = sorted(call() for _ in range(calls))

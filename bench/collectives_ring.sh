@@ -3,8 +3,8 @@
 #
 #   bench/collectives_ring.sh [MILLISECONDS_PER_ROW] [MBIT_PER_S...]
 #
-# Needs root: see wire.sh; each rank has a wire to the next one around, and the ranks between forward messages of
-# ranks that are not neighbours. Times are medians.
+# Needs root: see wire.sh; each rank has a wire to the next one around, and the ranks between
+# forward messages of ranks that are not neighbours. Times are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 milliseconds=${1:-500}

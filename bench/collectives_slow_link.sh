@@ -1,5 +1,6 @@
 #!/bin/bash
-# All-reduce between two ranks over a slow link: several TCP connections and the 8-bit wire format, as a Markdown table.
+# All-reduce between two ranks over a slow link: several TCP connections and the 8-bit wire format,
+# as a Markdown table.
 #
 #   bench/collectives_slow_link.sh [MILLISECONDS_PER_ROW] [GBIT_PER_S...]
 #

@@ -1,11 +1,13 @@
 #!/bin/bash
-# All-reduce between two ranks on two cores: thunder-collectives, Open MPI and MLX's ring, side by side, as a Markdown table.
+# All-reduce between two ranks on two cores: thunder-collectives, Open MPI and MLX's ring, side by
+# side, as a Markdown table.
 #
 #   bench/collectives_vs_mpi.sh [f32|bf16] [MILLISECONDS_PER_ROW] [ROUNDS]
 #
-# Needs `apt-get install openmpi-bin libopenmpi-dev`. MLX is measured when the Python in $MLX_PYTHON has it
-# (`pip install "mlx[cpu]"`). In each round the libraries take turns, and each measures every size; a table's figure is
-# the median over the rounds. NICE: the command that starts everything (default `nice -n 0`). SIZES: other message sizes.
+# Needs `apt-get install openmpi-bin libopenmpi-dev`. MLX is measured when the Python in $MLX_PYTHON
+# has it (`pip install "mlx[cpu]"`). In each round the libraries take turns, and each measures every
+# size; a table's figure is the median over the rounds. NICE: the command that starts everything
+# (default `nice -n 0`). SIZES: other message sizes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-f32} milliseconds=${2:-100} rounds=${3:-5}

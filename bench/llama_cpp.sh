@@ -1,16 +1,19 @@
 #!/bin/bash
-# llama.cpp as the peer of Thunderhead's measurements: its llama-bench on a model of the same shape and bits.
+# llama.cpp as the peer of Thunderhead's measurements: its llama-bench on a model of the same shape
+# and bits.
 #
-#   bench/llama_cpp.sh build                          build llama-bench and print its path (9 minutes on one free core)
-#   bench/llama_cpp.sh model [SHAPE [TYPE]]           write a GGUF with random weights and print its path: llama-1b q4_0
-#   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]    both if needed, then decode 64 tokens with one thread
-#   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]    the same over two RPC servers of one thread, split by layer and by tensor
+#   bench/llama_cpp.sh build                        build llama-bench and print its path (9 minutes)
+#   bench/llama_cpp.sh model [SHAPE [TYPE]]         write a GGUF with random weights, print its path
+#   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]  both, then decode 64 tokens with one thread
+#   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]  the same over two RPC servers, by layer and tensor
 #
-# SHAPE: llama-1b, llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits in groups of 64), q4_1 (5 bits,
-# like groups of 32), q8_0. ARG: options of llama-bench, added after `-p 0 -n 64 -t 1`.
+# SHAPE: llama-1b (default), llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits
+# in groups of 64), q4_1 (5 bits, like groups of 32), q8_0. ARG: options of llama-bench, added after
+# `-p 0 -n 64 -t 1`.
 #
-# The source comes from the package llama-cpp-python on PyPI; this repository keeps none of it. AMX selects the build:
-#   on       Sapphire Rapids with AMX, by clang 16 (gcc 12's build of the AMX code crashes); can be built elsewhere
+# The source comes from the package llama-cpp-python on PyPI; this repository keeps none of it. AMX
+# selects the build:
+#   on       Sapphire Rapids with AMX, by clang 16 (gcc 12's build crashes); builds on any machine
 #   off      the same without AMX
 #   native   what this CPU has, by the system's compiler
 # The default is `on` if this CPU has AMX, else `native`. JOBS: compilers at once.

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Prefill on two ranks of one thread over a slow link, with and without hiding sums behind computing (`--overlap`), as a
-# Markdown table.
+# Prefill on two ranks of one thread over a slow link, with and without hiding sums behind computing
+# (`--overlap`), as a Markdown table.
 #
 #   bench/prefill_slow_link.sh MODEL [GBIT_PER_S...]
 #
-# Needs root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds (ROUNDS); the
-# figures are medians.
+# Needs root: see wire.sh. Each setting reads a prompt of 512 tokens three times, in three rounds
+# (ROUNDS); the figures are medians.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?a model folder, e.g. one that 'thunder model synth' has written}

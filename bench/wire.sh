@@ -1,4 +1,5 @@
-# Sourced: network namespaces with wires between them, so that ranks on one machine seem to be on several. Needs root.
+# Sourced: network namespaces with wires between them, so that ranks on one machine seem to be on
+# several. Needs root.
 # The namespaces and the folder $work end with the script.
 
 holders=()
@@ -32,7 +33,8 @@ wire() {
 
 # Limits what a device sends: limit RANK DEVICE RATE, as tc writes it
 limit() {
-    # A burst of a few of the kernel's packets; a longer one would hide the rate from short messages.
+    # A burst of a few of the kernel's packets; a longer one would hide the rate from short
+    # messages.
     inside "$1" tc qdisc replace dev "$2" root tbf rate "$3" burst 64kb latency 50ms
 }
 

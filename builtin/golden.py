@@ -11,7 +11,8 @@ from mlx_reference import Reference
 
 HERE = Path(__file__).parent
 SYSTEM = ("system", "You are a helpful assistant.")
-# Entries whose first phrasing is asked; "!" marks those with the most likely token at every position.
+# Entries whose first phrasing is asked; "!" marks those with the most likely token at every
+# position.
 ASKED = [
     "faster!", "machine-dies!", "what-is", "cmd-demo", "cmd-plan", "cmd-launch", "flag-split", "tensor-parallel!", "all-reduce",
     "uneven", "rdma", "uc-rc", "rdma-mac", "quantization", "kv-cache", "prefill-vs-decode", "top-p", "openai-compatible",

@@ -28,7 +28,8 @@ def main() -> None:
         convert(str(a.source), str(made), quantize=True, q_bits=a.bits, q_group_size=64)
         a.out.mkdir(parents=True, exist_ok=True)
         for name in KEPT:
-            # The tokenizer's files and the template stay as train.py wrote them, without a converter's additions.
+            # The tokenizer's files and the template stay as train.py wrote them, without a
+            # converter's additions.
             source = made if name in ("config.json", "model.safetensors") else a.source
             shutil.copyfile(source / name, a.out / name)
     total = sum((a.out / name).stat().st_size for name in KEPT)

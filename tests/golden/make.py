@@ -24,7 +24,8 @@ from mlx_lm.utils import _get_classes, load_model
 from cases import CASES, Case
 
 PROMPT_LENGTHS = (1, 40, 70)
-# The last prompt keeps only these positions' logits: around windows and original context lengths, and at the end.
+# The last prompt keeps only these positions' logits: around windows and original context lengths,
+# and at the end.
 LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 SAFETENSORS_NAMES = {
@@ -34,8 +35,9 @@ SAFETENSORS_NAMES = {
 HEAD_GAIN = 2.5
 # Tied embeddings: between that spread and a residual stream that is more than layer output.
 TIED_GAIN = 5.0
-# Times 1/sqrt(fan in): what `initializer_range` 0.02 is at a width of 1600. Output projections get 1/sqrt(2 * layers) of
-# it, as GPT-2 does. Larger gains make the net chaotic: it amplifies every rounding, which a trained one does not.
+# Times 1/sqrt(fan in): what `initializer_range` 0.02 is at a width of 1600. Output projections get
+# 1/sqrt(2 * layers) of it, as GPT-2 does. Larger gains make the net chaotic: it amplifies every
+# rounding, which a trained one does not.
 LINEAR_GAIN = 0.8
 
 

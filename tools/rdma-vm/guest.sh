@@ -5,8 +5,9 @@ export RDMA_LINKS=/run/rdma-links
 ulimit -l unlimited
 ip link set lo up
 
-# Both ends of every link are in this one network namespace (rxe devices cannot leave it). So packets from a local address
-# must be accepted, and none dropped for lack of space, since UC would lose a message.
+# Both ends of every link are in this one network namespace (rxe devices cannot leave it). So
+# packets from a local address must be accepted, and none dropped for lack of space, since UC would
+# lose a message.
 cd /proc/sys/net || exit 125
 echo 1 >ipv4/conf/all/accept_local
 for where in all default; do echo 0 >ipv4/conf/$where/rp_filter; done

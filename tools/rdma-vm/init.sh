@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# Process 1 of the guest: modules, the host's files below a throw-away layer, then guest.sh, then power off.
+# Process 1 of the guest: modules, the host's files below a throw-away layer, then guest.sh, then
+# power off.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mkdir -p /proc /dev /host /layer /root /job
@@ -27,8 +28,8 @@ while read -r dir; do
   tag=$((tag + 1))
 done </root/run/job/writable
 
-# One reader copies to the port, which can be opened only once. It ends with the last writer, so processes that the command
-# left running are killed first.
+# One reader copies to the port, which can be opened only once. It ends with the last writer, so
+# processes that the command left running are killed first.
 mkfifo /out
 cat /out >/dev/vport0p1 &
 copier=$!

@@ -1,4 +1,5 @@
-# Sourced by `run`: installs QEMU from Debian, and puts a kernel and an initramfs of its modules and init.sh into $cache.
+# Sourced by `run`: installs QEMU from Debian, and puts a kernel and an initramfs of its modules and
+# init.sh into $cache.
 
 # Every module that the guest loads; their dependencies are added.
 modules=(virtio_pci virtio_console 9p 9pnet_virtio overlay veth bridge sch_netem crc32_generic rdma_rxe ib_uverbs)

@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: the headline measurements, in one run of one build, as JSON that docs/performance.md quotes.
+//! `cargo xtask bench`: the headline measurements, in one run of one build, as JSON that
+//! docs/performance.md quotes.
 
 mod measure;
 mod peers;
@@ -12,25 +13,30 @@ use std::{fs, path::PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// One round of few tokens on the smallest model: checks that everything runs; the figures mean nothing
+    /// One round of few tokens on the smallest model: checks that everything runs; the figures mean
+    /// nothing
     #[arg(long)]
     quick: bool,
-    /// Measure llama.cpp (built by bench/llama_cpp.sh at the first use, 9 minutes) and Open MPI (if mpicc is installed) too
+    /// Measure llama.cpp (built by bench/llama_cpp.sh at the first use, 9 minutes) and Open MPI (if
+    /// mpicc is installed) too
     #[arg(long)]
     peers: bool,
     /// Rounds of each measurement; thunder and its peer take turns, and medians count
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// Name of this machine in the result and in its file name [default: the CPU's name and the number of cores]
+    /// Name of this machine in the result and in its file name [default: the CPU's name and the
+    /// number of cores]
     #[arg(long)]
     machine: Option<String>,
-    /// Write the result to this file [default: bench/results/MACHINE-DATE.json; with --quick target/bench-quick.json]
+    /// Write the result to this file [default: bench/results/MACHINE-DATE.json; with --quick
+    /// target/bench-quick.json]
     #[arg(long)]
     output: Option<PathBuf>,
     /// Measure nothing: print the Markdown tables of a result
     #[arg(long, value_name = "RESULT", conflicts_with_all = ["quick", "peers", "output", "machine"])]
     tables: Option<PathBuf>,
-    /// With --tables: put them into this document, between its lines `<!-- tables of … -->` and `<!-- end of tables -->`
+    /// With --tables: put them into this document, between its lines `<!-- tables of … -->` and
+    /// `<!-- end of tables -->`
     #[arg(long, value_name = "DOCUMENT", requires = "tables")]
     into: Option<PathBuf>,
 }

@@ -1,8 +1,9 @@
-//! A compiler for machines that are not here, in a chroot of Debian unstable.
+//! A cross compiler in a chroot of Debian unstable.
 //!
-//! No standard library for them can be installed by rustup here, so the chroot brings a `rustc` with its library's sources,
-//! and cargo builds that library for the target (`-Zbuild-std`). Build scripts that compile C, and the linker where there is
-//! one, get zig's compiler (PyPI's `ziglang`), which carries the targets' headers.
+//! rustup cannot install a standard library for the targets here. So the chroot has a `rustc` with
+//! the library's sources, and cargo builds the library for the target (`-Zbuild-std`). Build
+//! scripts that compile C, and the linker, use zig's compiler (PyPI's `ziglang`), which has the
+//! targets' headers.
 
 use crate::{
     cache,
@@ -20,8 +21,8 @@ use std::{
 /// The compiler and its library's sources; an emulator and a C library for programs of 64-bit Arm.
 const DEBIAN_PACKAGES: &str = "ca-certificates,rustc,cargo,rust-src,gcc,libc6-dev";
 const EMULATOR_PACKAGES: [&str; 3] = ["qemu-user", "libc6-arm64-cross", "libgcc-s1-arm64-cross"];
-/// Where the repository and the build's output lie inside the chroot: always the same, so that cargo finds its own
-/// earlier results.
+/// The repository and the build's output inside the chroot. The paths never change, so that cargo
+/// finds its earlier results.
 const SOURCE: &str = "/thunderhead/source";
 const OUTPUT: &str = "/thunderhead/target";
 
@@ -40,7 +41,7 @@ exec /opt/zig/ziglang/zig cc -target "$ZIG_TARGET" "${words[@]}"
 "#;
 const ZIG_AR: &str = "#!/bin/sh\nexec /opt/zig/ziglang/zig ar \"$@\"\n";
 
-/// Mounts are made in a namespace of their own, so they are gone with the process however it ends.
+/// Mounts are in a namespace of their own and end with the process.
 const ENTER: &str = r#"
 set -eu
 chroot=$1 repository=$2 source=$3

@@ -1,4 +1,5 @@
-//! `cargo xtask golden`: makes the golden fixtures with MLX-LM, in a virtual environment of their own.
+//! `cargo xtask golden`: makes the golden fixtures with MLX-LM, in a virtual environment of their
+//! own.
 
 use crate::{
     cache,
@@ -12,7 +13,7 @@ pub struct Args {
     /// A virtual environment that has tests/golden/requirements.txt already
     #[arg(long, env = "THUNDER_MLX_VENV")]
     venv: Option<PathBuf>,
-    /// Cases to make (all, if none is named)
+    /// Cases to make [default: all]
     names: Vec<String>,
 }
 

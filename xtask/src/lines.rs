@@ -64,8 +64,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Functions with more than `max` lines from `fn` to the closing brace: lines, line number, name. Relies on rustfmt's
-/// indentation. Unit tests at a file's end count only with `tests`.
+/// Functions with more than `max` lines from `fn` to the closing brace: lines, line number, name.
+/// Relies on rustfmt's indentation. Unit tests at a file's end count only with `tests`.
 fn long_functions(text: &str, max: usize, tests: bool) -> Vec<(usize, usize, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let end = match lines.iter().position(|line| *line == "#[cfg(test)]") {

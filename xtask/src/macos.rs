@@ -1,5 +1,5 @@
-//! `cargo xtask check-macos`: type-checks the workspace for a Mac on a Debian machine that has none. Nothing is linked and
-//! nothing runs: linking needs Apple's SDK.
+//! `cargo xtask check-macos`: type-checks the workspace for macOS on a Debian machine. Nothing is
+//! linked or run: linking needs Apple's SDK.
 
 use crate::cross::{self, Target};
 use std::time::Instant;
@@ -9,10 +9,10 @@ const TARGET: Target =
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only make the chroot, if it is not there
+    /// Make the chroot if it is missing, and stop
     #[arg(long)]
     install: bool,
-    /// What to check, as arguments of `cargo check` (the whole workspace with its tests, if none is given)
+    /// Arguments of `cargo check` [default: the whole workspace with its tests]
     #[arg(last = true)]
     cargo: Vec<String>,
 }

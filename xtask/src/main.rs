@@ -1,4 +1,4 @@
-//! What developers run: `cargo xtask COMMAND`. What is a test belongs into a crate's tests, not here.
+//! What developers run: `cargo xtask COMMAND`. Tests belong into the tests of a crate.
 
 mod bench;
 mod cross;
@@ -22,15 +22,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the headline measurements, 8 minutes on 2 cores, and write bench/results/MACHINE-DATE.json
+    /// Run the headline measurements, 8 minutes on 2 cores, and write
+    /// bench/results/MACHINE-DATE.json
     Bench(bench::Args),
-    /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about 3.5 GiB
+    /// Type-check the workspace for macOS (aarch64-apple-darwin) on a Debian machine; root, about
+    /// 3.5 GiB
     CheckMacos(macos::Args),
-    /// Run the tests of the compute kernels for 64-bit Arm (NEON) in an emulator on a Debian machine; root, same chroot
+    /// Run the kernels' tests for 64-bit Arm (NEON) in an emulator on a Debian machine; root, same
+    /// chroot
     TestNeon(neon::Args),
     /// Make the golden fixtures again with MLX-LM
     Golden(golden::Args),
-    /// List the source files that are longer than the house allows
+    /// List long files, functions and comments, and banned phrases
     Lines(lines::Args),
 }
 
@@ -50,7 +53,8 @@ fn repository() -> PathBuf {
     package.parent().unwrap_or(package).to_path_buf()
 }
 
-/// Where what is expensive to make is kept between runs: `$XDG_CACHE_HOME/thunderhead`, by default under `~/.cache`.
+/// The folder for results that are expensive to make: `$XDG_CACHE_HOME/thunderhead`, or
+/// `~/.cache/thunderhead`.
 fn cache() -> anyhow::Result<PathBuf> {
     let base = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
         (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),

@@ -1,5 +1,5 @@
-//! `cargo xtask test-neon`: runs the tests of the compute kernels for 64-bit Arm in an emulator, on a Debian machine. What is
-//! right is found out so; what is fast is not.
+//! `cargo xtask test-neon`: runs the tests of the compute kernels for 64-bit Arm in an emulator, on
+//! a Debian machine. It shows whether results are right, not how fast they are.
 
 use crate::cross::{self, Target};
 use std::time::Instant;
@@ -12,13 +12,13 @@ const TARGET: Target = Target {
     runner: Some("qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu"),
 };
 
-/// The best set that there is for Arm. Naming it makes the tests fail where the emulator does not have it, in place of
-/// testing the others only.
+/// The best instruction set for Arm. Naming it makes the tests fail if the emulator lacks it,
+/// instead of testing only the others.
 const KERNEL: &str = "i8mm";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to test, as arguments of `cargo test` (the library of `thunder-compute`, if none is given)
+    /// Arguments of `cargo test` [default: the library of thunder-compute]
     #[arg(last = true)]
     cargo: Vec<String>,
 }

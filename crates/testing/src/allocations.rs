@@ -22,7 +22,8 @@ thread_local! {
     static IS_EXEMPT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Allocations so far by all threads that are not exempt. 0 means that [`CountingAllocator`] is not installed.
+/// Allocations so far by all threads that are not exempt. 0 means that [`CountingAllocator`] is not
+/// installed.
 pub fn total() -> usize {
     TOTAL.load(Ordering::SeqCst)
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 /// Processor time of each thread so far, in nanoseconds.
 type ThreadTimes = BTreeMap<PathBuf, u64>;
 
-/// True if in one of four stretches the processes (given by id) together use less than `limit` of processor time, and
-/// no thread of theirs starts or ends.
+/// True if in one of four stretches the processes (given by id) together use less than `limit` of
+/// processor time, and no thread of theirs starts or ends.
 ///
-/// Four stretches, because start-up may not be over in the first, and because time that a virtual machine's host
-/// takes from a thread counts as that thread's.
+/// Four stretches, because start-up may not be over in the first, and because time that a virtual
+/// machine's host takes from a thread counts as that thread's.
 pub fn falls_quiet(processes: &[impl Display], stretch: Duration, limit: Duration) -> bool {
     assert!(times(processes).values().sum::<u64>() > 0, "the kernel counts no processor time for threads");
     (0..4).any(|_| {

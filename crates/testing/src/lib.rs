@@ -1,8 +1,8 @@
-//! What the tests of several crates share: a seeded number generator, the built-in model's files, an allocator that
-//! counts, and a check that processes are idle.
+//! What the tests of several crates share: a seeded number generator, the built-in model's files,
+//! an allocator that counts, and a check that processes are idle.
 //!
-//! A crate names it under `[dev-dependencies]` only. It depends on no crate of the workspace, so that unit tests do not
-//! see two copies of the types of their own crate.
+//! A crate names it under `[dev-dependencies]` only. It depends on no crate of the workspace, so
+//! that unit tests do not see two copies of the types of their own crate.
 //!
 //! ```
 //! let mut random = thunder_testing::Random::new(7);
@@ -37,7 +37,8 @@ fn builtin(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../builtin").join(name)
 }
 
-/// True in `./test --long`, which sets `THUNDER_LONG=1`: a test may take minutes to try every combination.
+/// True in `./test --long`, which sets `THUNDER_LONG=1`: a test may take minutes to try every
+/// combination.
 pub fn is_long() -> bool {
     std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1")
 }
@@ -54,7 +55,8 @@ pub fn timed(name: &str, test: impl FnOnce()) {
     println!("{name}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
-/// Notes that a test could not run here and why. `./test` prints the notes in its summary; the test returns after this.
+/// Notes that a test could not run here and why. `./test` prints the notes in its summary; the test
+/// returns after this.
 pub fn skip(test: &str, reason: &str) {
     println!("skipped: {test}: {reason}");
     // `./test` names a file, since nextest hides what a passing test prints.

@@ -309,7 +309,8 @@ impl Bench {
         rows.collect()
     }
 
-    /// One rank of one thread and of two, two ranks of one over each transport; each round measures all of them.
+    /// One rank of one thread and of two, two ranks of one over each transport; each round measures
+    /// all of them.
     fn ranks(&self, cores: usize) -> anyhow::Result<Vec<Ranks>> {
         let model = self.plan.ranks_model();
         let mut settings = vec![(1, 1, "")];

@@ -7,7 +7,8 @@ use std::{fs, path::Path};
 /// Changes whenever a field changes its meaning.
 pub const FORMAT: u32 = 1;
 
-/// One run on one machine. Lists of rounds keep their order: round `i` of thunder ran right before round `i` of its peer.
+/// One run on one machine. Lists of rounds keep their order: round `i` of thunder ran right before
+/// round `i` of its peer.
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 pub struct Report {
     pub format: u32,
