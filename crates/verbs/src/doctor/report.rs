@@ -69,7 +69,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.library.found {
             Some(path) => writeln!(f, "library: {path}")?,
-            None => writeln!(f, "library: none (looked for {})", self.library.tried.join(", "))?,
+            None => writeln!(f, "library: none (tried {})", self.library.tried.join(", "))?,
         }
         if let Some(macos) = &self.macos {
             writeln!(f, "rdma_ctl: {:?}", macos.control)?;
