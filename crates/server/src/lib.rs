@@ -8,7 +8,7 @@
 //! use thunder_server::{ServerConfig, check_binding, serve};
 //!
 //! # async fn run(engine: thunder_engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
-//! let address = "127.0.0.1:8000".parse()?;
+//! let address: std::net::SocketAddr = "127.0.0.1:8000".parse()?;
 //! let config = ServerConfig { api_keys: vec!["a-secret".into()], ..ServerConfig::default() };
 //! check_binding(address, &config.api_keys)?;
 //! let listener = tokio::net::TcpListener::bind(address).await?;
