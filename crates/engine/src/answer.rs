@@ -1,21 +1,24 @@
-//! From tokens to the text that a client sees: whole characters, and never a part of a stop text.
+//! Turns tokens into the text that a client sees: whole characters, and never a part of a stop
+//! text.
 
 use thunder_model::tokenizer::TokenStream;
 use tokio::sync::mpsc;
 
-use crate::request::{Event, FinishReason, TokenLogprob, Usage};
+use crate::event::{Event, FinishReason, TokenLogprob, Usage};
 
-/// Holds back text that may yet turn out to begin a stop text.
+/// Holds back text that may be the beginning of a stop text.
 #[derive(Debug, Default)]
 struct StopFilter {
     stop: Vec<String>,
+    /// Text that is held back.
     held: String,
-    /// A stop text was met.
+    /// A stop text was found.
     stopped: bool,
 }
 
 impl StopFilter {
-    /// Takes text, returns what is certain, and whether a stop text was met (what follows it is dropped).
+    /// Takes text. Returns the text that is certain, and whether a stop text was found; text after
+    /// a stop text is dropped.
     fn push(&mut self, text: String) -> (String, bool) {
         if self.held.is_empty() {
             self.held = text;
@@ -34,27 +37,25 @@ impl StopFilter {
     }
 }
 
-/// The text of one answer as it grows.
+/// The text of one answer, sent to the client as it grows.
 #[derive(Debug)]
 pub struct AnswerStream {
     events: mpsc::UnboundedSender<Event>,
     tokens: TokenStream,
     filter: StopFilter,
-    /// Length of the text that was emitted.
+    /// Bytes of the text that was emitted.
     emitted: usize,
-    /// Reports that wait for their text, with the place where it begins.
+    /// Reports whose text was not emitted yet, with the byte where their text begins.
     logprobs: Vec<(usize, TokenLogprob)>,
 }
 
-/// Whether an answer goes on.
+/// Whether an answer continues after a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// It does.
-    GoesOn,
-    /// A stop text was met.
-    Stopped,
-    /// Nobody reads it any more.
-    Abandoned,
+pub enum PushOutcome {
+    /// The answer continues.
+    Continues,
+    /// The answer has met a stop text, and ends.
+    StopText,
 }
 
 impl AnswerStream {
@@ -64,37 +65,35 @@ impl AnswerStream {
         Self { events, tokens, filter, emitted: 0, logprobs: Vec::new() }
     }
 
-    /// Whether the client is gone.
+    /// True if the client is gone.
     pub fn is_abandoned(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Takes a token, emits what became certain.
-    pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> Outcome {
+    /// Takes a token and emits the text that became certain with it.
+    pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
         if let Some(logprob) = logprob {
             self.logprobs.push((self.emitted + self.filter.held.len(), logprob));
         }
         let text = self.tokens.push(id);
         let (text, stopped) = self.filter.push(text);
-        match (self.emit(text), stopped) {
-            (true, false) => Outcome::GoesOn,
-            (true, true) => Outcome::Stopped,
-            (false, _) => Outcome::Abandoned,
-        }
+        self.emit(text);
+        if stopped { PushOutcome::StopText } else { PushOutcome::Continues }
     }
 
-    /// Emits text and the reports of its tokens; false if nobody reads it.
-    fn emit(&mut self, text: String) -> bool {
+    /// Emits text with the reports of its tokens.
+    fn emit(&mut self, text: String) {
         if text.is_empty() {
-            return !self.events.is_closed();
+            return;
         }
         self.emitted += text.len();
         let ready = self.logprobs.iter().take_while(|(start, _)| *start < self.emitted).count();
         let logprobs = self.logprobs.drain(..ready).map(|(_, logprob)| logprob).collect();
-        self.events.send(Event::Delta { text, logprobs }).is_ok()
+        // The engine loop notices a client that is gone before it plans the next step.
+        let _ = self.events.send(Event::Delta { text, logprobs });
     }
 
-    /// Ends the answer, with the text that was held back (nothing, after a stop text).
+    /// Ends the answer. Emits the text that was held back, unless a stop text was found.
     pub fn finish(mut self, reason: FinishReason, usage: Usage) {
         if !self.filter.stopped {
             let rest = self.tokens.finish();
@@ -114,7 +113,7 @@ impl AnswerStream {
     }
 }
 
-/// The length of the longest end of `text` that `stop` begins with, shorter than `stop`.
+/// Bytes of the longest end of `text` that is also a beginning of `stop`, but not all of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     stop.char_indices().map(|(at, _)| at).rev().find(|&at| text.ends_with(&stop[..at])).unwrap_or(0)
 }
@@ -125,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn overlaps_are_the_longest() {
+    fn the_longest_overlap_is_held_back() {
         assert_eq!(overlap("say ab", "abc"), 2);
         assert_eq!(overlap("say aba", "abab"), 3);
         assert_eq!(overlap("nothing", "xyz"), 0);
@@ -133,7 +132,7 @@ mod tests {
         assert_eq!(overlap("é", "éa"), 2);
     }
 
-    /// What a client reads of texts that arrive in these pieces.
+    /// What a client reads if the text comes in these pieces, and whether a stop text was found.
     fn read(pieces: &[&str], stop: &[&str]) -> (String, bool) {
         let stop = stop.iter().map(|s| (*s).to_owned()).collect();
         let mut filter = StopFilter { stop, ..StopFilter::default() };
@@ -154,7 +153,7 @@ mod tests {
         assert_eq!(read(&["one ", "EN", "tire"], &["END"]), ("one ENtire".into(), false));
         assert_eq!(read(&["one ", "EN"], &["END"]), ("one EN".into(), false));
         assert_eq!(read(&["ab", "ab", "c"], &["abc"]), ("ab".into(), true));
-        assert_eq!(read(&["xyz"], &["z", "y"]), ("x".into(), true), "the earliest counts");
+        assert_eq!(read(&["xyz"], &["z", "y"]), ("x".into(), true), "the earliest stop text ends the answer");
     }
 
     proptest! {

@@ -1,16 +1,56 @@
-//! Turns requests into steps of a sharded model: scheduling, KV cache, sampling, the rank loop.
+//! Turns requests into steps of a sharded model: scheduling, KV cache blocks, sampling, and the
+//! loop of each rank.
+//!
+//! An [`Engine`] is a handle that takes a [`Request`] from any thread and gives an [`EventStream`].
+//! Behind it, rank 0's [`EngineLoop`] asks the [`Scheduler`] for steps, and all ranks compute them
+//! as [`RankWorker`]s.
+//!
+//! The scheduler is a state machine that needs no model. Here a made-up model's next token is
+//! always one more than the last:
+//!
+//! ```
+//! use thunder_engine::{Generation, Limits, Scheduler};
+//!
+//! let limits = Limits { sequences: 4, rows: 256, kv_blocks: 64 };
+//! let mut scheduler = Scheduler::new(limits, 1, 2048, vec![0]);
+//! let generation = Generation { max_tokens: Some(3), ignore_eos: false, greedy: true };
+//! let request = scheduler.submit(&[5, 6, 7], generation)?;
+//!
+//! let (mut answer, mut events) = (Vec::new(), Vec::new());
+//! while let Some(step) = scheduler.next_step() {
+//!     let wanted = step.parts().filter(|part| part.wants_token);
+//!     let tokens: Vec<u32> = wanted.map(|part| part.tokens[part.tokens.len() - 1] + 1).collect();
+//!     scheduler.apply(&tokens, &mut events);
+//!     answer.extend(events.drain(..).filter(|event| event.request == request).map(|event| event.token));
+//! }
+//! assert_eq!(answer, [8, 9, 10]);
+//! # Ok::<(), thunder_engine::SubmitError>(())
+//! ```
 
+mod active_request;
 mod answer;
 pub mod assembly;
-mod blocks;
-pub mod engine_loop;
-pub mod handle;
+mod counters;
+mod engine_loop;
+mod error;
+mod event;
+mod handle;
+mod model_info;
 mod protocol;
-pub mod rank;
-pub mod request;
+mod rank;
+mod request;
+mod results;
 mod sampler;
+mod sampling;
+mod scheduler;
 
-pub use engine_loop::{EngineLoop, Limits};
-pub use handle::{Counters, Engine, EventStream, Inbox, ModelInfo, Submission};
-pub use rank::{EngineError, RankWorker};
-pub use request::{Event, FinishReason, Request, Sampling, SubmitError, TokenLogprob, Usage};
+pub use counters::{Counters, StepTimes};
+pub use engine_loop::EngineLoop;
+pub use error::EngineError;
+pub use event::{Event, FinishReason, TokenLogprob, Usage};
+pub use handle::{Engine, EventStream, Inbox, Submission};
+pub use model_info::ModelInfo;
+pub use rank::RankWorker;
+pub use request::{Request, SubmitError};
+pub use sampling::Sampling;
+pub use scheduler::{Generation, Limits, NextStep, RequestId, Scheduler, StepPart, TokenEvent};

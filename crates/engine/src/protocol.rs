@@ -1,28 +1,33 @@
-//! The one small message that rank 0 sends for each step, and the block tables that every rank keeps to understand it.
+//! The message that rank 0 sends for each step, and the block tables that every rank keeps to read
+//! it.
 //!
-//! A message is a sequence of 32-bit words. Its first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them:
-//! `[words in all, kind, sequences]`, then for each sequence
-//! `[slot, start, blocks kept, new blocks, tokens, wants logits]`, the new blocks, the tokens.
-//! A slot's table is what it was, cut to the blocks kept and extended by the new ones.
+//! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
+//! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the new blocks, the tokens.
+//! Flags: 1 if the last token's logits are wanted, 2 for prompt tokens. The first [`HEAD_WORDS`]
+//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
+//! the blocks kept and extended by the new blocks.
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
 
-/// Words that every message has at least; unused ones are zero.
+use crate::scheduler::StepPart;
+
+/// Words of the shortest message; unused ones are zero.
 pub const HEAD_WORDS: usize = 64;
-/// Largest message that is believed: a full step's prompt tokens and every block of a long context.
+/// Words of the longest message that is accepted: a full step's prompt tokens and every block of a
+/// long context.
 const MAX_WORDS: usize = 1 << 22;
 
-/// What ranks are to do.
+/// What rank 0 asks of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// End the loop; the engine is shut down.
     Stop,
-    /// Nothing: rank 0 asks whether everyone is there.
+    /// Do nothing; rank 0 checks that all ranks are alive.
     Ping,
-    /// Compute, and send rank 0 the logits.
+    /// Compute the step, and send rank 0 the logits.
     ComputeLogits,
-    /// Compute, and send rank 0 the likeliest token of each row only.
+    /// Compute the step, and send rank 0 only the likeliest token of each row.
     ComputeLargest,
 }
 
@@ -34,43 +39,36 @@ impl Command {
     }
 }
 
-/// A message being written or just received.
+/// A message that is being written, or was received.
 #[derive(Debug, Default)]
 pub struct Message {
     words: Vec<u32>,
 }
 
-/// A message that no rank 0 of this version sends.
+/// The message is not one that rank 0 of this version sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("rank 0 sent a step that cannot be read: all ranks must run the same version of thunder")]
 pub struct BadMessage;
 
 impl Message {
-    /// Starts a message of this kind.
+    /// Starts a message, with no sequences.
     pub fn begin(&mut self, command: Command) {
         self.words.clear();
         self.words.extend([0, command as u32, 0]);
     }
 
-    /// Adds tokens of a slot's sequence, with whether logits are wanted and whether they are a prompt's. The slot's table becomes its first `kept` blocks and `new` ones.
-    pub fn push(
-        &mut self,
-        slot: usize,
-        start: usize,
-        kept: usize,
-        new: &[u32],
-        tokens: &[u32],
-        (logits, prompt): (bool, bool),
-    ) {
-        let flags = usize::from(logits) | usize::from(prompt) << 1;
-        let numbers = [slot, start, kept, new.len(), tokens.len(), flags];
+    /// Adds a sequence's part of the step.
+    pub fn push(&mut self, part: &StepPart<'_>) {
+        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wants_token } = *part;
+        let flags = usize::from(wants_token) | usize::from(prompt) << 1;
+        let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
-        self.words.extend_from_slice(new);
+        self.words.extend_from_slice(new_blocks);
         self.words.extend_from_slice(tokens);
         self.words[2] += 1;
     }
 
-    /// Ranks other than 0 receive what rank 0 sends. They may wait for hours.
+    /// Rank 0 sends the message, the other ranks receive it. They may wait for hours.
     ///
     /// # Errors
     /// When a rank was lost.
@@ -93,10 +91,10 @@ impl Message {
         Ok(())
     }
 
-    /// Reads the message: brings the tables up to date and describes the step.
+    /// Reads the message: updates the block tables (by slot) and describes the step.
     ///
     /// # Errors
-    /// When the message is not one.
+    /// When the words are no message.
     pub fn read(&self, tables: &mut Vec<Vec<u32>>, step: &mut Step) -> Result<Command, BadMessage> {
         step.clear();
         let mut rest = self.words.get(1..).ok_or(BadMessage)?;
@@ -144,17 +142,23 @@ mod tests {
 
     #[test]
     fn every_rank_reads_what_rank_0_wrote() {
-        let long: Vec<u32> = (0..500).collect();
+        let (blocks, prompt): (Vec<u32>, Vec<u32>) = ((0..16).collect(), (0..500).collect());
+        let first = StepPart {
+            slot: 2,
+            start: 0,
+            tokens: &prompt,
+            kept_blocks: 0,
+            new_blocks: &blocks,
+            prompt: true,
+            wants_token: true,
+        };
+        let later = StepPart { tokens: &[7], kept_blocks: 16, new_blocks: &[], prompt: false, ..first };
         let steps = local::run(3, TransportChoice::Shm, |mut group| {
             let (mut message, mut tables, mut steps) = (Message::default(), Vec::new(), Vec::new());
             for round in 0..3 {
                 if group.rank() == 0 {
                     message.begin(Command::ComputeLargest);
-                    if round == 0 {
-                        message.push(2, 0, 0, &(0..16).collect::<Vec<_>>(), &long, (true, true));
-                    } else {
-                        message.push(2, 499 + round, 16, &[], &[7], (true, false));
-                    }
+                    message.push(&if round == 0 { first } else { StepPart { start: 499 + round, ..later } });
                 }
                 message.exchange(&mut group).unwrap();
                 let mut step = Step::default();

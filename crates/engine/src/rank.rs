@@ -1,50 +1,24 @@
-//! One rank of an engine: its part of the model, and the loop in which it follows rank 0.
+//! One rank of an engine: its shard of the model, and the loop that follows rank 0.
 
 use std::ops::ControlFlow;
 
 use sha2::{Digest, Sha256};
-use thunder_collectives::{CommError, Group, InitError, Stats};
-use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Largest, Step};
-use thunder_model::{Capacity, Model, ModelError, ModelFolder, ShardPlan};
+use thunder_collectives::{Group, Stats};
+use thunder_compute::{Backend, CpuBackend, CpuConfig, Largest, Step};
+use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
-use crate::protocol::{BadMessage, Command, Message};
-use crate::sampler::argmax;
+use crate::error::EngineError;
+use crate::protocol::{Command, Message};
+use crate::results::StepResults;
 
-/// Why a rank cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// A peer was lost, or a link.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// The groups inside of the world could not be formed.
-    #[error(transparent)]
-    Init(#[from] InitError),
-    /// The model could not be loaded.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The backend failed.
-    #[error(transparent)]
-    Compute(#[from] ComputeError),
-    /// RankWorker 0 runs another version.
-    #[error(transparent)]
-    BadMessage(#[from] BadMessage),
-    /// The ranks were started with different models or plans.
-    #[error(
-        "rank {rank} has another model or plan than rank 0: start all ranks with the same model (the same files), --split, \
-         --parallel, --activations, --overlap, --kv, --context and --max-batch"
-    )]
-    Mismatch {
-        /// The rank that differs.
-        rank: usize,
-    },
-}
-
-/// A rank with its weights loaded.
+/// A rank with its weights loaded. Rank 0's is driven by an [`EngineLoop`](crate::EngineLoop); the
+/// others [`follow`](Self::follow).
 pub struct RankWorker {
     world: Group,
     backend: CpuBackend,
     model: Model<CpuBackend>,
     message: Message,
+    /// Block tables of all sequences, by slot.
     tables: Vec<Vec<u32>>,
     step: Step,
     /// Vocabulary rows of each rank of the last stage.
@@ -60,10 +34,12 @@ pub struct RankWorker {
 }
 
 impl RankWorker {
-    /// Loads this rank's part of the model. All ranks of `world` call this together.
+    /// Loads this rank's shard of the model. All ranks of `world` call this together. `progress` is
+    /// told the bytes read so far and in all.
     ///
     /// # Errors
-    /// When the model cannot be loaded here, or a peer failed to.
+    /// When the model cannot be loaded here or on a peer, or the ranks were given different models
+    /// or plans.
     pub fn load(
         folder: &ModelFolder,
         plan: &ShardPlan,
@@ -73,7 +49,7 @@ impl RankWorker {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
-        agree(&mut world, folder, plan, capacity, cpu)?;
+        check_same_model(&mut world, folder, plan, capacity, cpu)?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = CpuBackend::new(cpu, tensor);
         let mut peers = Ok(());
@@ -84,12 +60,13 @@ impl RankWorker {
         });
         peers?;
         let model = loaded?;
-        // Nobody begins before all have loaded; one that fails closes its links, which ends this wait for the others.
+        // No rank begins before all have loaded. A rank that fails closes its links, which ends
+        // this wait for the others.
         let mut ready = [1u32];
         for root in 0..world.size() {
             world.broadcast_idle(root, &mut ready)?;
         }
-        // All ranks are here and idle, as the probe needs them.
+        // Tuning measures the links, so all ranks must be here and idle.
         backend.tune(folder.spec.hidden, model.bytes_per_reduction())?;
         backend.take_reduction_stats();
         let last = plan.ranks() - tensor_ranks;
@@ -114,7 +91,7 @@ impl RankWorker {
         })
     }
 
-    /// Follows rank 0 until it says stop.
+    /// Computes the steps that rank 0 sends, until rank 0 sends [`Command::Stop`].
     ///
     /// # Errors
     /// When a peer was lost or a step cannot be computed. The group is of no use afterwards.
@@ -133,7 +110,8 @@ impl RankWorker {
         }
     }
 
-    /// Called by the thread that will compute, before it does: keeps it to its core, if the rank has cores of its own.
+    /// Pins the calling thread to its core, if the rank has cores of its own. The thread that
+    /// computes calls this first.
     pub fn pin_thread(&self) {
         self.backend.pin_caller();
     }
@@ -148,17 +126,17 @@ impl RankWorker {
         &self.step
     }
 
-    /// Stages of the pipeline: as many steps can be under way at once.
+    /// Stages of the pipeline: the most steps that can be in flight.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// Time and bytes of the reductions since the last call; for a rank that is alone, zero.
+    /// Time and bytes of the reductions since the last call; zero for a single rank.
     pub fn reductions(&mut self) -> Stats {
         self.backend.take_reduction_stats()
     }
 
-    /// Exchanges the message and reads the step.
+    /// Sends the message (rank 0) or receives it (other ranks), and reads the step from it.
     ///
     /// # Errors
     /// When a peer was lost.
@@ -167,10 +145,11 @@ impl RankWorker {
         Ok(self.message.read(&mut self.tables, &mut self.step)?)
     }
 
-    /// Computes the step on this rank's layers.
+    /// Computes the step on this rank's layers. Later stages first receive the hidden states of the
+    /// stage before.
     ///
     /// # Errors
-    /// When a peer was lost.
+    /// When a peer was lost or an operation failed.
     pub fn compute(&mut self) -> Result<(), EngineError> {
         let rank = self.world.rank();
         if rank < self.tensor_ranks {
@@ -184,22 +163,22 @@ impl RankWorker {
         Ok(())
     }
 
-    /// Hands the hidden states to the next stage, if there is one.
+    /// Sends the hidden states to the next stage, if there is one.
     ///
     /// # Errors
     /// When a peer was lost.
     pub fn send_hidden(&mut self) -> Result<(), EngineError> {
         let next = self.world.rank() + self.tensor_ranks;
         if next < self.world.size() {
-            // It may be busy with a long prompt.
             self.model.read_hidden(&mut self.backend, &self.step, &mut self.outgoing)?;
+            // The next stage may be busy with a long prompt: only its liveness limits this wait.
             self.world.send_idle(next, &self.outgoing)?;
         }
         Ok(())
     }
 
-    /// On the last stage: brings the results together on its first rank, which sends them to rank 0. `self.gathered` then
-    /// holds `[rank][row]`: logits of the rank's rows, or index and value of the largest.
+    /// On the last stage: gathers the results on the stage's first rank, which sends them to rank
+    /// 0. See [`StepResults`] for their layout. Does nothing on other stages.
     ///
     /// # Errors
     /// When a peer was lost.
@@ -208,7 +187,7 @@ impl RankWorker {
         if rank + self.tensor_ranks < self.world.size() || rows == 0 {
             return Ok(());
         }
-        self.layout(command, rows);
+        self.size_results(command, rows);
         if command == Command::ComputeLargest {
             let first = self.model.vocab_rows().start as u32;
             self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?;
@@ -227,20 +206,22 @@ impl RankWorker {
         Ok(())
     }
 
-    /// On rank 0: waits for the results of the oldest step under way, of which `rows` rows wanted logits.
+    /// On rank 0: waits for the results of the oldest step in flight, in which `rows` rows wanted
+    /// logits.
     ///
     /// # Errors
     /// When a peer was lost.
     pub fn results(&mut self, command: Command, rows: usize) -> Result<StepResults<'_>, EngineError> {
-        self.layout(command, rows);
+        self.size_results(command, rows);
         if self.stages > 1 && rows > 0 {
             let from = (self.stages - 1) * self.tensor_ranks;
             self.world.recv_idle(from, &mut self.gathered)?;
         }
-        Ok(StepResults { command, rows, vocab: &self.vocab, gathered: &self.gathered })
+        Ok(StepResults { rows, vocab: &self.vocab, gathered: &self.gathered })
     }
 
-    fn layout(&mut self, command: Command, rows: usize) {
+    /// Sizes the buffer for the results of `rows` rows.
+    fn size_results(&mut self, command: Command, rows: usize) {
         let width = |vocab: usize| if command == Command::ComputeLargest { 2 } else { vocab };
         self.counts.clear();
         self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab)));
@@ -251,44 +232,9 @@ impl RankWorker {
     }
 }
 
-/// What a step gave, on rank 0.
-#[derive(Debug, Clone, Copy)]
-pub struct StepResults<'a> {
-    command: Command,
-    rows: usize,
-    vocab: &'a [usize],
-    gathered: &'a [f32],
-}
-
-impl StepResults<'_> {
-    /// The likeliest token of a row.
-    pub fn argmax(&self, row: usize, scratch: &mut Vec<f32>) -> u32 {
-        if self.command == Command::ComputeLogits {
-            self.logits(row, scratch);
-            return argmax(scratch).0;
-        }
-        let mut best = Largest::NONE;
-        for rank in 0..self.vocab.len() {
-            let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
-            // The lowest id wins a tie, as on one rank.
-            best = best.or(Largest { column: id.to_bits(), value });
-        }
-        best.column
-    }
-
-    /// A row's logits over the whole vocabulary.
-    pub fn logits(&self, row: usize, out: &mut Vec<f32>) {
-        out.clear();
-        let mut start = 0;
-        for &vocab in self.vocab {
-            out.extend_from_slice(&self.gathered[start + row * vocab..][..vocab]);
-            start += self.rows * vocab;
-        }
-    }
-}
-
-/// All ranks must have been given the same model and plan: anything else would compute nonsense.
-fn agree(
+/// Checks that all ranks were given the same model, plan and settings; with others they would
+/// compute nonsense.
+fn check_same_model(
     world: &mut Group,
     folder: &ModelFolder,
     plan: &ShardPlan,

@@ -1,22 +1,24 @@
-//! From logits to a token.
+//! Chooses a token from logits.
 
-use crate::request::Sampling;
+use crate::sampling::Sampling;
 
-/// Candidates that are sorted before the whole vocabulary is: as a rule the nucleus lies within.
+/// Candidates sorted first. The nucleus is usually among them, and the rest of the vocabulary need
+/// not be sorted.
 const FIRST_CANDIDATES: usize = 512;
-/// Below this temperature only the likeliest token has a chance that f32 logits can tell from none.
+/// Below this temperature the choice is greedy: with f32 logits, other tokens' probabilities round
+/// to 0.
 const COLDEST: f32 = 1e-5;
 
-/// One request's sampler: its random numbers and what it has seen.
+/// One request's sampler: its random numbers, and the tokens that penalties count.
 #[derive(Debug)]
 pub struct Sampler {
     sampling: Sampling,
     state: u64,
-    /// How often each token was generated, and whether it is in the prompt: (id, count, in prompt), sorted by id.
+    /// Tokens seen: (id, times generated, in the prompt), sorted by id.
     seen: Vec<(u32, u32, bool)>,
 }
 
-/// Memory that samplers of a batch share.
+/// Memory that all samplers share.
 #[derive(Debug, Default)]
 pub struct Scratch {
     candidates: Vec<(f32, u32)>,
@@ -32,7 +34,7 @@ impl Sampler {
             ids.dedup();
             seen.extend(ids.into_iter().map(|id| (id, 0, true)));
         }
-        // A seed that nobody gave need not be secret, only different from request to request.
+        // A drawn seed need not be secret, only different for each request.
         let state = sampling.seed.unwrap_or_else(|| {
             use std::hash::{BuildHasher, Hasher, RandomState};
             RandomState::new().build_hasher().finish()
@@ -40,7 +42,7 @@ impl Sampler {
         Self { sampling: sampling.clone(), state, seen }
     }
 
-    /// Whether the likeliest token of the unmodified logits is what [`Sampler::choose`] would return.
+    /// True if [`Sampler::choose`] would return the likeliest token of the unmodified logits.
     pub fn is_argmax(&self) -> bool {
         let s = &self.sampling;
         s.temperature < COLDEST && s.logit_bias.is_empty() && !self.has_penalties()
@@ -51,7 +53,7 @@ impl Sampler {
         s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
     }
 
-    /// Chooses a token; `logits` are overwritten.
+    /// Chooses a token. `logits`, one for each token of the vocabulary, are overwritten.
     pub fn choose(&mut self, logits: &mut [f32], scratch: &mut Scratch) -> u32 {
         self.penalize(logits);
         for &(id, bias) in &self.sampling.logit_bias {
@@ -64,7 +66,7 @@ impl Sampler {
         self.draw(logits, draw, scratch)
     }
 
-    /// Notes that a token was generated.
+    /// Counts a generated token for the penalties.
     pub fn accept(&mut self, id: u32) {
         if !self.has_penalties() {
             return;
@@ -86,7 +88,8 @@ impl Sampler {
         }
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014): one number a token, so that a token's draw depends on seed and place alone.
+    /// A number in 0..1 by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw
+    /// depends only on the seed and the token's place.
     fn next_uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -106,7 +109,7 @@ impl Sampler {
         candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
         let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let mut sorted = 0;
-        // Sorts at least the first `count`.
+        // Sorts at least the first `count` candidates.
         let sort_to = |candidates: &mut Vec<(f32, u32)>, sorted: &mut usize, count: usize| {
             if count > *sorted {
                 if count < candidates.len() {
@@ -155,7 +158,7 @@ impl Sampler {
     }
 }
 
-/// The likeliest token and its logit; the lowest id where several are.
+/// The likeliest token and its logit; the lowest id if several are equal.
 pub fn argmax(logits: &[f32]) -> (u32, f32) {
     let mut best = (0, f32::NEG_INFINITY);
     for (&logit, id) in logits.iter().zip(0..) {
@@ -166,7 +169,8 @@ pub fn argmax(logits: &[f32]) -> (u32, f32) {
     best
 }
 
-/// Natural logarithms of probabilities: that of `id`, and the `count` likeliest tokens with theirs.
+/// Natural logarithms of probabilities: of token `id`, and of the `count` likeliest tokens, best
+/// first.
 pub fn log_probabilities(
     logits: &[f32],
     id: u32,
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_remove_the_unlikely() {
+    fn top_k_top_p_and_min_p_remove_unlikely_tokens() {
         let logits = [3.0, 2.0, 1.0, 0.0];
         let possible = |sampling| sample(sampling, &logits, 3000).iter().map(|c| *c > 0).collect::<Vec<_>>();
         assert_eq!(possible(Sampling { top_k: 2, ..plain() }), [true, true, false, false]);
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn penalties_turn_away_from_what_was_said() {
+    fn penalties_lower_tokens_seen_before() {
         for sampling in [
             Sampling { presence_penalty: 1.0, ..Sampling::default() },
             Sampling { frequency_penalty: 1.0, ..Sampling::default() },
@@ -247,7 +251,7 @@ mod tests {
             assert_eq!((choose(), choose()), (0, 1), "{sampling:?}");
         }
         let mut sampler = Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, &[0]);
-        assert_eq!(sampler.choose(&mut [1.0, 0.9], &mut Scratch::default()), 1, "the prompt counts as well");
+        assert_eq!(sampler.choose(&mut [1.0, 0.9], &mut Scratch::default()), 1, "the prompt is counted too");
     }
 
     #[test]
@@ -261,12 +265,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_large_vocabulary_is_cut_as_a_small_one(
+        fn top_p_keeps_the_same_tokens_as_a_full_sort(
             logits in prop::collection::vec(-4.0f32..4.0, 600..900), top_p in 0.05f32..1.0, draw in 0.0f64..1.0,
         ) {
             let sampler = Sampler::new(&Sampling { top_p, temperature: 0.9, ..Sampling::default() }, &[]);
             let chosen = sampler.draw(&logits, draw, &mut Scratch::default());
-            // By definition: sort all, cut, walk.
+            // The definition: sort all tokens, keep the nucleus, walk to the draw.
             let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
             all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             let weight = |l: f32| (f64::from(l - all[0].0) / f64::from(0.9f32)).exp();
@@ -277,7 +281,7 @@ mod tests {
             let mut left = draw * kept;
             let expected = all[..keep].iter().find(|c| { left -= weight(c.0); left < 1e-9 }).map(|c| c.1);
             let place = |id| all.iter().position(|c| c.1 == id).unwrap() as i64;
-            // Sums in another order may move a draw across one border.
+            // The sums are made in another order, which may move a draw to the next token.
             prop_assert!((place(chosen) - expected.map_or(0, place)).abs() <= 1);
         }
     }

@@ -1,4 +1,4 @@
-//! A token's way from sampler to sampler takes no memory from the allocator, but for the text that a client gets.
+//! Generating a token allocates nothing but the text that the client gets.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,8 @@ use thunder_testing::allocations::{self, CountingAllocator};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Allocations of the ranks while they answer some requests with so many tokens each: greedily, sampled, and with a stop text.
+/// Allocations of the ranks while they answer three requests with `max_tokens` tokens each: greedy,
+/// sampled, and with a stop text.
 fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
     let request = |index: usize| Request {
         prompt: (20..30 + index as u32).collect(),
@@ -40,9 +41,9 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
     allocations::total() - before
 }
 
-// One test, as others would allocate at the same time.
+// The only test of this binary: another one would allocate at the same time.
 #[test]
-fn a_token_takes_no_memory_but_for_its_text() {
+fn a_token_allocates_nothing_but_its_text() {
     for ranks in [1, 2] {
         let limits = Limits { sequences: 4, rows: 32, kv_blocks: 16 };
         with_engine(ranks, Parallelism::Tensor, limits, |engine| {
@@ -52,7 +53,7 @@ fn a_token_takes_no_memory_but_for_its_text() {
                 answer_requests(&engine, tokens)
             });
             assert!(few > 0, "allocations are not counted");
-            // A text for each token; a channel takes memory for 32 events at a time.
+            // Each token allocates its text; a channel allocates room for 32 events at once.
             let tokens = 3 * 100;
             let most = tokens + tokens / 32 + 3;
             assert!(

@@ -1,4 +1,4 @@
-//! More sequences than the KV cache holds: the youngest start over, and nobody's answer differs.
+//! More sequences than the KV cache holds: the youngest are preempted, and no answer changes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,14 +11,15 @@ use common::{PATIENCE, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
-/// An answer takes this many tokens at most, so that three fit into the smallest cache here and four do not.
+/// The most tokens of an answer. With it, three sequences fit into the smallest cache here, and four
+/// do not.
 const MAX_TOKENS: usize = 40;
 
 fn request(engine: &Engine, index: usize) -> Request {
     let prompt = format!("Question {index}: what does rank {} do, and why?", index * 7);
     Request {
         prompt: engine.info().tokenizer.encode(&prompt, false).unwrap(),
-        // Every other one sampled, so that a sampler's state must outlive a preemption too.
+        // Every other request is sampled: a sampler's state must outlive a preemption too.
         sampling: Sampling {
             temperature: (index % 2) as f32,
             seed: Some(index as u64),
@@ -40,7 +41,7 @@ fn answers_do_not_depend_on_preemptions() {
         (3, Parallelism::Pipeline),
     ];
     for (ranks, parallel) in layouts {
-        // Few rows, so that prompts are read in pieces and a pipeline has several of one sequence under way.
+        // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in flight.
         let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6 };
         with_engine(ranks, parallel, limits, |engine| {
             let alone: Vec<_> =
@@ -63,7 +64,7 @@ fn requests_share_steps() {
         let steps = || engine.counters().steps.load(Ordering::Relaxed);
         let streams: Vec<_> = (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
         streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
-        // Six answers of 40 tokens each; those that came first are some steps ahead.
+        // Six answers of 40 tokens each; the first requests are some steps ahead.
         assert!(steps() < 2 * MAX_TOKENS as u64, "{} steps for 6 answers of {MAX_TOKENS} tokens", steps());
     });
 }
@@ -77,18 +78,18 @@ fn cancelled_requests_leave_their_blocks_to_others() {
             for round in 0..20 {
                 let mut streams: Vec<_> =
                     (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
-                // Some go while they wait, some in mid-prompt, some in mid-answer.
+                // Clients leave while they wait, during the prompt, and during the answer.
                 for moment in 0..4 {
                     streams.remove((round + moment) % streams.len());
                     std::thread::sleep(Duration::from_micros(700 * round as u64));
                 }
                 streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
             }
-            // Needs most of the cache: a block that was lost would show.
+            // This answer needs most of the cache: a lost block would be missed.
             let mut long = request(&engine, 0);
             long.max_tokens = None;
             assert!(read(engine.submit(long).unwrap()).unwrap().starts_with(&expected));
-            // A slot is free a moment after its answer's last event.
+            // A slot is counted as free a moment after its answer's last event.
             let deadline = Instant::now() + PATIENCE;
             while engine.load() != (0, 0) {
                 assert!(Instant::now() < deadline, "{:?} requests are still counted", engine.load());

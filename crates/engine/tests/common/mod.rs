@@ -1,4 +1,4 @@
-//! An engine of the built-in model within the test, and what it answers.
+//! Runs an engine of the built-in model inside a test, and reads its answers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The built-in model on so many ranks, each a thread; `work` is given its engine.
+/// Runs the built-in model on `ranks` ranks, each a thread, while `work` uses the engine.
 pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
     let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
@@ -42,16 +42,16 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
     };
     local::run_on(groups, |group| {
         let is_head = group.rank() == 0;
-        let mut rank = RankWorker::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
+        let mut worker = RankWorker::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
         if !is_head {
-            return rank.follow().unwrap();
+            return worker.follow().unwrap();
         }
         let inbox = inbox.lock().unwrap().take().unwrap();
-        let scheduler = EngineLoop::new(rank, info.clone(), inbox, limits, folder.spec.eos.clone());
+        let engine_loop = EngineLoop::new(worker, info.clone(), inbox, limits, folder.spec.eos.clone());
         let (work, engine) = work.lock().unwrap().take().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || work(engine));
-            scheduler.run().unwrap();
+            engine_loop.run().unwrap();
         });
     });
 }

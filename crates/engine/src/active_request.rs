@@ -1,0 +1,108 @@
+//! One request in the engine loop: chooses its tokens, measures its times, and sends its events.
+
+use std::time::Instant;
+
+use thunder_model::tokenizer::{TokenStream, Tokenizer};
+use tokio::sync::mpsc;
+
+use crate::answer::{AnswerStream, PushOutcome};
+use crate::event::{Event, FinishReason, TokenLogprob, Usage};
+use crate::request::Request;
+use crate::sampler::{Sampler, Scratch, log_probabilities};
+
+/// Memory for choosing a token, shared by all requests and reused for each token.
+#[derive(Debug, Default)]
+pub struct ChoiceBuffers {
+    /// One row of logits over the whole vocabulary.
+    pub logits: Vec<f32>,
+    unmodified: Vec<f32>,
+    scratch: Scratch,
+}
+
+/// A request whose answer has not ended.
+pub struct ActiveRequest {
+    answer: AnswerStream,
+    sampler: Sampler,
+    /// Alternatives to report with each token's log-probability; `None` reports nothing.
+    logprobs: Option<usize>,
+    /// The report of the token chosen last, until the token is pushed.
+    report: Option<TokenLogprob>,
+    prompt_tokens: usize,
+    generated: usize,
+    submitted: Instant,
+    first_token: Option<Instant>,
+}
+
+impl ActiveRequest {
+    /// A request that was submitted now.
+    pub fn new(request: &Request, events: mpsc::UnboundedSender<Event>, tokens: TokenStream) -> Self {
+        Self {
+            answer: AnswerStream::new(events, tokens, request.stop.clone()),
+            sampler: Sampler::new(&request.sampling, &request.prompt),
+            logprobs: request.logprobs,
+            report: None,
+            prompt_tokens: request.prompt.len(),
+            generated: 0,
+            submitted: Instant::now(),
+            first_token: None,
+        }
+    }
+
+    /// True if the likeliest token is always chosen and its logits are not needed.
+    pub fn is_greedy(&self) -> bool {
+        self.sampler.is_argmax() && self.logprobs.is_none()
+    }
+
+    /// True if the client is gone.
+    pub fn is_abandoned(&self) -> bool {
+        self.answer.is_abandoned()
+    }
+
+    /// Chooses a token from `buffers.logits`, which are overwritten.
+    pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> u32 {
+        let ChoiceBuffers { logits, unmodified, scratch } = buffers;
+        let Some(count) = self.logprobs else { return self.sampler.choose(logits, scratch) };
+        // The unmodified distribution is reported, and choosing overwrites it.
+        unmodified.clone_from(logits);
+        let id = self.sampler.choose(logits, scratch);
+        let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
+        let bytes = |id| tokenizer.token_bytes(id);
+        let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
+        self.report = Some(TokenLogprob { id, bytes: bytes(id), logprob, top });
+        id
+    }
+
+    /// Takes the next token, and sends the text that it completes. `finish` is set on the last
+    /// token by the scheduler. Returns why the answer ends, if it does.
+    pub fn push(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.generated += 1;
+        self.sampler.accept(token);
+        let report = self.report.take();
+        if finish == Some(FinishReason::Stop) {
+            return finish;
+        }
+        match self.answer.push(token, report) {
+            PushOutcome::StopText => Some(FinishReason::Stop),
+            PushOutcome::Continues => finish,
+        }
+    }
+
+    /// Sends the last events of a complete answer.
+    pub fn finish(self, reason: FinishReason) {
+        let first = self.first_token.unwrap_or(self.submitted);
+        let usage = Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.generated,
+            time_to_first_token: first - self.submitted,
+            decode_time: first.elapsed(),
+        };
+        tracing::debug!(?reason, ?usage, "an answer is complete");
+        self.answer.finish(reason, usage);
+    }
+
+    /// Ends the answer with an error.
+    pub fn fail(self, message: &str) {
+        self.answer.fail(message);
+    }
+}

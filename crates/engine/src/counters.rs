@@ -1,0 +1,44 @@
+//! Counters of the engine's work, shared by the engine loop and its handles.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// What the engine is doing and has done.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests that have a slot.
+    pub running: AtomicUsize,
+    /// Requests that wait for a slot.
+    pub waiting: AtomicUsize,
+    /// How often a sequence lost its slot to an older one because the KV cache was full, to start
+    /// over later.
+    pub preempted: AtomicU64,
+    /// Steps computed.
+    pub steps: AtomicU64,
+    /// Time that rank 0 spent in steps, communication included, in nanoseconds.
+    pub step_ns: AtomicU64,
+    /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.
+    pub reduce_ns: AtomicU64,
+}
+
+/// The step times of [`Counters`] at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct StepTimes {
+    step_ns: u64,
+    reduce_ns: u64,
+}
+
+impl Counters {
+    /// The times up to now.
+    pub fn times(&self) -> StepTimes {
+        StepTimes {
+            step_ns: self.step_ns.load(Ordering::Relaxed),
+            reduce_ns: self.reduce_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The reductions' share of rank 0's time since an earlier moment, 0 to 1.
+    pub fn reduce_share_since(&self, before: StepTimes) -> f64 {
+        let now = self.times();
+        (now.reduce_ns - before.reduce_ns) as f64 / (now.step_ns - before.step_ns).max(1) as f64
+    }
+}

@@ -1,0 +1,27 @@
+//! What callers need to know of the served model.
+
+use std::sync::Arc;
+
+use thunder_model::chat::ChatTemplate;
+use thunder_model::tokenizer::Tokenizer;
+
+use crate::sampling::Sampling;
+
+/// The served model, as callers see it.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// The name to serve the model under.
+    pub name: String,
+    /// The most tokens of a prompt and its answer together.
+    pub context_length: usize,
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Converts text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Converts messages to a prompt; `None` for a model without a chat template.
+    pub chat_template: Option<Arc<ChatTemplate>>,
+    /// Sampling of the model's generation_config.json, for requests that choose none.
+    pub default_sampling: Sampling,
+    /// Ranks of the world.
+    pub ranks: usize,
+}

@@ -1,0 +1,186 @@
+//! Decides which tokens of which sequences each step computes.
+//!
+//! The scheduler is a state machine: it has no threads, no channels, no clock and no model. A
+//! caller submits prompts, takes steps ([`Scheduler::next_step`]), computes them, and hands each
+//! step's tokens back in order ([`Scheduler::apply`]).
+//!
+//! A step holds the next token of every sequence that decodes, then pieces of prompts in the rows
+//! that are left. With a pipeline, as many steps are in flight as it has stages. A sequence that
+//! waits for a token is in no further step; one that is still reading its prompt may be in several.
+//!
+//! A sequence keeps its slot from admission until it ends or is preempted. The slot also finds the
+//! sequence's fixed-size state on each rank: the state is zeroed by the step that starts at
+//! position 0, so no step needs to clear it.
+
+mod admit;
+mod apply;
+mod blocks;
+mod plan;
+mod sequence;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use thunder_compute::step::KV_BLOCK_TOKENS;
+
+use blocks::BlockPool;
+use sequence::Sequence;
+pub use sequence::{Generation, RequestId};
+use step::PlannedStep;
+pub use step::{NextStep, StepPart};
+
+use crate::event::FinishReason;
+use crate::request::SubmitError;
+
+/// How much work the scheduler takes on at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences that run together: slots.
+    pub sequences: usize,
+    /// Rows of a step. At least 3: with fewer, a prompt of 3 tokens cannot be read without a piece
+    /// of one token.
+    pub rows: usize,
+    /// Blocks of the KV cache.
+    pub kv_blocks: usize,
+}
+
+/// A token that a sequence has received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenEvent {
+    /// The request that the token answers.
+    pub request: RequestId,
+    /// Token id.
+    pub token: u32,
+    /// Set on the request's last token, and never twice: `Stop` for an end-of-sequence token, which
+    /// is no part of the text.
+    pub finish: Option<FinishReason>,
+}
+
+/// The state of all requests between two steps.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    /// Stages of the pipeline: the most steps in flight.
+    stages: usize,
+    /// The most tokens of a prompt and its answer together.
+    max_tokens: usize,
+    /// End-of-sequence tokens.
+    eos: Vec<u32>,
+    next_id: u64,
+    blocks: BlockPool,
+    /// Running sequences, by slot.
+    slots: Vec<Option<Sequence>>,
+    /// Occupied slots, the oldest request first.
+    running: Vec<usize>,
+    /// Requests without a slot, the oldest first.
+    waiting: VecDeque<Sequence>,
+    /// Steps whose tokens have not come, the oldest first.
+    in_flight: VecDeque<PlannedStep>,
+    /// Steps whose memory is used again.
+    spare: Vec<PlannedStep>,
+    preemptions: u64,
+}
+
+impl Scheduler {
+    /// A scheduler for a pipeline of `stages` stages. A prompt and its answer have at most
+    /// `context_length` tokens together; a token of `eos` ends an answer.
+    pub fn new(limits: Limits, stages: usize, context_length: usize, eos: Vec<u32>) -> Self {
+        let mut slots = Vec::new();
+        slots.resize_with(limits.sequences, || None);
+        Self {
+            limits,
+            stages,
+            max_tokens: context_length.min(limits.kv_blocks * KV_BLOCK_TOKENS),
+            eos,
+            next_id: 0,
+            blocks: BlockPool::new(limits.kv_blocks),
+            slots,
+            running: Vec::with_capacity(limits.sequences),
+            waiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            preemptions: 0,
+        }
+    }
+
+    /// Queues a prompt.
+    ///
+    /// # Errors
+    /// When the prompt is empty or leaves no room for an answer.
+    pub fn submit(&mut self, prompt: &[u32], generation: Generation) -> Result<RequestId, SubmitError> {
+        if prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if prompt.len() >= self.max_tokens {
+            return Err(SubmitError::PromptTooLong { tokens: prompt.len(), context: self.max_tokens });
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.waiting.push_back(Sequence::new(id, prompt, generation, self.max_tokens));
+        Ok(id)
+    }
+
+    /// Ends a request without an event: its client is gone, or its text met a stop text. Does
+    /// nothing if the request has ended. A slot with tokens in flight is freed when their steps are
+    /// applied.
+    pub fn cancel(&mut self, request: RequestId) {
+        if let Some(slot) = self.slot_of(request) {
+            self.end(slot);
+        } else if let Ok(place) = self.waiting.binary_search_by_key(&request, |sequence| sequence.id) {
+            self.waiting.remove(place);
+        }
+    }
+
+    /// The next step, or `None` if there is nothing to compute or the pipeline is full.
+    pub fn next_step(&mut self) -> Option<NextStep<'_>> {
+        if self.in_flight.len() >= self.stages {
+            return None;
+        }
+        self.admit();
+        let mut step = self.spare.pop().unwrap_or_default();
+        self.plan(&mut step);
+        if step.is_empty() {
+            self.spare.push(step);
+            return None;
+        }
+        self.in_flight.push_back(step);
+        self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
+    }
+
+    /// Requests whose next tokens the oldest step in flight gives, in the order of its rows, and
+    /// whether the likeliest token of each row is enough. `None` if no step is in flight.
+    pub fn oldest_step(&self) -> Option<(&[RequestId], bool)> {
+        self.in_flight.front().map(|step| (step.awaiting(), step.is_greedy()))
+    }
+
+    /// Steps in flight.
+    pub fn steps_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Requests that have a slot.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that wait for a slot.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How often a sequence lost its slot and blocks to an older one, to start over later.
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// True when nothing runs, waits or is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty() && self.in_flight.is_empty()
+    }
+
+    fn slot_of(&self, request: RequestId) -> Option<usize> {
+        self.running.iter().copied().find(|&slot| self.slots[slot].as_ref().is_some_and(|s| s.id == request))
+    }
+}

@@ -1,0 +1,83 @@
+//! Which requests get slots, and which lose them.
+
+use super::{RequestId, Scheduler, Sequence};
+
+impl Scheduler {
+    /// Gives free slots to waiting requests, first come first served.
+    pub(super) fn admit(&mut self) {
+        while let Some(slot) = self.slots.iter().position(Option::is_none) {
+            let Some(next) = self.waiting.front() else { return };
+            // The blocks must hold the prompt and one more token, so that an admission does not
+            // cause a preemption at once.
+            if self.blocks.free_tokens() <= next.tokens.len() && !self.running.is_empty() {
+                return;
+            }
+            let Some(sequence) = self.waiting.pop_front() else { return };
+            let index = self.running.partition_point(|&other| self.id(other) < Some(sequence.id));
+            self.running.insert(index, slot);
+            self.slots[slot] = Some(sequence);
+        }
+    }
+
+    /// Finds blocks for `count` more tokens of the sequence at `index` in [`Scheduler::running`].
+    /// If too few are free, younger sequences are preempted, the youngest first. Older sequences
+    /// never are: two sequences could preempt each other forever.
+    pub(super) fn reserve_blocks(&mut self, index: usize, count: usize) -> bool {
+        let slot = self.running[index];
+        loop {
+            let Some(sequence) = self.slots[slot].as_mut() else { return false };
+            if self.blocks.extend(&mut sequence.blocks, sequence.computed + count) {
+                return true;
+            }
+            let younger = &self.running[index + 1..];
+            match younger.iter().rev().copied().find(|&other| self.can_preempt(other)) {
+                Some(other) => self.preempt(other),
+                None => {
+                    // The youngest sequence gives its own slot up. If there are younger ones, they
+                    // are in flight, and this sequence waits until one can be preempted.
+                    if younger.is_empty() && index > 0 && self.can_preempt(slot) {
+                        self.preempt(slot);
+                    }
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn can_preempt(&self, slot: usize) -> bool {
+        self.slots[slot].as_ref().is_some_and(|sequence| sequence.in_flight == 0)
+    }
+
+    /// Takes a sequence's slot and blocks. The sequence waits, and later computes its prompt and
+    /// its answer so far again.
+    fn preempt(&mut self, slot: usize) {
+        let Some(mut sequence) = self.free(slot) else { return };
+        tracing::debug!(slot, tokens = sequence.tokens.len(), "preempted: the KV cache is full");
+        sequence.computed = 0;
+        sequence.sent_blocks = 0;
+        let index = self.waiting.partition_point(|other| other.id < sequence.id);
+        self.waiting.insert(index, sequence);
+        self.preemptions += 1;
+    }
+
+    /// Ends a slot's sequence. The slot is freed now, or when its tokens in flight have come.
+    pub(super) fn end(&mut self, slot: usize) {
+        let Some(sequence) = self.slots[slot].as_mut() else { return };
+        sequence.ended = true;
+        if sequence.in_flight == 0 {
+            self.free(slot);
+        }
+    }
+
+    /// Empties a slot and frees its blocks.
+    fn free(&mut self, slot: usize) -> Option<Sequence> {
+        let mut sequence = self.slots[slot].take()?;
+        self.blocks.release(&mut sequence.blocks);
+        self.running.retain(|&other| other != slot);
+        Some(sequence)
+    }
+
+    fn id(&self, slot: usize) -> Option<RequestId> {
+        self.slots[slot].as_ref().map(|sequence| sequence.id)
+    }
+}

@@ -1,0 +1,92 @@
+//! Which tokens of which sequences the next step holds.
+
+use super::sequence::Work;
+use super::step::{Entry, PlannedStep};
+use super::{Scheduler, Sequence};
+
+/// The most prompt rows in a step that also decodes: the decoding sequences wait for them.
+pub(super) const PROMPT_ROWS_WITH_DECODES: usize = 64;
+
+impl Scheduler {
+    /// Fills `step`: first the next token of sequences that decode, then tokens generated before a
+    /// preemption, then prompts, each the oldest request first.
+    pub(super) fn plan(&mut self, step: &mut PlannedStep) {
+        step.clear();
+        let mut rows = self.limits.rows;
+        // Each step of a pipeline takes its share of the sequences, so that every stage has some to
+        // compute.
+        let share = self.running.len().div_ceil(self.stages).max(1);
+        self.plan_work(step, Work::Decode, share, &mut rows);
+        if !step.is_empty() {
+            rows = rows.min(PROMPT_ROWS_WITH_DECODES);
+        }
+        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut rows);
+        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut rows);
+        // Later entries may have preempted the sequences of earlier ones.
+        step.entries.retain(|entry| self.slots[entry.slot].is_some());
+        self.issue(step);
+    }
+
+    /// Adds entries of one kind, until the step has `most` entries or no rows are left.
+    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, rows: &mut usize) {
+        let mut index = 0;
+        while index < self.running.len() && *rows > 0 && step.entries.len() < most {
+            let slot = self.running[index];
+            let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
+            if let Some(entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows))
+                && self.reserve_blocks(index, entry.count)
+            {
+                *rows -= entry.count;
+                step.entries.push(entry);
+            }
+            // Preemptions remove this index or later ones, so no sequence is skipped.
+            index += 1;
+        }
+    }
+
+    /// Notes that the step's tokens are in flight.
+    fn issue(&mut self, step: &mut PlannedStep) {
+        for index in 0..step.entries.len() {
+            let entry = step.entries[index];
+            let Some(sequence) = self.slots[entry.slot].as_mut() else { continue };
+            sequence.computed += entry.count;
+            sequence.sent_blocks = sequence.blocks.len();
+            sequence.in_flight += 1;
+            sequence.awaits_token = entry.wants_token;
+            if entry.wants_token {
+                step.await_token(sequence);
+            }
+        }
+    }
+}
+
+/// A sequence's part of a step with room for `rows` rows; `None` if it has to wait for the next
+/// step.
+fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<Entry> {
+    let start = sequence.computed;
+    let count = match work {
+        Work::Decode => 1,
+        Work::Recompute => rows.min(sequence.tokens.len() - start),
+        Work::ReadPrompt => prompt_piece(sequence.prompt_rows() - start, rows),
+    };
+    (count > 0).then_some(Entry {
+        slot,
+        start,
+        count,
+        kept_blocks: sequence.sent_blocks,
+        prompt: work == Work::ReadPrompt,
+        wants_token: start + count == sequence.tokens.len(),
+    })
+}
+
+/// Rows of the next piece of a prompt with `left` tokens to read, in a step with room for `room`; 0
+/// if it has to wait. No piece is a single token, and none leaves one: backends would compute it as
+/// a generated token, whose numbers may differ in the last bits.
+pub(super) fn prompt_piece(left: usize, room: usize) -> usize {
+    let count = left.min(room);
+    match (count, left - count) {
+        (0 | 1, _) | (2, 1) => 0,
+        (_, 1) => count - 1,
+        _ => count,
+    }
+}

@@ -1,0 +1,9 @@
+//! The scheduler with a made-up model: single cases, and random workloads in which every step is
+//! checked.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cases;
+mod fake_model;
+mod invariants;
+mod workloads;

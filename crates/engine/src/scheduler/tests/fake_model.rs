@@ -1,0 +1,115 @@
+//! A model whose next token is a hash of everything before it, as the caches of a rank hold it.
+
+use std::collections::VecDeque;
+
+use thunder_compute::Step;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+
+use crate::event::FinishReason;
+use crate::protocol::{Command, Message};
+use crate::scheduler::{Generation, NextStep};
+
+/// Tokens of the vocabulary; token 0 ends a sequence.
+pub const VOCAB: u64 = 40;
+pub const EOS: u32 = 0;
+
+/// One rank. It reads steps from real messages, and keeps a number for each token in paged blocks
+/// and a state for each slot. A block with two owners, a stale table, a state that was not zeroed
+/// or a prompt token computed as a generated one gives other tokens than [`alone`].
+pub struct FakeModel {
+    message: Message,
+    tables: Vec<Vec<u32>>,
+    step: Step,
+    /// By block, then by token of the block.
+    paged: Vec<u64>,
+    /// By slot.
+    states: Vec<u64>,
+    /// Tokens of the steps in flight.
+    results: VecDeque<Vec<u32>>,
+}
+
+impl FakeModel {
+    pub fn new(blocks: usize, slots: usize) -> Self {
+        Self {
+            message: Message::default(),
+            tables: Vec::new(),
+            step: Step::default(),
+            paged: vec![0; blocks * KV_BLOCK_TOKENS],
+            states: vec![0; slots],
+            results: VecDeque::new(),
+        }
+    }
+
+    /// Computes a step. [`FakeModel::results`] returns its tokens.
+    pub fn compute(&mut self, next: &NextStep<'_>) {
+        self.message.begin(Command::ComputeLargest);
+        next.parts().for_each(|part| self.message.push(&part));
+        self.message.read(&mut self.tables, &mut self.step).unwrap();
+        let mut tokens = Vec::new();
+        for sequence in &self.step.sequences {
+            let slot = sequence.slot;
+            let blocks = &self.step.blocks[sequence.blocks.clone()];
+            let place = |position: usize| {
+                blocks[position / KV_BLOCK_TOKENS] as usize * KV_BLOCK_TOKENS + position % KV_BLOCK_TOKENS
+            };
+            if sequence.start == 0 {
+                self.states[slot] = 0;
+            }
+            let mut end = sequence.start;
+            for row in sequence.rows.clone() {
+                let cached = cached(self.step.tokens[row], end, sequence.prompt);
+                self.paged[place(end)] = cached;
+                self.states[slot] = mix(self.states[slot], cached);
+                end += 1;
+            }
+            if self.step.logit_rows.contains(&(sequence.rows.end as u32 - 1)) {
+                let paged = (0..end).fold(0, |sum, position| mix(sum, self.paged[place(position)]));
+                tokens.push(token(paged, self.states[slot]));
+            }
+        }
+        self.results.push_back(tokens);
+    }
+
+    /// The tokens of the oldest step in flight.
+    pub fn results(&mut self) -> Vec<u32> {
+        self.results.pop_front().unwrap()
+    }
+}
+
+/// What the model answers to a prompt that runs alone, with at most `max_tokens` tokens in prompt
+/// and answer.
+pub fn alone(prompt: &[u32], generation: Generation, max_tokens: usize) -> (Vec<u32>, FinishReason) {
+    let (mut answer, mut state, mut position) = (Vec::new(), 0, 0);
+    for &id in prompt {
+        state = mix(state, cached(id, position, prompt.len() > 1));
+        position += 1;
+    }
+    loop {
+        let id = token(state, state);
+        answer.push(id);
+        if id == EOS && !generation.ignore_eos {
+            return (answer, FinishReason::Stop);
+        }
+        if generation.max_tokens == Some(answer.len()) || prompt.len() + answer.len() == max_tokens {
+            return (answer, FinishReason::Length);
+        }
+        state = mix(state, cached(id, position, false));
+        position += 1;
+    }
+}
+
+/// What the caches keep of a token.
+fn cached(token: u32, position: usize, prompt: bool) -> u64 {
+    mix(u64::from(token), position as u64 * 2 + u64::from(prompt))
+}
+
+fn token(paged: u64, state: u64) -> u32 {
+    (mix(paged, state) % VOCAB) as u32
+}
+
+/// Two numbers to one (the multiplications and shifts of SplitMix64).
+fn mix(a: u64, b: u64) -> u64 {
+    let sum = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_add(0x94d0_49bb_1331_11eb);
+    let sum = (sum ^ (sum >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    sum ^ (sum >> 27)
+}

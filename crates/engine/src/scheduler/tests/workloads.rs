@@ -1,0 +1,228 @@
+//! Random workloads: requests come and go, and every step is checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use thunder_testing::Random;
+
+use super::fake_model::{EOS, FakeModel, VOCAB, alone};
+use super::invariants::{Before, check_admissions, check_state, check_step};
+use crate::event::FinishReason;
+use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+
+/// What a client has seen of its request.
+struct Client {
+    expected: (Vec<u32>, FinishReason),
+    answer: Vec<u32>,
+    finish: Option<FinishReason>,
+    /// The client cancels its request at this token, as the engine loop does for a stop text.
+    stop_token: Option<u32>,
+}
+
+struct Workload {
+    random: Random,
+    scheduler: Scheduler,
+    model: FakeModel,
+    clients: BTreeMap<RequestId, Client>,
+    live: BTreeSet<RequestId>,
+    to_submit: usize,
+    /// Tokens of all prompts and answers, which bound the steps.
+    tokens: usize,
+    steps: usize,
+    /// Steps planned since the oldest running request was in one, and that request.
+    passed_over: (usize, Option<RequestId>),
+}
+
+#[derive(Default)]
+struct Totals {
+    steps: usize,
+    preemptions: u64,
+    cancelled: usize,
+    finished: usize,
+    longest_wait: usize,
+    work: f64,
+}
+
+impl Workload {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut from = |low: u64, count: u64| (low + random.below(count)) as usize;
+        let sequences = from(1, 6);
+        // The oldest sequence needs 3 rows for its prompt while the others decode.
+        let limits = Limits { sequences, rows: sequences + from(2, 40), kv_blocks: from(2, 9) };
+        let (stages, context_length) = (from(1, 4), from(34, 150));
+        let to_submit = from(1, 14);
+        let scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
+        Self {
+            random,
+            scheduler,
+            model: FakeModel::new(limits.kv_blocks, sequences),
+            clients: BTreeMap::new(),
+            live: BTreeSet::new(),
+            to_submit,
+            tokens: 0,
+            steps: 0,
+            passed_over: (0, None),
+        }
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.random.below(count) == 0
+    }
+
+    fn run(&mut self, totals: &mut Totals) {
+        while self.to_submit > 0 || !self.scheduler.is_idle() {
+            if self.to_submit > 0 && (self.scheduler.is_idle() || self.one_in(4)) {
+                self.submit();
+            }
+            if self.one_in(40) {
+                totals.cancelled += usize::from(self.cancel());
+            }
+            let issued = self.plan(totals);
+            // Mostly as the engine loop does it. Sometimes results come before the pipeline is full,
+            // and sometimes a step is asked of a full pipeline.
+            let is_full = self.scheduler.steps_in_flight() >= self.scheduler.stages;
+            if !issued || is_full != self.one_in(5) {
+                self.apply();
+            }
+        }
+        self.check_answers();
+        totals.steps += self.steps;
+        totals.preemptions += self.scheduler.preemptions();
+        totals.finished += self.clients.values().filter(|client| client.finish.is_some()).count();
+        totals.work = totals.work.max(self.steps as f64 / self.tokens as f64);
+    }
+
+    fn submit(&mut self) {
+        self.to_submit -= 1;
+        let max_tokens = self.scheduler.max_tokens;
+        let length = match self.random.below(4) {
+            0 => 1 + self.random.below(4),
+            _ => 1 + self.random.below(max_tokens as u64 - 1),
+        };
+        let prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
+        let generation = Generation {
+            max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
+            ignore_eos: self.one_in(3),
+            greedy: self.one_in(2),
+        };
+        let stop_token = self.one_in(5).then(|| self.random.below(VOCAB) as u32);
+        let id = self.scheduler.submit(&prompt, generation).unwrap();
+        let expected = alone(&prompt, generation, max_tokens);
+        self.tokens += prompt.len() + expected.0.len();
+        self.clients.insert(id, Client { expected, answer: Vec::new(), finish: None, stop_token });
+        self.live.insert(id);
+        check_state(&self.scheduler, &self.live);
+    }
+
+    /// Cancels any request. True if it had not ended.
+    fn cancel(&mut self) -> bool {
+        let Some(count) = self.clients.len().checked_sub(1) else { return false };
+        let any = self.random.below(count as u64 + 1) as usize;
+        let id = *self.clients.keys().nth(any).unwrap();
+        self.scheduler.cancel(id);
+        let was_live = self.live.remove(&id);
+        check_state(&self.scheduler, &self.live);
+        was_live
+    }
+
+    fn plan(&mut self, totals: &mut Totals) -> bool {
+        let before = Before::of(&self.scheduler);
+        let is_full = self.scheduler.steps_in_flight() == self.scheduler.stages;
+        let issued = match self.scheduler.next_step() {
+            Some(step) => {
+                assert!(!is_full, "a step is planned for a full pipeline");
+                self.model.compute(&step);
+                true
+            }
+            None => false,
+        };
+        if issued {
+            self.steps += 1;
+            check_step(&self.scheduler, &before);
+        }
+        check_state(&self.scheduler, &self.live);
+        if !is_full {
+            check_admissions(&self.scheduler, &before);
+            self.check_oldest(totals);
+        }
+        // A step computes at least one token, and few tokens are computed again after a preemption.
+        let most = 2 * self.tokens + 100;
+        assert!(self.steps < most, "{} steps for {} tokens: no progress", self.steps, self.tokens);
+        issued
+    }
+
+    /// The oldest running request is never passed over for longer than a pipeline takes to drain.
+    fn check_oldest(&mut self, totals: &mut Totals) {
+        let slots = &self.scheduler.slots;
+        let oldest =
+            self.scheduler.running.iter().filter_map(|&slot| slots[slot].as_ref()).find(|s| !s.ended);
+        let id = oldest.map(|sequence| sequence.id);
+        if oldest.is_none_or(|sequence| sequence.in_flight > 0) || self.passed_over.1 != id {
+            self.passed_over = (0, id);
+            return;
+        }
+        self.passed_over.0 += 1;
+        totals.longest_wait = totals.longest_wait.max(self.passed_over.0);
+        let most = self.scheduler.stages + 1;
+        assert!(self.passed_over.0 <= most, "the oldest request was left out of {most} steps");
+    }
+
+    fn apply(&mut self) {
+        if self.scheduler.steps_in_flight() == 0 {
+            return;
+        }
+        let tokens = self.model.results();
+        let (awaiting, _) = self.scheduler.oldest_step().unwrap();
+        assert_eq!(awaiting.len(), tokens.len());
+        let mut events = Vec::new();
+        self.scheduler.apply(&tokens, &mut events);
+        for TokenEvent { request, token, finish } in events {
+            assert!(self.live.contains(&request), "an event after the last one");
+            let client = self.clients.get_mut(&request).unwrap();
+            client.answer.push(token);
+            client.finish = finish;
+            if finish.is_some() {
+                self.live.remove(&request);
+            } else if client.stop_token == Some(token) {
+                self.live.remove(&request);
+                self.scheduler.cancel(request);
+            }
+        }
+        check_state(&self.scheduler, &self.live);
+    }
+
+    fn check_answers(&self) {
+        assert!(self.live.is_empty(), "{} requests never ended", self.live.len());
+        assert_eq!(self.scheduler.blocks.free.len(), self.scheduler.limits.kv_blocks);
+        for client in self.clients.values() {
+            let (expected, reason) = &client.expected;
+            match client.finish {
+                Some(finish) => assert_eq!((&client.answer, finish), (expected, *reason)),
+                None => assert!(expected.starts_with(&client.answer), "the answer of a cancelled request"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thousand_random_workloads_keep_every_invariant() {
+    let mut totals = Totals::default();
+    let mut fastest = Duration::MAX;
+    let hundreds = thunder_testing::runs(10, 500) as u64;
+    for hundred in 0..hundreds {
+        let began = Instant::now();
+        for seed in hundred * 100..hundred * 100 + 100 {
+            // The seed of a workload that panics is the last one printed.
+            println!("workload {seed}");
+            Workload::new(seed).run(&mut totals);
+        }
+        fastest = fastest.min(began.elapsed());
+    }
+    let Totals { steps, preemptions, cancelled, finished, longest_wait, work } = totals;
+    println!("{steps} steps, {finished} answers, {cancelled} cancelled, {preemptions} preemptions");
+    println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
+    assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
+    // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
+    assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
+}
