@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use thunder_compute::Backend;
+
 use crate::active_request::{ActiveRequest, ChoiceBuffers};
 use crate::error::EngineError;
 use crate::event::Event;
@@ -20,8 +22,8 @@ use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Rank 0's loop.
-pub struct EngineLoop {
-    worker: RankWorker,
+pub struct EngineLoop<B: Backend> {
+    worker: RankWorker<B>,
     info: Arc<ModelInfo>,
     inbox: Inbox,
     scheduler: Scheduler,
@@ -46,11 +48,11 @@ struct Load {
     preemptions: u64,
 }
 
-impl EngineLoop {
+impl<B: Backend> EngineLoop<B> {
     /// A loop that serves the requests of `inbox` on the ranks that follow `worker`, which is rank
     /// 0's. A token of `eos` ends an answer.
     pub fn new(
-        worker: RankWorker,
+        worker: RankWorker<B>,
         info: Arc<ModelInfo>,
         inbox: Inbox,
         limits: Limits,

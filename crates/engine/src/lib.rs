@@ -50,7 +50,7 @@ pub use error::EngineError;
 pub use event::{Event, FinishReason, TokenLogprob, Usage};
 pub use handle::{Engine, EventStream, Inbox, Submission};
 pub use model_info::ModelInfo;
-pub use rank::RankWorker;
+pub use rank::{RankShard, RankWorker};
 pub use request::{Request, SubmitError};
 pub use sampling::Sampling;
 pub use scheduler::{Generation, Limits, NextStep, RequestId, Scheduler, StepPart, TokenEvent};

@@ -4,19 +4,32 @@ use std::ops::ControlFlow;
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{Group, Stats};
-use thunder_compute::{Backend, CpuBackend, CpuConfig, Largest, Step};
+use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
 use crate::error::EngineError;
 use crate::protocol::{Command, Message};
 use crate::results::StepResults;
 
-/// A rank with its weights loaded. Rank 0's is driven by an [`EngineLoop`](crate::EngineLoop); the
-/// others [`follow`](Self::follow).
-pub struct RankWorker {
+/// What a rank loads. All ranks of a world must be given the same.
+#[derive(Clone, Copy)]
+pub struct RankShard<'a> {
+    /// The model.
+    pub folder: &'a ModelFolder,
+    /// How the model is split over the ranks.
+    pub plan: &'a ShardPlan,
+    /// Rows, slots and cache blocks to make room for.
+    pub capacity: Capacity,
+    /// The backend's settings that change results, as text. Ranks with other settings are refused.
+    pub backend_settings: &'a str,
+}
+
+/// A rank with its weights loaded, on any backend. Rank 0's is driven by an
+/// [`EngineLoop`](crate::EngineLoop); the others [`follow`](Self::follow).
+pub struct RankWorker<B: Backend> {
     world: Group,
-    backend: CpuBackend,
-    model: Model<CpuBackend>,
+    backend: B,
+    model: Model<B>,
     message: Message,
     /// Block tables of all sequences, by slot.
     tables: Vec<Vec<u32>>,
@@ -33,25 +46,25 @@ pub struct RankWorker {
     counts: Vec<usize>,
 }
 
-impl RankWorker {
-    /// Loads this rank's shard of the model. All ranks of `world` call this together. `progress` is
-    /// told the bytes read so far and in all.
+impl<B: Backend> RankWorker<B> {
+    /// Loads this rank's shard of the model. All ranks of `world` call this together.
+    /// `make_backend` gets the rank's tensor-parallel group. `progress` is told the bytes read so
+    /// far and in all.
     ///
     /// # Errors
     /// When the model cannot be loaded here or on a peer, or the ranks were given different models
     /// or plans.
     pub fn load(
-        folder: &ModelFolder,
-        plan: &ShardPlan,
+        shard: RankShard<'_>,
         mut world: Group,
-        cpu: &CpuConfig,
-        capacity: Capacity,
+        make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
+        check_same_shard(&mut world, shard)?;
+        let RankShard { folder, plan, capacity, .. } = shard;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
-        check_same_model(&mut world, folder, plan, capacity, cpu)?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
-        let mut backend = CpuBackend::new(cpu, tensor);
+        let mut backend = make_backend(tensor)?;
         let mut peers = Ok(());
         let loaded = Model::load(folder, plan, rank, capacity, &mut backend, &mut |done, total| {
             progress(done, total);
@@ -234,17 +247,12 @@ impl RankWorker {
 
 /// Checks that all ranks were given the same model, plan and settings; with others they would
 /// compute nonsense.
-fn check_same_model(
-    world: &mut Group,
-    folder: &ModelFolder,
-    plan: &ShardPlan,
-    capacity: Capacity,
-    cpu: &CpuConfig,
-) -> Result<(), EngineError> {
+fn check_same_shard(world: &mut Group, shard: RankShard<'_>) -> Result<(), EngineError> {
     if world.size() == 1 {
         return Ok(());
     }
-    let what = format!("{:?} {plan:?} {capacity:?} {:?} {:?}", folder.spec, cpu.activations, cpu.overlap);
+    let RankShard { folder, plan, capacity, backend_settings } = shard;
+    let what = format!("{:?} {plan:?} {capacity:?} {backend_settings}", folder.spec);
     let own: [u8; 64] = std::array::from_fn({
         let parts = [Sha256::digest(what).into(), folder.weights.fingerprint()];
         move |index| parts[index / 32][index % 32]

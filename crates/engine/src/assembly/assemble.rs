@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, InitError, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CpuConfig, Isa};
+use thunder_compute::{CpuBackend, CpuConfig, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
 use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
@@ -17,7 +17,7 @@ use super::group::form_group;
 use super::memory::{KvCacheRequest, kv_cache_tokens, rank_budget};
 use super::spec::{PlanError, RankSpec, SpecError};
 use super::threads::{HostCores, ThreadCounts, ThreadPlacement};
-use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankWorker, Sampling};
+use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker, Sampling};
 
 /// Rows of a step: prompt tokens that are read together.
 pub const STEP_ROWS: usize = 256;
@@ -154,7 +154,13 @@ impl Assembly {
             kv_format: self.spec.engine.kv,
         };
         let began = Instant::now();
-        let rank = RankWorker::load(&self.folder, &self.plan, group, &cpu, capacity, progress)?;
+        let shard = RankShard {
+            folder: &self.folder,
+            plan: &self.plan,
+            capacity,
+            backend_settings: &format!("{:?} {:?}", cpu.activations, cpu.overlap),
+        };
+        let rank = RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), progress)?;
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
@@ -205,7 +211,7 @@ impl Assembly {
 
     fn start_scheduler(
         self,
-        rank: RankWorker,
+        rank: RankWorker<CpuBackend>,
         limits: Limits,
         transport: String,
         threads: ThreadCounts,
@@ -271,7 +277,7 @@ impl RunningEngine {
 
 /// A rank other than 0.
 pub struct Follower {
-    rank: RankWorker,
+    rank: RankWorker<CpuBackend>,
 }
 
 impl Follower {

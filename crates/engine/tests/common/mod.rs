@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuConfig, Isa, KvFormat};
-use thunder_engine::{Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankWorker, Sampling};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
+use thunder_engine::{
+    Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling,
+};
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,6 +26,7 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
         slots: limits.sequences,
         kv_format: KvFormat::F16,
     };
+    let shard = RankShard { folder: &folder, plan: &plan, capacity, backend_settings: "" };
     let info = ModelInfo {
         name: "builtin".to_owned(),
         context_length: 128,
@@ -42,7 +45,9 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
     };
     local::run_on(groups, |group| {
         let is_head = group.rank() == 0;
-        let mut worker = RankWorker::load(&folder, &plan, group, &cpu, capacity, &mut |_, _| {}).unwrap();
+        let mut worker =
+            RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut |_, _| {})
+                .unwrap();
         if !is_head {
             return worker.follow().unwrap();
         }
