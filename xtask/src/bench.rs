@@ -1,7 +1,9 @@
 //! `cargo xtask bench`: the headline measurements, in one run of one build, as JSON that
 //! docs/performance.md quotes.
 
+mod machine;
 mod measure;
+mod measurements;
 mod peers;
 mod report;
 mod tables;

@@ -76,6 +76,10 @@ fn long_functions(text: &str, max: usize, tests: bool) -> Vec<(usize, usize, Str
     for (at, line) in lines[..end].iter().enumerate() {
         let code = line.trim_start();
         let Some(name) = function_name(code) else { continue };
+        // A function on one line, as in a macro.
+        if code.ends_with('}') {
+            continue;
+        }
         let indentation = &line[..line.len() - code.len()];
         let closing = format!("{indentation}}}");
         // A declaration without a body ends with `;` before any brace is closed.

@@ -1,81 +1,24 @@
 //! Runs the measurements, one process after the other.
 
 use super::Args;
+use super::machine::{commit, machine};
+use super::measurements::Measurements;
 use super::peers::{LlamaCpp, Mpi};
 use super::report::*;
 use crate::process::{command, output, run as run_command};
 use crate::{cache, repository};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// What is measured, and for how long.
-pub struct Plan {
-    /// Shape and bits; the last one is also measured in batches and on several ranks.
-    models: Vec<Model>,
-    threads: Vec<usize>,
-    rounds: usize,
-    decode_tokens: usize,
-    prompt_tokens: usize,
-    batches: &'static str,
-    message_bytes: &'static [u64],
-    message_ms: u64,
-}
-
-impl Plan {
-    fn new(args: &Args, cores: usize) -> Self {
-        let model = |shape: &str, bits| Model { shape: shape.into(), bits };
-        let mut threads = vec![1];
-        if args.quick {
-            return Self {
-                models: vec![model("qwen3-tiny", 4)],
-                threads,
-                rounds: 1,
-                decode_tokens: 8,
-                prompt_tokens: 32,
-                batches: "1,2",
-                message_bytes: &[8, 65536],
-                message_ms: 5,
-            };
-        }
-        if cores > 1 {
-            threads.push(cores.min(8));
-        }
-        Self {
-            models: vec![
-                model("qwen3-0.6b", 4),
-                model("qwen3-0.6b", 8),
-                model("llama-1b", 8),
-                model("llama-1b", 4),
-            ],
-            threads,
-            rounds: args.rounds.into(),
-            decode_tokens: 48,
-            prompt_tokens: 512,
-            batches: "1,2,4,8",
-            message_bytes: &[8, 1024, 8192, 65536, 1 << 20, 16 << 20],
-            message_ms: 100,
-        }
-    }
-
-    /// Decoding reads the weights at any number of bits; prompts are measured at 4 only.
-    fn prefill_models(&self) -> impl Iterator<Item = &Model> {
-        self.models.iter().filter(|model| model.bits == 4)
-    }
-
-    fn ranks_model(&self) -> &Model {
-        &self.models[self.models.len() - 1]
-    }
-}
-
 /// The program and the models, and how far the measurements are.
 struct Bench {
     thunder: PathBuf,
     models: PathBuf,
-    plan: Plan,
+    plan: Measurements,
     llama: Option<LlamaCpp>,
     mpi: Option<Mpi>,
     started: Instant,
@@ -91,7 +34,7 @@ pub fn all(args: &Args) -> anyhow::Result<Report> {
     let mut bench = Bench {
         thunder: target.join("release/thunder"),
         models: cache()?.join("bench"),
-        plan: Plan::new(args, cores),
+        plan: Measurements::new(args, cores),
         llama: None,
         mpi: None,
         started,
@@ -458,53 +401,5 @@ impl Bench {
             })
         });
         rows.collect()
-    }
-}
-
-/// What this machine is, from /proc or sysctl.
-fn machine(name: Option<&str>, cores: usize, kernel: String) -> anyhow::Result<Machine> {
-    let field = |file: &str, field: &str| {
-        let text = fs::read_to_string(file).unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with(field))?.to_owned();
-        line.split_once(':').map(|(_, value)| value.trim().to_owned())
-    };
-    let sysctl =
-        |name: &str| output(&mut command(["sysctl", "-n", name])).ok().map(|text| text.trim().to_owned());
-    let cpu = field("/proc/cpuinfo", "model name").or_else(|| sysctl("machdep.cpu.brand_string"));
-    let cpu = cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    let kib =
-        field("/proc/meminfo", "MemTotal").and_then(|text| text.trim_end_matches(" kB").parse::<u64>().ok());
-    let memory_bytes = kib.map(|kib| kib << 10).or_else(|| sysctl("hw.memsize")?.parse().ok()).unwrap_or(0);
-    let system = output(&mut command(["uname", "-sr"]))?.trim().to_owned();
-    let name = name.map_or_else(|| slug(&format!("{cpu} {cores} cores")), slug);
-    if name.is_empty() {
-        bail!("--machine needs a letter or digit");
-    }
-    Ok(Machine { name, cpu, cores, memory_bytes, system, kernel })
-}
-
-/// Lowercase words joined by dashes, for a file name.
-fn slug(text: &str) -> String {
-    let lower = text.to_lowercase().replace("(r)", "");
-    let words = lower.split(|letter: char| !letter.is_ascii_alphanumeric());
-    words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
-}
-
-fn commit() -> anyhow::Result<String> {
-    let describe = ["git", "describe", "--always", "--dirty", "--abbrev=10"];
-    Ok(output(command(describe).current_dir(repository()))?.trim().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::slug;
-
-    #[test]
-    fn a_machines_name_fits_a_file_name() {
-        assert_eq!(
-            slug("Intel(R) Xeon(R) Processor @ 2.50GHz 2 cores"),
-            "intel-xeon-processor-2-50ghz-2-cores"
-        );
-        assert_eq!(slug("../Mac Studio"), "mac-studio");
     }
 }
