@@ -1,4 +1,5 @@
-//! Host files in MLX's JSON: which machines, by which addresses, and which RDMA device leads from each to each.
+//! Host files in MLX's JSON: machines, their addresses, and the RDMA device from each machine
+//! towards each other.
 //!
 //! Both forms are read: a bare list of hosts, and an object with `backend`, `envs` and `hosts`.
 //!
@@ -25,18 +26,18 @@ pub struct Hostfile {
     /// `NAME=VALUE` for every rank.
     #[serde(rename = "envs", serialize_with = "as_pairs")]
     pub envs: Vec<(String, String)>,
-    /// One entry a rank, in rank order.
+    /// One entry per rank, in rank order.
     pub hosts: Vec<Host>,
 }
 
 /// One entry of a host file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Host {
-    /// What `ssh` calls the machine.
+    /// The machine's name for `ssh`.
     pub ssh: String,
-    /// Addresses at which the other ranks reach it.
+    /// Addresses at which the other ranks reach the machine.
     pub ips: Vec<String>,
-    /// The devices towards each rank; empty where there is no RDMA.
+    /// The devices towards each rank; empty without RDMA.
     pub rdma: Vec<Devices>,
 }
 
@@ -52,26 +53,26 @@ pub enum Devices {
     Several(Vec<String>),
 }
 
-/// What is wrong with a host file. Entries are counted from 0, as ranks are.
+/// What is wrong with a host file. Entries are counted from 0, like ranks.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostfileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the host file cannot be read: {why}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         why: String,
     },
-    /// It is not JSON.
+    /// The file is not JSON.
     #[error("the host file is not JSON: {0}")]
     NotJson(String),
-    /// A value is not what was expected there.
+    /// A value is not of the expected kind.
     #[error("{at} in the host file is {found}: {expected}")]
     Entry {
-        /// Where: `hosts[1].rdma[0]`.
+        /// Path of the value, e.g. `hosts[1].rdma[0]`.
         at: String,
-        /// What is there.
+        /// The value.
         found: String,
         /// What was expected.
         expected: &'static str,
@@ -81,9 +82,9 @@ pub enum HostfileError {
     Rdma {
         /// The entry.
         index: usize,
-        /// Its name.
+        /// The entry's name.
         ssh: String,
-        /// What is missing or too much.
+        /// What is missing or superfluous.
         why: String,
     },
 }
@@ -92,7 +93,7 @@ impl Hostfile {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read or is malformed.
+    /// When the file cannot be read or is malformed.
     pub fn read(path: &Path) -> Result<Self, HostfileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| HostfileError::Unreadable { path: path.to_owned(), why: error.to_string() })?;
@@ -102,7 +103,7 @@ impl Hostfile {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// When it is malformed; the error names the entry.
+    /// Names the entry that is malformed.
     pub fn parse(text: &str) -> Result<Self, HostfileError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| HostfileError::NotJson(error.to_string()))?;
@@ -126,7 +127,13 @@ impl Hostfile {
                     .ok_or_else(|| wrong("the object", &value, "it needs \"hosts\", a list of hosts"))?;
                 (backend, envs, hosts)
             }
-            _ => return Err(wrong("the whole", &value, "expected a list of hosts, or an object with one")),
+            _ => {
+                return Err(wrong(
+                    "the top level",
+                    &value,
+                    "expected a list of hosts, or an object with one",
+                ));
+            }
         };
         let entries = list("hosts", hosts)?;
         if entries.is_empty() {
@@ -136,14 +143,15 @@ impl Hostfile {
         Ok(Self { backend, envs, hosts })
     }
 
-    /// The file's text in the new form.
+    /// The file's text, as an object.
     pub fn to_json(&self) -> String {
-        // Strings and lists of strings: there is nothing in it that JSON cannot hold.
+        // Strings and lists of strings always serialise.
         serde_json::to_value(self).map(|value| value.to_string()).unwrap_or_default()
     }
 
-    /// Checks that the devices form JACCL's matrix: a row per host with an entry per host, nothing towards itself, and a
-    /// device towards every other host, or with `ring` towards both neighbours.
+    /// Checks that the devices form JACCL's matrix: a row per host and an entry per host in it,
+    /// `null` towards the host itself, and a device towards every other host (with `ring`: towards
+    /// both neighbours).
     ///
     /// # Errors
     /// Names the first host whose row is wrong.
@@ -174,7 +182,7 @@ impl Hostfile {
     }
 }
 
-/// Splits `NAME=VALUE`, if the name is one that a shell can export.
+/// Splits `NAME=VALUE`. `None` if a shell could not export the name.
 pub fn split_variable(text: &str) -> Option<(String, String)> {
     let (name, value) = text.split_once('=')?;
     let mut letters = name.chars();
@@ -185,7 +193,8 @@ pub fn split_variable(text: &str) -> Option<(String, String)> {
     valid.then(|| (name.to_owned(), value.to_owned()))
 }
 
-/// Whether `name` can be handed to `ssh` as a host: nothing that it would take for an option or that splits.
+/// Whether `name` can be passed to `ssh` as a host: not taken for an option, and without spaces or
+/// commas.
 pub fn is_host_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('-')
@@ -195,15 +204,11 @@ pub fn is_host_name(name: &str) -> bool {
 fn host((index, entry): (usize, &Value)) -> Result<Host, HostfileError> {
     let at = format!("hosts[{index}]");
     let Value::Object(object) = entry else {
-        return Err(wrong(
-            &at,
-            entry,
-            "expected an object with \"ssh\", and where known \"ips\" and \"rdma\"",
-        ));
+        return Err(wrong(&at, entry, "expected an object with \"ssh\", and if known \"ips\" and \"rdma\""));
     };
     let ssh = object
         .get("ssh")
-        .ok_or_else(|| wrong(&at, entry, "\"ssh\" is missing, the name of the machine for ssh"))?;
+        .ok_or_else(|| wrong(&at, entry, "\"ssh\" is missing: the machine's name for ssh"))?;
     let name = string(&format!("{at}.ssh"), ssh)?;
     if !is_host_name(&name) {
         return Err(wrong(

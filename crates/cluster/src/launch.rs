@@ -1,24 +1,30 @@
-//! `thunder launch`: starts the ranks of a program on this machine and on others, and stands by them until the last has
-//! ended.
+//! `thunder launch`: starts the ranks of a program on this machine and on others, and supervises
+//! them until the last has ended.
 //!
-//! A [`Launch`] says what to start; [`Launch::plan`] places the ranks and settles every variable and command, without side
-//! effects; [`Plan::run`] starts them, passes their output on line by line, and ends all of them when one fails.
+//! A [`Launch`] says what to start. [`Launch::plan`] places the ranks and decides every variable
+//! and command, without side effects. [`LaunchPlan::run`] starts the ranks, passes their output on
+//! line by line, and ends all of them when one fails.
 //!
-//! A local rank is a child in a process group of its own. A remote one is a child of a small `sh` script at the other end of
-//! `ssh`, which is sent over standard input (nothing secret is in any command line) and which ends its rank as soon as that
-//! input closes. One thread waits in `poll`; standard input is read by a second one.
+//! A local rank is a child in a process group of its own. A remote rank is a child of a small `sh`
+//! script at the other end of `ssh`. The script is sent over standard input, so that no command
+//! line holds a secret, and ends its rank when that input closes. One thread waits in `poll`; a
+//! second one reads standard input.
 
+mod addresses;
+mod dry_run;
 mod environment;
 mod error;
 mod guard;
-mod lines;
+mod hosts;
 mod output;
-mod place;
-mod rank;
+mod plan;
+mod relay;
 mod remote;
 mod report;
+mod secret;
+mod shell;
 mod signals;
-mod supervise;
+mod start;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,43 +34,47 @@ use serde::{Deserialize, Serialize};
 use crate::hostfile::Hostfile;
 
 pub use error::LaunchError;
-pub use place::{Place, Plan, PlannedRank, parse_hosts};
-pub use report::{End, Outcome, RankReport};
+pub use hosts::{Place, parse_hosts};
+pub use plan::{LaunchPlan, PlannedRank};
+pub use report::{LaunchReport, RankEnd, RankReport};
 
 /// What to start, where and how. Start from [`Launch::new`] and change fields.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Launch {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// Where, and with what addresses and devices. One rank per place.
+    /// Host, addresses and devices of each rank.
     pub places: Vec<Place>,
-    /// What the ranks talk over.
+    /// Transport, and which of MLX's variables to set.
     pub backend: Backend,
-    /// More variables for every rank; they win over those that the launcher sets, rank and world size aside.
+    /// More variables for every rank. They win over the launcher's own, except for rank and world
+    /// size.
     pub environment: Vec<(String, String)>,
-    /// The ranks' working directory. `None`: this one where it exists, else the home directory.
+    /// The ranks' working directory. `None`: the launcher's if the host has it, else the home
+    /// directory.
     pub directory: Option<PathBuf>,
-    /// The Python under which a `.py` command runs. `None`: that of the active virtual environment, else `python3`.
+    /// The Python that runs a `.py` command. `None`: that of the active virtual environment, else
+    /// `python3`.
     pub python: Option<String>,
-    /// The program that reaches other machines, and its first arguments.
+    /// The program that reaches other machines, usually `ssh`, and its first arguments.
     pub ssh: Vec<String>,
-    /// First of the ports used when ranks are on several machines, and the coordinator's. `None`: 32323, or free ones when
-    /// all ranks are local.
+    /// First port, which is the coordinator's. `None`: 32323, or free ports if all ranks are local.
     pub port: Option<u16>,
-    /// MLX's ring uses this many connections per address.
+    /// Connections per address in MLX's ring.
     pub connections_per_ip: usize,
-    /// Who gets standard input.
+    /// Which ranks get standard input.
     pub input: Input,
-    /// Whether lines carry their rank.
+    /// Whether each line of output starts with its rank.
     pub prefix: bool,
-    /// Whether the ranks' standard output goes to standard error, so that standard output is left for a report.
+    /// Whether the ranks' standard output goes to standard error, to keep standard output for a
+    /// report.
     pub output_to_stderr: bool,
-    /// How long ranks have between TERM and KILL.
+    /// Time between TERM and KILL.
     pub grace: Duration,
 }
 
 impl Launch {
-    /// A launch of `command`, one rank per place, everything else as `thunder launch` has it by default.
+    /// A launch of `command`, one rank per place, with `thunder launch`'s defaults.
     pub fn new(command: Vec<String>, places: Vec<Place>) -> Self {
         Self {
             command,
@@ -83,26 +93,28 @@ impl Launch {
         }
     }
 
-    /// Takes places, variables and, if none was chosen, the backend from a host file; each entry is `repeat` ranks.
+    /// Takes places, variables and (if the backend is still `Auto`) the backend from a host file.
+    /// Each entry is `repeat` ranks.
     ///
     /// # Errors
-    /// When the file asks for a backend that does not exist, or for more ranks than a group may have.
+    /// When the file asks for an unknown backend, or for more ranks than a group may have.
     pub fn apply(&mut self, hostfile: &Hostfile, repeat: usize) -> Result<(), LaunchError> {
         if let (Backend::Auto, Some(name)) = (self.backend, &hostfile.backend) {
             self.backend = name.parse()?;
         }
         let given = std::mem::take(&mut self.environment);
         self.environment = hostfile.envs.iter().cloned().chain(given).collect();
-        self.places = place::repeated(&hostfile.hosts, repeat)?;
+        self.places = hosts::repeated(&hostfile.hosts, repeat)?;
         Ok(())
     }
 }
 
-/// What the ranks talk over. Thunderhead's variables are always set; this chooses its transport and MLX's variables.
+/// Transport between ranks. Thunderhead's variables are always set; the backend decides its
+/// transport and MLX's variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// JACCL where the host file lists all devices, else MLX's ring.
+    /// JACCL if the host file lists all RDMA devices, else MLX's ring.
     #[default]
     Auto,
     /// MLX's ring over TCP.
@@ -143,16 +155,16 @@ impl std::str::FromStr for Backend {
     }
 }
 
-/// Who gets the launcher's standard input.
+/// Which ranks get the launcher's standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Input {
     /// Rank 0.
     #[default]
     First,
-    /// Every rank, each all of it.
+    /// Every rank gets all of it.
     All,
-    /// Nobody.
+    /// No rank.
     None,
 }
 

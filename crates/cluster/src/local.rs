@@ -1,23 +1,26 @@
-//! Ranks on this machine: copies of this program, each told by its environment which rank it is.
+//! The other ranks of a group on this machine: copies of this program, which read from their
+//! environment which rank they are.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{Config, InitError};
 
-/// Ranks that were told to end have this long before they are killed.
+use crate::ranks::{RankProcess, RankSet};
+
+/// Time that ranks have to end by themselves before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Why ranks could not be started.
+/// Why the ranks of this machine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot start the ranks of this machine: {0}")]
     System(#[from] io::Error),
-    /// A setting is wrong.
+    /// A `THUNDER_*` variable is wrong.
     #[error(transparent)]
     Setting(#[from] InitError),
 }
@@ -25,7 +28,8 @@ pub enum StartError {
 /// Where the ranks of this machine meet: a free port on loopback, and a secret of their own.
 #[derive(Debug, Clone)]
 pub struct LoopbackRendezvous {
-    /// Bound listener for rank 0. It is bound before any rank starts, so that no other process can take its port.
+    /// Bound listener for rank 0. It is bound before any rank starts, so that no other process can
+    /// take its port.
     pub listener: Arc<TcpListener>,
     /// The listener's address, `host:port`.
     pub coordinator: String,
@@ -61,7 +65,8 @@ impl LoopbackRendezvous {
         ]
     }
 
-    /// The configuration with which this process becomes rank 0 of `ranks`. `transport` is a value of `THUNDER_TRANSPORT`.
+    /// The configuration with which this process becomes rank 0 of `ranks`. `transport` is a value
+    /// of `THUNDER_TRANSPORT`.
     ///
     /// # Errors
     /// When one of this process's `THUNDER_*` variables is wrong.
@@ -77,65 +82,47 @@ impl LoopbackRendezvous {
     }
 }
 
-/// The other ranks of a group on this machine. Dropping it ends them.
+/// The other ranks of a group on this machine. Dropping it kills them.
 #[derive(Debug)]
 pub struct LocalRanks {
-    children: Vec<Child>,
+    set: RankSet,
 }
 
 impl LocalRanks {
-    /// Starts ranks 1 to `ranks - 1` as copies of this process with the same arguments. `transport` is a value of
-    /// `THUNDER_TRANSPORT`.
+    /// Starts ranks 1 to `ranks - 1` as copies of this process with the same arguments. `transport`
+    /// is a value of `THUNDER_TRANSPORT`.
     ///
     /// # Errors
-    /// When a process cannot be started; those that were are ended.
+    /// When a process cannot be started; those already started are killed.
     pub fn start(ranks: usize, rendezvous: &LoopbackRendezvous, transport: &str) -> Result<Self, StartError> {
         let program = std::env::current_exe()?;
-        let mut started = Self { children: Vec::new() };
+        let mut set = RankSet::new(GRACE);
         for rank in 1..ranks {
             let mut command = Command::new(&program);
             command
                 .args(std::env::args_os().skip(1))
                 .envs(rendezvous.variables(rank, ranks, transport))
-                .stdin(std::process::Stdio::null())
-                .stdout(std::process::Stdio::null());
-            // A Ctrl-C at the terminal is rank 0's to handle.
-            #[cfg(unix)]
-            std::os::unix::process::CommandExt::process_group(&mut command, 0);
-            started.children.push(command.spawn()?);
+                .stdin(Stdio::null())
+                .stdout(Stdio::null());
+            set.ranks.push(RankProcess::spawn(command, rank, "localhost".to_owned(), true)?);
         }
-        Ok(started)
+        Ok(Self { set })
     }
 
-    /// Waits for the ranks to end by themselves, and kills those that do not within a grace time.
+    /// Waits for the ranks to end by themselves, and kills those that take longer than a grace
+    /// time.
     pub fn finish(&mut self) {
-        let deadline = Instant::now() + GRACE;
-        for child in &mut self.children {
-            while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            // One that has ended by itself is only reaped by this.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        self.children.clear();
+        self.set.wait(Instant::now() + GRACE);
+        // Dropping a rank that still runs kills it.
+        self.set.ranks.clear();
     }
 }
 
-impl Drop for LocalRanks {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Set for ranks that [`LocalRanks`] started, which run their parent's arguments.
+/// Set for the ranks that [`LocalRanks`] starts, which run their parent's arguments.
 pub const CHILD: &str = "THUNDER_CHILD";
 
-/// How many ranks share this machine, set for ranks that [`LocalRanks`] starts.
+/// Variable: the number of ranks on a rank's host.
 pub const LOCAL_RANKS: &str = "THUNDER_LOCAL_RANKS";
 
-/// Which of them a rank is, from 0 on.
+/// Variable: a rank's index among the ranks on its host, from 0.
 pub const LOCAL_RANK: &str = "THUNDER_LOCAL_RANK";

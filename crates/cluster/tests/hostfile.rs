@@ -1,4 +1,4 @@
-//! Host files as people and MLX's tools write them, and as they should not be written.
+//! Well-formed and malformed host files, lists of hosts, and the variables that follow from them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn message(text: &str) -> String {
 }
 
 #[test]
-fn old_and_new_form_say_the_same() {
+fn the_old_and_the_new_form_parse_alike() {
     let hosts = r#"[{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [null, "rdma_en2"]},
         {"ssh": "me@b", "ips": ["10.0.0.2", "fe80::1"], "rdma": [["rdma_en2", "rdma_en3"], null]}]"#;
     let old = Hostfile::parse(hosts).unwrap();
@@ -34,7 +34,7 @@ fn addresses_and_devices_may_be_absent() {
 fn errors_name_the_entry() {
     for (text, parts) in [
         ("[", &["not JSON"][..]),
-        ("3", &["the whole", "3"]),
+        ("3", &["the top level", "3"]),
         ("[]", &["hosts", "at least one"]),
         (r#"{"backend": "ring"}"#, &["\"hosts\""]),
         (r#"{"hosts": {"a": 1}}"#, &["hosts", "expected a list"]),
@@ -83,7 +83,7 @@ fn the_matrix_of_devices_is_checked() {
 }
 
 #[test]
-fn lists_of_hosts() {
+fn lists_of_hosts_are_parsed() {
     let names = |text: &str, repeat| {
         let places = parse_hosts(text, repeat).map_err(|error| error.to_string());
         places.map(|places| places.into_iter().map(|place| place.ssh).collect::<Vec<_>>())
@@ -95,13 +95,13 @@ fn lists_of_hosts() {
     for wrong in ["", "a,,b", "a:0", "a:x", "-l", "a b"] {
         assert!(names(wrong, 1).is_err_and(|error| error.contains("is not a host")), "{wrong}");
     }
-    // Refused before room is made for them.
+    // Refused before memory is allocated for them.
     for (text, repeat) in [("a:4000000000", 1), ("a,b", usize::MAX), ("a:60000,b:60000", 1)] {
-        assert!(names(text, repeat).is_err_and(|error| error.contains("65535 at most")), "{text}");
+        assert!(names(text, repeat).is_err_and(|error| error.contains("at most 65535")), "{text}");
     }
     let hostfile = Hostfile::parse(r#"[{"ssh": "a"}, {"ssh": "b"}]"#).unwrap();
     let error = Launch::new(vec!["x".to_owned()], Vec::new()).apply(&hostfile, usize::MAX).unwrap_err();
-    assert!(error.to_string().contains("65535 at most"), "{error}");
+    assert!(error.to_string().contains("at most 65535"), "{error}");
 }
 
 fn plan(launch: &Launch) -> Result<Vec<(Variables, Variables)>, String> {
@@ -144,7 +144,7 @@ fn jaccl_gets_its_matrix_and_coordinator() {
     assert_eq!(environment.get("THUNDER_COORDINATOR"), Some("10.0.0.1:32323"));
     assert_eq!(files.get("MLX_IBV_DEVICES"), Some(r#"[[null,["en2","en3"]],["en2",null]]"#));
     assert_eq!((files.get("MLX_HOSTFILE"), environment.get("MLX_JACCL_RING")), (None, None));
-    // Options win over the file, and nothing over the rank.
+    // Options win over the file; nothing wins over the rank.
     assert_eq!([environment.get("A"), environment.get("B")], [Some("option"), Some("file")]);
     assert_eq!([environment.get("MLX_RANK"), environment.get("THUNDER_RANK")], [Some("1"); 2]);
     let mut ring = macs();
@@ -153,7 +153,7 @@ fn jaccl_gets_its_matrix_and_coordinator() {
 }
 
 #[test]
-fn the_other_backends_get_theirs() {
+fn every_other_backend_gets_its_variables() {
     let mut launch = macs();
     launch.backend = Backend::Ring;
     launch.connections_per_ip = 2;
@@ -213,7 +213,7 @@ fn host() -> impl Strategy<Value = Host> {
     })
 }
 
-/// Any JSON, so that a parser meets what it does not expect at every place.
+/// Any JSON, so that the parser meets unexpected values everywhere.
 fn json() -> impl Strategy<Value = serde_json::Value> {
     let key =
         prop_oneof![Just("ssh"), Just("ips"), Just("rdma"), Just("hosts"), Just("envs"), Just("backend")];
@@ -247,7 +247,7 @@ proptest! {
         prop_assert_eq!(Hostfile::parse(&hostfile.to_json()).unwrap(), hostfile);
     }
 
-    /// A file as it should be, in which something was changed, or of which the end is missing.
+    /// A well-formed file with one change, or without its end.
     #[test]
     fn damaged_files_give_short_errors(
         changes in prop::collection::vec((any::<prop::sample::Index>(), "\\PC"), 1..4),

@@ -1,4 +1,5 @@
-//! `thunder launch`: the ranks of any program, on this machine or by ssh on others.
+//! `thunder launch`: runs any program as the ranks of a group, on this machine or over ssh on
+//! others.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,13 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use thunder_cluster::hostfile::{Hostfile, split_variable};
-use thunder_cluster::launch::{Backend, Input, Launch, Outcome, parse_hosts};
+use thunder_cluster::launch::{Backend, Input, Launch, LaunchReport, parse_hosts};
 
-/// Starts a program as the ranks of a group, on this machine or by ssh on others, and stands by them.
+/// Run a program as the ranks of a group, on this machine or over ssh on others
 ///
-/// Sets Thunderhead's variables (THUNDER_RANK, THUNDER_WORLD_SIZE, THUNDER_COORDINATOR, THUNDER_SECRET) and MLX's (MLX_RANK, and
-/// MLX_HOSTFILE or MLX_IBV_DEVICES and MLX_JACCL_COORDINATOR), so that programs of both find their group. When a rank fails the
-/// others are ended, and the exit status is the first failing rank's; 128 and the signal's number if a signal ended it.
+/// Sets Thunderhead's variables (THUNDER_RANK, THUNDER_WORLD_SIZE, THUNDER_COORDINATOR,
+/// THUNDER_SECRET) and MLX's (MLX_RANK, and MLX_HOSTFILE or MLX_IBV_DEVICES and
+/// MLX_JACCL_COORDINATOR), so that programs of both find their group. When a rank fails, the others
+/// are ended. The exit status is that of the first failing rank; 128 plus the signal's number if a
+/// signal ended it.
 ///
 ///     thunder launch -n 4 -- ./program
 ///     thunder launch --hosts mac1,mac2 -- thunder serve model
@@ -21,52 +24,67 @@ use thunder_cluster::launch::{Backend, Input, Launch, Outcome, parse_hosts};
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub struct LaunchCommand {
-    /// Hosts, separated by commas; `host:N` for N ranks there. localhost and this machine's name need no ssh
-    #[arg(long, default_value = "localhost", conflicts_with = "hostfile")]
+    /// Hosts, separated by commas; `host:N` for N ranks there. localhost and this machine's own
+    /// name need no ssh
+    #[arg(long, value_name = "HOST,…", default_value = "localhost", conflicts_with = "hostfile")]
     hosts: String,
-    /// Ranks on each host that names no number
+    /// Ranks on each host that has no number of its own
     #[arg(short = 'n', long = "repeat-hosts", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     repeat: usize,
-    /// Host file in MLX's JSON: a list of {ssh, ips, rdma}, or an object with backend, envs and hosts
+    /// Host file in MLX's JSON: a list of {ssh, ips, rdma}, or an object with backend, envs and
+    /// hosts
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// auto, ring, jaccl, jaccl-ring, nccl, shm or tcp. auto: jaccl where the host file lists all devices, else ring
-    #[arg(long)]
+    /// Transport between ranks [default: auto]
+    ///
+    /// Possible values:
+    /// - auto:       jaccl if the host file lists all RDMA devices, else ring
+    /// - ring:       MLX's ring over TCP. Thunderhead's programs choose their own transport
+    /// - jaccl:      RDMA, each rank cabled to every other; needs a host file with devices
+    /// - jaccl-ring: RDMA, each rank cabled to its two neighbours; needs a host file with devices
+    /// - nccl:       NCCL, for MLX's programs on NVIDIA GPUs
+    /// - shm:        shared memory; all ranks on one host (Thunderhead's programs only)
+    /// - tcp:        TCP, also within a host
+    #[arg(long, value_name = "BACKEND", verbatim_doc_comment)]
     backend: Option<Backend>,
-    /// A variable for every rank; `NAME` alone passes this process's value on, which keeps it out of command lines
+    /// Variable for every rank; may be repeated. `NAME` alone passes on this process's value, which
+    /// keeps the value out of command lines
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Working directory of every rank [default: this one, where the host has it]
+    /// Working directory of every rank [default: this one if the host has it, else the home
+    /// directory]
     #[arg(long, value_name = "DIR")]
     cwd: Option<PathBuf>,
-    /// Run the command under this Python [default for a .py file: the active environment's]
+    /// Run COMMAND with this Python [default for a .py file: that of the active environment]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
-    /// Who gets standard input
+    /// Which ranks get standard input
     #[arg(long, value_enum, default_value = "0")]
     stdin: InputOption,
-    /// Pass output on as it is, without the rank before each line
+    /// Do not print the rank before each line of output
     #[arg(long)]
     no_prefix: bool,
-    /// Seconds between TERM and KILL for ranks that are ended
+    /// Seconds between TERM and KILL when ranks are ended
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     grace: f64,
-    /// First port, the coordinator's; MLX's ring takes those after it [default: 32323; free ones if all ranks are local]
-    #[arg(short = 'p', long = "port", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
+    /// The coordinator's port; MLX's ring uses those after it [default: 32323; free ports if all
+    /// ranks are local]
+    #[arg(short = 'p', long = "port", value_name = "PORT", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Connections per address in MLX's ring
+    /// Connections per address in MLX's ring; more can carry more on a fast network
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     connections_per_ip: usize,
-    /// The program to reach other machines with
+    /// Program that reaches other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     ssh: String,
-    /// An argument for it, such as -p2222 or -i/path; may be repeated
+    /// Argument for --ssh's program, such as -p2222 or -i/path; may be repeated
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     ssh_arg: Vec<String>,
-    /// Print what would be run, with secrets hidden, and run nothing
+    /// Print what would be run, with secrets hidden, and start nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print the result, or with --dry-run the plan, as JSON on standard output; the ranks' output goes to standard error
+    /// Print the result as JSON on standard output (with --dry-run: the plan); the ranks' output
+    /// goes to standard error
     #[arg(long)]
     json: bool,
     /// The program and its arguments
@@ -145,7 +163,8 @@ fn variable(entry: &str) -> Result<(String, String)> {
     let pair = if entry.contains('=') {
         split_variable(entry)
     } else {
-        let value = std::env::var(entry).with_context(|| format!("--env {entry}: no such variable here"))?;
+        let value = std::env::var(entry)
+            .with_context(|| format!("--env {entry}: this process has no such variable"))?;
         split_variable(&format!("{entry}={value}"))
     };
     match pair {
@@ -154,7 +173,7 @@ fn variable(entry: &str) -> Result<(String, String)> {
     }
 }
 
-fn report(outcome: &Outcome, json: bool) -> Result<()> {
+fn report(outcome: &LaunchReport, json: bool) -> Result<()> {
     let summary = outcome.summary();
     if !summary.is_empty() {
         eprintln!("thunder launch: {summary}");
@@ -173,7 +192,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    // More than a day is a slip of the pen.
+    // More than a day is taken for a typing error.
     let number: Option<f64> = text.parse().ok();
     number
         .filter(|seconds| (0.0..=86_400.0).contains(seconds))

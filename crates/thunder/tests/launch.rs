@@ -1,4 +1,4 @@
-//! `thunder launch` from the command line; what it does with ranks is tested in `thunder-cluster`.
+//! Options of `thunder launch`. How it treats ranks is tested in `thunder-cluster`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Output, Stdio};
@@ -30,7 +30,7 @@ fn options_reach_the_ranks() {
 }
 
 #[test]
-fn json_has_standard_output_for_itself() {
+fn json_is_alone_on_standard_output() {
     let output = launch(&["--json", "--", "sh", "-c", "echo hello; exit 3"]);
     assert_eq!(output.status.code(), Some(3));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -39,7 +39,7 @@ fn json_has_standard_output_for_itself() {
 }
 
 #[test]
-fn a_dry_run_shows_commands_without_secrets_and_runs_nothing() {
+fn a_dry_run_shows_commands_without_secrets_and_starts_nothing() {
     let hosts = "localhost,10.0.0.5";
     let output =
         launch(&["--dry-run", "--hosts", hosts, "--env", "API_KEY=zzz", "--", "touch", "/no/such/file"]);

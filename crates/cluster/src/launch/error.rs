@@ -1,10 +1,10 @@
-//! What can be wrong before, or with, a launch itself; a rank that fails is a result, not an error.
+//! Errors of the launcher itself. A rank that fails is part of the report, not an error.
 
 use std::path::PathBuf;
 
 use crate::hostfile::HostfileError;
 
-/// Why nothing could be started, or why the launcher had to stop.
+/// Why a launch could not be planned or started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// There is no command.
@@ -18,60 +18,60 @@ pub enum LaunchError {
         /// The entry.
         entry: String,
     },
-    /// More ranks than a group may have.
-    #[error("{count} ranks: a group has {most} at most; lower :N in the list of hosts, or -n")]
+    /// More ranks than a group can have.
+    #[error("{count} ranks are too many: a group has at most {most}; lower :N in the list of hosts, or -n")]
     TooMany {
-        /// What was asked for.
+        /// Ranks asked for.
         count: usize,
-        /// What is possible.
+        /// The limit.
         most: usize,
     },
-    /// A backend that does not exist.
+    /// No backend has this name.
     #[error(
         "there is no backend \"{name}\": use auto, ring, jaccl, jaccl-ring, nccl, shm or tcp (MPI: call mpirun)"
     )]
     UnknownBackend {
-        /// Its name.
+        /// The name.
         name: String,
     },
     /// The host file is wrong.
     #[error(transparent)]
     Hostfile(#[from] HostfileError),
-    /// JACCL needs devices that no host file told.
+    /// The RDMA devices that JACCL needs are not in the host file.
     #[error("backend {backend} needs a host file with \"rdma\" devices, one rank per host: {why}")]
     NoDevices {
         /// The backend.
         backend: &'static str,
-        /// What is wrong.
+        /// What is missing.
         why: String,
     },
-    /// Shared memory does not reach another host.
+    /// Shared memory cannot reach another host.
     #[error("backend shm needs all ranks on one host, but rank {rank} is on {host}: use auto or tcp")]
     NotOneHost {
-        /// The first rank elsewhere.
+        /// The first rank on another host.
         rank: usize,
         /// Its host.
         host: String,
     },
-    /// A host has no address that the other ranks could use.
+    /// A host has no address at which the other ranks can reach it.
     #[error(
-        "no address is known for {host}, which {why}: name it in a host file's \"ips\", or by a name that resolves"
+        "no address is known for {host}, which {why}: add it to \"ips\" in a host file, or use a name that resolves"
     )]
     NoAddress {
         /// The host.
         host: String,
-        /// Who needs it.
+        /// What needs the address.
         why: &'static str,
     },
-    /// There are more ports wanted than exist above the first.
-    #[error("port {first} leaves no room for {needed} ports: choose a lower --port")]
+    /// Fewer ports exist above the first one than are needed.
+    #[error("there are no {needed} ports from {first} on: choose a lower --port")]
     Ports {
-        /// The first.
+        /// The first port.
         first: u16,
-        /// How many are wanted.
+        /// Ports needed.
         needed: usize,
     },
-    /// The working directory is not there.
+    /// The working directory does not exist.
     #[error("rank {rank} on this machine: no directory {}", path.display())]
     NoDirectory {
         /// The rank.
@@ -88,21 +88,21 @@ pub enum LaunchError {
         host: String,
         /// The program, or `ssh`.
         program: String,
-        /// The system's answer.
+        /// The system's error.
         why: std::io::Error,
     },
-    /// The system refused something else.
+    /// Another system call failed.
     #[error("cannot {what}: {why}")]
     System {
-        /// What was tried.
+        /// What the launcher tried to do.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         why: std::io::Error,
     },
 }
 
 impl LaunchError {
-    /// For `map_err`: a call that failed while trying to do `what`.
+    /// For `map_err`: a system call failed while trying to `what`.
     pub(crate) fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |why| Self::System { what, why: why.into() }
     }

@@ -1,4 +1,4 @@
-//! Ends the local ranks when the launcher itself is killed and can no longer do it.
+//! Ends the local ranks if the launcher itself is killed.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -8,19 +8,20 @@ use std::time::Duration;
 
 use super::LaunchError;
 
-/// It waits for its input to close; the last line before that is the list of groups, or `q` if all is well.
+/// Reads lists of process groups until `q` or the end of input. At the end of input it ends the
+/// last list's groups.
 const SCRIPT: &str = r#"IFS= read -r d; g=
 while IFS= read -r l; do case $l in q) exit 0 ;; *) g=$l ;; esac; done
 kill -s TERM -- $g; sleep "$1"; kill -s KILL -- $g; rm -rf -- "$d""#;
 
-/// A small process that outlives the launcher if need be.
+/// A `sh` process that outlives the launcher if the launcher is killed.
 pub(super) struct Guard {
     process: Child,
     orders: Option<ChildStdin>,
 }
 
 impl Guard {
-    /// `folder` holds the ranks' files; it is removed with them.
+    /// `folder` holds the ranks' files. The guard removes it if the launcher is killed.
     pub fn start(folder: &Path, grace: Duration) -> Result<Self, LaunchError> {
         let mut process = Command::new("sh")
             .args(["-c", SCRIPT, "thunder-launch-guard", &grace.as_secs().max(1).to_string()])
@@ -36,15 +37,16 @@ impl Guard {
         Ok(guard)
     }
 
-    /// Names the process groups that are there now.
-    pub fn watch(&mut self, groups: impl Iterator<Item = i32>) {
-        let list: Vec<String> = groups.map(|group| format!("-{group}")).collect();
+    /// Replaces the list of process groups to end.
+    pub fn watch(&mut self, groups: &[i32]) {
+        let list: Vec<String> = groups.iter().map(|group| format!("-{group}")).collect();
         self.tell(&list.join(" "));
     }
 
     fn tell(&mut self, line: &str) {
         if let Some(orders) = &mut self.orders {
-            // A guard that someone has killed is missed only if the launcher is killed too.
+            // Writing fails if the guard was killed. That matters only if the launcher is killed
+            // too.
             let _ = orders.write_all(format!("{line}\n").as_bytes());
         }
     }

@@ -1,27 +1,24 @@
-//! What runs at the other end of `ssh`: a `sh` script that starts a rank in a process group of its own and stands by it.
+//! What runs at the other end of `ssh`: a `sh` script that starts a rank in a process group of its
+//! own and supervises it.
 //!
-//! The script comes as one line over standard input, because it holds secrets and a command line can be read by everyone
-//! on the machine. What follows on standard input are orders, a line each: `T` and `K` send TERM and KILL to the group, `E` ends
-//! the rank's standard input. When that input closes, because the launcher or the connection is gone, the group is ended.
-//! The rank's own standard input comes over a second connection, into a named pipe: one that is full must not
-//! keep the script from seeing its orders.
+//! The script arrives as one line over standard input, because it holds secrets and every user of a
+//! machine can read command lines. Orders follow, one per line: `T` and `K` send TERM and KILL to
+//! the group, `E` closes the rank's standard input. When the script's input closes, because the
+//! launcher or the connection is gone, the script ends the group. The rank's own standard input
+//! arrives over a second connection, into a named pipe: if the two shared a connection, a full pipe
+//! would hold up the orders.
 
 use std::fmt::Write;
 
-use super::place::PlannedRank;
-use super::{Launch, LaunchError, environment};
+use super::plan::PlannedRank;
+use super::secret::random_hex;
+use super::shell::{join, quote};
+use super::{Launch, LaunchError};
 
-/// What `ssh` is told to run: any login shell understands it.
+/// What `ssh` runs at the other end. Every login shell understands it.
 pub(super) const BOOTSTRAP: &str = r#"exec sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"#;
 
-/// Orders to the script.
-pub(super) const TERMINATE: &[u8] = b"T\n";
-/// See [`TERMINATE`].
-pub(super) const KILL: &[u8] = b"K\n";
-/// See [`TERMINATE`].
-pub(super) const END_INPUT: &[u8] = b"E\n";
-
-/// Ends the wait for a peer machine that does not answer: 3 times 5 s without a sign of life.
+/// Options of `ssh`. A host that stops answering is given up after 3 times 5 s without a reply.
 const OPTIONS: [&str; 11] = [
     "-T",
     "-o",
@@ -36,21 +33,21 @@ const OPTIONS: [&str; 11] = [
     "LogLevel=ERROR",
 ];
 
-/// A folder on the other machine that nobody can guess, for the rank's files and its named pipe.
+/// A folder with an unguessable name on the other machine, for the rank's files and its named pipe.
 #[derive(Debug, Clone)]
 pub(super) struct Folder(String);
 
 impl Folder {
     pub fn random() -> Result<Self, LaunchError> {
-        Ok(Self(format!("/tmp/thunder-launch-{}", &environment::random_hex()?[..32])))
+        Ok(Self(format!("/tmp/thunder-launch-{}", &random_hex()?[..32])))
     }
 
-    /// For text that is only shown.
+    /// For text that is only shown, never run.
     pub fn example() -> Self {
         Self("/tmp/thunder-launch-0".to_owned())
     }
 
-    /// What the second connection runs: it waits until the script has made the pipe, then fills it.
+    /// What the second connection runs: waits until the script has made the pipe, then fills it.
     pub fn feed(&self) -> String {
         let wait = format!("until [ -p {}/in ]; do", self.0);
         let step = "i=$((i+1)); [ $i -gt 150 ] && exit 1; sleep 0.1 2>/dev/null || sleep 1; done;";
@@ -101,19 +98,22 @@ pub(super) fn script(rank: &PlannedRank, launch: &Launch, folder: &Folder) -> St
     let tenths = (launch.grace.as_millis() / 100).max(1);
     line(format_args!("tenths={tenths}"));
     if launch.input.reaches(rank.rank) {
-        // Opened for both directions, a pipe does not wait for its other end; the reader below is the one that holds it.
+        // Opening a pipe for both directions does not wait for its other end. The loop that reads
+        // orders keeps it open.
         line(format_args!("mkfifo -m 600 \"$d/in\" && exec 5<>\"$d/in\" || exit 126"));
         line(format_args!("input=$d/in"));
     } else {
         line(format_args!("input=/dev/null"));
     }
-    text.push_str(STAND_BY);
+    text.push_str(SUPERVISE);
     text
 }
 
-/// Shells without job control need `setsid` for a process group; macOS has no `setsid`, but a shell with job control. Until
-/// `setsid` has made the group, the process itself is what can be ended; once it is waited for, its number may be another's.
-const STAND_BY: &str = r#"command -v "$1" >/dev/null 2>&1 || { say "cannot start $1: no such program, or not executable"; exit 127; }
+/// The part of the script that starts and supervises the rank. Linux shells may lack job control
+/// and need `setsid` to make a process group; macOS has no `setsid`, but a shell with job control.
+/// Until `setsid` has made the group, only the process itself can be signalled. After `wait` it
+/// must not be: its number may belong to another process.
+const SUPERVISE: &str = r#"command -v "$1" >/dev/null 2>&1 || { say "cannot start $1: no such program, or not executable"; exit 127; }
 own= ended=
 if command -v setsid >/dev/null 2>&1; then own=setsid; else set -m; fi
 stop() { kill -s "$1" -- "-$p" || { [ -z "$ended" ] && kill -s "$1" "$p"; }; } 2>/dev/null
@@ -147,7 +147,7 @@ kill "$r"
 exit "$status"
 "#;
 
-/// The script as one line that `printf %b` turns back.
+/// The script as one line, which `printf %b` decodes.
 pub(super) fn encode(script: &str) -> String {
     let mut line = String::with_capacity(script.len() + 64);
     for letter in script.trim_end().chars() {
@@ -159,20 +159,6 @@ pub(super) fn encode(script: &str) -> String {
     }
     line.push('\n');
     line
-}
-
-/// `text` as one word of a shell command.
-pub(super) fn quote(text: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "_-./:=@%+,".contains(letter);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-/// A command line for a shell.
-pub(super) fn join(command: &[String]) -> String {
-    command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -192,12 +178,12 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_shell_reads_back_what_was_quoted(text in "[^\0]{0,40}") {
+        fn a_shell_decodes_what_was_quoted(text in "[^\0]{0,40}") {
             prop_assert_eq!(shell(&format!("printf %s {}", quote(&text))), text);
         }
 
         #[test]
-        fn the_other_end_reads_back_what_was_encoded(text in "[^\0]{0,40}x") {
+        fn printf_decodes_what_was_encoded(text in "[^\0]{0,40}x") {
             let command = format!("printf %s {} | {{ IFS= read -r s; printf %b \"$s\"; }}", quote(&encode(&text)));
             prop_assert_eq!(shell(&command), text);
         }

@@ -1,20 +1,20 @@
-//! What became of a launch.
+//! How a launch and its ranks ended.
 
 use serde::Serialize;
 
 /// How a rank ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum End {
-    /// By itself, with status 0.
+pub enum RankEnd {
+    /// By itself, with exit status 0.
     Completed,
-    /// By itself, with another status or by a signal.
+    /// By itself with another exit status, or by a signal that the launcher did not send.
     Failed,
     /// By the launcher's TERM.
     Terminated,
     /// By the launcher's KILL.
     Killed,
-    /// It could not be ended.
+    /// Not at all: even KILL had no effect.
     Stuck,
 }
 
@@ -23,33 +23,34 @@ pub enum End {
 pub struct RankReport {
     /// The rank.
     pub rank: usize,
-    /// Its machine.
+    /// Its host.
     pub host: String,
     /// How it ended.
-    pub end: End,
-    /// Its exit status; 128 and the signal's number if a signal ended it.
+    pub end: RankEnd,
+    /// Its exit status; 128 plus the signal's number if a signal ended it.
     pub status: Option<i32>,
-    /// How long it ran.
+    /// Seconds that it ran.
     pub seconds: f64,
 }
 
-/// The whole.
+/// How a launch ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outcome {
-    /// The launcher's own exit status: the first failing rank's, or 128 and the number of the signal that ended all.
+pub struct LaunchReport {
+    /// The launcher's own exit status: the first failing rank's, or 128 plus the number of the
+    /// signal that ended the launcher.
     pub status: u8,
     /// The first rank that failed.
     pub first_failure: Option<usize>,
-    /// The signal by which the launcher itself was told to end.
+    /// The signal that told the launcher to end.
     pub interrupted_by: Option<i32>,
-    /// Whether the reader of the output went away.
+    /// Whether the reader of the output closed it.
     pub output_closed: bool,
     /// All ranks.
     pub ranks: Vec<RankReport>,
 }
 
-impl Outcome {
-    /// Lines for the user; empty when all is well.
+impl LaunchReport {
+    /// A line for the user; empty if all ranks completed.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         if let Some(first) = self.first_failure.and_then(|rank| self.ranks.get(rank)) {
@@ -58,12 +59,12 @@ impl Outcome {
         } else if let Some(signal) = self.interrupted_by {
             text = format!("ended by {}", signal_name(signal));
         } else if self.output_closed {
-            text = "ended because nobody reads the output any more".to_owned();
+            text = "ended because nobody reads the output".to_owned();
         }
         for (end, how) in [
-            (End::Terminated, "ended by TERM"),
-            (End::Killed, "ended by KILL"),
-            (End::Stuck, "could not be ended"),
+            (RankEnd::Terminated, "ended by TERM"),
+            (RankEnd::Killed, "ended by KILL"),
+            (RankEnd::Stuck, "could not be ended"),
         ] {
             let ranks = self.ranks.iter().filter(|rank| rank.end == end);
             let list: Vec<String> = ranks.map(|rank| format!("{} on {}", rank.rank, rank.host)).collect();
@@ -79,8 +80,10 @@ impl Outcome {
 
 fn describe(status: Option<i32>) -> String {
     match status {
-        // What `ssh` itself says when it cannot connect or loses the connection.
-        Some(255) => "exited with status 255 (on another machine this can be ssh's own)".to_owned(),
+        // `ssh` exits with 255 itself when it cannot connect or loses the connection.
+        Some(255) => {
+            "exited with status 255 (on another machine, possibly the status of ssh itself)".to_owned()
+        }
         Some(status) if status > 128 => {
             format!("exited with status {status} ({})", signal_name(status - 128))
         }

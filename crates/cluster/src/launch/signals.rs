@@ -1,4 +1,4 @@
-//! The launcher's signals as something that `poll` can wait for.
+//! The launcher's signals, as a descriptor that `poll` can wait for.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use super::LaunchError;
 /// Signals that end a launch.
 const ENDING: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Handlers for as long as it lives.
+/// Signal handlers. Dropping it removes them.
 pub(super) struct Signals {
     wake: UnixStream,
     flags: Vec<(c_int, Arc<AtomicBool>)>,
@@ -33,7 +33,8 @@ impl Signals {
             Ok(())
         };
         wake_on(libc::SIGCHLD)?;
-        // `nohup` and shells that start jobs in the background ignore some on purpose; that stays.
+        // `nohup` and shells that start background jobs ignore some signals on purpose: those stay
+        // ignored.
         for signal in ENDING.into_iter().filter(|signal| !is_ignored(*signal)) {
             wake_on(signal)?;
             let flag = Arc::new(AtomicBool::new(false));
@@ -45,7 +46,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// A signal to end that has come since the last call. To be called after every wake.
+    /// A signal to end that came since the last call. Call after every wake.
     pub fn take(&mut self) -> Option<i32> {
         use std::io::Read;
         let mut bytes = [0; 64];
@@ -53,7 +54,7 @@ impl Signals {
         self.flags.iter().find(|(_, flag)| flag.swap(false, Ordering::AcqRel)).map(|(signal, _)| *signal)
     }
 
-    /// Readable when a signal has come.
+    /// Becomes readable when a signal comes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -68,7 +69,8 @@ impl Drop for Signals {
 }
 
 fn is_ignored(signal: c_int) -> bool {
-    // SAFETY: a null second argument makes sigaction a query, and an all-zero sigaction is a valid place for the answer.
+    // SAFETY: a null second argument makes sigaction a query, and an all-zero sigaction is valid
+    // memory for the answer.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
@@ -76,9 +78,11 @@ fn is_ignored(signal: c_int) -> bool {
     }
 }
 
-/// Makes a read from the terminal by this thread fail, rather than stop the process, when it is in the background.
+/// Makes this thread's reads from the terminal fail while the process is in the background, instead
+/// of stopping the process.
 pub(super) fn block_terminal_input_signal() {
-    // SAFETY: the set is initialised by sigemptyset before it is used, and only this thread's mask changes.
+    // SAFETY: the set is initialised by sigemptyset before it is used, and only this thread's mask
+    // changes.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);

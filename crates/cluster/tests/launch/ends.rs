@@ -11,7 +11,7 @@ fn signal_to(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// A rank that hangs in a process that can be found by `marker`; the shell stays its parent.
+/// A rank that hangs in a child of its shell; `marker` finds the child.
 fn hanging(marker: &str) -> String {
     let words: Vec<String> = program("hang", &[marker]).iter().map(|word| format!("'{word}'")).collect();
     format!("{}; :", words.join(" "))
@@ -44,7 +44,7 @@ pub fn signal() {
 pub fn grandchildren() {
     let marker = marker();
     let hang = hanging(&marker);
-    // Rank 1 fails once the grandchildren of rank 0 are there, and leaves one behind itself.
+    // Rank 1 fails once rank 0's grandchildren run, and leaves one of its own.
     let command = format!(
         "if [ $THUNDER_RANK = 0 ]; then ({hang}) & ({hang}) & wait; else ({hang}) & sleep 0.5; exit 7; fi"
     );
@@ -75,7 +75,7 @@ pub fn stubborn() {
     assert_eq!(alive(&marker), [""; 0]);
 }
 
-/// Only where there is `setsid`, a program of Linux.
+/// Needs `setsid`, which only Linux has.
 pub fn escaped() {
     let command = "echo before; setsid sleep 9 & sleep 0.3; echo after";
     let has_setsid = std::process::Command::new("setsid").arg("true").status().is_ok();
@@ -103,7 +103,7 @@ pub fn second_interrupt() {
     let mut launch = shell(2, &format!("trap '' TERM; {}", hanging(&marker)));
     launch.grace = Duration::from_secs(90);
     let child = start(&launch);
-    // The shells and what they run.
+    // The shells and their children.
     wait_for(&marker, 4);
     signal_to(&child, Signal::INT);
     std::thread::sleep(Duration::from_millis(500));

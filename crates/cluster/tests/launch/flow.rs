@@ -1,4 +1,4 @@
-//! What ranks print and read.
+//! Output and input of ranks.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -34,7 +34,7 @@ pub fn last_line() {
     assert!(run.stderr.contains("[0] three\n") && run.stderr.contains("[1] three\n"), "{}", run.stderr);
 }
 
-/// Three ranks that print to a terminal and to a pipe; what came to each.
+/// Runs three ranks that print to a terminal and to a pipe. Returns what each received.
 fn on_terminal(no_color: Option<&str>) -> (String, String) {
     let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&near).unwrap();
@@ -46,7 +46,8 @@ fn on_terminal(no_color: Option<&str>) -> (String, String) {
     command.stdout(far.unwrap()).env_remove("NO_COLOR");
     command.envs(no_color.map(|value| ("NO_COLOR", value)));
     let child = command.spawn().unwrap();
-    // It holds the other end too, and only when all have closed it does the terminal hang up: with an error, on Linux.
+    // The child holds the other end too. The terminal hangs up only when all ends are closed; on
+    // Linux, reading then fails.
     drop(command);
     let mut shown = Vec::new();
     let _ = File::from(near).read_to_end(&mut shown);
@@ -62,7 +63,7 @@ pub fn colour() {
         lines.sort();
         lines
     };
-    // A variable that is empty counts as none.
+    // An empty variable counts as unset.
     for no_color in [None, Some("")] {
         let (shown, piped) = on_terminal(no_color);
         assert!(!piped.contains('\x1b'), "a pipe is no terminal: {piped:?}");
@@ -131,7 +132,7 @@ pub fn unread_input() {
     assert_eq!((run.status, run.sorted()), (Some(0), vec!["[0] done".to_owned(), "[1] done".to_owned()]));
 }
 
-/// Time on a processor is read from Linux's /proc.
+/// CPU time is read from Linux's /proc.
 pub fn idle() {
     if !cfg!(target_os = "linux") {
         return;

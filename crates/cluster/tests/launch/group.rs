@@ -1,4 +1,4 @@
-//! Thunderhead's own programs find their group under the launcher.
+//! Thunderhead's own programs form their group under the launcher.
 
 use thunder_cluster::launch::Backend;
 

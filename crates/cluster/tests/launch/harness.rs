@@ -1,4 +1,4 @@
-//! Starting the launcher, and looking at what is left.
+//! Starts the launcher, and looks for processes that it left.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use thunder_cluster::launch::{Launch, parse_hosts};
 
-/// No test takes longer, also on a machine with much else to do.
+/// No test takes longer, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(100);
 
 pub struct Run {
@@ -21,7 +21,7 @@ impl Run {
         String::from_utf8(self.stdout.clone()).unwrap()
     }
 
-    /// The lines of standard output in a fixed order, as ranks print in any.
+    /// The sorted lines of standard output: ranks print in any order.
     pub fn sorted(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.text().lines().map(str::to_owned).collect();
         lines.sort();
@@ -29,7 +29,7 @@ impl Run {
     }
 }
 
-/// This binary as `program` of a rank.
+/// The command of a rank that runs `name` of `programs.rs`.
 pub fn program(name: &str, more: &[&str]) -> Vec<String> {
     let exe = std::env::current_exe().unwrap().into_os_string().into_string().unwrap();
     [&exe, "--as-rank", name].into_iter().chain(more.iter().copied()).map(str::to_owned).collect()
@@ -46,7 +46,7 @@ pub fn local(count: usize, command: Vec<String>) -> Launch {
     launch
 }
 
-/// The launcher, its streams in pipes.
+/// The launcher's command, with piped streams.
 pub fn launcher(launch: &Launch) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -65,7 +65,7 @@ pub fn run(launch: &Launch, input: &[u8]) -> Run {
     let mut child = start(launch);
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // A launcher that does not read its input is no error of the test's.
+    // Writing may fail: a launcher need not read its input.
     std::thread::spawn(move || drop(stdin.write_all(&input)));
     finish(child)
 }
@@ -98,14 +98,14 @@ pub fn finish(mut child: Child) -> Run {
     Run { status: status.code(), stdout, stderr: String::from_utf8(stderr).unwrap(), time }
 }
 
-/// A word that is in no other process's arguments.
+/// A random word that is in no other process's arguments.
 pub fn marker() -> String {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).unwrap();
     format!("marker-{:016x}", u64::from_le_bytes(bytes))
 }
 
-/// Processes with `marker` among their arguments, those of the launcher itself aside.
+/// Processes with `marker` among their arguments, except the launcher.
 pub fn alive(marker: &str) -> Vec<String> {
     let list = Command::new("ps").args(["-A", "-ww", "-o", "pid=,stat=,args="]).output().unwrap();
     let list = String::from_utf8_lossy(&list.stdout).into_owned();

@@ -1,4 +1,5 @@
-//! The launcher as a process: this binary is the tests, and, called with other arguments, the launcher and its ranks.
+//! Tests of the launcher as a process. With other arguments, this binary is the launcher and its
+//! ranks.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod ends;
@@ -22,29 +23,29 @@ fn main() {
     const HOSTS: [&str; 2] = ["alpha", "beta"];
     let tests: [(&str, fn()); 26] = [
         ("the_first_failing_ranks_status_is_the_launchers", ends::first_failure),
-        ("success_is_success_and_silent", ends::success),
+        ("a_launch_that_succeeds_prints_nothing_itself", ends::success),
         ("a_signal_counts_as_128_and_its_number", ends::signal),
         ("children_of_ranks_are_ended_too", ends::grandchildren),
-        ("what_a_successful_rank_leaves_behind_is_ended", ends::leftovers),
-        ("a_rank_that_ignores_term_is_killed_after_the_grace", ends::stubborn),
-        ("something_that_left_its_group_does_not_hold_the_launcher", ends::escaped),
-        ("interrupt_ends_all", ends::interrupt),
+        ("processes_that_a_successful_rank_leaves_are_ended", ends::leftovers),
+        ("a_rank_that_ignores_term_is_killed_after_the_grace_time", ends::stubborn),
+        ("a_process_that_left_its_group_does_not_hold_up_the_launcher", ends::escaped),
+        ("an_interrupt_ends_all_ranks", ends::interrupt),
         ("a_second_interrupt_does_not_wait", ends::second_interrupt),
         ("ranks_do_not_outlive_a_killed_launcher", ends::launcher_killed),
         ("a_missing_program_is_named", ends::missing_program),
-        ("200_000_lines_of_4_ranks_come_whole_and_in_order", flow::integrity),
+        ("200_000_lines_of_4_ranks_arrive_whole_and_in_order", flow::integrity),
         ("each_rank_has_a_colour_on_a_terminal", flow::colour),
         ("a_last_line_without_newline_is_printed", flow::last_line),
-        ("without_prefix_bytes_come_as_they_are", flow::raw),
-        ("without_prefix_a_prompt_is_shown_at_once", flow::prompt),
-        ("a_reader_that_goes_away_ends_the_ranks", flow::output_closed),
-        ("input_goes_where_it_is_told", flow::input),
-        ("input_that_nobody_reads_does_not_block", flow::unread_input),
+        ("without_prefixes_bytes_are_not_changed", flow::raw),
+        ("without_prefixes_a_prompt_is_shown_at_once", flow::prompt),
+        ("a_closed_output_ends_the_ranks", flow::output_closed),
+        ("input_reaches_the_chosen_ranks", flow::input),
+        ("unread_input_does_not_block", flow::unread_input),
         ("an_idle_launcher_uses_no_cpu", flow::idle),
         ("remote_ranks_get_variables_directory_and_input", || remote::surroundings(&Hosts::fake(&HOSTS))),
         ("remote_ranks_are_ended_and_their_status_counts", || remote::ending(Hosts::fake(&HOSTS))),
         ("a_remote_rank_is_ended_before_it_has_a_group", remote::ended_at_once),
-        ("a_host_with_job_control_and_without_setsid_will_do", remote::job_control),
+        ("a_host_with_job_control_and_without_setsid_works", remote::job_control),
         ("secrets_are_in_no_command_line", remote::secrets),
         ("groups_form_under_every_backend_that_needs_no_devices", group::all_reduce),
     ];

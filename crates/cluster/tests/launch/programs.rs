@@ -1,4 +1,4 @@
-//! What this binary is when it is not the tests.
+//! The launcher and the ranks' programs, which are this test binary with other arguments.
 
 use std::io::{Read, Write};
 
@@ -6,7 +6,7 @@ use thunder_cluster::launch::Launch;
 use thunder_collectives::{Config, Group, Op};
 use thunder_testing::Random;
 
-/// Lines that a rank prints in the test of integrity.
+/// Lines that a rank prints in `flow::integrity`.
 pub const LINES: usize = 50_000;
 
 /// Runs the launch that `json` describes, as `thunder launch` would.
@@ -40,27 +40,27 @@ pub fn rank(program: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Line `number` of the test of integrity.
+/// Line `number` of `flow::integrity`.
 pub fn line(number: usize) -> String {
     const TEXT: &str = "añ€😀漢";
     let shift: String = TEXT.chars().cycle().skip(number % 5).take(number % 23).collect();
     format!("line {number} {shift}|")
 }
 
-/// Prints many lines in writes that end anywhere, also within characters.
+/// Prints many lines in writes that end anywhere, even within characters.
 fn lines() {
     let text: String = (0..LINES).map(|number| line(number) + "\n").collect();
     let (mut rest, mut random) = (text.as_bytes(), Random::new(u64::from(std::process::id())));
     let mut output = std::io::stdout().lock();
     while !rest.is_empty() {
         let count = (1 + random.below(20_000) as usize).min(rest.len());
-        // Past the buffer of `Stdout`, which would cut at lines.
+        // Bypasses the buffer of `Stdout`, which would cut at lines.
         rustix::io::write(&output, &rest[..count]).map(|written| rest = &rest[written..]).unwrap();
     }
     output.flush().unwrap();
 }
 
-/// Says how much standard input there was, and a checksum of it.
+/// Prints the length of standard input and its checksum.
 fn echo() {
     let mut data = Vec::new();
     std::io::stdin().read_to_end(&mut data).unwrap();
@@ -68,7 +68,7 @@ fn echo() {
     println!("{} {sum}", data.len());
 }
 
-/// Joins the group of the environment and adds up.
+/// Joins the environment's group and runs an all-reduce.
 fn reduce() {
     let config = Config::from_env().unwrap().expect("no group in the environment");
     let mut group = Group::init(config).unwrap();

@@ -1,5 +1,5 @@
-//! Ranks at the other end of `ssh`: the real one's, or a script's in its place that runs the commands here, in a session of
-//! their own, as the real one's other end does.
+//! Ranks at the other end of `ssh`: the real one, or a script that stands for it and runs the
+//! commands on this machine, in a session of their own as the real one does.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use thunder_cluster::launch::{Input, Launch, Place};
 use crate::harness::{alive, finish, marker, program, run, start, wait_for};
 use crate::sshd::Server;
 
-/// Hosts that are folders of this machine, and what reaches them.
+/// Hosts that are folders on this machine, and the command that reaches them.
 pub struct Hosts {
     folder: TempDir,
     ssh: Vec<String>,
@@ -33,7 +33,7 @@ cd {at}/"$host" 2>/dev/null || {{ echo "ssh: unknown host $host" >&2; exit 255; 
 [ ! -d bin ] || PATH=$PWD/bin
 exec {setsid} sh -c "$*"
 "#,
-            // Without it (macOS) the other end is in the group of `ssh`.
+            // Without `setsid` (macOS), the other end is in the group of `ssh`.
             setsid = if Path::new("/usr/bin/setsid").exists() { "/usr/bin/setsid --wait" } else { "" },
         );
         let path = folder.path().join("ssh");
@@ -42,7 +42,8 @@ exec {setsid} sh -c "$*"
         Self { folder, ssh: vec![path.into_os_string().into_string().unwrap()], server: None }
     }
 
-    /// A folder for each host, in which the system's own `sshd` runs what the system's `ssh` asks for.
+    /// A folder for each host, in which the system's `sshd` runs the commands of the system's
+    /// `ssh`.
     pub fn real(hosts: &[&str]) -> Self {
         let folder = folders(hosts);
         let (server, ssh) = Server::start(folder.path(), hosts);
@@ -54,7 +55,8 @@ exec {setsid} sh -c "$*"
         let mut launch = Launch::new(command, hosts.iter().map(|host| place(host)).collect());
         launch.ssh = self.ssh.clone();
         launch.grace = Duration::from_secs(3);
-        // Where nothing else is said, a rank starts in the launcher's directory, which here is on "both machines".
+        // By default a rank starts in the launcher's directory, which here exists on "both
+        // machines".
         launch.directory = Some(".".into());
         launch
     }
@@ -107,7 +109,7 @@ fn large_input(hosts: &Hosts) {
     let run = run(&launch, &vec![b'\n'; 1_000_000]);
     let sum = (0..1_000_000).fold(0u64, |sum, _| sum.wrapping_mul(31).wrapping_add(10));
     assert_eq!(run.sorted(), [format!("[0] 1000000 {sum}"), "[1] 0 0".to_owned()], "{}", run.stderr);
-    // A rank that does not read must still hear that it is to end.
+    // A rank that does not read its input must still be ended.
     let mut launch = hosts.launch(&["alpha", "beta"], &["sh", "-c", "sleep 1; exit $THUNDER_RANK"]);
     launch.input = Input::All;
     let run = crate::harness::run(&launch, &vec![b'x'; 1_000_000]);
@@ -128,7 +130,7 @@ pub fn ending(mut hosts: Hosts) {
         assert!(run.stderr.contains("rank 1 on beta exited with status 5"), "{}", run.stderr);
         wait_for(&marker, 0);
     }
-    // A launcher that is killed closes the connections, and the other ends see to it.
+    // A killed launcher's connections close, and the scripts at their other ends end the ranks.
     for (signal, status) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
         let marker = marker();
         let hang = program("hang", &[&marker]);
@@ -160,7 +162,7 @@ pub fn ending(mut hosts: Hosts) {
     let run = crate::harness::run(&launch, b"");
     assert!(run.stderr.contains("rank 0 on alpha: no directory /no/such/folder"), "{}", run.stderr);
     let folder = hosts.folder.path().to_str().unwrap();
-    // The server has the folder among its arguments itself.
+    // The server itself has the folder among its arguments.
     match hosts.server.take() {
         Some(server) => {
             drop(server);
@@ -170,7 +172,7 @@ pub fn ending(mut hosts: Hosts) {
     }
 }
 
-/// Leaves a host few programs, and none called `setsid`.
+/// Leaves a host only a few programs, without `setsid`.
 fn only_programs(hosts: &Hosts, host: &str, shell: &str) -> PathBuf {
     let bin = hosts.folder.path().join(host).join("bin");
     std::fs::create_dir(&bin).unwrap();
@@ -222,7 +224,8 @@ pub fn secrets() {
     let script = "sleep 0.3; echo $MLX_HOSTFILE $THUNDER_SECRET $API_TOKEN; ps -A -ww -o args";
     let mut launch = hosts.launch(&["alpha", "localhost"], &["sh", "-c", script]);
     launch.environment.push(("API_TOKEN".to_owned(), marker()));
-    // This test's own launcher gets the whole launch as an argument; `thunder launch` reads `--env NAME` from the environment.
+    // This test's own launcher gets the whole launch as an argument; `thunder launch` reads `--env
+    // NAME` from the environment.
     let token = launch.environment[0].1.clone();
     let run = run(&launch, b"");
     assert_eq!(run.status, Some(0), "{}", run.stderr);
@@ -236,7 +239,7 @@ pub fn secrets() {
     let lines = |word: &str| {
         text.lines().filter(|line| line.contains(word) && !line.contains("--as-launcher")).count()
     };
-    // Each rank says them once.
+    // Each rank prints them once.
     assert_eq!((lines(secret), lines(&token)), (2, 2));
     let log = std::fs::read_to_string(hosts.folder.path().join("log")).unwrap();
     assert!(!log.contains(secret) && !log.contains(&token));

@@ -1,4 +1,4 @@
-//! A server of the system's OpenSSH for the length of a test, which only its own key opens.
+//! A temporary server of the system's OpenSSH that accepts only its own key.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// The system's, if it has one. It wants to be called by its full path.
+/// The system's `sshd`, if there is one. It must be started by its full path.
 fn program() -> Option<PathBuf> {
     let folders = ["/usr/sbin", "/usr/local/sbin", "/usr/bin"];
     folders.map(|folder| Path::new(folder).join("sshd")).into_iter().find(|path| path.exists())
 }
 
-/// Whether launches can be tested over it. macOS has it too, but it has not been tried there.
+/// Whether launches can be tested over `sshd`. macOS has one too, but it was not tried.
 pub fn is_there() -> bool {
     cfg!(target_os = "linux") && program().is_some()
 }
 
-/// `sshd` with a port for each host, whose commands it runs in the host's folder. Dropping it ends it.
+/// `sshd` with one port per host; commands run in the host's folder. Dropping it ends it.
 pub struct Server(Child);
 
 impl Server {
-    /// Also returns the command by which the hosts are reached; hosts of other names do not answer.
+    /// Also returns the command that reaches the hosts. Hosts of other names do not answer.
     pub fn start(folder: &Path, hosts: &[&str]) -> (Self, Vec<String>) {
         for key in ["host_key", "user_key"] {
             let mut command = Command::new("ssh-keygen");
@@ -32,11 +32,11 @@ impl Server {
         let public = |key: &str| std::fs::read_to_string(folder.join(key).with_extension("pub")).unwrap();
         std::fs::write(folder.join("authorized_keys"), public("user_key")).unwrap();
         std::fs::write(folder.join("known_hosts"), format!("thunder {}", public("host_key"))).unwrap();
-        // A root's server wants this folder, which a service would have made.
+        // As root, `sshd` needs this folder, which its service would have made.
         if rustix::process::geteuid().is_root() {
             std::fs::create_dir_all("/run/sshd").unwrap();
         }
-        // Between the choice of ports and their use, somebody else may take one.
+        // Another process may take a port between its choice and its use.
         for _ in 0..5 {
             let listeners: Vec<TcpListener> =
                 hosts.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -72,7 +72,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -100,7 +100,7 @@ fn client_config(folder: &Path, hosts: &[&str], ports: &[u16]) -> String {
     for (host, port) in hosts.iter().zip(ports) {
         writeln!(text, "Host {host}\n  Port {port}").unwrap();
     }
-    // Nobody listens on port 1.
+    // No process listens on port 1.
     text + &format!(
         "Host *\n  HostName 127.0.0.1\n  Port 1\n  IdentityFile {at}/user_key\n  IdentitiesOnly yes\n\
          \x20 HostKeyAlias thunder\n  UserKnownHostsFile {at}/known_hosts\n  GlobalKnownHostsFile /dev/null\n\

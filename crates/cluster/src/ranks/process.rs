@@ -1,47 +1,54 @@
-//! One rank while it runs: its process, what it prints, what it is fed, and how it is ended.
+//! One rank's process: its output streams, its input, and the steps that end it.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::lines::Lines;
-use super::output::Pipe;
-use super::place::PlannedRank;
-use super::remote::{self, Folder};
-use super::{Launch, LaunchError, environment};
+use super::pipe::Pipe;
 
-/// How often it is looked whether what a rank has left behind is gone; nothing announces that.
+/// Interval at which a process group is tested for processes that its rank left behind; no event
+/// reports their end.
 const LEFTOVERS_EVERY: Duration = Duration::from_millis(25);
-/// How long output of an ended rank may stay open: something that left its group, or a shared ssh connection, holds it.
+/// Time that an ended rank's output may stay open, held by a process that left the group or by a
+/// shared ssh connection.
 const OUTPUT_LINGERS: Duration = Duration::from_millis(500);
-/// How long the other end may take to obey KILL before `ssh` itself is killed.
+/// Time that the other end of `ssh` has to obey KILL before `ssh` itself is killed.
 const REMOTE_KILL: Duration = Duration::from_secs(2);
-/// How long the kernel may take to clear away a killed process: one with much memory takes seconds.
+/// Time that the kernel has to clear away a killed process. With much memory this takes seconds.
 const LAST_WAIT: Duration = Duration::from_secs(15);
 
-/// How far the launcher has gone in ending a rank.
+/// Order to the script at the other end of `ssh`: send TERM to the rank's process group.
+const TERMINATE: &[u8] = b"T\n";
+/// Order to the script: send KILL to the rank's process group.
+const KILL: &[u8] = b"K\n";
+/// Order to the script: close the rank's standard input.
+const END_INPUT: &[u8] = b"E\n";
+
+/// The last step that was taken to end a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Ending {
+pub(crate) enum Ending {
     No,
     Term,
     Kill,
-    /// Nothing more can be done.
+    /// KILL had no effect, and nothing more can be done.
     GivenUp,
 }
 
 /// One of a rank's two output streams.
-pub(super) struct Stream {
+#[derive(Debug)]
+pub(crate) struct OutputStream {
     pipe: Option<OwnedFd>,
     pub lines: Lines,
-    /// When an unfinished line is shown all the same (without prefixes only).
+    /// When an unfinished line is shown (without prefixes only).
     pub show_at: Option<Instant>,
 }
 
-impl Stream {
+impl OutputStream {
     fn new(pipe: Option<impl Into<OwnedFd>>) -> Self {
         Self { pipe: pipe.map(Into::into), lines: Lines::default(), show_at: None }
     }
@@ -56,103 +63,55 @@ impl Stream {
     }
 }
 
-/// The way of the launcher's standard input to a rank.
-enum Feed {
+/// How the launcher's standard input reaches a rank.
+#[derive(Debug)]
+pub(crate) enum Feed {
     None,
     Local(Pipe),
-    /// Opened when the first data comes.
+    /// Over a second connection, opened by `command` when the first data comes.
     Remote {
         command: Vec<String>,
         connection: Option<(Child, Pipe)>,
     },
 }
 
-/// A started rank.
-pub(super) struct Rank {
+/// A started rank: its process here, or the `ssh` that leads to it.
+#[derive(Debug)]
+pub(crate) struct RankProcess {
     pub number: usize,
     pub host: String,
-    local: bool,
+    is_local: bool,
     child: Child,
     group: Pid,
-    pub streams: [Stream; 2],
-    feed: Feed,
-    /// Orders to the script at the other end.
-    control: Option<Pipe>,
+    pub streams: [OutputStream; 2],
+    pub feed: Feed,
+    /// Orders to the script at the other end of `ssh`.
+    pub control: Option<Pipe>,
     pub status: Option<ExitStatus>,
     pub ended_at: Option<Instant>,
     pub ending: Ending,
-    /// When the next step of its ending is due.
+    /// When the next step to end the rank is due.
     deadline: Option<Instant>,
     group_gone: bool,
-    /// Whether its streams are to be closed although someone holds them, and its process left if it is still there.
+    /// True when waiting longer is of no use: the streams are to be closed although a process holds
+    /// them, and the process is left if it is still there.
     pub abandoned: bool,
     pub done: bool,
 }
 
-impl Rank {
-    /// Starts a rank; `folder` is for the files of local ones.
-    pub fn start(plan: &PlannedRank, launch: &Launch, folder: &Path) -> Result<Self, LaunchError> {
-        if plan.local { Self::start_local(plan, launch, folder) } else { Self::start_remote(plan, launch) }
-    }
-
-    fn start_local(plan: &PlannedRank, launch: &Launch, folder: &Path) -> Result<Self, LaunchError> {
-        let mut command = Command::new(&plan.command[0]);
-        command.args(&plan.command[1..]);
-        for name in environment::OWN {
-            command.env_remove(name);
-        }
-        command.envs(plan.environment.iter().map(|(name, value)| (name, value)));
-        for (name, content) in &plan.files {
-            let path = folder.join(name);
-            std::fs::write(&path, content).map_err(LaunchError::system("write the ranks' files"))?;
-            command.env(name, path);
-        }
-        if let Some(directory) = &plan.directory {
-            if !directory.is_dir() {
-                return Err(LaunchError::NoDirectory { rank: plan.rank, path: directory.clone() });
-            }
-            command.current_dir(directory);
-        }
-        let is_fed = launch.input.reaches(plan.rank);
-        command.stdin(if is_fed { Stdio::piped() } else { Stdio::null() });
-        let mut rank = Self::spawn(command, plan)?;
-        if let Some(pipe) = rank.child.stdin.take() {
-            rank.feed = Feed::Local(Pipe::new(pipe).map_err(LaunchError::system("open a rank's input"))?);
-        }
-        Ok(rank)
-    }
-
-    fn start_remote(plan: &PlannedRank, launch: &Launch) -> Result<Self, LaunchError> {
-        let folder = Folder::random()?;
-        let words = remote::ssh_command(&launch.ssh, &plan.host, remote::BOOTSTRAP);
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).stdin(Stdio::piped());
-        let mut rank = Self::spawn(command, plan)?;
-        if let Some(pipe) = rank.child.stdin.take() {
-            let mut control = Pipe::new(pipe).map_err(LaunchError::system("open the way to ssh"))?;
-            control.push(remote::encode(&remote::script(plan, launch, &folder)).as_bytes());
-            rank.control = Some(control);
-        }
-        if launch.input.reaches(plan.rank) {
-            let command = remote::ssh_command(&launch.ssh, &plan.host, &folder.feed());
-            rank.feed = Feed::Remote { command, connection: None };
-        }
-        Ok(rank)
-    }
-
-    fn spawn(mut command: Command, plan: &PlannedRank) -> Result<Self, LaunchError> {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().map_err(|why| LaunchError::Start {
-            rank: plan.rank,
-            host: plan.host.clone(),
-            program: command.get_program().to_string_lossy().into_owned(),
-            why,
-        })?;
-        let streams = [Stream::new(child.stdout.take()), Stream::new(child.stderr.take())];
+impl RankProcess {
+    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal does not
+    /// reach it. Streams that the command pipes are read through [`RankProcess::streams`].
+    ///
+    /// # Errors
+    /// When the system cannot start the program.
+    pub fn spawn(mut command: Command, number: usize, host: String, is_local: bool) -> io::Result<Self> {
+        let mut child = command.process_group(0).spawn()?;
+        let streams = [OutputStream::new(child.stdout.take()), OutputStream::new(child.stderr.take())];
         Ok(Self {
-            number: plan.rank,
-            host: plan.host.clone(),
-            local: plan.local,
+            number,
+            host,
+            is_local,
             group: Pid::from_child(&child),
             child,
             streams,
@@ -168,18 +127,24 @@ impl Rank {
         })
     }
 
-    /// The process group to end should the launcher be killed; the other end of `ssh` sees to that by itself.
-    pub fn guarded_group(&self) -> Option<i32> {
-        (self.local && !self.group_gone).then(|| self.group.as_raw_nonzero().get())
+    /// The pipe to the process's standard input, if its command asked for one. Can be taken once.
+    pub fn take_input(&mut self) -> io::Result<Option<Pipe>> {
+        self.child.stdin.take().map(Pipe::new).transpose()
     }
 
-    /// Notices that the process has ended, once.
+    /// The process group to end if this process is killed. The other end of `ssh` ends its rank by
+    /// itself.
+    pub fn guarded_group(&self) -> Option<i32> {
+        (self.is_local && !self.group_gone).then(|| self.group.as_raw_nonzero().get())
+    }
+
+    /// Returns the exit status when the process has ended, once.
     pub fn reap(&mut self, now: Instant, grace: Duration) -> Option<ExitStatus> {
         if let Feed::Remote { connection: Some((child, _)), .. } = &mut self.feed
             && matches!(child.try_wait(), Ok(Some(_)))
         {
             self.feed = Feed::None;
-            self.order(remote::END_INPUT);
+            self.order(END_INPUT);
         }
         if self.status.is_some() {
             return None;
@@ -190,7 +155,8 @@ impl Rank {
         self.stop_feeding();
         self.group_gone = test_kill_process_group(self.group).is_err();
         if self.ending == Ending::No {
-            // What a rank that succeeded leaves behind may finish its work; otherwise it is ended at once.
+            // Processes that a successful rank left behind may finish their work; those of a failed
+            // one are ended at once.
             let patience = match (self.group_gone, status.success()) {
                 (true, _) => OUTPUT_LINGERS,
                 (false, true) => grace,
@@ -201,7 +167,7 @@ impl Rank {
         Some(status)
     }
 
-    /// Asks it to end.
+    /// Sends TERM.
     pub fn terminate(&mut self, now: Instant, grace: Duration) {
         if self.done || self.ending >= Ending::Term {
             return;
@@ -209,21 +175,22 @@ impl Rank {
         self.ending = Ending::Term;
         self.deadline = Some(now + grace);
         self.stop_feeding();
-        self.signal(Signal::TERM, remote::TERMINATE);
+        self.signal(Signal::TERM, TERMINATE);
     }
 
-    /// Ends it.
+    /// Sends KILL.
     pub fn kill(&mut self, now: Instant) {
         if self.done || self.ending >= Ending::Kill {
             return;
         }
         self.ending = Ending::Kill;
-        self.deadline = Some(now + if self.local { OUTPUT_LINGERS } else { REMOTE_KILL });
+        self.deadline = Some(now + if self.is_local { OUTPUT_LINGERS } else { REMOTE_KILL });
         self.stop_feeding();
-        self.signal(Signal::KILL, remote::KILL);
+        self.signal(Signal::KILL, KILL);
     }
 
-    /// Takes the steps that are due, and says when the next one is. Sets `abandoned` when it is no use to wait longer.
+    /// Takes the steps that are due to end the rank, and returns when the next one is. Sets
+    /// `abandoned` when waiting longer is of no use.
     pub fn step(&mut self, now: Instant, grace: Duration) -> Option<Instant> {
         if self.done {
             return None;
@@ -258,9 +225,9 @@ impl Rank {
     }
 
     fn signal(&mut self, signal: Signal, order: &[u8]) {
-        if self.local || self.status.is_some() {
+        if self.is_local || self.status.is_some() {
             if !self.group_gone {
-                // It may have ended just now.
+                // Fails if the group has ended just now.
                 let _ = kill_process_group(self.group, signal);
             }
         } else {
@@ -274,7 +241,7 @@ impl Rank {
         }
     }
 
-    /// Hands it a piece of standard input.
+    /// Sends a piece of standard input to the rank.
     pub fn feed(&mut self, data: &[u8]) {
         if let Feed::Remote { command, connection: connection @ None } = &mut self.feed {
             let feeder = Command::new(&command[0])
@@ -284,7 +251,7 @@ impl Rank {
                 .stderr(Stdio::null())
                 .process_group(0)
                 .spawn();
-            // If this fails, so has the first connection, which says why.
+            // If this fails, the first connection has failed too, and its error says why.
             *connection = feeder.ok().and_then(|mut child| {
                 let pipe = Pipe::new(child.stdin.take()?).ok()?;
                 Some((child, pipe))
@@ -295,11 +262,11 @@ impl Rank {
         }
     }
 
-    /// Tells it that standard input has ended.
+    /// Closes the rank's standard input once everything is written.
     pub fn finish_feed(&mut self) {
         match &mut self.feed {
             Feed::Local(pipe) | Feed::Remote { connection: Some((_, pipe)), .. } => pipe.finish(),
-            Feed::Remote { .. } => self.order(remote::END_INPUT),
+            Feed::Remote { .. } => self.order(END_INPUT),
             Feed::None => {}
         }
     }
@@ -320,7 +287,7 @@ impl Rank {
         }
     }
 
-    /// The pipes to it on which something is waiting.
+    /// The pipes to the rank that have data to write: orders, then standard input.
     pub fn waiting_pipes(&self) -> [Option<BorrowedFd<'_>>; 2] {
         let feed = match &self.feed {
             Feed::Local(pipe) | Feed::Remote { connection: Some((_, pipe)), .. } => pipe.fd(),
@@ -329,12 +296,12 @@ impl Rank {
         [self.control.as_ref().and_then(Pipe::fd), feed]
     }
 
-    /// Whether it still has to read earlier input.
+    /// Whether the rank has not read all earlier input.
     pub fn is_behind(&self) -> bool {
         self.waiting_pipes()[1].is_some()
     }
 
-    /// Writes to the pipe with that number of [`Rank::waiting_pipes`].
+    /// Writes to the pipe at index `number` of [`RankProcess::waiting_pipes`].
     pub fn write_pipe(&mut self, number: usize) {
         let pipe = if number == 0 { self.control.as_mut() } else { self.feed_pipe() };
         if let Some(pipe) = pipe {
@@ -342,20 +309,22 @@ impl Rank {
         }
     }
 
-    /// What it counts as: its own status, or 128 and the signal's number as shells have it.
+    /// Exit status as shells report it: the process's own, or 128 plus the number of the signal
+    /// that ended it.
     pub fn code(&self) -> Option<i32> {
         let status = self.status?;
         status.code().or_else(|| status.signal().map(|signal| 128 + signal))
     }
 }
 
-/// Only an error of the launcher itself leaves ranks that are not done.
-impl Drop for Rank {
+/// Kills a rank that is still there: the launcher has failed, or a group on this machine was
+/// dropped.
+impl Drop for RankProcess {
     fn drop(&mut self) {
         self.stop_feeding();
         self.control = None;
         if self.status.is_none() {
-            if self.local {
+            if self.is_local {
                 let _ = kill_process_group(self.group, Signal::KILL);
             }
             let _ = self.child.wait();

@@ -1,17 +1,17 @@
 //! Cuts a rank's output into whole lines.
 
-/// A line longer than this is passed on in pieces, at borders of characters: a bound on the launcher's memory.
+/// Longer lines are passed on in pieces, cut between characters. This bounds the launcher's memory.
 const LONGEST_LINE_BYTES: usize = 8 << 20;
 
-/// Collects what comes from one stream of one rank.
+/// The unfinished line of one stream of one rank.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
-    /// What has come since the last newline.
+pub(crate) struct Lines {
+    /// Bytes since the last newline.
     rest: Vec<u8>,
 }
 
 impl Lines {
-    /// Appends to `output` the lines that `data` completes, each with `prefix` before it.
+    /// Appends to `output` the lines that `data` completes, each after `prefix`.
     pub fn push(&mut self, data: &[u8], prefix: &[u8], output: &mut Vec<u8>) {
         let mut data = data;
         while let Some(end) = data.iter().position(|byte| *byte == b'\n') {
@@ -37,14 +37,15 @@ impl Lines {
         !self.rest.is_empty()
     }
 
-    /// Appends the characters that are complete, without waiting for the end of their line.
+    /// Appends the complete characters of an unfinished line.
     pub fn flush_characters(&mut self, output: &mut Vec<u8>) {
         let kept = self.rest.split_off(whole_characters(&self.rest));
         output.append(&mut self.rest);
         self.rest = kept;
     }
 
-    /// Appends an unfinished last line; with a newline if it has a prefix, so that the next one begins a line of its own.
+    /// Appends an unfinished last line. After a prefix it gets a newline, so that the next rank's
+    /// line starts on its own line.
     pub fn finish(&mut self, prefix: &[u8], output: &mut Vec<u8>) {
         if self.rest.is_empty() {
             return;
@@ -57,7 +58,8 @@ impl Lines {
     }
 }
 
-/// How much of `bytes` can be shown without cutting a character of UTF-8. What is not UTF-8 is never held back.
+/// Length of the part of `bytes` that does not cut a UTF-8 character. Bytes that are not UTF-8 are
+/// never held back.
 fn whole_characters(bytes: &[u8]) -> usize {
     const LONGEST_CHARACTER: usize = 4;
     for back in 1..=LONGEST_CHARACTER.min(bytes.len()) {
@@ -80,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// `bytes` in pieces that end at `cuts`.
+    /// `bytes` cut at `cuts`.
     fn pieces<'a>(bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
         let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         at.extend([0, bytes.len()]);
@@ -116,7 +118,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_no_text_come_through(bytes: Vec<u8>, cuts: Vec<prop::sample::Index>) {
+        fn bytes_that_are_not_text_come_through(bytes: Vec<u8>, cuts: Vec<prop::sample::Index>) {
             let (mut lines, mut output) = (Lines::default(), Vec::new());
             for piece in pieces(&bytes, &cuts) {
                 lines.push(piece, b"", &mut output);
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_does_not_fill_the_memory() {
+    fn an_endless_line_does_not_fill_memory() {
         let (mut lines, mut output) = (Lines::default(), Vec::new());
         let piece = "€".repeat(1 << 16);
         while output.is_empty() {

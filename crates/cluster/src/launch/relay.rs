@@ -1,8 +1,8 @@
-//! The loop that stands by the ranks: one thread, which sleeps in `poll` until something happens.
+//! The launcher's loop: passes output and input on, and ends all ranks when one fails. One thread,
+//! which sleeps in `poll`.
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,32 +10,37 @@ use rustix::io::Errno;
 
 use super::guard::Guard;
 use super::output::Output;
-use super::place::Plan;
-use super::rank::{Ending, Rank};
-use super::report::{End, Outcome, RankReport};
+use super::plan::LaunchPlan;
+use super::report::{LaunchReport, RankEnd, RankReport};
 use super::signals::{self, Signals};
+use super::start::start;
 use super::{Input, Launch, LaunchError};
+use crate::ranks::{Ending, RankProcess, RankSet};
 
-/// Read at once from a rank or from standard input.
+/// Most bytes read at once from a rank or from standard input.
 const READ_BYTES: usize = 64 << 10;
-/// More than any pipe holds: what is read at most of a stream that is given up.
+/// Most bytes read from a stream that is given up; more than any pipe holds.
 const LEFT_IN_PIPE_BYTES: usize = 1 << 20;
-/// Without prefixes, an unfinished line is shown after this pause: a prompt waits for an answer.
+/// Without prefixes, an unfinished line is shown after this pause, because it may be a prompt.
 const PROMPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long a launcher that was told to end waits for its output to be read.
+/// Time that an interrupted launcher waits for its output to be read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Exit status when the reader of the output went away, as a program that SIGPIPE ends has it.
+/// Exit status when the reader of the output has closed it, the same as of a program that SIGPIPE
+/// ends.
 const OUTPUT_CLOSED: u8 = 128 + libc::SIGPIPE as u8;
 
-impl Plan {
-    /// Starts all ranks and returns when the last has ended and everything it printed is written.
+impl LaunchPlan {
+    /// Starts all ranks. Returns when the last one has ended and everything that the ranks printed
+    /// is written.
     ///
-    /// Handles SIGINT, SIGTERM and SIGHUP meanwhile: the first ends the ranks, a second kills them. If the ranks get standard
-    /// input, a thread keeps reading it until the process ends.
+    /// Handles SIGINT, SIGTERM and SIGHUP meanwhile: the first signal ends the ranks, a second one
+    /// kills them. If the ranks get standard input, a thread keeps reading it until the process
+    /// ends.
     ///
     /// # Errors
-    /// When a rank cannot be started; those that were are ended. A rank that fails later is part of the outcome.
-    pub fn run(self) -> Result<Outcome, LaunchError> {
+    /// When a rank cannot be started; those already started are ended. A rank that fails later is
+    /// part of the report.
+    pub fn run(self) -> Result<LaunchReport, LaunchError> {
         let signals = Signals::install()?;
         let folder = tempfile::Builder::new()
             .prefix("thunder-launch-")
@@ -43,49 +48,45 @@ impl Plan {
             .map_err(LaunchError::system("make a folder for the ranks' files"))?;
         let mut guard = Guard::start(folder.path(), self.launch.grace)?;
         let started = Instant::now();
-        let mut ranks = Vec::with_capacity(self.ranks.len());
+        let mut set = RankSet::new(self.launch.grace);
         for plan in &self.ranks {
-            ranks.push(Rank::start(plan, &self.launch, folder.path())?);
-            guard.watch(ranks.iter().filter_map(Rank::guarded_group));
+            set.ranks.push(start(plan, &self.launch, folder.path())?);
+            guard.watch(&set.guarded_groups());
         }
-        let outputs = if self.launch.output_to_stderr {
-            [Output::new(std::io::stderr()), Output::new(std::io::stderr())]
-        } else {
-            [Output::new(std::io::stdout()), Output::new(std::io::stderr())]
-        };
-        let [first, second] = outputs.map(|output| output.map_err(LaunchError::system("open the output")));
-        let outputs = [first?, second?];
+        let outputs = outputs(&self.launch)?;
         let input = if self.launch.input == Input::None { None } else { Some(read_input()?) };
-        let prefixes = outputs.each_ref().map(|output| prefixes(&self.launch, ranks.len(), output));
-        let launch = self.launch;
-        let mut supervisor = Supervisor {
-            launch,
-            started,
-            ranks,
-            outputs,
-            prefixes,
-            input,
-            first_failure: None,
-            interrupted_by: None,
-        };
-        supervisor.stand_by(signals, &mut guard);
-        Ok(supervisor.outcome())
+        let prefixes = outputs.each_ref().map(|output| prefixes(&self.launch, set.ranks.len(), output));
+        let mut relay =
+            Relay { started, set, outputs, prefixes, input, first_failure: None, interrupted_by: None };
+        relay.run(signals, &mut guard);
+        Ok(relay.report())
     }
 }
 
-struct Supervisor {
-    launch: Launch,
+/// The launcher's standard output and standard error; twice the latter if the report needs the
+/// former.
+fn outputs(launch: &Launch) -> Result<[Output; 2], LaunchError> {
+    let outputs = if launch.output_to_stderr {
+        [Output::new(std::io::stderr()), Output::new(std::io::stderr())]
+    } else {
+        [Output::new(std::io::stdout()), Output::new(std::io::stderr())]
+    };
+    let [first, second] = outputs.map(|output| output.map_err(LaunchError::system("open the output")));
+    Ok([first?, second?])
+}
+
+struct Relay {
     started: Instant,
-    ranks: Vec<Rank>,
+    set: RankSet,
     outputs: [Output; 2],
-    /// For each output, what goes before a line of each rank.
+    /// For each output, the prefix of each rank's lines.
     prefixes: [Vec<Vec<u8>>; 2],
     input: Option<OwnedFd>,
     first_failure: Option<usize>,
     interrupted_by: Option<i32>,
 }
 
-/// What a file descriptor in `poll` belongs to.
+/// What a descriptor in `poll` belongs to.
 #[derive(Clone, Copy)]
 enum Source {
     Signals,
@@ -95,8 +96,8 @@ enum Source {
     Pipe(usize, usize),
 }
 
-impl Supervisor {
-    fn stand_by(&mut self, mut signals: Signals, guard: &mut Guard) {
+impl Relay {
+    fn run(&mut self, mut signals: Signals, guard: &mut Guard) {
         let mut buffer = vec![0; READ_BYTES];
         let mut guarded = usize::MAX;
         let mut leave_at = None;
@@ -105,19 +106,23 @@ impl Supervisor {
             if let Some(signal) = signals.take() {
                 self.interrupt(signal, now);
             }
-            self.reap(now);
+            if let Some(rank) = self.set.reap(now) {
+                self.first_failure.get_or_insert(rank);
+                self.set.terminate(now);
+            }
             if self.outputs.iter().any(Output::is_closed) {
-                self.end_all(now);
+                self.set.terminate(now);
                 self.outputs.iter_mut().for_each(Output::discard);
             }
             let wake = self.step(now);
-            let groups = self.ranks.iter().filter_map(Rank::guarded_group);
-            if groups.clone().count() != guarded {
-                guarded = groups.clone().count();
-                guard.watch(groups);
+            let groups = self.set.guarded_groups();
+            if groups.len() != guarded {
+                guarded = groups.len();
+                guard.watch(&groups);
             }
-            if self.ranks.iter().all(|rank| rank.done) {
-                // Told to end, the launcher does not wait for ever for a reader that has stopped to read.
+            if self.set.is_done() {
+                // An interrupted launcher does not wait forever for a reader that has stopped
+                // reading.
                 let leave = *leave_at.get_or_insert(now + LAST_WORDS);
                 let wait_no_longer = self.interrupted_by.is_some() && leave <= now;
                 if wait_no_longer || self.outputs.iter().all(Output::is_empty) {
@@ -133,82 +138,60 @@ impl Supervisor {
 
     fn interrupt(&mut self, signal: i32, now: Instant) {
         if self.interrupted_by.is_some() {
-            self.ranks.iter_mut().for_each(|rank| rank.kill(now));
+            self.set.kill(now);
         }
         self.interrupted_by.get_or_insert(signal);
-        self.end_all(now);
-    }
-
-    fn end_all(&mut self, now: Instant) {
-        let grace = self.launch.grace;
-        self.ranks
-            .iter_mut()
-            .filter(|rank| rank.status.is_none())
-            .for_each(|rank| rank.terminate(now, grace));
-    }
-
-    fn reap(&mut self, now: Instant) {
-        let grace = self.launch.grace;
-        let ended = self.ranks.iter_mut().filter_map(|rank| {
-            let was_told = rank.ending != Ending::No;
-            let status = rank.reap(now, grace)?;
-            // Of those found ended together, one that a signal killed is the likelier cause.
-            (!was_told && !status.success()).then(|| (status.signal().is_none(), rank.number))
-        });
-        let failed = ended.min();
-        if let Some((_, rank)) = failed {
-            self.first_failure.get_or_insert(rank);
-            self.end_all(now);
-        }
+        self.set.terminate(now);
     }
 
     fn step(&mut self, now: Instant) -> Option<Instant> {
         let mut wake = None;
-        for index in 0..self.ranks.len() {
-            let next = self.ranks[index].step(now, self.launch.grace);
-            if self.ranks[index].abandoned && !self.ranks[index].done {
+        for index in 0..self.set.ranks.len() {
+            let next = self.set.step(index, now);
+            if self.set.ranks[index].abandoned && !self.set.ranks[index].done {
                 self.abandon(index);
             }
             for stream in 0..2 {
-                if self.ranks[index].streams[stream].show_at.is_some_and(|at| at <= now) {
-                    let from = &mut self.ranks[index].streams[stream];
+                if self.set.ranks[index].streams[stream].show_at.is_some_and(|at| at <= now) {
+                    let from = &mut self.set.ranks[index].streams[stream];
                     from.show_at = None;
                     from.lines.flush_characters(self.outputs[stream].buffer());
                 }
             }
-            let shows = self.ranks[index].streams.iter().filter_map(|stream| stream.show_at);
+            let shows = self.set.ranks[index].streams.iter().filter_map(|stream| stream.show_at);
             wake = shows.chain(next).chain(wake).min();
         }
         wake
     }
 
-    /// Takes what a rank's pipes still hold, closes them, and counts it as done.
+    /// Reads what is left in a rank's pipes, closes them, and counts the rank as done.
     fn abandon(&mut self, index: usize) {
         for stream in 0..2 {
-            let Some(fd) = self.ranks[index].streams[stream].fd() else { continue };
+            let Some(fd) = self.set.ranks[index].streams[stream].fd() else { continue };
             let mut rest = Vec::new();
             if let Ok(file) = fd.try_clone_to_owned().map(std::fs::File::from)
                 && let Ok(flags) = rustix::fs::fcntl_getfl(&file)
                 && rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::NONBLOCK).is_ok()
             {
-                // It ends with an error where nothing is left and somebody holds the other end; what came before is in `rest`.
+                // Reading ends with an error if a process still holds the other end. `rest` has
+                // everything before that.
                 let _ = file.take(LEFT_IN_PIPE_BYTES as u64).read_to_end(&mut rest);
             }
             self.take(index, stream, &rest);
             self.close(index, stream);
         }
-        self.ranks[index].done = true;
+        self.set.ranks[index].done = true;
     }
 
     fn take(&mut self, index: usize, stream: usize, data: &[u8]) {
         let prefix = &self.prefixes[stream][index];
-        let from = &mut self.ranks[index].streams[stream];
+        let from = &mut self.set.ranks[index].streams[stream];
         from.lines.push(data, prefix, self.outputs[stream].buffer());
         from.show_at = (prefix.is_empty() && from.lines.is_pending()).then(|| Instant::now() + PROMPT_PAUSE);
     }
 
     fn close(&mut self, index: usize, stream: usize) {
-        let from = &mut self.ranks[index].streams[stream];
+        let from = &mut self.set.ranks[index].streams[stream];
         from.lines.finish(&self.prefixes[stream][index], self.outputs[stream].buffer());
         from.close();
     }
@@ -220,7 +203,7 @@ impl Supervisor {
         for (index, output) in self.outputs.iter().enumerate().filter(|(_, output)| !output.is_empty()) {
             watched.push((Source::Output(index), output.fd(), PollFlags::OUT));
         }
-        for (index, rank) in self.ranks.iter().enumerate() {
+        for (index, rank) in self.set.ranks.iter().enumerate() {
             for (stream, from) in rank.streams.iter().enumerate() {
                 if let (Some(fd), false) = (from.fd(), self.outputs[stream].is_full()) {
                     watched.push((Source::Stream(index, stream), fd, PollFlags::IN));
@@ -230,8 +213,8 @@ impl Supervisor {
                 watched.extend(fd.map(|fd| (Source::Pipe(index, number), fd, PollFlags::OUT)));
             }
         }
-        // Input is read as fast as the slowest rank takes it.
-        if let (Some(input), false) = (&self.input, self.ranks.iter().any(Rank::is_behind)) {
+        // Input is read no faster than the slowest rank reads it.
+        if let (Some(input), false) = (&self.input, self.set.ranks.iter().any(RankProcess::is_behind)) {
             watched.push((Source::Input, input.as_fd(), PollFlags::IN));
         }
         let mut fds: Vec<PollFd<'_>> =
@@ -241,7 +224,7 @@ impl Supervisor {
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
         if poll(&mut fds, timeout.as_ref()).is_err() {
-            // A signal came; nothing was looked at.
+            // A signal interrupted `poll`: no descriptor was checked.
             return Vec::new();
         }
         let ready = fds.iter().zip(&watched).filter(|(fd, _)| !fd.revents().is_empty());
@@ -250,12 +233,12 @@ impl Supervisor {
 
     fn handle(&mut self, source: Source, buffer: &mut [u8]) {
         match source {
-            // Read at the top of the loop.
+            // Handled at the top of the loop.
             Source::Signals => {}
             Source::Output(index) => self.outputs[index].write(),
-            Source::Pipe(index, number) => self.ranks[index].write_pipe(number),
+            Source::Pipe(index, number) => self.set.ranks[index].write_pipe(number),
             Source::Stream(index, stream) => {
-                let Some(fd) = self.ranks[index].streams[stream].fd() else { return };
+                let Some(fd) = self.set.ranks[index].streams[stream].fd() else { return };
                 match rustix::io::read(fd, &mut *buffer) {
                     Err(Errno::INTR | Errno::AGAIN) => {}
                     Ok(0) | Err(_) => self.close(index, stream),
@@ -268,43 +251,22 @@ impl Supervisor {
                     Err(Errno::INTR | Errno::AGAIN) => {}
                     Ok(0) | Err(_) => {
                         self.input = None;
-                        self.ranks.iter_mut().for_each(Rank::finish_feed);
+                        self.set.ranks.iter_mut().for_each(RankProcess::finish_feed);
                     }
-                    Ok(count) => self.ranks.iter_mut().for_each(|rank| rank.feed(&buffer[..count])),
+                    Ok(count) => self.set.ranks.iter_mut().for_each(|rank| rank.feed(&buffer[..count])),
                 }
             }
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        let ranks: Vec<RankReport> = self
-            .ranks
-            .iter()
-            .map(|rank| RankReport {
-                rank: rank.number,
-                host: rank.host.clone(),
-                end: match (rank.status, rank.ending) {
-                    (None, _) => End::Stuck,
-                    _ if self.first_failure == Some(rank.number) => End::Failed,
-                    (Some(status), _) if status.success() => End::Completed,
-                    (_, Ending::No) => End::Failed,
-                    (_, Ending::Term) => End::Terminated,
-                    (_, Ending::Kill | Ending::GivenUp) => End::Killed,
-                },
-                status: rank.code(),
-                seconds: rank
-                    .ended_at
-                    .unwrap_or_else(Instant::now)
-                    .duration_since(self.started)
-                    .as_secs_f64(),
-            })
-            .collect();
+    fn report(&self) -> LaunchReport {
+        let ranks: Vec<RankReport> = self.set.ranks.iter().map(|rank| self.rank_report(rank)).collect();
         let output_closed = self.outputs.iter().any(Output::is_closed);
         let failed = self.first_failure.and_then(|rank| ranks[rank].status).map(|status| status as u8);
         let interrupted = self.interrupted_by.map(|signal| 128u8.saturating_add(signal as u8));
-        let stuck = ranks.iter().any(|rank| rank.end == End::Stuck).then_some(1);
+        let stuck = ranks.iter().any(|rank| rank.end == RankEnd::Stuck).then_some(1);
         let status = failed.or(interrupted).or(output_closed.then_some(OUTPUT_CLOSED)).or(stuck).unwrap_or(0);
-        Outcome {
+        LaunchReport {
             status,
             first_failure: self.first_failure,
             interrupted_by: self.interrupted_by,
@@ -312,16 +274,31 @@ impl Supervisor {
             ranks,
         }
     }
+
+    fn rank_report(&self, rank: &RankProcess) -> RankReport {
+        let end = match (rank.status, rank.ending) {
+            (None, _) => RankEnd::Stuck,
+            _ if self.first_failure == Some(rank.number) => RankEnd::Failed,
+            (Some(status), _) if status.success() => RankEnd::Completed,
+            (_, Ending::No) => RankEnd::Failed,
+            (_, Ending::Term) => RankEnd::Terminated,
+            (_, Ending::Kill | Ending::GivenUp) => RankEnd::Killed,
+        };
+        let seconds = rank.ended_at.unwrap_or_else(Instant::now).duration_since(self.started).as_secs_f64();
+        RankReport { rank: rank.number, host: rank.host.clone(), end, status: rank.code(), seconds }
+    }
 }
 
-/// Standard input through a pipe: any kind of file can be read by a thread, but not every kind can be polled.
+/// Standard input through a pipe. A thread can read every kind of file, but `poll` cannot wait for
+/// every kind.
 fn read_input() -> Result<OwnedFd, LaunchError> {
     let (reader, writer) = std::io::pipe().map_err(LaunchError::system("make a pipe for the input"))?;
     let copy = move || {
         signals::block_terminal_input_signal();
         let (mut input, mut writer) = (std::io::stdin().lock(), writer);
         let mut buffer = vec![0; READ_BYTES];
-        // Ends with the input, with the launcher's interest in it, or with an error, which counts as the end.
+        // Ends at the end of input, when the launcher closes the pipe, or at an error, which counts
+        // as the end.
         while let Ok(count) = input.read(&mut buffer)
             && count > 0
             && writer.write_all(&buffer[..count]).is_ok()
@@ -334,7 +311,7 @@ fn read_input() -> Result<OwnedFd, LaunchError> {
     Ok(reader.into())
 }
 
-/// `[1] ` for each rank, in colour where it goes to a terminal.
+/// `[1] ` for each rank, in colour on a terminal.
 fn prefixes(launch: &Launch, count: usize, output: &Output) -> Vec<Vec<u8>> {
     const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
     if !launch.prefix {
