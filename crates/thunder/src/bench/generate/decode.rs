@@ -1,0 +1,129 @@
+//! `thunder bench decode`.
+
+use anyhow::bail;
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use thunder_model::error::human_bytes;
+
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure};
+use crate::{session, table};
+
+/// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
+#[derive(Args)]
+pub struct DecodeCommand {
+    #[command(flatten)]
+    common: Common,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = at_least::<1>)]
+    prompt: usize,
+    /// Tokens to generate for each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least::<2>)]
+    tokens: usize,
+    /// Sequences to generate at once; several numbers are measured in turn and compared with the
+    /// first
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: Vec<u16>,
+}
+
+impl DecodeCommand {
+    /// Runs the command.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        // All sequences run at once: waiting sequences would count as slow ones.
+        self.common.engine.max_batch =
+            self.batch.iter().fold(self.common.engine.max_batch, |most, &batch| most.max(batch));
+        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let room = session.head.engine.info().context_length;
+        if self.prompt + self.tokens > room {
+            bail!(
+                "--prompt {} and --tokens {} are more than the context of {room} tokens",
+                self.prompt,
+                self.tokens
+            );
+        }
+        let model = ModelWork::of(&self.common.model)?;
+        let work = Work { prompt: self.prompt, tokens: self.tokens, batches: &self.batch };
+        let measured = measure(&session, &self.common, &model, &work, |usages| {
+            let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
+            let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
+            tokens as f64 / slowest.as_secs_f64().max(1e-9)
+        });
+        let context = self.prompt + self.tokens / 2;
+        let bytes: Vec<u64> =
+            self.batch.iter().map(|&batch| bytes_per_step(&session, &model, context, batch.into())).collect();
+        let (ranks, threads) = (session.head.plan.ranks(), session.head.threads.in_group);
+        let transport = session.head.transport.clone();
+        session.close()?;
+        let operations = 2.0 * (model.layers + model.head) as f64;
+        let rows: Vec<DecodeRow> = (self.batch.iter().zip(bytes).zip(measured?))
+            .map(|((&batch, bytes), measured)| DecodeRow::new(batch, bytes, operations, &measured))
+            .collect();
+        if self.common.json {
+            let object = json!({ "ranks": ranks, "transport": transport, "threads": threads, "rows": rows });
+            println!("{object}");
+            return Ok(());
+        }
+        println!("{ranks} ranks over {transport}, {threads} threads in all");
+        println!("{}", decode_table(&rows));
+        Ok(())
+    }
+}
+
+/// Figures of one batch size.
+#[derive(Serialize)]
+struct DecodeRow {
+    batch: u16,
+    /// Of all sequences together.
+    tokens_per_s: f64,
+    kept_per_sequence: f64,
+    time_to_first_token_s: f64,
+    bytes_per_step: u64,
+    bytes_per_s: f64,
+    memory_bytes_per_s: f64,
+    memory_share: f64,
+    operations_per_s: f64,
+    peak_share: f64,
+    reduce_share: f64,
+}
+
+impl DecodeRow {
+    fn new(batch: u16, bytes_per_step: u64, operations_per_token: f64, measured: &Measured) -> Self {
+        let bytes_per_token = bytes_per_step as f64 / f64::from(batch);
+        Self {
+            batch,
+            tokens_per_s: measured.tokens_per_s,
+            kept_per_sequence: measured.kept,
+            time_to_first_token_s: measured.time_to_first_token.as_secs_f64(),
+            bytes_per_step,
+            bytes_per_s: bytes_per_token * measured.tokens_per_s,
+            memory_bytes_per_s: measured.memory,
+            memory_share: bytes_per_token * measured.per_byte,
+            operations_per_s: operations_per_token * measured.tokens_per_s,
+            peak_share: operations_per_token * measured.per_operation,
+            reduce_share: measured.reduce_share,
+        }
+    }
+}
+
+/// One column per batch size.
+fn decode_table(rows: &[DecodeRow]) -> comfy_table::Table {
+    let batches: Vec<String> = rows.iter().map(|row| row.batch.to_string()).collect();
+    let mut headings = vec!["sequences"];
+    headings.extend(batches.iter().map(String::as_str));
+    let mut table = table::new(&headings);
+    let mut add = |name: &str, value: &dyn Fn(&DecodeRow) -> String| {
+        table.add_row(std::iter::once(name.to_owned()).chain(rows.iter().map(value)));
+    };
+    add("tokens/s", &|row| format!("{:.2}", row.tokens_per_s));
+    if rows.len() > 1 {
+        add("speed of each, of the first", &|row| format!("{:.0} %", 100.0 * row.kept_per_sequence));
+    }
+    add("first token, ms", &|row| format!("{:.1}", row.time_to_first_token_s * 1e3));
+    add("bytes per step", &|row| human_bytes(row.bytes_per_step));
+    add("GB/s read", &|row| format!("{:.1}", row.bytes_per_s / 1e9));
+    add("GB/s that these threads can read", &|row| format!("{:.1}", row.memory_bytes_per_s / 1e9));
+    add("share of memory bandwidth", &|row| format!("{:.0} %", 100.0 * row.memory_share));
+    add(PEAK_SHARE, &|row| format!("{:.1} %", 100.0 * row.peak_share));
+    add("time in all-reduces", &|row| format!("{:.1} %", 100.0 * row.reduce_share));
+    table
+}

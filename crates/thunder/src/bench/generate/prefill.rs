@@ -1,0 +1,85 @@
+//! `thunder bench prefill`.
+
+use clap::Args;
+use serde_json::json;
+use thunder_engine::assembly::assemble::STEP_ROWS;
+use thunder_model::error::human_bytes;
+
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure};
+use crate::{session, table};
+
+/// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
+#[derive(Args)]
+pub struct PrefillCommand {
+    #[command(flatten)]
+    common: Common,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least::<1>)]
+    prompt: usize,
+}
+
+/// What does not change between rounds.
+struct Setup {
+    ranks: usize,
+    transport: String,
+    threads: usize,
+    bytes_per_token: u64,
+    /// Multiplications and additions of a token. The output projection is computed for the last
+    /// token only and not counted.
+    operations: f64,
+}
+
+impl PrefillCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let model = ModelWork::of(&self.common.model)?;
+        let work = Work { prompt: self.prompt, tokens: 1, batches: &[1] };
+        let measured = measure(&session, &self.common, &model, &work, |usages| {
+            self.prompt as f64 / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
+        });
+        // Weights are read once per step, for all of its rows.
+        let steps = self.prompt.div_ceil(STEP_ROWS) as u64;
+        let setup = Setup {
+            ranks: session.head.plan.ranks(),
+            transport: session.head.transport.clone(),
+            threads: session.head.threads.in_group,
+            bytes_per_token: bytes_per_step(&session, &model, 0, 1) * steps / self.prompt as u64,
+            operations: 2.0 * model.layers as f64,
+        };
+        session.close()?;
+        self.print(&setup, &measured?.remove(0));
+        Ok(())
+    }
+
+    fn print(&self, setup: &Setup, measured: &Measured) {
+        let memory_share = setup.bytes_per_token as f64 * measured.per_byte;
+        let peak_share = setup.operations * measured.per_operation;
+        if self.common.json {
+            let object = json!({
+                "ranks": setup.ranks, "transport": setup.transport, "threads": setup.threads,
+                "prompt_tokens": self.prompt,
+                "tokens_per_s": measured.tokens_per_s,
+                "bytes_per_token": setup.bytes_per_token, "memory_bytes_per_s": measured.memory,
+                "memory_share": memory_share,
+                "operations_per_s": setup.operations * measured.tokens_per_s, "peak_share": peak_share,
+                "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
+                "reduce_share": measured.reduce_share,
+            });
+            println!("{object}");
+            return;
+        }
+        let mut table = table::new(&["", "prefill"]);
+        table.add_row(["ranks".to_owned(), format!("{} over {}", setup.ranks, setup.transport)]);
+        table.add_row(["threads in all".to_owned(), setup.threads.to_string()]);
+        table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
+        table.add_row(["bytes per token".to_owned(), human_bytes(setup.bytes_per_token)]);
+        table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * memory_share)]);
+        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * peak_share)]);
+        table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
+        let first = measured.time_to_first_token.as_secs_f64() * 1e3;
+        table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
+        table.add_row(["time in all-reduces".to_owned(), format!("{:.1} %", 100.0 * measured.reduce_share)]);
+        println!("{table}");
+    }
+}

@@ -1,0 +1,94 @@
+//! `thunder model list`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use thunder_hub::HubError;
+use thunder_model::error::human_bytes;
+
+use super::folder_bytes;
+use crate::table;
+
+/// `thunder model list`.
+#[derive(Args)]
+pub struct List {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let root = thunder_hub::cache_root();
+        let mut models: Vec<(String, Result<u64, String>)> = Vec::new();
+        for repo in cached_repos(&root)? {
+            let state = match thunder_hub::locate_in(&repo, &root) {
+                Ok(model) => Ok(folder_bytes(&model.folder)?),
+                Err(HubError::Incomplete { missing, .. }) => Err(format!("lacks {missing}")),
+                // The cache has only other revisions of this repository, or files that are not a
+                // model's.
+                Err(_) => continue,
+            };
+            models.push((repo, state));
+        }
+        models.sort();
+        if self.json {
+            let models: Vec<_> = models
+                .iter()
+                .map(|(name, state)| match state {
+                    Ok(bytes) => json!({ "name": name, "complete": true, "bytes": bytes }),
+                    Err(reason) => json!({ "name": name, "complete": false, "reason": reason }),
+                })
+                .collect();
+            println!("{}", json!({ "cache": root, "models": models }));
+            return Ok(());
+        }
+        if models.is_empty() {
+            println!("no models in {}: download one with thunder model pull ORG/NAME", root.display());
+            return Ok(());
+        }
+        let mut table = table::new(&["model", "size"]);
+        for (name, state) in models {
+            let size = state.map_or_else(|reason| format!("incomplete: {reason}"), human_bytes);
+            table.add_row([name, size]);
+        }
+        println!("{table}");
+        Ok(())
+    }
+}
+
+/// Names of the repositories in a cache.
+fn cached_repos(root: &Path) -> anyhow::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("cannot list {}", root.display())),
+    };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.filter_map(|name| name.strip_prefix("models--").map(repo_of_folder)).collect())
+}
+
+/// A folder name has `--` for the slash; repository names contain no `--`.
+fn repo_of_folder(folder_name: &str) -> String {
+    folder_name.replacen("--", "/", 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_models_are_listed_by_name() {
+        let cache = tempfile::tempdir().expect("a folder");
+        for folder in ["models--org--a-name_1.0", "models--gpt2", "datasets--org--x", ".locks"] {
+            std::fs::create_dir(cache.path().join(folder)).expect("created");
+        }
+        let mut repos = cached_repos(cache.path()).expect("listed");
+        repos.sort();
+        assert_eq!(repos, ["gpt2", "org/a-name_1.0"]);
+        assert!(cached_repos(&cache.path().join("nothing")).expect("no cache is an empty one").is_empty());
+    }
+}

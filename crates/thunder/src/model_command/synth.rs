@@ -1,0 +1,86 @@
+//! `thunder model synth`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use thunder_model::synth::{self, Shape};
+
+use super::speed;
+
+/// Shown after the options.
+pub const HELP: &str = "\
+The text that such a model generates is noise, but each token costs as much as the real model's. Use it to measure what \
+a cluster makes of a model before downloading the model:
+  thunder model synth --arch llama-8b --bits 4 /tmp/llama-8b
+  thunder plan --model /tmp/llama-8b --ranks 2
+  thunder bench decode /tmp/llama-8b --ranks 2
+
+Each machine of a cluster can write its own copy: the same options give the same bytes.";
+
+/// `thunder model synth`.
+#[derive(Args)]
+pub struct Synth {
+    /// The model whose shapes to use
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(Shape::names()))]
+    arch: String,
+    /// Bits per weight; 16 is bf16
+    #[arg(long, value_name = "BITS", default_value = "4", value_parser = ["2", "3", "4", "5", "6", "8", "16"])]
+    bits: String,
+    /// Weights that share one scale; not used with 16 bits
+    #[arg(long, value_name = "N", default_value = "64", value_parser = ["32", "64", "128"])]
+    group: String,
+    /// Seed of the random weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Folder to write to; must be empty or not exist
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Print one JSON object on standard output; progress goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+impl Synth {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Some(shape) = Shape::named(&self.arch) else { bail!("--arch {}: unknown model", self.arch) };
+        let bits: u32 = self.bits.parse().with_context(|| format!("--bits {}", self.bits))?;
+        let bits = (bits != 16).then_some(bits);
+        let group: usize = self.group.parse().with_context(|| format!("--group {}", self.group))?;
+        let style =
+            ProgressStyle::with_template("writing {bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let start = Instant::now();
+        let mut written = 0;
+        synth::write(&shape, bits, group, &self.folder, self.seed, &mut |done, total| {
+            written = done;
+            bar.set_length(total);
+            bar.set_position(done);
+        })?;
+        bar.finish_and_clear();
+        let elapsed = start.elapsed();
+        if self.json {
+            let report = json!({
+                "arch": shape.name,
+                "bits": bits.unwrap_or(16),
+                "group": bits.map(|_| group),
+                "seed": self.seed,
+                "folder": self.folder,
+                "bytes": written,
+                "seconds": elapsed.as_secs_f64(),
+            });
+            println!("{report}");
+            return Ok(());
+        }
+        let folder = self.folder.display();
+        println!("{} with random weights is in {folder}", shape.name);
+        println!("{}", speed("wrote", written, elapsed));
+        println!("next: thunder plan --model {folder} --ranks 2");
+        println!("      thunder bench decode {folder} --ranks 2");
+        Ok(())
+    }
+}
