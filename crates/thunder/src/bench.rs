@@ -7,9 +7,10 @@ mod membw;
 
 use clap::{Args, Subcommand};
 
-/// Measure: decode, prefill, kernels, memory bandwidth, collectives
+/// Measure decode, prefill, kernels, memory bandwidth or collectives
 ///
-/// Compare figures of one run: machines are noisy, and ratios side by side mean more than absolute times.
+/// Compare figures from one run: a machine's speed varies over time, so ratios measured side by
+/// side mean more than absolute times.
 #[derive(Args)]
 pub struct BenchCommand {
     #[command(subcommand)]

@@ -7,7 +7,7 @@ use anyhow::Context;
 use etcetera::BaseStrategy;
 use sha2::{Digest, Sha256};
 
-/// The name that stands for it wherever a model is asked for.
+/// The name of the built-in model wherever a command takes a MODEL.
 pub const NAME: &str = "builtin";
 
 macro_rules! files {
@@ -48,31 +48,33 @@ pub fn folder() -> anyhow::Result<PathBuf> {
     let usual = etcetera::choose_base_strategy().map(|base| base.cache_dir());
     match usual.map_err(Into::into).and_then(&place) {
         Ok(folder) => Ok(folder),
-        // A home that cannot be written (a container's, a service's) is no reason to have no model.
+        // The home folder may be read-only, as in a container or a service.
         Err(error) => place(std::env::temp_dir()).map_err(|_| error),
     }
 }
 
-/// Whether a folder holds exactly these files: a cache may have been cleaned in part, and others may write to a temporary one.
+/// Whether a folder holds exactly these files. A cache may have been cleaned in part, and other
+/// users may write to a temporary folder.
 fn is_whole(folder: &Path) -> bool {
     FILES.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|found| found == *bytes))
 }
 
-/// Written beside its place and moved there, so that another process never sees half of it.
+/// Writes the files to a temporary folder and renames it, so that no other process sees an
+/// incomplete model.
 fn write(cache: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(cache)?;
-    let beside = tempfile::tempdir_in(cache)?;
+    let new = tempfile::tempdir_in(cache)?;
     for (name, bytes) in FILES {
-        fs::write(beside.path().join(name), bytes)?;
+        fs::write(new.path().join(name), bytes)?;
     }
-    match fs::rename(beside.path(), folder) {
+    match fs::rename(new.path(), folder) {
         // Another process was faster.
         Err(_) if is_whole(folder) => Ok(()),
-        // What is there is not whole: out of the way with it.
+        // An incomplete model is there: move it away.
         Err(_) if folder.exists() => {
             let aside = tempfile::tempdir_in(cache)?;
             fs::rename(folder, aside.path().join("replaced"))?;
-            Ok(fs::rename(beside.path(), folder)?)
+            Ok(fs::rename(new.path(), folder)?)
         }
         renamed => Ok(renamed?),
     }

@@ -14,12 +14,12 @@ use crate::engine_args::EngineArgs;
 use crate::prompt::{self, SamplingArgs};
 use crate::session;
 
-/// Talk with a model
+/// Talk with a model in the terminal
 ///
-/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists what else there is.
+/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands.
 #[derive(Args)]
 pub struct ChatCommand {
-    /// `builtin`, a folder, or a model in the Hugging Face cache
+    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
     #[arg(default_value = crate::builtin::NAME)]
     model: String,
     #[command(flatten)]
@@ -28,8 +28,8 @@ pub struct ChatCommand {
     engine: EngineArgs,
 }
 
-const HELP: &str = "/system TEXT  set the system prompt and begin anew\n/clear        begin anew\n/undo         forget \
-                    the last question\n/quit         end (so does Ctrl-D)";
+const HELP: &str = "/system TEXT  set the system prompt and start over\n/clear        start over\n/undo         remove \
+                    the last question and its answer\n/quit         end (so does Ctrl-D)";
 
 impl ChatCommand {
     /// Runs the command.
@@ -46,7 +46,7 @@ impl ChatCommand {
         ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot catch Ctrl-C")?;
         let mut editor = DefaultEditor::new().context("cannot read from the terminal")?;
         let mut system = self.sampling.system.clone();
-        let mut messages = begin(system.as_deref());
+        let mut messages = new_conversation(system.as_deref());
         eprintln!(
             "{} on {} rank(s). /help lists commands, Ctrl-D ends.",
             engine.info().name,
@@ -56,9 +56,9 @@ impl ChatCommand {
         loop {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
-                // The first may have been meant for an answer that had just ended.
+                // The first Ctrl-C may have been meant for an answer that had just ended.
                 Err(ReadlineError::Interrupted) if !leaving => {
-                    println!("Ctrl-C again, or Ctrl-D, ends.");
+                    println!("Press Ctrl-C again, or Ctrl-D, to end.");
                     leaving = true;
                     continue;
                 }
@@ -70,21 +70,21 @@ impl ChatCommand {
             if line.is_empty() {
                 continue;
             }
-            // A history that cannot be kept is no reason to stop talking.
+            // A failure to keep the history does not end the conversation.
             let _ = editor.add_history_entry(line);
             match line.split_once(' ').unwrap_or((line, "")) {
                 ("/quit" | "/exit", _) => return Ok(()),
                 ("/help", _) => println!("{HELP}"),
-                ("/clear", _) => messages = begin(system.as_deref()),
+                ("/clear", _) => messages = new_conversation(system.as_deref()),
                 ("/undo", _) => {
                     let asked = messages.iter().rposition(|message| message["role"] == "user");
                     messages.truncate(asked.unwrap_or(messages.len()));
                 }
                 ("/system", text) => {
                     system = Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-                    messages = begin(system.as_deref());
+                    messages = new_conversation(system.as_deref());
                 }
-                (command, _) if command.starts_with('/') => println!("{command} is no command.\n{HELP}"),
+                (command, _) if command.starts_with('/') => println!("unknown command {command}\n{HELP}"),
                 _ => self.answer(engine, &mut messages, line, &interrupted)?,
             }
         }
@@ -100,10 +100,10 @@ impl ChatCommand {
         messages.push(prompt::message("user", question));
         let tokens = match prompt::tokens(engine, messages) {
             Ok(tokens) => tokens,
-            // A chat template may refuse a conversation.
+            // A chat template may reject a conversation.
             Err(error) => {
                 messages.pop();
-                println!("{error:#}; /clear begins anew");
+                println!("{error:#}; /clear starts over");
                 return Ok(());
             }
         };
@@ -113,7 +113,7 @@ impl ChatCommand {
             Ok(stream) => stream,
             Err(error) if engine.stopped().is_none() => {
                 messages.pop();
-                println!("{error}; /clear begins anew");
+                println!("{error}; /clear starts over");
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
@@ -125,6 +125,6 @@ impl ChatCommand {
     }
 }
 
-fn begin(system: Option<&str>) -> Vec<Value> {
+fn new_conversation(system: Option<&str>) -> Vec<Value> {
     system.iter().map(|text| prompt::message("system", text)).collect()
 }

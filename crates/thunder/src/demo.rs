@@ -17,47 +17,48 @@ use crate::prompt::{self, Answer};
 use crate::session::{self, Session};
 use crate::{builtin, plan, serve};
 
-/// Answer a question with the built-in model on 1 and on 2 ranks, and show what sharding gave
+/// Answer a question with the built-in model on 1 and on 2 ranks, and compare their speed
 ///
-/// Each rank has one thread, so that one machine is compared with two; --ranks and --threads change that.
+/// Each rank has one thread, so that the ranks stand for machines of equal speed. --ranks and
+/// --threads change both numbers.
 #[derive(Args)]
 pub struct DemoCommand {
-    /// Ask something else
-    #[arg(long)]
+    /// Question to ask instead of the demo's own
+    #[arg(long, value_name = "TEXT")]
     question: Option<String>,
-    /// Leave the sharded model serving behind the OpenAI API
+    /// Serve the sharded model with an OpenAI-compatible API afterwards
     #[arg(long)]
     serve: bool,
     /// Port for --serve
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
-    /// Print one JSON object
+    /// Print one JSON object instead of text
     #[arg(long, conflicts_with = "serve")]
     json: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// What is asked on one rank and on the others.
+/// The question for one rank, and the one for several.
 const QUESTIONS: [&str; 2] =
     ["How does Thunderhead make a model faster with every machine?", "What happens when a machine dies?"];
-/// Times that a question is asked: the first time warms up, the best of the others counts.
+/// Times that a question is asked. The first time warms up; the best of the others counts.
 const TIMES: usize = 6;
 
-/// What one number of ranks gave.
-struct Outcome {
+/// The best answer of a number of ranks.
+struct DemoResult {
     ranks: usize,
     question: String,
     answer: Answer,
     tokens_per_s: f64,
-    /// Share of the time that rank 0 spent in reductions.
+    /// Share of rank 0's time spent in all-reduces.
     reduce_share: f64,
 }
 
 impl DemoCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        // A rank that this demo started belongs to its sharded half.
+        // A rank that this demo started.
         let is_follower = std::env::var_os(CHILD).is_some();
         if !is_follower && Config::from_env()?.is_some() {
             bail!(
@@ -71,17 +72,17 @@ impl DemoCommand {
         if is_follower {
             return session::open(builtin::NAME, &sharded).map(drop);
         }
-        // Equal threads for each rank, so that what is compared is one machine with two.
+        // Equal threads per rank, so that the comparison is of one machine with several.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
         let layout = LayoutArgs { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
         let folder = session::open_folder(builtin::NAME)?;
         sharded.layout.shard_plan(&folder, usize::from(ranks))?;
-        // A port that is taken is found before anything is shown.
+        // A port that is in use is an error before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
-        let mut outcomes = Vec::new();
+        let mut results = Vec::new();
         for (args, question) in [(single, QUESTIONS[0]), (sharded, QUESTIONS[1])] {
             let question = self.question.as_deref().unwrap_or(question);
             let ranks = args.layout.ranks();
@@ -89,14 +90,14 @@ impl DemoCommand {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }
             let Some(session) = session::open(builtin::NAME, &args)? else { return Ok(()) };
-            outcomes.push(self.ask(&session, &folder, ranks, question)?);
+            results.push(self.ask(&session, &folder, ranks, question)?);
             if let Some(listener) = listener.take_if(|_| ranks > 1) {
-                self.conclude(&outcomes);
+                self.conclude(&results);
                 return serve::serve(session, listener, ServerConfig::default());
             }
             session.close()?;
         }
-        self.conclude(&outcomes);
+        self.conclude(&results);
         Ok(())
     }
 
@@ -106,7 +107,7 @@ impl DemoCommand {
         folder: &ModelFolder,
         ranks: usize,
         question: &str,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<DemoResult> {
         let engine = &session.head.engine;
         if !self.json {
             plan::print(folder, &session.head.plan, &session.head.footprints);
@@ -122,7 +123,7 @@ impl DemoCommand {
             ignore_eos: false,
             logprobs: None,
         };
-        let mut best: Option<Outcome> = None;
+        let mut best: Option<DemoResult> = None;
         for time in 0..TIMES {
             let before = engine.counters().times();
             let show = |text: &str| if self.json || time > 0 { Ok(()) } else { prompt::print_now(text) };
@@ -131,36 +132,36 @@ impl DemoCommand {
             if time > 0 && best.as_ref().is_none_or(|best| tokens_per_s > best.tokens_per_s) {
                 let reduce_share = engine.counters().reduce_share_since(before);
                 let question = question.to_owned();
-                best = Some(Outcome { ranks, question, answer, tokens_per_s, reduce_share });
+                best = Some(DemoResult { ranks, question, answer, tokens_per_s, reduce_share });
             }
         }
-        let Some(best) = best else { unreachable!("asked more than once") };
+        let Some(best) = best else { unreachable!("every question is asked more than once") };
         if !self.json {
             let ms = best.answer.usage.time_to_first_token.as_secs_f64() * 1e3;
             let over =
-                if ranks > 1 { format!("over {}", session.head.transport) } else { "on its own".to_owned() };
+                if ranks > 1 { format!("over {}", session.head.transport) } else { "alone".to_owned() };
             println!("\n\n{:.0} tokens/s, first token after {ms:.1} ms, {over}", best.tokens_per_s);
             println!("all-reduces took {:.0} % of the time\n", best.reduce_share * 100.0);
         }
         Ok(best)
     }
 
-    fn conclude(&self, outcomes: &[Outcome]) {
-        let speedup = match outcomes {
+    fn conclude(&self, results: &[DemoResult]) {
+        let speedup = match results {
             [one, more] => more.tokens_per_s / one.tokens_per_s,
             _ => 1.0,
         };
         if self.json {
-            let rows: Vec<_> = outcomes
+            let rows: Vec<_> = results
                 .iter()
-                .map(|outcome| {
+                .map(|result| {
                     json!({
-                        "ranks": outcome.ranks,
-                        "question": outcome.question,
-                        "answer": outcome.answer.text,
-                        "tokens_per_s": outcome.tokens_per_s,
-                        "time_to_first_token_s": outcome.answer.usage.time_to_first_token.as_secs_f64(),
-                        "reduce_share": outcome.reduce_share,
+                        "ranks": result.ranks,
+                        "question": result.question,
+                        "answer": result.answer.text,
+                        "tokens_per_s": result.tokens_per_s,
+                        "time_to_first_token_s": result.answer.usage.time_to_first_token.as_secs_f64(),
+                        "reduce_share": result.reduce_share,
                     })
                 })
                 .collect();
@@ -170,17 +171,17 @@ impl DemoCommand {
         let bold = |text: String| {
             if std::io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text }
         };
-        let ranks = outcomes.last().map_or(2, |outcome| outcome.ranks);
+        let ranks = results.last().map_or(2, |result| result.ranks);
         println!("{}", bold(format!("{ranks} ranks decode {speedup:.2} times as fast as one.")));
         println!(
-            "This model is small (13 MB), so each layer is over before a message pays; large ones gain more:\n  \
-             thunder model synth --arch llama-1b --bits 4 /tmp/llama-1b    a folder of true shape, random weights\n  \
-             thunder bench decode /tmp/llama-1b --ranks 2 --threads 1      what two ranks give here\n\
-             Go on with\n  \
-             thunder chat                                                  ask the built-in model\n  \
-             thunder model pull ORG/NAME                                   download a real one\n  \
-             thunder serve ORG/NAME --ranks 2                              serve it behind OpenAI's API\n  \
-             thunder plan --model ORG/NAME --ranks 3                       see how it would be split"
+            "This model is small (13 MB), so messages between ranks take much of the time. Large models gain more:\n  \
+             thunder model synth --arch llama-1b --bits 4 /tmp/llama-1b    write a model with random weights\n  \
+             thunder bench decode /tmp/llama-1b --ranks 2 --threads 1      measure it on two ranks\n\
+             Next:\n  \
+             thunder chat                                                  talk with the built-in model\n  \
+             thunder model pull ORG/NAME                                   download another model\n  \
+             thunder serve ORG/NAME --ranks 2                              serve it with an OpenAI-compatible API\n  \
+             thunder plan --model ORG/NAME --ranks 3                       show how it would be split"
         );
     }
 }

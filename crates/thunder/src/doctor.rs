@@ -6,10 +6,10 @@ use thunder_compute::Isa;
 use thunder_model::error::human_bytes;
 use thunder_verbs::doctor;
 
-/// Say what this machine offers: RDMA devices, kernels, memory, and what is missing
+/// Report this machine's cores, memory, kernels and RDMA devices, and what RDMA lacks
 #[derive(Args)]
 pub struct DoctorCommand {
-    /// Print JSON
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -29,7 +29,7 @@ impl DoctorCommand {
         }
         println!("cores     {cores}");
         println!("memory    {} available", memory.map_or("unknown".into(), human_bytes));
-        println!("kernels   {} (the last is used; {} forces one)", kernels.join(", "), Isa::VARIABLE);
+        println!("kernels   {} (the last one is used; {} forces another)", kernels.join(", "), Isa::VARIABLE);
         println!("RDMA");
         rdma.to_string().lines().for_each(|line| println!("  {line}"));
         Ok(())

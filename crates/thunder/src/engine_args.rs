@@ -14,11 +14,10 @@ use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 pub struct LayoutArgs {
     /// Ranks to start on this machine [default: the number of --split's weights, else 1]
     ///
-    /// More ranks on one machine help where one process cannot use all cores or memory channels. To use several machines,
-    /// start this command under `thunder launch`: with THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's
-    /// variables) in the environment, this process joins that group and --ranks is ignored.
-    ///
-    /// [default: the number of --split's weights, else 1]
+    /// More ranks on one machine help where one process cannot use all cores or memory channels. To
+    /// use several machines, start this command under `thunder launch`: with THUNDER_RANK,
+    /// THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in the environment, this
+    /// process joins that group and --ranks is ignored.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub ranks: Option<u16>,
     /// How layers are split over ranks
@@ -27,8 +26,6 @@ pub struct LayoutArgs {
     /// Relative share of each rank, e.g. 3,1: rank 0 holds three quarters [default: even shares]
     ///
     /// Use it when machines differ in speed or memory: the slowest rank sets the pace.
-    ///
-    /// [default: even shares]
     #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
     pub split: Vec<f64>,
     /// Number format of the KV cache
@@ -45,25 +42,25 @@ pub struct EngineArgs {
     /// Compute threads of each rank [default: this machine's cores divided by its ranks]
     ///
     /// Fewer leave cores to other programs. While weights are packed at load, all cores are used.
-    ///
-    /// [default: this machine's cores divided by its ranks]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Pin each compute thread to its own core, if there are enough cores
     ///
-    /// Faster on a machine that does nothing else, slower if other programs run: a pinned thread cannot move away from them.
+    /// Faster on a machine that does nothing else, slower if other programs run: a pinned thread
+    /// cannot move away from them.
     #[arg(long)]
     pub pin: bool,
-    /// Most tokens of prompt and answer together [default: the model's maximum, or less if memory is short]
+    /// Most tokens of prompt and answer together [default: the model's maximum, or less if memory
+    /// is short]
     ///
-    /// A smaller number takes less memory for the KV cache. If the number is given and does not fit, that is an error.
-    ///
-    /// [default: the model's maximum, or less if memory is short]
+    /// A smaller number takes less memory for the KV cache. If the number is given and does not
+    /// fit, that is an error.
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
     /// Requests that decode together; others wait
     ///
-    /// A larger batch answers more requests in all, each of them more slowly, and takes more memory for the KV cache.
+    /// A larger batch answers more requests in all, each of them more slowly, and takes more memory
+    /// for the KV cache.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
     /// Precision of activations in products with weights
@@ -125,7 +122,8 @@ impl EngineArgs {
 pub enum ParallelArg {
     /// Each layer is split over all ranks: all compute every token together. Needs a fast link
     Tensor,
-    /// Each rank holds some of the layers. For slow links: one message per step and rank, but no faster for one request
+    /// Each rank holds some of the layers. For slow links: one message per step and rank, but no
+    /// faster for one request
     Pipeline,
 }
 
@@ -142,17 +140,20 @@ impl From<ParallelArg> for Parallelism {
 #[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationsArg {
-    /// Prompts: bf16 if the CPU has a matrix unit (AMX). Elsewhere int8, but int16 for MLP channels, where a few values are
-    /// far larger than the others. For everyday use; error 0.8 %
+    /// Prompts: bf16 if the CPU has a matrix unit (AMX). Elsewhere int8, but int16 for MLP
+    /// channels, where a few values are far larger than the others. For everyday use; error 0.8 %
     Auto,
-    /// Like auto, but int8 for MLP channels too. For faster prompts without a matrix unit; error 1.3 %
+    /// Like auto, but int8 for MLP channels too. For faster prompts without a matrix unit; error
+    /// 1.3 %
     Int8,
-    /// Like auto, but 2 bytes everywhere. For answers closer to the original model; slower in batches, and on prompts
-    /// without a matrix unit; error at most 0.4 %
+    /// Like auto, but 2 bytes everywhere. For answers closer to the original model; slower in
+    /// batches, and on prompts without a matrix unit; error at most 0.4 %
     Bf16,
-    /// 2-byte integers. For comparing machines: products with quantized weights have the same bits on all of them
+    /// 2-byte integers. For comparing machines: products with quantized weights have the same bits
+    /// on all of them
     Int16,
-    /// Plain floats. For ruling out activations as the cause of a problem; many times slower on prompts
+    /// Plain floats. For ruling out activations as the cause of a problem; many times slower on
+    /// prompts
     F32,
 }
 
@@ -171,11 +172,13 @@ impl From<ActivationsArg> for Activations {
 /// `--overlap`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlapArg {
-    /// If the all-reduces are estimated to take longer than reading a layer's weights a second time, which is the cost
+    /// If the all-reduces are estimated to take longer than reading a layer's weights a second
+    /// time, which is the cost
     Auto,
     /// For every prompt
     Always,
-    /// Never. For one rank's prompts to be computed in the fewest passes, or to measure what overlap gives
+    /// Never. For one rank's prompts to be computed in the fewest passes, or to measure what
+    /// overlap gives
     Never,
 }
 
@@ -194,7 +197,8 @@ impl From<OverlapArg> for Overlap {
 pub enum KvArg {
     /// 16-bit floats
     F16,
-    /// 1 byte, with a scale per head and token. For long contexts: little more than half of f16's memory and reading time
+    /// 1 byte, with a scale per head and token. For long contexts: little more than half of f16's
+    /// memory and reading time
     Int8,
 }
 

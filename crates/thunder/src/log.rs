@@ -1,4 +1,4 @@
-//! What `RUST_LOG` asks for, on standard error, each line with its rank.
+//! Logging to standard error, filtered by `RUST_LOG`, with the rank before each line.
 
 use std::fmt;
 
@@ -12,18 +12,19 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 const VARIABLE: &str = "RUST_LOG";
 
-/// Begins to log: what `RUST_LOG` names (`debug`, `thunder=debug`, `thunder_server=info`), else warnings.
+/// Starts logging at the levels that `RUST_LOG` names (`debug`, `thunder=debug`,
+/// `thunder_server=info`); warnings by default.
 pub fn start() {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
     let filter = asked.parse::<Targets>().unwrap_or_else(|error| {
-        // Meant for another program, maybe: no reason not to run.
+        // The variable may be meant for another program, so this one runs all the same.
         eprintln!(
             "warning: {VARIABLE}={asked}: {error}: only warnings are logged; it takes a level (error, warn, info, debug, \
              trace) or CRATE=LEVEL,…"
         );
         Targets::new()
     });
-    // Nothing asked for, or nothing but single crates.
+    // Nothing was asked for, or only levels of single crates.
     let filter =
         if filter.default_level().is_none() { filter.with_default(LevelFilter::WARN) } else { filter };
     let rank =
@@ -34,7 +35,7 @@ pub fn start() {
     tracing_subscriber::registry().with(filter).with(lines).init();
 }
 
-/// The usual line behind the rank that wrote it.
+/// The default line format, after the rank.
 struct WithRank {
     rank: String,
     format: Format,

@@ -21,13 +21,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Pools the machines on a desk into one LLM engine: shards a model over ranks, gets faster with each, and serves it behind
-/// an OpenAI-compatible API.
+/// Runs one LLM on several machines together: shards the model over ranks, and serves it with an
+/// OpenAI-compatible API
 ///
-/// Start with `thunder demo`. A MODEL is `builtin`, a folder in Hugging Face or MLX format, or the name of a model in the
-/// local Hugging Face cache (`thunder model pull org/name` brings it there).
+/// Start with `thunder demo`. A MODEL is `builtin`, a folder in Hugging Face or MLX format, or the
+/// name of a model in the local Hugging Face cache (`thunder model pull ORG/NAME` downloads one to
+/// it).
 #[derive(Parser)]
-#[command(name = "thunder", version, max_term_width = 110)]
+#[command(name = "thunder", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,7 +47,8 @@ enum Command {
     Doctor(doctor::DoctorCommand),
 }
 
-/// `thunder demo | head`: println's panic is no fault to report. Ranks notice the end of this one and end too.
+/// Ends the process quietly when println panics because its reader has closed the pipe, as in
+/// `thunder demo | head`. The other ranks notice and end too.
 fn end_quietly_on_a_closed_pipe() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -61,7 +63,8 @@ fn end_quietly_on_a_closed_pipe() {
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_)) {
-        // `thunder plan | head` ends quietly. Commands with ranks need the errors of their sockets.
+        // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
+        // sockets report errors.
         sigpipe::reset();
     }
     end_quietly_on_a_closed_pipe();
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
         Command::Doctor(command) => command.run(),
-        // A launcher ends as its first failing rank did.
+        // The launcher's exit status is that of the first failing rank.
         Command::Launch(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {error:#}");

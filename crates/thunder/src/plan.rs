@@ -10,15 +10,16 @@ use crate::{session, table};
 
 /// Show how a model would be split over ranks
 ///
-/// Which heads, channels, layers and bytes each rank would hold, and what a token of context costs. Reads headers only.
+/// Prints the heads, channels, layers and bytes of each rank, and the KV cache's bytes per token.
+/// Reads the model's headers only and starts no ranks.
 #[derive(Args)]
 pub struct PlanCommand {
-    /// `builtin`, a folder, or a model in the Hugging Face cache
-    #[arg(long, default_value = crate::builtin::NAME)]
+    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
+    #[arg(long, value_name = "MODEL", default_value = crate::builtin::NAME)]
     model: String,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Print JSON
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -66,11 +67,11 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
     })
 }
 
-/// The plan as a table.
+/// Prints the plan as a table.
 pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]) {
     let spec = &folder.spec;
     println!(
-        "{} of {} layers, {} of weights, over {} rank(s): {} way(s) tensor, {} stage(s) pipeline",
+        "{}, {} layers, {} of weights over {} rank(s): {}-way tensor parallel, {} pipeline stage(s)",
         spec.family,
         spec.layers.len(),
         human_bytes(folder.weights.bytes()),
@@ -86,7 +87,7 @@ pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprin
         "MLP channels",
         "vocabulary",
         "weights",
-        "KV a token",
+        "KV per token",
     ]);
     let range = |range: &std::ops::Range<usize>| match range.len() {
         0 => "-".to_owned(),

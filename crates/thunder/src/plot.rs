@@ -1,9 +1,9 @@
-//! Plots for people.
+//! Plots as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Points above 0 under one name.
+/// A named series of points, all above 0.
 pub struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -11,12 +11,12 @@ pub struct Series {
 
 const COLUMNS: usize = 65;
 const ROWS: usize = 13;
-/// Columns between two marks of the axis below, enough for their labels.
+/// Columns between two ticks of the horizontal axis, enough for their labels.
 const TICK_COLUMNS: f64 = 7.0;
-/// Enough for every algorithm over every transport.
+/// One mark per series: enough for every algorithm over every transport.
 const MARKS: [char; 20] =
     ['●', '○', '▲', '△', '■', '□', '◆', '◇', '▼', '▽', '★', '☆', '+', '×', 'a', 'b', 'c', 'd', 'e', 'f'];
-/// Several series in one place.
+/// The mark where several series have a point.
 const SHARED: char = '✱';
 const LINE: char = '·';
 
@@ -36,12 +36,12 @@ impl Axis {
         Self { base, low, powers: (high - low).max(1.0), cells }
     }
 
-    /// Where a value lies, from 0 to the last cell.
+    /// Position of a value, from 0 to the last cell.
     fn place(&self, value: f64) -> f64 {
         (value.log(self.base) - self.low) / self.powers * (self.cells - 1) as f64
     }
 
-    /// The cell and the value of every `step`th power.
+    /// Cell and value of every `step`th power.
     fn ticks(&self, step: usize) -> impl Iterator<Item = (usize, f64)> {
         (0..=self.powers as usize).step_by(step).map(|power| {
             let value = self.base.powf(self.low + power as f64);
@@ -50,8 +50,8 @@ impl Axis {
     }
 }
 
-/// The series as lines in one plot, both axes logarithmic: powers of 10 upwards, of 2 to the right, where `label` writes what a
-/// value is called. Nothing where there are no points.
+/// Draws the series in one plot with logarithmic axes: powers of 10 upwards, powers of 2 to the
+/// right, labelled by `label`. Returns an empty text if there are no points.
 pub fn logarithmic(series: &[Series], label: impl Fn(f64) -> String) -> String {
     let points = series.iter().flat_map(|series| series.points.iter().copied());
     if points.clone().next().is_none() {
@@ -84,7 +84,7 @@ pub fn logarithmic(series: &[Series], label: impl Fn(f64) -> String) -> String {
     text
 }
 
-/// The lines, then the marks on them, row by row from below.
+/// Draws lines, then marks on top of them. Rows are in order from the bottom.
 fn draw(series: &[Series], across: &Axis, up: &Axis) -> [char; COLUMNS * ROWS] {
     let mut cells = [' '; COLUMNS * ROWS];
     let cell = |x: f64, y: f64| y.round() as usize * COLUMNS + x.round() as usize;
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_one_place_is_told_apart_by_the_legend() {
+    fn points_in_one_place_share_a_mark_that_the_legend_explains() {
         let text = plot(&[("a", &[(8.0, 1.0), (64.0, 2.0)]), ("b", &[(8.0, 5.0), (64.0, 2.0)])]);
         assert_eq!(["●", "○", "✱"].map(|mark| text.matches(mark).count()), [2, 2, 2], "{text}");
     }
 
     #[test]
-    fn one_point_is_a_plot_and_none_is_nothing() {
+    fn one_point_makes_a_plot_and_no_points_an_empty_text() {
         assert_eq!(plot(&[("a", &[(8192.0, 0.3)])]).matches('●').count(), 2);
         assert_eq!(plot(&[]), "");
         assert_eq!(plot(&[("a", &[])]), "");

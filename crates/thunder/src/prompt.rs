@@ -1,4 +1,4 @@
-//! From what a person typed to a request, and from its events to their terminal.
+//! From the user's text to a request, and from its events to the terminal.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,43 +9,43 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use thunder_engine::{Engine, Event, EventStream, FinishReason, Request, Sampling, Usage};
 
-/// How tokens are chosen. What is not given is the model's own default.
+/// How tokens are sampled. Options that are not given have the model's own defaults.
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
-    /// 0 takes the likeliest token, higher is more varied (to 2)
-    #[arg(long, allow_hyphen_values = true)]
+    /// Randomness, 0 to 2: 0 always takes the likeliest token, higher values vary more
+    #[arg(long, value_name = "T", allow_hyphen_values = true)]
     temperature: Option<f32>,
-    /// Choose among the likeliest tokens that have this probability together
-    #[arg(long, allow_hyphen_values = true)]
+    /// Sample from the likeliest tokens whose probabilities add up to P (above 0, to 1)
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
     top_p: Option<f32>,
-    /// Choose among this many likeliest tokens (0: all)
-    #[arg(long, allow_hyphen_values = true)]
+    /// Sample from the K likeliest tokens; 0 means all
+    #[arg(long, value_name = "K", allow_hyphen_values = true)]
     top_k: Option<usize>,
-    /// Choose among tokens at least this fraction as likely as the likeliest
-    #[arg(long, allow_hyphen_values = true)]
+    /// Sample from tokens at least P times as likely as the likeliest (0 to 1)
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
     min_p: Option<f32>,
-    /// Above 1, turns away from tokens that were used
-    #[arg(long, allow_hyphen_values = true)]
+    /// Above 1: makes tokens of the prompt and the answer less likely
+    #[arg(long, value_name = "F", allow_hyphen_values = true)]
     repetition_penalty: Option<f32>,
-    /// Above 0, turns away from tokens that the answer has (-2 to 2)
-    #[arg(long, allow_hyphen_values = true)]
+    /// Above 0: makes tokens that the answer already has less likely (-2 to 2)
+    #[arg(long, value_name = "F", allow_hyphen_values = true)]
     presence_penalty: Option<f32>,
-    /// The same, more so for each time (-2 to 2)
-    #[arg(long, allow_hyphen_values = true)]
+    /// Above 0: the same, in proportion to how often the answer has the token (-2 to 2)
+    #[arg(long, value_name = "F", allow_hyphen_values = true)]
     frequency_penalty: Option<f32>,
-    /// Add to the logit of a token id, e.g. 42=-100 bans token 42; may be repeated
+    /// Add BIAS to the logit of token ID, e.g. 42=-100 bans token 42; may be repeated
     #[arg(long, value_name = "ID=BIAS", value_parser = logit_bias)]
     logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same answer
-    #[arg(long)]
+    /// Seed of the random numbers: the same seed gives the same answer
+    #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Most tokens to generate
+    /// Most tokens to generate [default: as many as the context has room for]
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
-    /// End before this text; may be repeated
-    #[arg(long)]
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Instructions that stand before the conversation
+    /// System prompt: instructions before the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 }
@@ -85,10 +85,11 @@ pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// The prompt of a conversation, by the model's chat template; of its last text alone if it has none.
+/// The prompt of a conversation, by the model's chat template. Without a template: the last message
+/// alone.
 ///
 /// # Errors
-/// When the template refuses the messages.
+/// When the template rejects the messages.
 pub fn tokens(engine: &Engine, messages: &[Value]) -> anyhow::Result<Vec<u32>> {
     let info = engine.info();
     match &info.chat_template {
@@ -106,11 +107,12 @@ pub struct Answer {
     pub text: String,
     /// Why it ended; `None` if it was interrupted.
     pub reason: Option<FinishReason>,
-    /// What it took.
+    /// Tokens and times.
     pub usage: Usage,
 }
 
-/// Reads an answer to its end, handing on its text as it comes. Ends early once `interrupted` is set.
+/// Reads an answer to its end and passes each piece of text to `show`. Ends early once
+/// `interrupted` is set.
 ///
 /// # Errors
 /// When the engine fails.
@@ -121,7 +123,7 @@ pub fn read(
 ) -> anyhow::Result<Answer> {
     let mut text = String::new();
     while !interrupted.load(Ordering::Relaxed) {
-        let Some(event) = stream.next_within(LOOK_AT_FLAG) else { continue };
+        let Some(event) = stream.next_within(CHECK_INTERRUPT_EVERY) else { continue };
         match event {
             Some(Event::Delta { text: more, .. }) => {
                 show(&more).context("cannot write the answer")?;
@@ -129,23 +131,24 @@ pub fn read(
             }
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
-            None => bail!("the engine went away in the middle of the answer"),
+            None => bail!("the engine ended in the middle of the answer"),
         }
     }
     Ok(Answer { text, reason: None, usage: Usage::default() })
 }
 
-/// How soon an interruption is noticed while the model says nothing.
-const LOOK_AT_FLAG: Duration = Duration::from_millis(50);
+/// Interval at which the flag is checked while no event comes.
+const CHECK_INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 
-/// Writes to the terminal at once.
+/// Writes to standard output without buffering.
 pub fn print_now(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Tokens a second of an answer's decode phase: the first token belongs to the prefill.
+/// Decode speed of an answer, in tokens per second. The first token belongs to the prefill and does
+/// not count.
 pub fn decode_rate(usage: &Usage) -> f64 {
     usage.completion_tokens.saturating_sub(1) as f64 / usage.decode_time.as_secs_f64().max(1e-9)
 }

@@ -14,21 +14,21 @@ use crate::session;
 
 /// Answer one prompt
 ///
-/// With a pipe on standard input and no PROMPT, the prompt is read from there:
-/// `git diff | thunder run MODEL --system "Review this change."`
+/// Without PROMPT, the prompt is read from standard input: `git diff | thunder run MODEL --system
+/// "Review this change."`
 #[derive(Args)]
 pub struct RunCommand {
-    /// `builtin`, a folder, or a model in the Hugging Face cache
+    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
     model: String,
-    /// What to answer
+    /// The prompt [default: standard input]
     prompt: Option<String>,
-    /// Take the prompt as it is, without the chat template
+    /// Continue the prompt as plain text, without the model's chat template
     #[arg(long)]
     raw: bool,
-    /// Print one JSON object with text, usage and speed
+    /// Print one JSON object with text, token counts and speed
     #[arg(long)]
     json: bool,
-    /// Say afterwards how fast it was
+    /// Print token counts and speed to standard error afterwards
     #[arg(long)]
     stats: bool,
     #[command(flatten)]

@@ -11,25 +11,28 @@ use thunder_server::ServerConfig;
 use crate::engine_args::EngineArgs;
 use crate::session::{self, Session};
 
-/// Serve a model behind the OpenAI API
+/// Serve a model with an OpenAI-compatible API
 ///
-/// Answers /v1/chat/completions, /v1/completions, /v1/models and /health. Point any OpenAI client at http://HOST:PORT/v1.
-/// Listens on this machine only, unless --host says otherwise; then --api-key is needed. Ctrl-C lets answers in flight end.
+/// Answers /v1/chat/completions, /v1/completions, /v1/models and /health. Point any OpenAI client
+/// to http://HOST:PORT/v1. Other machines can connect only with --host, which requires --api-key.
+/// After Ctrl-C, answers in flight are completed.
 #[derive(Args)]
 pub struct ServeCommand {
-    /// `builtin`, a folder, or a model in the Hugging Face cache
+    /// `builtin`, a folder, or the name of a model in the Hugging Face cache [default: builtin]
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     positional: Option<String>,
     /// The same as MODEL
-    #[arg(long)]
+    #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    /// Address to listen on; 0.0.0.0 accepts connections from other machines
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8000)]
+    /// Port to listen on; 0 chooses a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
-    /// A key that clients must send as `Authorization: Bearer KEY`; may be repeated
+    /// Key that clients must send as `Authorization: Bearer KEY`; may be repeated
+    ///
+    /// Give it by THUNDER_API_KEY to keep it out of the process list.
     #[arg(
         long = "api-key",
         value_name = "KEY",
@@ -38,7 +41,7 @@ pub struct ServeCommand {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
-    /// Seconds that answers in flight have once the server is told to end
+    /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
@@ -52,7 +55,7 @@ impl ServeCommand {
         thunder_server::check_binding(address, &self.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
         let model = self.positional.or(self.model).unwrap_or_else(|| crate::builtin::NAME.to_owned());
-        // A port that is taken is found before the model is loaded.
+        // A port that is in use is an error before the model is loaded, not after.
         let listener = if session::is_head()? { Some(listen(address)?) } else { None };
         let (Some(session), Some(listener)) = (session::open(&model, &self.engine)?, listener) else {
             return Ok(());
@@ -66,12 +69,12 @@ impl ServeCommand {
     }
 }
 
-/// Takes the address; connections wait until [`serve`] accepts them.
+/// Binds the address. Connections wait until [`serve`] accepts them.
 pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}: choose another --port"))
 }
 
-/// Serves until the process is told to end, or the engine stops.
+/// Serves until a signal comes or the engine stops.
 pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let engine = session.head.engine.clone();
@@ -89,7 +92,8 @@ pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> a
     served.and(closed)
 }
 
-/// The signals by which a process is told to end. Caught from here on, not only once somebody waits for them.
+/// The signals that end the server. They are caught from [`Signals::catch`] on, not only while
+/// something waits for them.
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -109,7 +113,7 @@ impl Signals {
     }
 }
 
-/// Ready when the process is told to end, or the engine has stopped.
+/// Waits until a signal comes or the engine has stopped.
 async fn ended(engine: Engine, mut signals: Signals) {
     let stopped = async {
         while engine.stopped().is_none() {
@@ -118,6 +122,6 @@ async fn ended(engine: Engine, mut signals: Signals) {
     };
     tokio::select! {
         () = stopped => {}
-        () = signals.next() => eprintln!("ending: answers in flight may end, no new ones are taken"),
+        () = signals.next() => eprintln!("ending: answers in flight are completed, new requests are refused"),
     }
 }

@@ -1,4 +1,5 @@
-//! From a model's name and engine options to a running engine: fills a spec, starts local ranks, draws the progress bar.
+//! From a model's name and engine options to a running engine: fills a spec, starts local ranks,
+//! draws the progress bar.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Waits until the engine has answered all requests, then ends it and the ranks that this process started.
+    /// Waits until the engine has answered all requests, then ends it and the ranks that this
+    /// process started.
     ///
     /// # Errors
     /// Why the engine had stopped before.
@@ -36,7 +38,8 @@ impl Session {
     }
 }
 
-/// Starts an engine. Returns `None` on ranks other than 0, after they have followed rank 0 to its end.
+/// Starts an engine. Returns `None` on ranks other than 0, after they have followed rank 0 to its
+/// end.
 pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let (folder, name) = find_model(model)?;
     let engine = args.spec(folder, name);
@@ -74,7 +77,8 @@ fn joining_rank(engine: EngineSpec, config: &Config) -> RankSpec {
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let local = match (number(LOCAL_RANK), number(LOCAL_RANKS)) {
         (Some(index), Some(count)) => LocalRank { index, count },
-        // Launchers other than ours do not say. Without pinning only the default number of threads depends on it.
+        // Launchers other than ours do not say. Without pinning only the default number of threads
+        // depends on it.
         _ => LocalRank::ONLY,
     };
     RankSpec { engine, rank: config.rank, ranks: config.size, local, group: GroupSource::Environment }

@@ -1,8 +1,8 @@
-//! Tables for people.
+//! Tables as text.
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// A table with these headings; numbers stand to the right from the second column on.
+/// A table with these headings. From the second column on, cells are right-aligned.
 pub fn new(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headings);

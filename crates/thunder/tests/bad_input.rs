@@ -1,5 +1,6 @@
-//! Wrong flags, models and environments: each gives an error that names the value, and what to do. Bad model folders are in
-//! `crates/model/tests/bad_folders.rs`, bad request bodies in `crates/server/tests`.
+//! Wrong options, models and environments: each gives an error that names the value and the remedy.
+//! Malformed model folders are in `crates/model/tests/bad_folders.rs`, malformed requests in
+//! `crates/server/tests`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +8,7 @@ mod common;
 
 use common::thunder;
 
-/// Runs, must fail, and must say all of `expected`.
+/// Runs the program, which must fail with an error that contains all of `expected`.
 fn refused(args: &[&str], environment: &[(&str, &str)], expected: &[&str]) {
     let output = thunder(args).envs(environment.iter().copied()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -19,7 +20,7 @@ fn refused(args: &[&str], environment: &[(&str, &str)], expected: &[&str]) {
 }
 
 #[test]
-fn flags() {
+fn wrong_options_are_named() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["run"], &["<MODEL>", "Usage"]),
         (&["frobnicate"], &["frobnicate", "Usage"]),
@@ -62,21 +63,21 @@ fn flags() {
 }
 
 #[test]
-fn models() {
+fn missing_models_are_named() {
     refused(&["run", "nobody/nothing-4bit", "hi"], &[], &["nobody/nothing-4bit", "thunder model pull"]);
     refused(&["plan", "--model", "/no/such/folder"], &[], &["/no/such/folder"]);
     refused(&["serve", "--model", "/etc"], &[], &["/etc"]);
 }
 
 #[test]
-fn a_taken_port() {
+fn a_port_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&["serve", "--port", &port], &[], &[&port, "--port"]);
 }
 
 #[test]
-fn a_closed_pipe_is_no_fault() {
+fn a_closed_pipe_is_not_an_error() {
     let mut child = thunder(&["run", "builtin", "What is a rank?", "--json"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
@@ -92,7 +93,7 @@ fn a_closed_pipe_is_no_fault() {
 }
 
 #[test]
-fn environments() {
+fn wrong_variables_are_named() {
     let run = ["run", "builtin", "hi"];
     refused(&run, &[("THUNDER_KERNEL", "abacus")], &["THUNDER_KERNEL=abacus", "portable"]);
     refused(&run, &[("THUNDER_RANK", "0")], &["THUNDER_RANK", "THUNDER_WORLD_SIZE"]);
@@ -104,7 +105,7 @@ fn environments() {
 }
 
 #[test]
-fn a_context_that_memory_cannot_hold() {
+fn a_context_that_does_not_fit_in_memory_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let name = folder.to_str().unwrap();

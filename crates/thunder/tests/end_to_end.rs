@@ -1,4 +1,5 @@
-//! The program as people use it: the built-in model over 1 to 5 ranks, shared memory and TCP, tensor and pipeline.
+//! The program as users run it: the built-in model over 1 to 5 ranks, shared memory and TCP, tensor
+//! and pipeline.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +13,8 @@ use serde_json::{Value, json};
 #[test]
 fn every_number_of_ranks_gives_the_same_text() {
     let questions = ["What is tensor parallelism?", "Which machines can I use?", "tell me a joke about cats"];
-    // Sums of shards differ in their last bits. Rounded to bf16, that decides what is nearly a tie, as the second question is.
+    // Sums of shards differ in their last bits. After rounding to bf16 this decides near ties, such
+    // as the second question's.
     let run = |question, options: &[&str]| {
         run_json(&[&["run", "builtin", question, "--json", "--activations", "int16"], options].concat())
     };
@@ -83,7 +85,7 @@ fn a_seeded_request_gives_the_same_text_whatever_else_runs() {
     }
 }
 
-/// A stage that computes for longer than the stall limit is not a stalled rank.
+/// A stage that computes for longer than the stall limit does not count as stalled.
 #[test]
 fn a_long_prompt_goes_through_a_pipeline() {
     let prompt = "word ".repeat(700);
@@ -99,7 +101,7 @@ fn a_long_prompt_goes_through_a_pipeline() {
 }
 
 #[test]
-fn the_demo_shows_both() {
+fn the_demo_measures_one_and_two_ranks() {
     let demo = run_json(&["demo", "--json"]);
     assert_eq!(demo["outcomes"][0]["ranks"], 1);
     assert_eq!(demo["outcomes"][1]["ranks"], 2);
@@ -140,7 +142,7 @@ fn collectives_are_measured() {
     assert_eq!((&measured["dtype"], &measured["wire"]), (&"bf16".into(), &"int8".into()));
     let rows = measured["rows"].as_array().unwrap();
     let what = |row: &serde_json::Value| (row["algorithm"].clone(), row["bytes"].as_u64().unwrap());
-    // Long sums that are rounded go by a mesh, whatever is forced.
+    // Long all-reduces with rounding use the mesh, whichever algorithm is forced.
     let expected = [("mesh", 8), ("ring", 8), ("mesh", 65536)];
     let expected = expected.map(|(algorithm, bytes)| (algorithm.into(), bytes));
     assert_eq!(rows[..3].iter().map(what).collect::<Vec<_>>(), expected);
@@ -152,7 +154,7 @@ fn collectives_are_measured() {
     }
 }
 
-/// The ranks are this program's own, or a launcher's.
+/// Ranks that this program starts, and ranks of a launcher.
 #[test]
 fn transports_are_measured_in_turn() {
     let bench = ["bench", "comm", "--op", "all_reduce,gather", "--sizes", "8,64K", "--time", "1", "--json"];
@@ -213,15 +215,16 @@ fn kernels_are_measured() {
         assert!(is_near(number("memory_share"), number("bytes_per_s") / bandwidth), "{row}");
         assert!(number("peak_share") > 0.0, "{row}");
         if operation == "2/128" {
-            // The time of a product times its rates gives the matrix back: 2 bits a weight, scale and bias of 2 bytes
-            // for each 128 weights, a multiplication and an addition for each weight and row.
+            // Time times rate gives the matrix: 2 bits per weight, 2-byte scale and bias per 128
+            // weights; a multiplication and an addition per weight and row.
             let weights = f64::from(8192 * 2048);
             let seconds = number("us") / 1e6;
             assert!(is_near(number("bytes_per_s") * seconds, weights * (2.0 + 32.0 / 128.0) / 8.0), "{row}");
             assert!(is_near(number("operations_per_s") * seconds, 2.0 * weights * f64::from(step)), "{row}");
         }
     }
-    // Microseconds on a quiet machine; a wrong unit or a worker that always sleeps would show.
+    // Microseconds on an idle machine. A wrong unit, or a worker that always sleeps, would fail
+    // this.
     let hand_over_us = measured["hand_over_us"].as_f64().unwrap();
     assert!(hand_over_us > 0.01 && hand_over_us < 10_000.0, "{hand_over_us} µs");
 }
@@ -240,7 +243,7 @@ fn chat_remembers_and_ends() {
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.to_lowercase().contains("rank") && text.contains("/nonsense is no command"), "{text}");
+    assert!(text.to_lowercase().contains("rank") && text.contains("unknown command /nonsense"), "{text}");
 }
 
 #[test]
@@ -310,7 +313,7 @@ fn benchmarks_report_what_they_measured() {
         for field in fields {
             assert!(report[field].as_f64().unwrap_or(0.0) > 0.0, "{field} is not positive in {report}");
         }
-        // Of one round, the share is that of the figures next to it.
+        // With one round, the share is the ratio of the printed figures.
         let number = |name: &str| report[name].as_f64().unwrap();
         let bytes = report.get("bytes_per_s").map_or_else(
             || number("bytes_per_token") * number("tokens_per_s"),

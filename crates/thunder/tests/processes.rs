@@ -1,4 +1,4 @@
-//! What the program does to the machine: killed ranks, processes left, idle processor time, memory.
+//! Processes of the program: killed ranks, leftovers, CPU time while idle, memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(target_os = "linux")]
@@ -12,7 +12,7 @@ use common::{Server, children, post, run_json, thunder};
 use serde_json::json;
 use thunder_testing::idle::falls_quiet;
 
-/// A folder of the 1B shape.
+/// A model folder with the shapes of a 1B model.
 fn synth(dir: &tempfile::TempDir) -> String {
     let folder = dir.path().join("model").to_str().unwrap().to_owned();
     let made = thunder(&["model", "synth", "--arch", "llama-1b", "--bits", "4", &folder]).output().unwrap();
@@ -25,7 +25,7 @@ fn exists(process: i32) -> bool {
     unsafe { libc::kill(process, 0) == 0 }
 }
 
-/// Bytes that a field of a process's status tells; 0 before it has any.
+/// A memory field of a process's status in bytes; 0 if the field is missing.
 fn memory(process: i32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
@@ -60,7 +60,7 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn a_rank_that_dies_while_the_model_loads_ends_all() {
+fn a_rank_that_dies_while_the_model_loads_ends_all_ranks() {
     let dir = tempfile::tempdir().unwrap();
     let folder = synth(&dir);
     for transport in ["shm", "tcp"] {
@@ -78,7 +78,8 @@ fn a_rank_that_dies_while_the_model_loads_ends_all() {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
-        // Its share is more than 200 MiB. How long loading takes depends on what the page cache holds.
+        // Its share is more than 200 MiB. How long loading takes depends on what the page cache
+        // holds.
         while memory(ranks[1], "VmRSS:") < 50 << 20 {
             assert!(began.elapsed() < Duration::from_secs(30), "rank 2 does not load");
             std::thread::sleep(Duration::from_millis(1));
@@ -133,7 +134,7 @@ fn an_idle_engine_uses_no_processor() {
 }
 
 #[test]
-fn pinned_ranks_have_each_their_own_core() {
+fn each_pinned_rank_has_its_own_core() {
     let status = |file: String, field: &str| {
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
         let value = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -176,7 +177,7 @@ fn pinned_ranks_have_each_their_own_core() {
 }
 
 #[test]
-fn a_rank_takes_its_share_of_the_weights_and_little_more() {
+fn a_ranks_memory_is_its_shard_and_little_more() {
     let dir = tempfile::tempdir().unwrap();
     let folder = &synth(&dir);
     for ranks in [1usize, 2, 3] {
@@ -192,8 +193,8 @@ fn a_rank_takes_its_share_of_the_weights_and_little_more() {
             let peak = memory(*process, "VmHWM:");
             let share = plan["ranks"][rank]["weight_bytes"].as_u64().unwrap();
             println!("rank {rank} of {ranks}: peak {} MiB, weights {} MiB", peak >> 20, share >> 20);
-            // Rank 0's peak holds its tokenizer of 128 thousand entries too. A few MiB of program text and of libraries, which
-            // differ from machine to machine, are allowed for.
+            // Rank 0's peak includes its tokenizer of 128 thousand entries. The limit allows a few
+            // MiB for program text and libraries, which differ between machines.
             let limit = share * 115 / 100 + (4 << 20);
             assert!(peak <= limit, "rank {rank} of {ranks}: {peak} bytes, {share} are weights");
         }

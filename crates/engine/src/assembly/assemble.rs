@@ -25,8 +25,8 @@ pub const STEP_ROWS: usize = 256;
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
 
-/// A follower that has lost a peer keeps its links open this long. If it left at once, other ranks might report it as the
-/// lost one, and not the rank that was lost first.
+/// A follower that has lost a peer keeps its links open this long. If it left at once, other ranks
+/// might report it as the lost one, and not the rank that was lost first.
 const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 
 /// Why a rank could not be assembled.
@@ -72,8 +72,8 @@ impl From<PlanError> for AssemblyError {
 
 /// Opens the model, joins the group, loads the shard, and on rank 0 starts the scheduler.
 ///
-/// `listener` is for rank 0: an already bound listener at the coordinator's address. `progress` is told bytes of weights
-/// loaded and bytes in all, on every rank.
+/// `listener` is for rank 0: an already bound listener at the coordinator's address. `progress` is
+/// told bytes of weights loaded and bytes in all, on every rank.
 ///
 /// # Errors
 /// When the spec is wrong, the model cannot be loaded or does not fit, or a peer was lost.
@@ -86,8 +86,9 @@ pub fn assemble(
     assembly.start(form_group(spec, listener)?, progress)
 }
 
-/// A rank whose spec and model were checked, without a group yet. [`assemble`] in two steps, for callers that start the other
-/// ranks in between: what is wrong for every rank is then found before there are any.
+/// A rank whose spec and model were checked, without a group yet. [`assemble`] in two steps, for
+/// callers that start the other ranks in between: what is wrong for every rank is then found before
+/// there are any.
 pub struct Assembly {
     spec: RankSpec,
     folder: ModelFolder,
@@ -105,7 +106,8 @@ struct TextModel {
 }
 
 impl Assembly {
-    /// Validates the spec and reads the model's headers; on rank 0 also the tokenizer and the chat template.
+    /// Validates the spec and reads the model's headers; on rank 0 also the tokenizer and the chat
+    /// template.
     ///
     /// # Errors
     /// When the spec is wrong, or the model cannot be read or split.
@@ -121,7 +123,8 @@ impl Assembly {
         } else {
             None
         };
-        // Reading the tokenizer took much memory for a moment. It goes back before the weights need it.
+        // Reading the tokenizer took much memory for a moment. It goes back before the weights need
+        // it.
         thunder_compute::memory::give_back();
         Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text })
     }
@@ -170,7 +173,8 @@ impl Assembly {
         }
     }
 
-    /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all ranks have the memory.
+    /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all
+    /// ranks have the memory.
     fn limits(&self, group: &mut Group) -> Result<Limits, AssemblyError> {
         let (rank, engine) = (self.spec.rank, &self.spec.engine);
         let budget = thunder_compute::memory::available_bytes()
@@ -264,7 +268,8 @@ pub struct RunningEngine {
 }
 
 impl RunningEngine {
-    /// Waits until all requests are answered and all handles but this one's are dropped, then ends all ranks.
+    /// Waits until all requests are answered and all handles but this one's are dropped, then ends
+    /// all ranks.
     ///
     /// # Errors
     /// Why the engine had stopped before.

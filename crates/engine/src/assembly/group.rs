@@ -9,13 +9,14 @@ use thunder_collectives::{Config, Group};
 use super::assemble::AssemblyError;
 use super::spec::{GroupSource, RankSpec, SpecError};
 
-/// Time that a live rank may compute between two collectives: a large model's layer over a full step on slow cores. A rank
-/// that dies is noticed at once all the same. `THUNDER_STALL_LIMIT_MS` overrides it.
+/// Time that a live rank may compute between two collectives: a large model's layer over a full
+/// step on slow cores. A rank that dies is noticed at once all the same. `THUNDER_STALL_LIMIT_MS`
+/// overrides it.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Shared memory for each direction between two ranks; `THUNDER_RING_BYTES` overrides it. Four times as much would speed up
-/// messages of 1 MiB by a sixth, but they are a small part of a prefill, and it would cost each rank about 5 MiB, which is
-/// much next to a small model's shard.
+/// Shared memory for each direction between two ranks; `THUNDER_RING_BYTES` overrides it. Four
+/// times as much would speed up messages of 1 MiB by a sixth, but they are a small part of a
+/// prefill, and it would cost each rank about 5 MiB, which is much next to a small model's shard.
 const RING_BYTES: usize = 128 << 10;
 
 /// Forms the group of a rank with the other ranks. Blocks until all have come.

@@ -7,8 +7,9 @@ const LEAST_TOKENS: usize = 256;
 
 /// Bytes that rank `rank` may use of the `available` bytes of its host.
 ///
-/// If all ranks of the group share the host, each may use what its share of all weights is. If not, the host's `local_ranks`
-/// ranks get equal parts: their neighbours' shares are then not known here.
+/// If all ranks of the group share the host, each may use what its share of all weights is. If not,
+/// the host's `local_ranks` ranks get equal parts: their neighbours' shares are then not known
+/// here.
 pub fn rank_budget(available: u64, footprints: &[ShardFootprint], rank: usize, local_ranks: usize) -> u64 {
     if local_ranks < footprints.len() {
         return available / local_ranks.max(1) as u64;
@@ -29,12 +30,13 @@ pub struct KvCacheRequest {
     pub is_required: bool,
 }
 
-/// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit in `budget` bytes next to
-/// the weights and every sequence's state. A tenth of the budget stays free for buffers and for the rest of the host. `None`: memory is not known, and
-/// not a limit.
+/// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit
+/// in `budget` bytes next to the weights and every sequence's state. A tenth of the budget stays
+/// free for buffers and for the rest of the host. `None`: memory is not known, and not a limit.
 ///
 /// # Errors
-/// [`ModelError::DoesNotFit`] when not even one required context fits, or 256 tokens if none is required.
+/// [`ModelError::DoesNotFit`] when not even one required context fits, or 256 tokens if none is
+/// required.
 pub fn kv_cache_tokens(
     footprint: &ShardFootprint,
     rank: usize,

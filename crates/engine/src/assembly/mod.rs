@@ -3,7 +3,8 @@
 //! 1. [`spec`]: what to run, as data that travels in a control message, with its validation.
 //! 2. [`threads`] and [`memory`]: pure functions that place threads and size the KV cache.
 //! 3. [`group`]: how the rank joins the other ranks.
-//! 4. [`assemble`](mod@assemble): opens the model, joins the group, loads the shard, starts the scheduler on rank 0.
+//! 4. [`assemble`](mod@assemble): opens the model, joins the group, loads the shard, starts the
+//!    scheduler on rank 0.
 
 pub mod assemble;
 pub mod group;

@@ -28,11 +28,13 @@ pub struct EngineSpec {
     pub split: Vec<f64>,
     /// Number format of the KV cache.
     pub kv: KvFormat,
-    /// Compute threads of each rank. `None`: the host's cores divided by its ranks. May differ between ranks.
+    /// Compute threads of each rank. `None`: the host's cores divided by its ranks. May differ
+    /// between ranks.
     pub threads: Option<usize>,
     /// Pin each thread to its own core if the host has enough cores. May differ between ranks.
     pub pin: bool,
-    /// Most tokens of prompt and answer together. `None`: the model's maximum, or less if memory is short.
+    /// Most tokens of prompt and answer together. `None`: the model's maximum, or less if memory is
+    /// short.
     pub context: Option<usize>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
@@ -45,7 +47,8 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
-    /// A spec with the defaults: even tensor-parallel shards, f16 KV cache, all cores, 16 requests at a time.
+    /// A spec with the defaults: even tensor-parallel shards, f16 KV cache, all cores, 16 requests
+    /// at a time.
     pub fn new(model: impl Into<PathBuf>, name: impl Into<String>) -> Self {
         Self {
             model: model.into(),
@@ -96,7 +99,8 @@ impl EngineSpec {
     /// Which part of the model each of `ranks` ranks holds.
     ///
     /// # Errors
-    /// When the number of weights in `split` is not the number of ranks, or the model cannot be split so.
+    /// When the number of weights in `split` is not the number of ranks, or the model cannot be
+    /// split so.
     pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> Result<ShardPlan, PlanError> {
         let weights = match self.split.len() {
             0 => vec![1.0; ranks],
@@ -194,7 +198,8 @@ pub enum GroupSource {
     },
 }
 
-/// A secret that `Debug` does not print. Serialising does write it: a control message has to carry it.
+/// A secret that `Debug` does not print. Serialising does write it: a control message has to carry
+/// it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);

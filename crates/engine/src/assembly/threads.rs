@@ -36,8 +36,8 @@ pub struct ThreadPlacement {
 }
 
 impl ThreadPlacement {
-    /// Places the threads of one rank: `asked` of them, or an equal share of the host's cores. Only the ranks on this host
-    /// share its cores, however many ranks the group has elsewhere.
+    /// Places the threads of one rank: `asked` of them, or an equal share of the host's cores. Only
+    /// the ranks on this host share its cores, however many ranks the group has elsewhere.
     ///
     /// # Errors
     /// When `asked` is not 1 to [`MAX_THREADS`].
@@ -68,7 +68,8 @@ pub struct ThreadCounts {
 }
 
 impl ThreadCounts {
-    /// Counts from the threads of each rank. Ranks on one host have equal numbers, so rank 0's stands for its neighbours.
+    /// Counts from the threads of each rank. Ranks on one host have equal numbers, so rank 0's
+    /// stands for its neighbours.
     pub fn new(of_each_rank: &[usize], local: LocalRank) -> Self {
         let own = of_each_rank.first().copied().unwrap_or(0);
         Self { on_host: own * local.count, in_group: of_each_rank.iter().sum() }

@@ -11,54 +11,58 @@ use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 use crate::plot::{self, Series};
 use crate::table;
 
-/// Latency and bandwidth of collectives among ranks
+/// Measure latency and bandwidth of collectives
 ///
-/// Median, p99 and bus bandwidth per size, operation, algorithm and transport, and the costs by which the group chooses its
-/// algorithms. Start it on several machines with `thunder launch`, or with --ranks on this one.
+/// Prints median, p99 and bus bandwidth per operation, size, algorithm and transport, and the costs
+/// from which the group chooses its algorithms. Start it on several machines with `thunder launch`,
+/// or on this one with --ranks.
 #[derive(Args)]
 pub struct CommCommand {
-    /// Ranks to start on this machine
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Ranks to start on this machine; ignored under `thunder launch`
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
     ranks: u16,
     #[arg(
         long = "op",
         value_delimiter = ',',
         default_value = "all_reduce",
         value_parser = operations,
-        help = format!("Operations: {}, or all of them", Operation::names())
+        help = format!("Operations to measure: {}, or all", Operation::names())
     )]
     operations: Vec<Operations>,
-    /// Message sizes in bytes, or as 64K or 1MiB, powers of 1024 both [default: 8 B to 64 MiB]
-    #[arg(long, value_delimiter = ',', value_parser = bytes)]
+    /// Message sizes in bytes, e.g. 65536, 64K or 1MiB (powers of 1024) [default: 8 B to 64 MiB]
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
     #[arg(
         long = "algorithm",
         value_delimiter = ',',
         help = format!(
-            "Algorithms to force, one after the other: {} [default: what the cost model chooses]",
+            "Algorithms to measure, one after the other: {} [default: the one that the cost model chooses]",
             Algorithm::names()
         )
     )]
     algorithms: Vec<Algorithm>,
-    /// What ranks of this machine talk over: auto, shm, tcp or rdma; several are measured one after the other, each by a group
-    /// of its own [default: THUNDER_TRANSPORT, else auto]
-    #[arg(long = "transport", value_delimiter = ',')]
+    /// Transports to measure, one after the other: auto, shm, tcp, rdma [default:
+    /// THUNDER_TRANSPORT, else auto]
+    ///
+    /// auto is shared memory within a machine, and RDMA or TCP between machines. Each transport
+    /// gets a group of its own.
+    #[arg(long = "transport", value_name = "TRANSPORT,…", value_delimiter = ',')]
     transports: Vec<TransportChoice>,
-    /// How sums travel between hosts: exact, or int8 for slow wires
-    #[arg(long, env = "THUNDER_WIRE", default_value = "exact")]
+    /// Format of sums sent between hosts: exact, or int8 (less exact, for slow networks)
+    #[arg(long, value_name = "FORMAT", env = "THUNDER_WIRE", default_value = "exact")]
     wire: Wire,
-    /// Element type: f32 or bf16
+    /// Element type
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
-    /// Milliseconds for each row
-    #[arg(long, default_value_t = 100)]
+    /// Milliseconds to spend on each row of the table; more gives steadier figures
+    #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
-    /// Print JSON
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 }
 
-/// What one name stands for.
+/// The operations that one value of `--op` stands for.
 type Operations = std::sync::Arc<[Operation]>;
 
 fn operations(name: &str) -> Result<Operations, String> {
@@ -68,7 +72,7 @@ fn operations(name: &str) -> Result<Operations, String> {
     }
 }
 
-/// Longer messages are a slip of the pen: every rank holds two.
+/// Larger sizes are taken for typing errors: every rank holds two messages.
 const LONGEST_GIB: usize = 1 << 10;
 
 fn bytes(text: &str) -> Result<usize, String> {
@@ -92,7 +96,8 @@ impl CommCommand {
         let (mut config, ranks) = match Config::from_env()? {
             Some(config) => (config, None),
             None => {
-                // Ranks of this machine have the same arguments, so where those name transports this one is not used.
+                // Used only without --transport: all ranks have the same arguments and take the
+                // transports from those.
                 let named = std::env::var("THUNDER_TRANSPORT").ok().filter(|name| !name.is_empty());
                 let transport = named.unwrap_or_else(|| "auto".to_owned());
                 let rendezvous = LoopbackRendezvous::open()?;
@@ -117,7 +122,7 @@ impl CommCommand {
         let transports = if self.transports.is_empty() { vec![config.transport] } else { self.transports };
         let (mut rows, mut costs) = (Vec::new(), Vec::new());
         for transport in transports {
-            // The next group's ranks meet where this one's did.
+            // Each transport's group meets at the same coordinator.
             config.transport = transport;
             let mut group = Group::init(config.clone())?;
             group.tune()?;
@@ -140,7 +145,7 @@ impl CommCommand {
     }
 }
 
-/// A size as it may be written on the command line.
+/// A size in the form that `--sizes` takes.
 fn short(bytes: usize) -> String {
     let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
@@ -188,10 +193,11 @@ fn print_costs(costs: &[CostRow]) {
     println!("{table}");
 }
 
-/// The bandwidths of an operation, by algorithm and transport, in the order of the rows.
+/// The bandwidths of an operation as one series per algorithm and transport, in the order of the
+/// rows.
 fn series(operation: Operation, rows: &[Row]) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
-    // What moves nothing has no place on a logarithmic axis.
+    // A bandwidth of zero cannot be shown on a logarithmic axis.
     for row in rows.iter().filter(|row| row.operation == operation && row.bus_gb_per_s > 0.0) {
         let name = match row.algorithm {
             Some(algorithm) => format!("{} over {}", algorithm.name(), row.transport),

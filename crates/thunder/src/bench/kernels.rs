@@ -18,36 +18,37 @@ use crate::engine_args::ActivationsArg;
 use crate::table;
 use operations::{Operation, Subject};
 
-/// Bytes that are read to know the memory's bandwidth; more than caches hold.
+/// Bytes read to measure memory bandwidth; more than caches hold.
 const BANDWIDTH_BYTES: usize = 1 << 30;
 
-/// Each kernel's share of the memory's bandwidth and of the arithmetic's peak
+/// Measure each kernel against memory bandwidth and peak arithmetic
 ///
-/// For every instruction set that this CPU has: products in every weight format, with few rows, which read memory, and with
-/// many, which compute; attention and the operations between. The peak is that of a loop of the same instruction. Weights,
-/// keys and values are cycled through, so that they come from memory as they do in a model.
+/// For every instruction set of this CPU: products in every weight format, attention, and the
+/// operations in between. Few rows are bound by memory, many rows by arithmetic. The peak is
+/// measured with a loop of the same instruction. Weights, keys and values are cycled through, so
+/// that they are read from memory as in a model.
 #[derive(Args)]
 pub struct KernelsCommand {
-    /// Instruction sets, as THUNDER_KERNEL names them [default: all that this CPU has]
+    /// Instruction sets, by the names that THUNDER_KERNEL takes [default: all of this CPU]
     #[arg(long = "kernel", value_name = "NAME", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Operations: weights as BITS/GROUP, bf16, f16 or f32; attention, norm, swiglu [default: all]
     #[arg(long = "op", value_name = "OP", value_delimiter = ',')]
     operations: Vec<Operation>,
-    /// Rows of a step
+    /// Rows per step: 1 is one request's decode, 512 a prompt
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,512",
           value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
     rows: Vec<u16>,
     /// Precision of activations in products with weights
     #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
     activations: ActivationsArg,
-    /// Threads
+    /// Threads to measure with
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Milliseconds for each figure
-    #[arg(long, default_value_t = 100)]
+    /// Milliseconds to spend on each figure; more gives steadier figures
+    #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
-    /// Print JSON
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -114,14 +115,14 @@ impl KernelsCommand {
             println!("{object}");
         } else {
             print(&rows);
-            println!("threads: {threads}, which read {:.1} GB/s from memory", bandwidth / 1e9);
-            println!("an empty job for {} threads: {hand_over_us:.2} µs", threads.max(2));
+            println!("{threads} thread(s) read {:.1} GB/s from memory", bandwidth / 1e9);
+            println!("an empty job takes {} threads {hand_over_us:.2} µs", threads.max(2));
         }
         Ok(())
     }
 }
 
-/// Those that are named, or all.
+/// The named instruction sets, or all of this CPU.
 fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
     if names.is_empty() {
         return Ok(Isa::available());
@@ -129,7 +130,8 @@ fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
     names.iter().map(|name| Isa::named(name).map_err(|error| anyhow!("--kernel {name}: {error}"))).collect()
 }
 
-/// Median time of a run in µs. The first run touches new memory, so it counts only if no other fits into `time`.
+/// Median time of a run in µs. The first run touches new memory, so it counts only if no other fits
+/// into `time`.
 fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut timed = || {
         let start = Instant::now();

@@ -8,16 +8,18 @@ use thunder_compute::{Isa, memory};
 
 use crate::table;
 
-/// Bytes per second that 1, 2, … threads read from memory together: medians of a second
+/// Measure memory bandwidth with 1, 2, 4, … threads
+///
+/// Decode speed is bounded by this. Each figure is the median over one second.
 #[derive(Args)]
 pub struct MembwCommand {
-    /// MiB to read in each pass; several times the last-level cache
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// MiB to read in each pass; should be several times the last-level cache
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     mib: u32,
-    /// Most threads [default: all cores]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Largest number of threads to measure [default: the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Print JSON
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! Starting the program and talking to it.
+//! Starts the program and talks to it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The program with these arguments, away from the settings of whoever runs the tests.
+/// The program with these arguments, without the variables of the user who runs the tests.
 pub fn thunder(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
     for name in ["THUNDER_RANK", "THUNDER_WORLD_SIZE", "THUNDER_COORDINATOR", "THUNDER_TRANSPORT", "MLX_RANK"]
@@ -31,7 +31,7 @@ pub fn run_json(args: &[&str]) -> Value {
         .unwrap_or_else(|e| panic!("{args:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
-/// A `thunder serve` that ends with the test.
+/// A `thunder serve` that is killed when dropped.
 pub struct Server {
     child: Child,
     address: String,
@@ -39,7 +39,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port and waits until it listens.
+    /// Starts a server on a free port and waits until it listens.
     pub fn start(args: &[&str]) -> Self {
         let mut child =
             thunder(&[&["serve", "--port", "0"], args].concat()).stderr(Stdio::piped()).spawn().unwrap();
@@ -70,7 +70,7 @@ impl Server {
         self.child.id() as i32
     }
 
-    /// Process ids of the ranks that it started, in the order of their ranks.
+    /// Process ids of the ranks that the server started, in rank order.
     pub fn children(&self) -> Vec<i32> {
         children(self.child.id())
     }
@@ -80,7 +80,7 @@ impl Server {
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
-    /// Waits until it has ended by itself; its status and what it said.
+    /// Waits until the server has ended by itself. Returns its status and its standard error.
     pub fn wait(&mut self, limit: Duration) -> (ExitStatus, String) {
         let deadline = Instant::now() + limit;
         loop {
@@ -96,13 +96,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Rank 0's end is noticed by the others, which end themselves.
+        // The other ranks notice the end of rank 0 and end too.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Process ids of a process's children, in the order in which they were started.
+/// Process ids of a process's children, in start order.
 pub fn children(id: u32) -> Vec<i32> {
     let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()

@@ -1,4 +1,4 @@
-//! What is measured: operations of a backend with operands that lie in memory, not in a cache.
+//! The operations to measure, with operands in memory rather than in a cache.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +11,19 @@ use thunder_compute::{
     Isa, KvFormat, LinearInput, MatrixSource, Rope, Step, Strided,
 };
 
-/// The most rows of a step.
+/// Most rows of a step.
 pub const MAX_ROWS: usize = 2048;
 
-/// Weights that are cycled through: several times the last-level caches of desktops, more than twice those of servers.
+/// Bytes of weights to cycle through: several times the last-level cache of a desktop, over twice
+/// that of a server.
 const WEIGHT_BYTES: usize = 256 << 20;
-/// A matrix of a 1B model: the product reads as many bytes as there.
+/// Shape of a 1B model's matrix, so that a product reads as many bytes as in that model.
 const OUTPUTS: usize = 8192;
 const INPUTS: usize = 2048;
 
-/// A product that takes hardly more time than what is made of its input on the way.
+/// Few outputs: a product's time is mostly that of preparing its input.
 const FEW_OUTPUTS: usize = 16;
-/// Products that are small beside a model's.
+/// Few inputs: a product is small compared with a model's.
 const FEW_INPUTS: usize = 64;
 
 const SMALL: Encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
@@ -33,9 +34,10 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 /// Positions of a sequence; steps end at the last.
 const CONTEXT: usize = 2048;
-/// Steps of up to so many rows decode a sequence with each, larger ones read a prompt.
+/// Steps of up to this many rows decode one token of a sequence per row; larger ones read a prompt.
 const SEQUENCES: usize = 16;
-/// 512 MiB of keys and values with the sequences above in f16, little more than half of it in bytes.
+/// With the sequences above, the KV cache has 512 MiB in f16, and a little more than half of it in
+/// int8.
 const LAYERS: usize = 4;
 
 /// An operation, as the command line names it.
@@ -43,16 +45,16 @@ const LAYERS: usize = 4;
 pub enum Operation {
     /// A product with weights.
     Linear(Encoding),
-    /// Queries over keys and values of this format.
+    /// Attention over a KV cache of this format.
     Attention(KvFormat),
-    /// A norm on its way into a product with little else.
+    /// A norm fused into a product with few outputs.
     Norm,
-    /// Gated activations of products that take hardly more time, into one with little else.
+    /// Gated activations of a product with few inputs, fused into one with few outputs.
     Swiglu,
 }
 
 impl Operation {
-    /// All, those that matter most first.
+    /// All operations, the most important first.
     pub fn all() -> Vec<Self> {
         let affine = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
         let mut all = Vec::new();
@@ -103,13 +105,14 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What one run does.
+/// The work of one run.
 pub struct Work {
-    /// Weights, keys and values that are read; for the operations between, all that is read and written.
+    /// Bytes of weights, keys and values read; for norm and swiglu, all bytes read and written.
     pub bytes: usize,
-    /// Multiplications and additions of products, each counted as one: an activation counts once, of however many bytes it is.
+    /// Multiplications and additions in products. An activation counts once, whatever its size in
+    /// bytes.
     pub operations: usize,
-    /// Whose peak they are held against.
+    /// The arithmetic whose peak the operations are compared with.
     pub arithmetic: Arithmetic,
 }
 
@@ -120,7 +123,7 @@ type Attention = AttentionSpec<<CpuBackend as Backend>::Vector>;
 
 /// An operation with its operands.
 pub enum Subject {
-    /// One of the matrices after the other.
+    /// Uses the matrices in turn.
     Linear {
         encoding: Encoding,
         matrices: Vec<Matrix>,
@@ -144,7 +147,7 @@ pub enum Subject {
     },
 }
 
-/// A step of one of the sequences after the other, or of all of them.
+/// Sequences with filled KV caches, used in turn.
 pub struct Sequences {
     spec: Attention,
     rope: Rope,
@@ -157,7 +160,7 @@ pub struct Sequences {
 }
 
 impl Subject {
-    /// Makes the operands.
+    /// Allocates and fills the operands.
     pub fn new(operation: Operation, backend: &mut CpuBackend) -> Result<Self, ComputeError> {
         Ok(match operation {
             Operation::Linear(encoding) => Self::Linear {
@@ -204,7 +207,7 @@ impl Subject {
         })
     }
 
-    /// Fills in the rows of a step, and tells what a run of so many is.
+    /// Fills the input with `rows` rows and returns the work of a run.
     pub fn begin(
         &mut self,
         backend: &mut CpuBackend,
@@ -224,7 +227,7 @@ impl Subject {
             }
             Self::Attention(sequences) => {
                 backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv)?;
-                // For each visible token a product for its score, and one for the weighted sum.
+                // Each visible token takes one product for its score and one for the weighted sum.
                 let (tokens, visible) = match rows {
                     ..=SEQUENCES => (rows * CONTEXT, rows * CONTEXT),
                     _ => (CONTEXT, (CONTEXT - rows + 1..=CONTEXT).sum()),
@@ -236,10 +239,10 @@ impl Subject {
                 backend.write(&numbers(rows * INPUTS), x)?;
                 (4 * rows * INPUTS, 2 * 2 * rows * INPUTS, Arithmetic::Floats)
             }
-            // The exponent takes more operations than the products that are counted.
+            // The exponential takes more operations than the products counted here.
             Self::Swiglu { x, .. } => {
                 backend.write(&numbers(rows * FEW_INPUTS), x)?;
-                // Gated activations are written and read.
+                // Gated activations are written once and read once.
                 let arithmetic = Arithmetic::of_product(isa, activations, SMALL, (rows, rows > SEQUENCES));
                 let bytes = if arithmetic == Arithmetic::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
                 (2 * bytes * rows * OUTPUTS, 2 * rows * OUTPUTS, Arithmetic::Floats)
@@ -285,7 +288,7 @@ impl Sequences {
     }
 }
 
-/// Of how many sequences so many rows are: few are a token of each, many a prompt.
+/// Sequences in a step of `rows` rows: one per row in a decode step, one in a prompt.
 fn sequences_of(rows: usize) -> usize {
     if rows <= SEQUENCES { rows } else { 1 }
 }
@@ -300,7 +303,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// So many matrices of so many parts, all with the same weights.
+/// `count` matrices of `parts` parts each, all with the same weights.
 fn matrices(
     (count, parts): (usize, usize),
     [rows, cols]: [usize; 2],
@@ -340,7 +343,7 @@ fn matrices(
     (0..count).map(|_| backend.matrix(&vec![source.clone(); parts])).collect()
 }
 
-/// One whose product is not what is measured.
+/// A matrix whose product takes little of the measured time.
 fn small(parts: usize, shape: [usize; 2], backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
     Ok(matrices((1, parts), shape, SMALL, backend)?.remove(0))
 }
@@ -365,7 +368,7 @@ fn shape(format: KvFormat) -> CacheShape {
     CacheShape { format, caches: vec![layer; LAYERS], blocks, slots: SEQUENCES }
 }
 
-/// Keys and values of all sequences and layers, written by attention without a query.
+/// A KV cache with all sequences and layers filled, by attention without queries.
 fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Caches, ComputeError> {
     let mut caches = backend.caches(&shape(format))?;
     let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
@@ -384,7 +387,7 @@ fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Caches, Co
     Ok(caches)
 }
 
-/// Adds rows of a sequence to a step.
+/// Adds `rows` rows of a sequence to a step.
 fn push(step: &mut Step, sequence: usize, start: usize, rows: usize) {
     const BLOCKS: usize = CONTEXT / KV_BLOCK_TOKENS;
     let blocks: [u32; BLOCKS] = std::array::from_fn(|block| (sequence * BLOCKS + block) as u32);
