@@ -1,4 +1,4 @@
-//! Decides which tokens of which sequences each step computes.
+//! Decides which sequences a step computes, and which of their tokens.
 //!
 //! The scheduler is a state machine: it has no threads, no channels, no clock and no model. A
 //! caller submits prompts, takes steps ([`Scheduler::next_step`]), computes them, and hands each

@@ -1,4 +1,4 @@
-//! Which tokens of which sequences the next step holds.
+//! Plans the next step: its sequences and their tokens.
 
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};

@@ -2,7 +2,7 @@
 
 use super::sequence::{RequestId, Sequence};
 
-/// Which tokens of which slots a step computes. Kept until its tokens are applied, and reused.
+/// The slots of a step and their tokens. Kept until its tokens are applied, and reused.
 #[derive(Debug, Default)]
 pub(super) struct PlannedStep {
     pub entries: Vec<Entry>,
