@@ -1,4 +1,4 @@
 //! Measures this machine's peaks: arithmetic and memory bandwidth.
 
 pub mod arithmetic;
-pub(crate) mod bandwidth;
+pub mod bandwidth;

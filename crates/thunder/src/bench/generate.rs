@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use thunder_compute::cpu::peak;
+use thunder_compute::cpu::measure::arithmetic;
 use thunder_engine::{Request, Sampling, Usage};
 
 use crate::engine_args::EngineArgs;
@@ -85,7 +85,7 @@ impl Measured {
     fn medians(rounds: &[Self]) -> Self {
         let median = |of: fn(&Self) -> f64| {
             let mut all: Vec<f64> = rounds.iter().map(of).collect();
-            peak::median(&mut all)
+            arithmetic::median(&mut all)
         };
         Self {
             time_to_first_token: Duration::from_secs_f64(median(|round| {

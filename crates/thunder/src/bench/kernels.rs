@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use thunder_collectives::Group;
-use thunder_compute::cpu::peak::{self, Arithmetic};
+use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
 
@@ -78,7 +78,7 @@ impl KernelsCommand {
             memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?.bytes_per_s(Duration::from_secs(1));
         let mut rows = Vec::new();
         for isa in kernels {
-            let peak = |kind| peak::operations_per_s(isa, kind, threads, Duration::from_millis(200));
+            let peak = |kind| arithmetic::operations_per_s(isa, kind, threads, Duration::from_millis(200));
             let peaks = Arithmetic::ALL.map(|arithmetic| (arithmetic, peak(arithmetic)));
             let activations = self.activations.into();
             for &operation in &operations {
@@ -143,7 +143,7 @@ fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Resul
     while began.elapsed() < time {
         all.push(timed()?);
     }
-    Ok(if all.is_empty() { first } else { peak::median(&mut all) })
+    Ok(if all.is_empty() { first } else { arithmetic::median(&mut all) })
 }
 
 /// Time in µs to run an empty job on all threads of a pool.

@@ -64,10 +64,7 @@ impl<'a> Inputs<'a> {
         rows: Range<usize>,
         (w, cols): (&Linear, usize),
     ) -> Self {
-        let (x, norm) = match input {
-            LinearInput::Plain(x) | LinearInput::Gated(x) => (x, None),
-            LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
-        };
+        let (x, norm) = parts_of(input);
         let planes = numerics.activations.planes(matches!(input, LinearInput::Gated(_)));
         let given = x.bf16_rows(&rows);
         assert!(
@@ -132,6 +129,14 @@ impl<'a> Inputs<'a> {
                 None => unreachable!("quantized for every part"),
             },
         }
+    }
+}
+
+/// The rows of an input, and the norm to apply to them: weight and epsilon.
+fn parts_of<'a>(input: &'a LinearInput<'_, Buffer, Arc<[f32]>>) -> (&'a Buffer, Option<(&'a [f32], f32)>) {
+    match input {
+        LinearInput::Plain(x) | LinearInput::Gated(x) => (x, None),
+        LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
     }
 }
 

@@ -12,12 +12,11 @@ use crate::cpu::dispatch::{entry, of_bits};
 use crate::cpu::isa::Isa;
 use crate::cpu::layout::bf16_rows::{Bf16Rows, Bf16Writer};
 use crate::cpu::layout::matrix::Matrix;
-use crate::cpu::product::numerics::takes_tiles;
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{QuantRows, STRIP_ROWS};
 use crate::cpu::product::{affine, dequantized, floats};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::product::{amx, bf16};
+use crate::cpu::product::{amx, bf16, numerics::takes_tiles};
 use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::Simd;
 use crate::source::Encoding;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thunder_compute::cpu::peak::{self, Arithmetic};
+use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::{Activations, Encoding, Float, Isa, memory};
 use thunder_engine::assembly::ThreadCounts;
 
@@ -48,7 +48,7 @@ impl Peaks {
     /// they are a prompt's.
     pub fn measure(&mut self, rows: (usize, bool)) -> [f64; 2] {
         let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.encoding, rows);
-        let operations = peak::operations_per_s(self.isa, arithmetic, self.threads.on_host, PEAK_TIME);
+        let operations = arithmetic::operations_per_s(self.isa, arithmetic, self.threads.on_host, PEAK_TIME);
         let hosts = self.threads.in_group as f64 / self.threads.on_host as f64;
         [hosts * self.reader.bytes_per_s(BANDWIDTH_TIME), hosts * operations]
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use half::{bf16, f16};
-use thunder_compute::cpu::peak::Arithmetic;
+use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Encoding, Float,
