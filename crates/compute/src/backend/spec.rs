@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::CacheKind;
+use super::cache::CacheKind;
 
 /// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`. It rotates the first `2 * len` dimensions of a
 /// head, dimension `i` with `i + len`.

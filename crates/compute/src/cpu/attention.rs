@@ -3,7 +3,8 @@
 //! Blocks are visited in the order of their positions and masked scores weigh nothing, so that a query's result does not
 //! depend on the other queries it is computed with.
 
-mod kernel;
+pub(super) mod heads;
+pub(super) mod kernel;
 pub(super) mod kv;
 pub(super) mod latent;
 
@@ -23,76 +24,9 @@ use super::simd::Simd;
 use super::threads::pool::{Pool, for_rows};
 use crate::backend::AttentionSpec;
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
+use heads::{Heads, PIECE_QUERIES};
 use kernel::attend;
-#[cfg(target_arch = "x86_64")]
-pub(super) use kernel::{Byte, Element, Half, NO_SCORE};
 use kv::{KvPart, MAX_HEAD_DIM};
-
-/// Queries of a KV head that a thread takes at once: as many as a matrix unit works on together.
-pub(super) const PIECE_QUERIES: usize = 128;
-
-/// Some rows of one sequence and one KV head. Queries are numbered by row, then by head among those that share the KV head.
-pub(super) struct Heads<'a> {
-    pub spec: &'a AttentionSpec<Arc<[f32]>>,
-    pub kv: KvPart,
-    pub kv_head: usize,
-    sequence: &'a StepSequence,
-    pub blocks: &'a [u32],
-    pub rows: Range<usize>,
-    queries: SendPtr<f32>,
-    query_stride: usize,
-    out: SendPtr<f32>,
-    out_stride: usize,
-}
-
-impl Heads<'_> {
-    /// Queries.
-    pub fn count(&self) -> usize {
-        self.rows.len() * self.spec.queries_of[self.kv_head].len()
-    }
-
-    /// Whether the rows are prompt tokens.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrix unit is used there"))]
-    pub fn of_prompt(&self) -> bool {
-        self.sequence.prompt
-    }
-
-    /// Row and head of a query.
-    #[inline(always)]
-    fn place(&self, query: usize) -> (usize, usize) {
-        let group = &self.spec.queries_of[self.kv_head];
-        (self.rows.start + query / group.len(), group.start + query % group.len())
-    }
-
-    /// Positions that a query attends to: from, to.
-    #[inline(always)]
-    pub fn visible(&self, query: usize) -> (usize, usize) {
-        let position = self.sequence.position(self.place(query).0);
-        (self.spec.first_visible(position), position + 1)
-    }
-
-    /// A query's numbers.
-    ///
-    /// # Safety
-    /// Pointers and ranges describe the step's buffers.
-    #[inline(always)]
-    pub unsafe fn query(&self, query: usize) -> *const f32 {
-        let (row, head) = self.place(query);
-        // SAFETY: the row's queries come first in the fused projection.
-        unsafe { self.queries.at(row * self.query_stride + head * self.spec.key_dim) }
-    }
-
-    /// Where a query's result goes.
-    ///
-    /// # Safety
-    /// As [`Self::query`].
-    #[inline(always)]
-    pub unsafe fn output(&self, query: usize) -> *mut f32 {
-        let (row, head) = self.place(query);
-        // SAFETY: the head's columns of this row are written by this piece alone.
-        unsafe { self.out.at(row * self.out_stride + self.spec.out_column + head * self.spec.value_dim) }
-    }
-}
 
 /// Rows of the fused projection: queries and keys to prepare, keys and values to append.
 struct HeadInputs<'a> {

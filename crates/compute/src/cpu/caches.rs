@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::attention::kv::{HeadCache, HeadShape};
 use super::attention::latent::LatentCache;
-use super::layout::region::Region;
+use super::layout::region::{Region, cache_region};
 use crate::backend::{CacheKind, CacheShape, ComputeError};
 use crate::step::StepSequence;
 
@@ -29,15 +29,6 @@ pub(super) struct States {
     numbers: usize,
 }
 
-/// Address space for a cache. The system provides pages when they are first written.
-pub(super) fn region(bytes: usize) -> Result<Region, ComputeError> {
-    Region::zeroed(bytes).map_err(|error| ComputeError::Memory {
-        bytes,
-        what: "the cache",
-        reason: error.to_string(),
-    })
-}
-
 impl Caches {
     pub(super) fn new(shape: &CacheShape) -> Result<Self, ComputeError> {
         let cache = |&kind: &CacheKind| {
@@ -49,9 +40,10 @@ impl Caches {
                 CacheKind::Latent { rank, rotated } => {
                     Cache::Latent(LatentCache::new([rank, rotated], shape.format, shape.blocks)?)
                 }
-                CacheKind::State { numbers } => {
-                    Cache::State(States { data: region(shape.slots * numbers * size_of::<f32>())?, numbers })
-                }
+                CacheKind::State { numbers } => Cache::State(States {
+                    data: cache_region(shape.slots * numbers * size_of::<f32>())?,
+                    numbers,
+                }),
             })
         };
         Ok(Self { caches: shape.caches.iter().map(cache).collect::<Result<_, ComputeError>>()? })

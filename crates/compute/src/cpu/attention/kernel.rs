@@ -6,7 +6,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::Heads;
+use super::heads::Heads;
 use crate::backend::KvFormat;
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};

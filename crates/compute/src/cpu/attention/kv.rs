@@ -5,8 +5,7 @@
 //! with a scale per token: `[keys' 32 scales][values' 32 scales]` of each head.
 
 use crate::backend::{ComputeError, KvFormat};
-use crate::cpu::caches::region;
-use crate::cpu::layout::region::Region;
+use crate::cpu::layout::region::{Region, cache_region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::quantize::{largest, scales};
 use crate::cpu::simd::{LANES, Simd};
@@ -50,9 +49,9 @@ impl HeadCache {
         }
         let tokens = blocks * shape.heads * KV_BLOCK_TOKENS;
         Ok(Self {
-            keys: region(tokens * shape.key_dim * format.bytes())?,
-            values: region(tokens * shape.value_dim * format.bytes())?,
-            scales: region(tokens * 2 * format.scale_bytes())?,
+            keys: cache_region(tokens * shape.key_dim * format.bytes())?,
+            values: cache_region(tokens * shape.value_dim * format.bytes())?,
+            scales: cache_region(tokens * 2 * format.scale_bytes())?,
             shape,
             format,
         })

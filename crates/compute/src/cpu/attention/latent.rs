@@ -8,9 +8,8 @@ use std::ops::Range;
 use super::kernel::NO_SCORE;
 use super::kv::{to_f16, to_i8};
 use crate::backend::{ComputeError, KvFormat};
-use crate::cpu::caches::region;
 use crate::cpu::dispatch::entry;
-use crate::cpu::layout::region::Region;
+use crate::cpu::layout::region::{Region, cache_region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
@@ -52,8 +51,8 @@ impl LatentCache {
         }
         let tokens = blocks * KV_BLOCK_TOKENS;
         Ok(Self {
-            numbers: region(tokens * widths.iter().sum::<usize>() * format.bytes())?,
-            scales: region(tokens * 2 * format.scale_bytes())?,
+            numbers: cache_region(tokens * widths.iter().sum::<usize>() * format.bytes())?,
+            scales: cache_region(tokens * 2 * format.scale_bytes())?,
             widths,
             format,
             blocks,

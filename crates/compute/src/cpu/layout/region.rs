@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapRaw};
 
+use crate::backend::ComputeError;
+
 /// Alignment of a region: a cache line.
 pub(in crate::cpu) const LINE_BYTES: usize = 64;
 /// Mappings of whole huge pages are aligned to huge pages. Other mappings may have small pages at
@@ -42,6 +44,15 @@ impl Region {
         let start = if room == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(room) };
         Ok(Self { map: Some(map), start, len })
     }
+}
+
+/// Allocates zeroed memory for a cache. The system provides pages when they are first written.
+pub(in crate::cpu) fn cache_region(bytes: usize) -> Result<Region, ComputeError> {
+    Region::zeroed(bytes).map_err(|error| ComputeError::Memory {
+        bytes,
+        what: "the cache",
+        reason: error.to_string(),
+    })
 }
 
 fn map(len: usize) -> io::Result<Arc<MmapRaw>> {

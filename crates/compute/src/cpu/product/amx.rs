@@ -13,7 +13,7 @@ mod unpack;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::cpu::attention::Heads;
+use crate::cpu::attention::heads::Heads;
 use crate::cpu::layout::bf16_rows::{
     Bf16Rows, Bf16Writer, CHUNK_DEPTH, FEW_TILES, PANELS_TOGETHER, TILE_ROWS,
 };

@@ -10,8 +10,9 @@ use std::arch::x86_64::*;
 
 use super::tiles::{self, Configured, Tile, TileSums};
 use crate::backend::KvFormat;
+use crate::cpu::attention::heads::{Heads, PIECE_QUERIES};
+use crate::cpu::attention::kernel::{Byte, Element, Half, NO_SCORE};
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
-use crate::cpu::attention::{Byte, Element, Half, Heads, NO_SCORE, PIECE_QUERIES};
 use crate::cpu::layout::bf16_rows::{TILE_COLUMNS, TILE_ROWS};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::step::KV_BLOCK_TOKENS;
