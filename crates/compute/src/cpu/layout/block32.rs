@@ -54,7 +54,6 @@ unsafe fn joined<S: Simd, const SHIFT: u32>(low: [S::B; 2], high: [S::B; 2]) -> 
 }
 
 /// The low and the high nibbles of a line.
-/// The low and the high nibbles of a line.
 #[inline(always)]
 unsafe fn nibbles<S: Simd>(line: S::B) -> [S::B; 2] {
     [S::bits::<0, 4>(line), S::bits::<4, 4>(line)]
@@ -70,7 +69,6 @@ unsafe fn bit_pairs<S: Simd, const PAIR: usize>(p: *const u8) -> [S::B; 2] {
     }
 }
 
-/// Two steps of 1-bit numbers, which are packed to one line a block.
 /// Two steps of 1-bit numbers, which are packed to one line a block.
 #[inline(always)]
 unsafe fn single_bits<S: Simd, const PAIR: usize>(line: S::B) -> [S::B; 2] {
