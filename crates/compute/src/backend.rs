@@ -21,16 +21,18 @@ type Outcome = Result<(), ComputeError>;
 
 /// One rank's device: its memory, and the operations of a transformer on it.
 ///
-/// A buffer is `[rows, width]` in f32. Operations work on `rows` of the current step; an operation that writes a buffer gives it as
-/// many rows as its input has, and defines only those in `rows`. Reductions go over the tensor-parallel group that the backend was
-/// made with, so that a device can use its own links for them.
+/// A buffer is `[rows, width]` in f32. Operations work on `rows` of the current step; an operation
+/// that writes a buffer gives it as many rows as its input has, and defines only those in `rows`.
+/// Reductions go over the tensor-parallel group that the backend was made with, so that a device
+/// can use its own links for them.
 ///
-/// A backend implements the plain operations. Models call the fused ones, whose defaults are made of the plain ones; a backend
-/// overrides those that its kernels do faster. [`crate::conformance`] holds both to the plain reference.
+/// A backend implements the plain operations. Models call the fused ones, whose defaults are made
+/// of the plain ones; a backend overrides those that its kernels do faster. [`crate::conformance`]
+/// holds both to the plain reference.
 ///
 /// # Errors
-/// Every operation fails with [`ComputeError::Comm`] when a peer is lost, and with the backend's own errors. After an error the
-/// backend must not be used again.
+/// Every operation fails with [`ComputeError::Comm`] when a peer is lost, and with the backend's
+/// own errors. After an error the backend must not be used again.
 #[allow(clippy::missing_errors_doc, reason = "the trait's documentation says when operations fail")]
 pub trait Backend {
     /// Weights, packed for this device.
@@ -44,7 +46,8 @@ pub trait Backend {
 
     // Memory.
 
-    /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each other.
+    /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each
+    /// other.
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
     /// Uploads a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;
@@ -54,7 +57,8 @@ pub trait Backend {
     fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
     /// Bytes that a packed matrix takes.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
-    /// A buffer for a fused operation's default to work in. Backends keep those that [`Backend::give_back`] returns.
+    /// A buffer for a fused operation's default to work in. Backends keep those that
+    /// [`Backend::give_back`] returns.
     fn scratch(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError> {
         self.buffer(rows, width)
     }
@@ -69,18 +73,21 @@ pub trait Backend {
 
     /// The tensor-parallel group.
     fn group(&mut self) -> &mut Group;
-    /// Measures the group, so that reductions use what is fastest for each size. They will have rows of `width`, and for each this
-    /// rank reads `weight_bytes` of weights. All ranks call this together, idle.
+    /// Measures the group, so that reductions use what is fastest for each size. They will have
+    /// rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call this
+    /// together, idle.
     fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome;
     /// Reductions since the last call, and the time that this rank waited for them.
     fn take_reduction_stats(&mut self) -> Stats;
-    /// Called by the thread that will compute, before it does: keeps it to its core, if the backend has cores of its own.
+    /// Called by the thread that will compute, before it does: keeps it to its core, if the backend
+    /// has cores of its own.
     fn pin_caller(&self) {}
 
     // Plain operations.
 
-    /// Begins a step: computes rotations, and returns the parts in which layers should take its rows, one after the other. The
-    /// second may be empty. Called before any other operation of the step.
+    /// Begins a step: computes rotations, and returns the parts in which layers should take its
+    /// rows, one after the other. The second may be empty. Called before any other operation of the
+    /// step.
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError>;
     /// `out[r] = scale * table[ids[r] - first]`; zero where the table does not hold the id.
     fn embed(
@@ -135,7 +142,8 @@ pub trait Backend {
         qkv: &Self::Buffer,
         to: (&mut Self::Caches, usize),
     ) -> Outcome;
-    /// Attends with the queries of `qkv`. The keys and values of these rows and of earlier ones have been appended.
+    /// Attends with the queries of `qkv`. The keys and values of these rows and of earlier ones
+    /// have been appended.
     fn attend(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,
@@ -146,8 +154,9 @@ pub trait Backend {
         out: &mut Self::Buffer,
     ) -> Outcome;
 
-    /// For latent attention: scales the queries, rotates their last columns and those of `latent`, and norms the compressed vectors,
-    /// all in place. A row of `queries` is `[heads, plain + rotated]`, one of `latent` is `[rank + rotated]`.
+    /// For latent attention: scales the queries, rotates their last columns and those of `latent`,
+    /// and norms the compressed vectors, all in place. A row of `queries` is `[heads, plain +
+    /// rotated]`, one of `latent` is `[rank + rotated]`.
     fn prepare_latent(
         &mut self,
         spec: &LatentSpec<Self::Vector>,
@@ -165,8 +174,9 @@ pub trait Backend {
         latent: &Self::Buffer,
         to: (&mut Self::Caches, usize),
     ) -> Outcome;
-    /// Attends to compressed vectors: a head's key is `[compressed, rotated]`, its query `[absorbed, rotated columns of queries]`, its
-    /// value the compressed vector. Rows of `absorbed` and of `out` are `[heads, rank]`.
+    /// Attends to compressed vectors: a head's key is `[compressed, rotated]`, its query
+    /// `[absorbed, rotated columns of queries]`, its value the compressed vector. Rows of
+    /// `absorbed` and of `out` are `[heads, rank]`.
     #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
     fn attend_latent(
         &mut self,
@@ -178,8 +188,8 @@ pub trait Backend {
         from: (&mut Self::Caches, usize),
         out: &mut Self::Buffer,
     ) -> Outcome;
-    /// A product for each head: `out[r][h] = W_h · x[r][h]`, where `x[r][h]` begins at column `h * stride` and `out[r][h]` at
-    /// `h * W_h.rows`. All heads' matrices have one shape.
+    /// A product for each head: `out[r][h] = W_h · x[r][h]`, where `x[r][h]` begins at column `h *
+    /// stride` and `out[r][h]` at `h * W_h.rows`. All heads' matrices have one shape.
     fn head_products(
         &mut self,
         x: &Self::Buffer,
@@ -189,8 +199,9 @@ pub trait Backend {
         out: &mut Self::Buffer,
     ) -> Outcome;
 
-    /// The gated delta rule's convolution, in place: `x[t] = silu(Σ_k taps[k] * x[t - kernel + 1 + k])` for each channel, over the
-    /// sequence's tokens; before position 0 there are zeros. Keeps the last inputs in a cache of [`CacheKind::State`].
+    /// The gated delta rule's convolution, in place: `x[t] = silu(Σ_k taps[k] * x[t - kernel + 1 +
+    /// k])` for each channel, over the sequence's tokens; before position 0 there are zeros. Keeps
+    /// the last inputs in a cache of [`CacheKind::State`].
     fn short_conv(
         &mut self,
         spec: &DeltaSpec<Self::Vector>,
@@ -199,11 +210,13 @@ pub trait Backend {
         x: &mut Self::Buffer,
         state: (&mut Self::Caches, usize),
     ) -> Outcome;
-    /// The gated delta rule, a token at a time. `inputs` are `(qkv, gates)`: a row of `qkv` is `[queries, keys, values]`, as [`Backend::short_conv`] left it; of
-    /// `gates`, `[beta, alpha]` of the value heads; of `out`, the value heads' outputs. With unit vectors `q / √key_dim` and `k`,
-    /// and `S = 0` before position 0, for each value head:
+    /// The gated delta rule, a token at a time. `inputs` are `(qkv, gates)`: a row of `qkv` is
+    /// `[queries, keys, values]`, as [`Backend::short_conv`] left it; of `gates`, `[beta, alpha]`
+    /// of the value heads; of `out`, the value heads' outputs. With unit vectors `q / √key_dim` and
+    /// `k`, and `S = 0` before position 0, for each value head:
     ///
-    /// `S *= exp(-exp(decay) * softplus(alpha + decay_bias))`, `S += k ⊗ (v - Sᵀk) * sigmoid(beta)`, `out = Sᵀq`.
+    /// `S *= exp(-exp(decay) * softplus(alpha + decay_bias))`, `S += k ⊗ (v - Sᵀk) *
+    /// sigmoid(beta)`, `out = Sᵀq`.
     fn delta_rule(
         &mut self,
         spec: &DeltaSpec<Self::Vector>,
@@ -247,7 +260,8 @@ pub trait Backend {
             }
         }
     }
-    /// [`Backend::linear`] of the first `rows` rows, whose largest outputs [`Backend::read_largest`] will be asked for.
+    /// [`Backend::linear`] of the first `rows` rows, whose largest outputs
+    /// [`Backend::read_largest`] will be asked for.
     fn linear_largest(
         &mut self,
         x: InputOf<'_, Self>,
@@ -257,8 +271,9 @@ pub trait Backend {
     ) -> Outcome {
         self.linear(x, 0..rows, w, out)
     }
-    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next operation on these rows of `out` is
-    /// a product with `next`: a backend may leave them in the form that this product takes.
+    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next
+    /// operation on these rows of `out` is a product with `next`: a backend may leave them in the
+    /// form that this product takes.
     fn linear_gated(
         &mut self,
         x: InputOf<'_, Self>,
@@ -275,8 +290,9 @@ pub trait Backend {
         self.give_back(both);
         Ok(())
     }
-    /// `residual += all_reduce(x · Wᵀ + bias)`, summed in rank order. If the step has two parts, the sum of one may still be under
-    /// way, and not added yet, until this is called for the other part, or [`Backend::settle`].
+    /// `residual += all_reduce(x · Wᵀ + bias)`, summed in rank order. If the step has two parts,
+    /// the sum of one may still be under way, and not added yet, until this is called for the other
+    /// part, or [`Backend::settle`].
     fn linear_reduce_add(
         &mut self,
         x: InputOf<'_, Self>,
@@ -296,7 +312,8 @@ pub trait Backend {
     fn settle(&mut self, _residual: &mut Self::Buffer) -> Outcome {
         Ok(())
     }
-    /// [`Backend::prepare_heads`], [`Backend::append`] and [`Backend::attend`]. `qkv` is not defined afterwards.
+    /// [`Backend::prepare_heads`], [`Backend::append`] and [`Backend::attend`]. `qkv` is not
+    /// defined afterwards.
     fn attention(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,

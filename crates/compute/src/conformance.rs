@@ -1,4 +1,5 @@
-//! What every backend must compute: each operation on shapes odd and even, against the plain [`Reference`].
+//! What every backend must compute: each operation on shapes odd and even, against the plain
+//! [`Reference`].
 //!
 //! ```
 //! use thunder_collectives::Group;
@@ -8,8 +9,9 @@
 //! assert!(report.failures.is_empty(), "{report}");
 //! ```
 //!
-//! The suite calls plain and fused operations with the same inputs, whole prompts and prompts cut in pieces, several sequences in one
-//! step, and every kind of cache. Sums over ranks are tested by [`run_on_rank`] on each rank of a group.
+//! The suite calls plain and fused operations with the same inputs, whole prompts and prompts cut
+//! in pieces, several sequences in one step, and every kind of cache. Sums over ranks are tested by
+//! [`run_on_rank`] on each rank of a group.
 
 mod attention;
 mod data;
@@ -25,7 +27,8 @@ use crate::reference::Reference;
 use crate::source::Encoding;
 use data::Random;
 
-/// How far a backend's results may be from the reference's: the norm of the difference over the norm of the reference's.
+/// How far a backend's results may be from the reference's: the norm of the difference over the
+/// norm of the reference's.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Products with f32, f16 and bf16 weights.
@@ -111,7 +114,8 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.report
 }
 
-/// Runs the cases that sum over ranks, on this rank of the backend's group. `group` is another group of the same ranks, for the reference.
+/// Runs the cases that sum over ranks, on this rank of the backend's group. `group` is another
+/// group of the same ranks, for the reference.
 pub fn run_on_rank<B: Backend>(backend: &mut B, group: Group, limits: &Limits) -> Report {
     let random = Random(1 + group.rank() as u64);
     let mut suite =

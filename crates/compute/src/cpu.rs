@@ -48,8 +48,9 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Threads that pack weights before the first step, if more than `threads`.
     pub packing_threads: usize,
-    /// Pin thread `i` to core `first_core + i` of the cores that this process may use; the calling thread when it calls
-    /// [`crate::Backend::pin_caller`]. For cores that run nothing else; `None` leaves placement to the system.
+    /// Pin thread `i` to core `first_core + i` of the cores that this process may use; the calling
+    /// thread when it calls [`crate::Backend::pin_caller`]. For cores that run nothing else; `None`
+    /// leaves placement to the system.
     pub first_core: Option<usize>,
     /// The kernels' instruction set.
     pub isa: Isa,
@@ -125,8 +126,9 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// Number of generated tokens among a buffer's `rows`; they come first. Their products, and those of rows picked from a step,
-    /// are exact, so that a sequence's tokens do not depend on the rest of the batch; prompts' may be bf16.
+    /// Number of generated tokens among a buffer's `rows`; they come first. Their products, and
+    /// those of rows picked from a step, are exact, so that a sequence's tokens do not depend on
+    /// the rest of the batch; prompts' may be bf16.
     fn generated(&self, rows: usize) -> usize {
         match self.step {
             Some(step) if step.all == rows => step.generated,
@@ -149,7 +151,8 @@ impl CpuBackend {
         Product { numerics, pool: &mut self.pool, space: &mut self.space }
     }
 
-    /// Multiplies rows, prompts' apart from the others, and finds the largest outputs of the first rows if `largest` has places.
+    /// Multiplies rows, prompts' apart from the others, and finds the largest outputs of the first
+    /// rows if `largest` has places.
     fn multiply(
         &mut self,
         x: InputOf<'_, Self>,

@@ -1,7 +1,8 @@
 //! The operations that a transformer is made of, behind the [`Backend`] trait, with CPU kernels.
 //!
-//! A [`Backend`] holds one rank's weights, buffers and caches and computes on them; models are written once against it. It knows
-//! nothing of architectures, requests or files: weights come as a [`MatrixSource`], work as a [`Step`].
+//! A [`Backend`] holds one rank's weights, buffers and caches and computes on them; models are
+//! written once against it. It knows nothing of architectures, requests or files: weights come as a
+//! [`MatrixSource`], work as a [`Step`].
 //!
 //! ```
 //! use thunder_collectives::Group;

@@ -1,7 +1,7 @@
 //! The plain reference: every operation by its definition, in f32, on one thread. Slow and obvious.
 //!
-//! [`crate::conformance`] holds other backends to it. It implements the plain operations only, so that the fused operations' defaults
-//! are tested with it.
+//! [`crate::conformance`] holds other backends to it. It implements the plain operations only, so
+//! that the fused operations' defaults are tested with it.
 
 mod attention;
 mod recurrence;

@@ -12,13 +12,14 @@ pub struct StepSequence {
     pub rows: Range<usize>,
     /// Position of its first row's token in the sequence.
     pub start: usize,
-    /// True for prompt tokens, which may use lower precision. `push` sets it when there is more than one token.
+    /// True for prompt tokens, which may use lower precision. `push` sets it when there is more
+    /// than one token.
     pub prompt: bool,
-    /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on. No other sequence of the step reads
-    /// the blocks that this one's rows are written to.
+    /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on.
+    /// No other sequence of the step reads the blocks that this one's rows are written to.
     pub blocks: Range<usize>,
-    /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot for as long as it keeps its state; a state
-    /// begins at zero with position 0.
+    /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot for as long as
+    /// it keeps its state; a state begins at zero with position 0.
     pub slot: usize,
 }
 
@@ -70,8 +71,8 @@ impl Step {
         self.logit_rows.clear();
     }
 
-    /// Adds tokens of the sequence in `slot`, from position `start` on, with the blocks that hold the sequence up to them.
-    /// `logits` asks for the last token's logits.
+    /// Adds tokens of the sequence in `slot`, from position `start` on, with the blocks that hold
+    /// the sequence up to them. `logits` asks for the last token's logits.
     pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], slot: usize, logits: bool) {
         debug_assert!(blocks.len() * KV_BLOCK_TOKENS >= start + tokens.len(), "each position needs a block");
         let row = self.tokens.len();

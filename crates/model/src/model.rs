@@ -84,8 +84,9 @@ fn disjoint<T, const N: usize>(buffers: &mut [T], indices: [usize; N]) -> [&mut 
 }
 
 impl<B: Backend> Model<B> {
-    /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the others with `hidden`,
-    /// `[rows, hidden]`, as the stage before left it. Every rank of the stage must call this with the same step.
+    /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the
+    /// others with `hidden`, `[rows, hidden]`, as the stage before left it. Every rank of the stage
+    /// must call this with the same step.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.
@@ -137,7 +138,8 @@ impl<B: Backend> Model<B> {
         self.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out` becomes `[rows, hidden]`.
+    /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out`
+    /// becomes `[rows, hidden]`.
     ///
     /// # Errors
     /// When the backend fails.
@@ -147,8 +149,8 @@ impl<B: Backend> Model<B> {
         backend.read(&self.buffers.residual, 0..step.rows(), out)
     }
 
-    /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's vocabulary rows. `out` becomes
-    /// `[logit rows, vocabulary rows]`.
+    /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's
+    /// vocabulary rows. `out` becomes `[logit rows, vocabulary rows]`.
     ///
     /// # Errors
     /// When the backend fails.
@@ -158,7 +160,8 @@ impl<B: Backend> Model<B> {
         backend.read(&self.buffers.logits, 0..rows, out)
     }
 
-    /// After [`Model::forward`] of `step` on the last stage: the largest logit of each row among this rank's vocabulary rows.
+    /// After [`Model::forward`] of `step` on the last stage: the largest logit of each row among
+    /// this rank's vocabulary rows.
     ///
     /// # Errors
     /// When the backend fails.

@@ -9,8 +9,8 @@ pub enum KvFormat {
     /// f16.
     #[default]
     F16,
-    /// int8 with one f32 scale per token and head, for keys and values each. Takes little more than half of f16's memory,
-    /// and of its bandwidth at long contexts.
+    /// int8 with one f32 scale per token and head, for keys and values each. Takes little more than
+    /// half of f16's memory, and of its bandwidth at long contexts.
     Int8,
 }
 
@@ -48,8 +48,8 @@ pub enum CacheKind {
         /// Width of a value.
         value_dim: usize,
     },
-    /// One vector per token that all heads share and no value, in blocks of tokens: a compressed vector, from which each head's
-    /// key and value are products, and a rotated part of the key.
+    /// One vector per token that all heads share and no value, in blocks of tokens: a compressed
+    /// vector, from which each head's key and value are products, and a rotated part of the key.
     Latent {
         /// Width of the compressed vector.
         rank: usize,

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::cache::CacheKind;
 
-/// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`. It rotates the first `2 * len` dimensions of a
-/// head, dimension `i` with `i + len`.
+/// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`. It rotates the first
+/// `2 * len` dimensions of a head, dimension `i` with `i + len`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// One per pair of dimensions, in radians per token.
@@ -23,7 +23,8 @@ pub struct Norm<V> {
     pub eps: f32,
 }
 
-/// One layer's attention on this rank. The fused projection `qkv` has columns of all queries, then keys, then values.
+/// One layer's attention on this rank. The fused projection `qkv` has columns of all queries, then
+/// keys, then values.
 #[derive(Debug, Clone)]
 pub struct AttentionSpec<V> {
     /// Width of a query and of a key.
@@ -40,7 +41,8 @@ pub struct AttentionSpec<V> {
     pub qk_norm: Option<QkNorm<V>>,
     /// Index of the model's [`Rope`]; `None`: no rotation.
     pub rope: Option<usize>,
-    /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (temperature tuning of Llama 4 and Ministral 3).
+    /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (temperature tuning of Llama
+    /// 4 and Ministral 3).
     pub temperature: Option<(f32, usize)>,
     /// First column of the output that the heads fill; see the model's column windows.
     pub out_column: usize,
@@ -107,8 +109,9 @@ impl<V> AttentionSpec<V> {
     }
 }
 
-/// One layer's latent attention on this rank (DeepSeek V2's MLA). A query head has `plain` columns that are multiplied with keys
-/// made of the compressed vector, then `rotated` columns that are multiplied with the key part that all heads share.
+/// One layer's latent attention on this rank (DeepSeek V2's MLA). A query head has `plain` columns
+/// that are multiplied with keys made of the compressed vector, then `rotated` columns that are
+/// multiplied with the key part that all heads share.
 #[derive(Debug, Clone)]
 pub struct LatentSpec<V> {
     /// Local query heads.
@@ -139,9 +142,9 @@ impl<V> LatentSpec<V> {
     }
 }
 
-/// One layer's gated delta rule on this rank, with the short convolution before it (Gated DeltaNet, arXiv 2412.06464, as in
-/// Qwen3-Next). The state of a sequence is the convolution's last inputs, `[kernel - 1, channels]`, then for each value head a
-/// matrix `[key_dim, value_dim]`.
+/// One layer's gated delta rule on this rank, with the short convolution before it (Gated DeltaNet,
+/// arXiv 2412.06464, as in Qwen3-Next). The state of a sequence is the convolution's last inputs,
+/// `[kernel - 1, channels]`, then for each value head a matrix `[key_dim, value_dim]`.
 #[derive(Debug, Clone)]
 pub struct DeltaSpec<V> {
     /// Local key heads. Queries have as many.
@@ -215,8 +218,8 @@ impl Largest {
 pub enum LinearInput<'a, Buffer, Vector> {
     /// The rows of a buffer.
     Plain(&'a Buffer),
-    /// Rows that [`super::Backend::linear_gated`] made. A few of their numbers are far larger than the rest, which matters to a
-    /// backend that quantizes activations.
+    /// Rows that [`super::Backend::linear_gated`] made. A few of their numbers are far larger than
+    /// the rest, which matters to a backend that quantizes activations.
     Gated(&'a Buffer),
     /// The rows' RMS norm, `x / sqrt(mean(x²) + eps) * weight`.
     Normed {

@@ -48,7 +48,8 @@ fn encode(float: Float, numbers: &[f32]) -> Vec<u8> {
 }
 
 impl Stored {
-    /// Random weights. Quantized ones have levels around their group's middle, as trained weights do.
+    /// Random weights. Quantized ones have levels around their group's middle, as trained weights
+    /// do.
     pub fn random([rows, cols]: [usize; 2], encoding: Encoding, bias: bool, random: &mut Random) -> Self {
         let bias = bias.then(|| random.numbers(rows));
         let mut stored = Self { rows, cols, encoding, weight: vec![], scales: vec![], biases: vec![], bias };
@@ -119,7 +120,8 @@ pub(super) struct Piece {
 /// Blocks that each sequence of [`step`] may use.
 pub(super) const BLOCKS_OF_SLOT: usize = 12;
 
-/// A step of these pieces, generated tokens first, as a scheduler orders them. Blocks of sequences are interleaved.
+/// A step of these pieces, generated tokens first, as a scheduler orders them. Blocks of sequences
+/// are interleaved.
 pub(super) fn step(pieces: &[Piece], slots: usize) -> Step {
     let mut step = Step::default();
     for piece in pieces {
@@ -131,7 +133,8 @@ pub(super) fn step(pieces: &[Piece], slots: usize) -> Step {
     step
 }
 
-/// Several sequences of a step after step: prompts whole and cut, then generated tokens next to a prompt.
+/// Several sequences of a step after step: prompts whole and cut, then generated tokens next to a
+/// prompt.
 pub(super) fn workload() -> Vec<Vec<Piece>> {
     let piece = |slot, start, tokens| Piece { slot, start, tokens };
     vec![

@@ -121,7 +121,8 @@ impl Work for Embedding<'_> {
     }
 }
 
-/// Columns and values of the largest outputs, of a product that was told to look for them and of a written buffer.
+/// Columns and values of the largest outputs, of a product that was told to look for them and of a
+/// written buffer.
 struct LargestOutputs<'a> {
     x: &'a [f32],
     w: &'a Stored,

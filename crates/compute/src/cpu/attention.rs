@@ -1,7 +1,7 @@
 //! Attention over the paged cache: rotation and append, then an online softmax over blocks of keys.
 //!
-//! Blocks are visited in the order of their positions and masked scores weigh nothing, so that a query's result does not
-//! depend on the other queries it is computed with.
+//! Blocks are visited in the order of their positions and masked scores weigh nothing, so that a
+//! query's result does not depend on the other queries it is computed with.
 
 pub(super) mod heads;
 pub(super) mod kernel;
@@ -83,7 +83,8 @@ impl<'a> Attention<'a> {
             let rows = all.start + rows.start..all.start + rows.end;
             for sequence in &step.sequences {
                 let rows = sequence.rows_within(&rows);
-                // SAFETY: the instruction set was detected; each row, and its token in the cache, is one thread's.
+                // SAFETY: the instruction set was detected; each row, and its token in the cache,
+                // is one thread's.
                 unsafe { prepare_heads_on(isa, &inputs, sequence, rows, 0..inputs.spec.kv_heads()) };
             }
         });
@@ -96,7 +97,8 @@ impl<'a> Attention<'a> {
             spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
             "KV heads share queries"
         );
-        // A query needs the keys and values of its own KV head only. If it needs no other row's, no thread waits for another.
+        // A query needs the keys and values of its own KV head only. If it needs no other row's, no
+        // thread waits for another.
         let single_rows = step.sequences.iter().all(|sequence| sequence.rows_within(&self.rows).len() <= 1);
         if !single_rows && work != HeadWork::Nothing {
             self.prepare(work);
@@ -134,8 +136,9 @@ impl<'a> Attention<'a> {
                         out: to,
                         out_stride,
                     };
-                    // SAFETY: the instruction set was detected; each item has its own rows and heads of `qkv`, of the cache and
-                    // of `out`, as those of different KV heads are different; no other sequence reads the blocks it writes.
+                    // SAFETY: the instruction set was detected; each item has its own rows and
+                    // heads of `qkv`, of the cache and of `out`, as those of different KV heads are
+                    // different; no other sequence reads the blocks it writes.
                     unsafe {
                         if prepares {
                             prepare_heads_on(isa, &inputs, sequence, rows.clone(), kv_head..kv_head + 1);
@@ -150,7 +153,8 @@ impl<'a> Attention<'a> {
     }
 }
 
-/// Attends with the queries of one KV head; in bf16 for prompts, where that is allowed and there is a matrix unit.
+/// Attends with the queries of one KV head; in bf16 for prompts, where that is allowed and there is
+/// a matrix unit.
 ///
 /// # Safety
 /// `isa` was detected on this CPU, and the kernel's own conditions hold.
@@ -180,7 +184,8 @@ entry! {
 /// Prepares and appends some KV heads, and the queries that read them, of a sequence's rows.
 ///
 /// # Safety
-/// The CPU has `S`; the rows are the sequence's; no other thread uses these heads of them or of their tokens in the cache.
+/// The CPU has `S`; the rows are the sequence's; no other thread uses these heads of them or of
+/// their tokens in the cache.
 #[inline(always)]
 unsafe fn prepare_heads<S: Simd>(
     from: &HeadInputs<'_>,
@@ -198,7 +203,8 @@ unsafe fn prepare_heads<S: Simd>(
     let key_norm = norm.map(|norm| (&norm.key[..], norm.eps));
     for row in rows {
         let position = sequence.position(row);
-        // SAFETY: the row is within the buffer, which has these columns, and its heads are this thread's.
+        // SAFETY: the row is within the buffer, which has these columns, and its heads are this
+        // thread's.
         let head = |column: usize, dim: usize| unsafe {
             std::slice::from_raw_parts_mut(qkv.at(row * stride + column), dim)
         };
@@ -227,7 +233,8 @@ unsafe fn prepare_heads<S: Simd>(
     }
 }
 
-/// Norms and rotates one head of a row. Not a closure: closures do not inherit the enclosing function's instruction set.
+/// Norms and rotates one head of a row. Not a closure: closures do not inherit the enclosing
+/// function's instruction set.
 ///
 /// # Safety
 /// The CPU has `S`; `scratch` has the head's width.

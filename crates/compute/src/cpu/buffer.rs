@@ -21,8 +21,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Reserves `rows` rows; the system provides pages when they are first written. Not huge pages: a decoding sequence writes only
-    /// the first row of each buffer.
+    /// Reserves `rows` rows; the system provides pages when they are first written. Not huge pages:
+    /// a decoding sequence writes only the first row of each buffer.
     pub(super) fn new(rows: usize, width: usize) -> Self {
         // An aligned allocation would be zeroed by writing it.
         let all = vec![0.0; rows * width + LANES];

@@ -111,7 +111,8 @@ impl States {
     pub(super) fn of(&mut self, sequence: &StepSequence, row: usize, part: Range<usize>) -> &mut [f32] {
         let bytes = self.numbers * size_of::<f32>();
         let state = &mut self.data[sequence.slot * bytes..][..bytes];
-        // SAFETY: every bit pattern is an f32, and regions begin at cache lines, so all numbers are aligned.
+        // SAFETY: every bit pattern is an f32, and regions begin at cache lines, so all numbers are
+        // aligned.
         let (before, state, after) = unsafe { state.align_to_mut::<f32>() };
         debug_assert!(before.is_empty() && after.is_empty());
         let state = &mut state[part];

@@ -17,7 +17,8 @@ pub(super) struct DeltaHead<'a> {
     pub decay: f32,
 }
 
-/// One token of the delta rule, see [`crate::Backend::delta_rule`]. `state` is `[key_dim][value_dim]`.
+/// One token of the delta rule, see [`crate::Backend::delta_rule`]. `state` is
+/// `[key_dim][value_dim]`.
 ///
 /// # Safety
 /// The CPU has `S`.
@@ -79,11 +80,12 @@ pub(super) fn decay(a_log: f32, alpha: f32, bias: f32) -> f32 {
     (-a_log.exp() * softplus).exp()
 }
 
-/// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1` inputs of all channels, oldest
-/// first, and takes this one.
+/// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1`
+/// inputs of all channels, oldest first, and takes this one.
 ///
 /// # Safety
-/// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses these channels.
+/// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses
+/// these channels.
 pub(super) unsafe fn conv_token(
     taps: &[f32],
     (kernel, width): (usize, usize),

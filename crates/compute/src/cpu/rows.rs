@@ -46,7 +46,8 @@ unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
             let v = silu_times::<S>(S::load(gate.as_ptr().add(i)), S::load(up.as_ptr().add(i)));
             S::store(out.as_mut_ptr().add(i), v);
         }
-        // The tail goes through the same arithmetic, so that a channel's value does not depend on where a shard begins.
+        // The tail goes through the same arithmetic, so that a channel's value does not depend on
+        // where a shard begins.
         for i in whole..out.len() {
             let mut lane = [0.0; LANES];
             S::store(lane.as_mut_ptr(), silu_times::<S>(S::splat(gate[i]), S::splat(up[i])));
@@ -55,8 +56,8 @@ unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Not a closure: those do not have the instruction set of the function around them, so that each operation in them
-/// would be a call.
+/// Not a closure: closures do not inherit the enclosing function's instruction set, so that each
+/// operation in one would be a call.
 ///
 /// # Safety
 /// The CPU has `S`.
@@ -85,7 +86,7 @@ unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
         S::reduce_max(lanes)
     };
     top = rest.iter().fold(top, |top, output| top.max(*output));
-    // The few that are as large as the best so far are looked for.
+    // Its column is looked for only if it is as large as the best so far, which is rare.
     if top >= best.value
         && let Some(at) = outputs.iter().position(|output| *output == top)
     {
@@ -102,7 +103,7 @@ entry! {
     pub(super) fn swiglu_on(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu
 }
 entry! {
-    /// The largest of a row's outputs and of what was so before.
+    /// The larger of `best` and of a row's outputs.
     pub(super) fn largest_on(outputs: &[f32], first: u32, best: &mut Largest) = largest
 }
 
@@ -116,7 +117,7 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
-    /// Fills in the step's positions. In f64: at position 32768 an angle in f32 is off by 0.002 already.
+    /// Computes the step's positions in f64: at position 32768, an angle in f32 is off by 0.002.
     pub fn compute(&mut self, step: &Step, rope: &Rope) {
         self.pairs = rope.inverse_frequencies.len();
         self.cos.clear();

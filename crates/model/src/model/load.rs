@@ -1,6 +1,8 @@
-//! Loading a rank's part: first a description of what it reads from the files ([`Sources`]), then packing.
+//! Loading a rank's part: first a description of what it reads from the files ([`Sources`]), then
+//! packing.
 //!
-//! A new mixer or feed-forward is a new file here: its sources, and how they become a part of [`Model`].
+//! A new mixer or feed-forward is a new file here: its sources, and how they become a part of
+//! [`Model`].
 
 mod attention;
 mod delta;
@@ -23,7 +25,8 @@ pub use footprint::{ShardFootprint, lookup_bytes, shard_footprints};
 use sources::Sources;
 use upload::Upload;
 
-/// Called with the bytes of weights that are loaded and their total. `Break` ends the loading with [`ModelError::Stopped`].
+/// Called with the bytes of weights that are loaded and their total. `Break` ends the loading with
+/// [`ModelError::Stopped`].
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// Sizes of a loaded model's buffers.

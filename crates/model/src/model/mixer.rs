@@ -23,8 +23,8 @@ pub(super) struct Attention<B: Backend> {
     pub heads_buffer: usize,
 }
 
-/// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value part, so that keys and values of
-/// heads are never made (the absorbed form of DeepSeek V2's MLA).
+/// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value
+/// part, so that keys and values of heads are never made (the absorbed form of DeepSeek V2's MLA).
 pub(super) struct Latent<B: Backend> {
     pub spec: LatentSpec<B::Vector>,
     /// From the residual stream to compressed queries, and their norm.

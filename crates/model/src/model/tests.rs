@@ -22,8 +22,8 @@ const VOCAB: usize = 96;
 const SLOTS: usize = 3;
 const BLOCKS_OF_SLOT: usize = 3;
 
-/// A layer of keys and values, one of compressed vectors, two of states: with more states than caches of tokens, an index of a layer
-/// that is taken for that of a cache is found.
+/// A layer of keys and values, one of compressed vectors, two of states: with more states than
+/// caches of tokens, an index of a layer that is taken for that of a cache is found.
 fn spec() -> ModelSpec {
     let attention = MixerSpec::Attention(AttentionShape {
         heads: 4,
@@ -165,7 +165,8 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
-/// Two sequences: prompts cut in pieces and mixed with generated tokens, then one that starts over in the other's slot.
+/// Two sequences: prompts cut in pieces and mixed with generated tokens, then one that starts over
+/// in the other's slot.
 fn steps() -> Vec<Vec<Piece>> {
     let (a, b) = (text(1, 60), text(2, 70));
     let piece = |slot, text: &[u32], range: std::ops::Range<usize>| Piece {

@@ -1,5 +1,6 @@
-//! The online softmax over blocks of keys and values. The loop over blocks is outside, that over groups of queries inside, so that
-//! a block is read from memory once for all queries of a piece. A query's additions have one order, whatever other queries there are.
+//! The online softmax over blocks of keys and values. The loop over blocks is outside, that over
+//! groups of queries inside, so that a block is read from memory once for all queries of a piece. A
+//! query's additions have one order, whatever other queries there are.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -12,7 +13,8 @@ use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// Queries whose state is kept at once: those for which a block of keys stays in the first-level cache.
+/// Queries whose state is kept at once: those for which a block of keys stays in the first-level
+/// cache.
 const QUERIES: usize = 64;
 /// Lower than any score, and finite, so that the difference of two is not NaN.
 pub(in crate::cpu) const NO_SCORE: f32 = -1e30;

@@ -1,8 +1,9 @@
 //! Keys and values of KV heads, in blocks of tokens that sequences are given one at a time.
 //!
-//! A block holds, for each KV head, its keys transposed in tiles of 16 tokens, `[tile][dimension][16]`, so that 16 scores
-//! come out of a register without a sum across lanes, and its values by token, `[token][dimension]`. Numbers are f16, or int8
-//! with a scale per token: `[keys' 32 scales][values' 32 scales]` of each head.
+//! A block holds, for each KV head, its keys transposed in tiles of 16 tokens,
+//! `[tile][dimension][16]`, so that 16 scores come out of a register without a sum across lanes,
+//! and its values by token, `[token][dimension]`. Numbers are f16, or int8 with a scale per token:
+//! `[keys' 32 scales][values' 32 scales]` of each head.
 
 use crate::backend::{ComputeError, KvFormat};
 use crate::cpu::layout::region::{Region, cache_region};
@@ -121,14 +122,16 @@ impl KvPart {
     /// Stores one token's key and value of one head.
     ///
     /// # Safety
-    /// The CPU has `S`; key and value have their widths; no other thread writes or reads this head of the token.
+    /// The CPU has `S`; key and value have their widths; no other thread writes or reads this head
+    /// of the token.
     #[inline(always)]
     pub unsafe fn write<S: Simd>(&self, block: u32, slot: usize, head: usize, key: &[f32], value: &[f32]) {
         let HeadShape { key_dim, value_dim, .. } = self.shape;
         debug_assert!(slot < KV_BLOCK_TOKENS && key.len() == key_dim && value.len() == value_dim);
         let to = self.block(block, head);
         let first = slot / LANES * key_dim * LANES + slot % LANES;
-        // SAFETY: a part holds KV_BLOCK_TOKENS keys and values of these widths, and as many scales of each.
+        // SAFETY: a part holds KV_BLOCK_TOKENS keys and values of these widths, and as many scales
+        // of each.
         unsafe {
             match self.format {
                 KvFormat::F16 => {

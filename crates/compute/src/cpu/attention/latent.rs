@@ -1,7 +1,9 @@
-//! Latent attention: all heads attend to one compressed vector per token, which is key and value, and to a rotated key part.
+//! Latent attention: all heads attend to one compressed vector per token, which is key and value,
+//! and to a rotated key part.
 //!
-//! A block holds `[token][rank + rotated]` numbers, as f16, or as int8 with two scales per token. A thread decodes a block to f32 once
-//! for several heads of a row; each head's softmax goes over blocks in the order of their positions.
+//! A block holds `[token][rank + rotated]` numbers, as f16, or as int8 with two scales per token. A
+//! thread decodes a block to f32 once for several heads of a row; each head's softmax goes over
+//! blocks in the order of their positions.
 
 use std::ops::Range;
 

@@ -101,8 +101,8 @@ impl CpuBackend {
                         queries: &queries.data[row * queries.width..][..spec.heads * spec.query_dim()],
                         query_dim: spec.query_dim(),
                     };
-                    // SAFETY: the instruction set was detected; each item has its own heads of a row of `out`; tokens are not
-                    // written while they are read.
+                    // SAFETY: the instruction set was detected; each item has its own heads of a
+                    // row of `out`; tokens are not written while they are read.
                     unsafe {
                         let column = row * stride + heads.start * rank;
                         let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * rank);

@@ -1,4 +1,5 @@
-//! Operations of the gated delta rule. Threads share the work by channels and heads, as tokens depend on each other.
+//! Operations of the gated delta rule. Threads share the work by channels and heads, as tokens
+//! depend on each other.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ impl CpuBackend {
             self.pool.split(channels.div_ceil(LANES), &|part| {
                 let part = part.start * LANES..channels.min(part.end * LANES);
                 for row in rows.clone() {
-                    // SAFETY: the row and the state have these channels, and each thread its own of them.
+                    // SAFETY: the row and the state have these channels, and each thread its own of
+                    // them.
                     unsafe {
                         let (before, x) = (before.at(0), data.at(row * width));
                         conv_token(&spec.taps, (spec.kernel, channels), part.clone(), before, x);
@@ -75,7 +77,8 @@ impl CpuBackend {
                             beta: gates[head],
                             decay: decay(spec.decay[head], alpha, spec.decay_bias[head]),
                         };
-                        // SAFETY: the instruction set was detected; each thread has its own heads of the state and of the rows.
+                        // SAFETY: the instruction set was detected; each thread has its own heads
+                        // of the state and of the rows.
                         unsafe {
                             let state = matrices.at(head * key_dim * value_dim);
                             let state = std::slice::from_raw_parts_mut(state, key_dim * value_dim);

@@ -1,4 +1,5 @@
-//! Sums over the tensor-parallel group: while nothing else goes on, or by a thread that does only this, while other rows are computed.
+//! All-reduces over the tensor-parallel group, in the foreground, or on a thread of their own while
+//! other rows are computed.
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -10,14 +11,17 @@ use thunder_collectives::{CommError, DType, Group, Op, Stats};
 
 use crate::cpu::buffer::Buffer;
 
-/// What a thread unpacks of weights for a matrix unit in a µs: 576 bytes in 85 ns. Two halves of a step unpack them twice.
+/// Bytes of weights that a thread unpacks for a matrix unit in a µs: 576 bytes in 85 ns (measured).
+/// A step in two parts unpacks them twice.
 const REREAD_BYTES_PER_US: f64 = 6000.0;
 
-/// Whether a prompt's rows are summed in two halves, the one while the other is computed.
+/// Whether a prompt's rows are computed in two parts, so that one part's all-reduces overlap the
+/// other's computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlap {
-    /// Where a sum is thought to take longer than to read a layer's weights twice.
+    /// If the cost model predicts that an all-reduce takes longer than reading a layer's weights
+    /// once more.
     #[default]
     Auto,
     /// For every prompt.
@@ -26,21 +30,21 @@ pub enum Overlap {
     Never,
 }
 
-/// The group, wherever it is at work.
+/// The tensor-parallel group and its background thread.
 #[derive(Debug)]
 pub(in crate::cpu) struct Reducer {
-    /// Away while a sum is under way.
+    /// `None` while the background thread has it.
     group: Option<Box<Group>>,
     background: Option<Background>,
     overlap: Overlap,
     row_bytes: usize,
-    /// µs that two parts of a step cost more than one; the same on all ranks.
+    /// What a step in two parts costs more than one in one part, in µs; the same on all ranks.
     parts_cost_us: f64,
-    /// Time inside of operations in which this rank did not wait for them.
+    /// Time of background all-reduces during which this rank computed.
     hidden: Duration,
 }
 
-/// Rows of a buffer to sum, and the group to do it with.
+/// Rows of a buffer to all-reduce, and the group.
 type Job = (Box<Group>, Buffer, Range<usize>);
 
 #[derive(Debug)]
@@ -69,13 +73,13 @@ impl Reducer {
         }
     }
 
-    /// Whether this rank is the group.
+    /// True for a group of one.
     pub fn is_alone(&self) -> bool {
         self.group.as_ref().is_some_and(|group| group.size() == 1)
     }
 
-    /// Measures the group. Sums will have so many bytes a row, and each thread reads `reread_bytes` of weights for one. All ranks
-    /// call it.
+    /// Measures the group. An all-reduce will have `row_bytes` per row, and for each of them a thread
+    /// reads `reread_bytes` of weights. All ranks call this together.
     pub fn tune(&mut self, row_bytes: usize, reread_bytes: usize) -> Result<(), CommError> {
         let group = self.group();
         group.tune()?;
@@ -85,7 +89,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Whether a step of so many rows, prompts among them, should have two parts. All ranks find the same.
+    /// True if a step of `rows` rows with a prompt should have two parts. The same on all ranks.
     pub fn overlaps(&mut self, rows: usize) -> bool {
         let cost_us = self.parts_cost_us;
         match self.overlap {
@@ -101,7 +105,7 @@ impl Reducer {
         }
     }
 
-    /// Sums rows of `x`, which [`Reducer::end`] returns.
+    /// Begins the all-reduce of rows of `x`, which [`Reducer::end`] returns.
     pub fn begin(&mut self, x: Buffer, rows: Range<usize>) {
         let Some(group) = self.group.take() else { unreachable!("one sum at a time") };
         let background = self.background.get_or_insert_with(Background::start);
@@ -109,7 +113,7 @@ impl Reducer {
         assert!(matches!(sent, Some(Ok(()))), "the thread that sums could not be started, or panicked");
     }
 
-    /// Waits for what was begun, if anything was.
+    /// Waits for the all-reduce that was begun, if any.
     pub fn end(&mut self) -> Result<Option<(Buffer, Range<usize>)>, CommError> {
         if self.group.is_some() {
             return Ok(None);
@@ -124,7 +128,7 @@ impl Reducer {
         result.map(|()| Some((x, rows)))
     }
 
-    /// What was summed since the last call, and how long this rank waited for it.
+    /// All-reduces since the last call, and how long this rank waited for them.
     pub fn take_stats(&mut self) -> Stats {
         let mut stats = self.group().reset_stats();
         stats.time = stats.time.saturating_sub(std::mem::take(&mut self.hidden));
@@ -138,7 +142,7 @@ impl Background {
         let (outgoing, done) = sync_channel(1);
         let work = move || {
             while let Ok((mut group, mut x, rows)) = incoming.recv() {
-                // The core is that of a thread that computes.
+                // This thread shares a core with one that computes.
                 let crowded = group.set_crowded(true);
                 let (width, began) = (x.width, Instant::now());
                 let result = group.all_reduce(&mut x.data[rows.start * width..rows.end * width], Op::Sum);
@@ -156,7 +160,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // A sum under way ends within the group's limits.
+        // An all-reduce in flight ends within the group's time limits.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

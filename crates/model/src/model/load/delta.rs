@@ -11,7 +11,8 @@ use crate::model::mixer::Delta;
 use crate::spec::DeltaShape;
 use crate::weights::LayerRole;
 
-/// One layer's gated delta rule on this rank, which has some key heads and the value heads that share them.
+/// One layer's gated delta rule on this rank, which has some key heads and the value heads that
+/// share them.
 pub(super) struct DeltaSources<'a> {
     spec: DeltaSpec<Vec<f32>>,
     /// Queries, keys, values.

@@ -10,7 +10,8 @@ use crate::model::mixer::{Latent, QueryDown};
 use crate::spec::LatentShape;
 use crate::weights::LayerRole;
 
-/// One layer's latent attention on this rank, which has some of the heads and the whole compressed vector.
+/// One layer's latent attention on this rank, which has some of the heads and the whole compressed
+/// vector.
 pub(super) struct LatentSources<'a> {
     spec: LatentSpec<Vec<f32>>,
     value_dim: usize,
@@ -124,7 +125,8 @@ impl<'a> LatentSources<'a> {
     }
 }
 
-/// Packs the transposed matrix in f32: quantization groups run along rows, so a transposed matrix cannot keep them.
+/// Packs the transposed matrix in f32: quantization groups run along rows, so a transposed matrix
+/// cannot keep them.
 fn transposed<B: Backend>(
     source: &MatrixSource<'_>,
     upload: &mut Upload<'_, B>,
