@@ -397,10 +397,10 @@ impl Backend for CpuBackend {
             return Ok(());
         }
         let part = part_of(&rows);
-        let mut partial = match self.partial[part].take() {
-            Some(partial) => partial,
-            None => Buffer::new(residual.capacity(), residual.width),
-        };
+        let fits =
+            |partial: &Buffer| partial.capacity() >= residual.capacity() && partial.width == residual.width;
+        let partial = self.partial[part].take().filter(fits);
+        let mut partial = partial.unwrap_or_else(|| Buffer::new(residual.capacity(), residual.width));
         self.multiply(x, rows.clone(), w, &mut partial, false, None);
         if self.step.is_some_and(|step| rows.len() < step.all) {
             self.settle(residual)?;

@@ -20,7 +20,7 @@ const F32: Limits = Limits {
     float_products: 1e-5,
     quantized_products: 6e-4,
     attention: 1e-3,
-    attention_int8: 1e-2,
+    attention_int8: 1.5e-2,
     rows: 1e-5,
 };
 

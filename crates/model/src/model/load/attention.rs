@@ -67,10 +67,11 @@ impl<'a> AttentionSources<'a> {
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
         let Self { spec, qkv, out } = self;
+        let heads = spec.out_column..spec.out_column + spec.heads() * spec.value_dim;
         Ok(Attention {
             cache: upload.cache(spec.cache()),
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
-            heads_buffer: upload.shared_buffer("heads", out.cols)?,
+            heads_buffer: upload.partly_written_buffer("heads", out.cols, heads)?,
             qkv: upload.matrix(&qkv)?,
             out: upload.matrix(&[out])?,
             spec: uploaded(spec, upload)?,

@@ -1,6 +1,6 @@
 //! Packing a rank's matrices and making its buffers.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use thunder_compute::{Backend, CacheKind, MatrixSource, Norm};
 
@@ -16,8 +16,8 @@ pub(super) struct Upload<'a, B: Backend> {
     /// Rows of each shared buffer.
     rows: usize,
     shared: Vec<B::Buffer>,
-    /// Role and width of each shared buffer.
-    keys: Vec<(&'static str, usize)>,
+    /// Role, width and written columns of each shared buffer.
+    keys: Vec<(&'static str, usize, Range<usize>)>,
     caches: Vec<CacheKind>,
 }
 
@@ -77,10 +77,22 @@ impl<'a, B: Backend> Upload<'a, B> {
 
     /// The index of a buffer that all layers with this role and width share.
     pub fn shared_buffer(&mut self, role: &'static str, width: usize) -> Result<usize, ModelError> {
-        if let Some(found) = self.keys.iter().position(|key| *key == (role, width)) {
+        self.partly_written_buffer(role, width, 0..width)
+    }
+
+    /// The index of a buffer that all layers share which write these columns only: the others stay
+    /// zero.
+    pub fn partly_written_buffer(
+        &mut self,
+        role: &'static str,
+        width: usize,
+        written: Range<usize>,
+    ) -> Result<usize, ModelError> {
+        let key = (role, width, written);
+        if let Some(found) = self.keys.iter().position(|other| *other == key) {
             return Ok(found);
         }
-        self.keys.push((role, width));
+        self.keys.push(key);
         self.shared.push(self.backend.buffer(self.rows, width)?);
         Ok(self.keys.len() - 1)
     }
