@@ -6,7 +6,7 @@ use std::time::Duration;
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, bench, local};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut plan = bench::Plan { sizes: Vec::new(), ..bench::Plan::default() };
+    let mut plan = bench::BenchPlan { sizes: Vec::new(), ..bench::BenchPlan::default() };
     let (mut json, mut bf16) = (false, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     if plan.sizes.is_empty() {
-        plan.sizes = bench::Plan::default().sizes;
+        plan.sizes = bench::BenchPlan::default().sizes;
     }
     let measure = |mut group: Group| {
         let rows = if bf16 {

@@ -5,16 +5,18 @@ mod chain;
 mod direct;
 mod hierarchical;
 mod int8;
+mod links;
 mod ring;
+
+pub(crate) use links::{exchange, reduce_scatter};
 
 use std::ops::Range;
 
 use serde::Serialize;
 
 use crate::core::Core;
-use crate::header::Kind;
 use crate::link::board::Board;
-use crate::{CommError, DType, Op};
+use crate::{CommError, DType, Op, Wire};
 
 /// How an all-reduce is done. All give the same bits, but for what `Hierarchical` and `Ring` say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -71,32 +73,6 @@ impl std::str::FromStr for Algorithm {
     }
 }
 
-/// How the values of an all-reduce travel. All ranks of a group must have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wire {
-    /// As they are.
-    #[default]
-    Exact,
-    /// Sums of floats of 1 KiB and more as 8-bit levels with an `f32` scale per 64 values, except where all ranks share
-    /// memory: a quarter of the bytes of `f32`, for wires slower than some 10 Gbit/s. Each rank's value is off by at most
-    /// 1/254 of the largest in its block, and so is the sum once more if it is done in parts. The result has the same bits on
-    /// all ranks.
-    Int8,
-}
-
-impl std::str::FromStr for Wire {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "exact" => Ok(Self::Exact),
-            "int8" => Ok(Self::Int8),
-            _ => Err(format!("unknown wire format {name:?}: use exact or int8")),
-        }
-    }
-}
-
 /// Shorter messages cost a latency, not their bytes.
 const INT8_BYTES: usize = 1 << 10;
 /// A mesh all-reduce does this much at a time, so that what its first step leaves is still in the cache in the second.
@@ -112,28 +88,28 @@ fn part(count: usize, dtype: DType, rank: usize, size: usize) -> Range<usize> {
 }
 
 /// Whether an all-reduce travels in 8 bits.
-fn is_rounded(core: &Core, bytes: usize, (dtype, op): (DType, Op)) -> bool {
-    let suits = core.wire == Wire::Int8 && bytes >= INT8_BYTES && int8::suits(dtype, op);
-    suits && core.board_of_all().is_none()
+fn uses_int8(core: &Core, bytes: usize, (dtype, op): (DType, Op)) -> bool {
+    let suits = core.wire == Wire::Int8 && bytes >= INT8_BYTES && int8::supports(dtype, op);
+    suits && core.group_board().is_none()
 }
 
 /// Whether an all-reduce goes straight from memory to memory, if the ranks can read each other's.
-fn is_direct(core: &Core, bytes: usize, algorithm: Algorithm) -> bool {
-    let suits = bytes >= direct::FROM_BYTES && matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh);
-    suits && core.size > 1 && core.board_of_all().is_some()
+fn may_read_directly(core: &Core, bytes: usize, algorithm: Algorithm) -> bool {
+    let suits = bytes >= direct::MIN_BYTES && matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh);
+    suits && core.size > 1 && core.group_board().is_some()
 }
 
 /// What an all-reduce for which `chosen` was chosen is done by. Rounded values travel in one step or by a mesh, and straight
 /// from memory is a mesh too; whether ranks can read it is known once they have tried.
-pub(crate) fn carried_out(core: &Core, bytes: usize, what: (DType, Op), chosen: Algorithm) -> Algorithm {
+pub(crate) fn effective(core: &Core, bytes: usize, what: (DType, Op), chosen: Algorithm) -> Algorithm {
     let by_mesh = match chosen {
-        Algorithm::OneShot => core.reads_mates == Some(true) && is_direct(core, bytes, chosen),
-        _ => is_rounded(core, bytes, what),
+        Algorithm::OneShot => core.reads_peers == Some(true) && may_read_directly(core, bytes, chosen),
+        _ => uses_int8(core, bytes, what),
     };
     if by_mesh { Algorithm::Mesh } else { chosen }
 }
 
-/// All-reduce in place, by what [`carried_out`] says.
+/// All-reduce in place, by what [`effective`] says.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype` until this returns.
@@ -145,15 +121,15 @@ pub(crate) async unsafe fn all_reduce(
     algorithm: Algorithm,
 ) -> Result<(), CommError> {
     let bytes = count * dtype.size();
-    if is_rounded(core, bytes, (dtype, op)) {
+    if uses_int8(core, bytes, (dtype, op)) {
         // SAFETY: as promised by the caller.
         return unsafe { int8::all_reduce(core, data, count, dtype, algorithm).await };
     }
-    if is_direct(core, bytes, algorithm) && core.reads_mates().await? {
+    if may_read_directly(core, bytes, algorithm) && core.can_read_peers().await? {
         // SAFETY: as promised by the caller.
         return unsafe { direct::all_reduce(core, data, count, (dtype, op)).await };
     }
-    let record_bytes = core.board_of_all().map(Board::record_bytes);
+    let record_bytes = core.group_board().map(Board::record_bytes);
     match (algorithm, record_bytes) {
         // SAFETY: as promised by the caller.
         (Algorithm::OneShot, Some(bytes)) => unsafe {
@@ -162,14 +138,14 @@ pub(crate) async unsafe fn all_reduce(
         // SAFETY: as promised by the caller.
         (Algorithm::Mesh, Some(bytes)) => unsafe { board::mesh(core, data, count, (dtype, op), bytes).await },
         // SAFETY: as promised by the caller.
-        (Algorithm::OneShot, None) => unsafe { one_shot(core, data, count, dtype, op).await },
+        (Algorithm::OneShot, None) => unsafe { links::one_shot(core, data, count, dtype, op).await },
         (Algorithm::Mesh, None) => {
             let block = MESH_BLOCK_BYTES / dtype.size();
             for start in (0..count).step_by(block) {
                 // SAFETY: the block lies within `count` elements.
                 unsafe {
                     let data = data.add(start * dtype.size());
-                    mesh(core, data, block.min(count - start), dtype, op).await?;
+                    links::mesh(core, data, block.min(count - start), dtype, op).await?;
                 }
             }
             Ok(())
@@ -183,121 +159,4 @@ pub(crate) async unsafe fn all_reduce(
         // SAFETY: as promised by the caller.
         (Algorithm::Ring, _) => unsafe { ring::all_reduce(core, data, count, (dtype, op)).await },
     }
-}
-
-/// # Safety
-/// As for `all_reduce`.
-async unsafe fn one_shot(
-    core: &mut Core,
-    data: *mut u8,
-    count: usize,
-    dtype: DType,
-    op: Op,
-) -> Result<(), CommError> {
-    let length = count * dtype.size();
-    let mine = core.rank;
-    let header = core.header(Kind::AllReduce, dtype, op as u8, 0, length);
-    for peer in (0..core.size).filter(|peer| *peer != mine) {
-        // SAFETY: as promised by the caller.
-        unsafe { core.queue_send(peer, header, data) };
-        core.queue_receive(peer, header, std::ptr::null_mut());
-    }
-    // SAFETY: as promised by the caller.
-    unsafe { core.exchange_reduce(data, data, length, (dtype, op), true).await }
-}
-
-/// # Safety
-/// As for `all_reduce`.
-async unsafe fn mesh(
-    core: &mut Core,
-    data: *mut u8,
-    count: usize,
-    dtype: DType,
-    op: Op,
-) -> Result<(), CommError> {
-    let (mine, size) = (core.rank, dtype.size());
-    let own = part(count, dtype, mine, core.size);
-    for peer in (0..core.size).filter(|peer| *peer != mine) {
-        let theirs = part(count, dtype, peer, core.size);
-        let out = core.header(Kind::AllReduce, dtype, op as u8, 1, theirs.len() * size);
-        // SAFETY: parts lie within `count` elements.
-        unsafe { core.queue_send(peer, out, data.add(theirs.start * size)) };
-        let inc = core.header(Kind::AllReduce, dtype, op as u8, 1, own.len() * size);
-        core.queue_receive(peer, inc, std::ptr::null_mut());
-    }
-    // SAFETY: as promised by the caller.
-    unsafe {
-        let out = data.add(own.start * size);
-        core.exchange_reduce(out, out, own.len() * size, (dtype, op), false).await?;
-    }
-    let ranks = core.size;
-    let place = |rank| {
-        let part = part(count, dtype, rank, ranks);
-        // SAFETY: as above.
-        (unsafe { data.add(part.start * size) }, part.len() * size)
-    };
-    let outgoing = |_| Some((place(mine).0.cast_const(), place(mine).1));
-    // SAFETY: as promised by the caller.
-    unsafe { exchange(core, Kind::AllReduce, dtype, (op as u8, 2), outgoing, |peer| Some(place(peer))).await }
-}
-
-/// Reduce-scatter: `send` holds all parts, `out` gets this rank's.
-///
-/// # Safety
-/// `send` must be valid for the sum of `counts` elements and `out` for this rank's, until this returns.
-pub(crate) async unsafe fn reduce_scatter(
-    core: &mut Core,
-    send: *const u8,
-    out: *mut u8,
-    counts: &[usize],
-    dtype: DType,
-    op: Op,
-) -> Result<(), CommError> {
-    let size = dtype.size();
-    let own = counts[core.rank] * size;
-    let inc = core.header(Kind::ReduceScatter, dtype, op as u8, 0, own);
-    let mut at = 0;
-    let mut own_at = 0;
-    for (peer, count) in counts.iter().enumerate() {
-        if peer == core.rank {
-            own_at = at;
-        } else {
-            let outgoing = core.header(Kind::ReduceScatter, dtype, op as u8, 0, count * size);
-            // SAFETY: within the sum of `counts`.
-            unsafe { core.queue_send(peer, outgoing, send.add(at)) };
-            core.queue_receive(peer, inc, std::ptr::null_mut());
-        }
-        at += count * size;
-    }
-    // SAFETY: as promised by the caller.
-    unsafe { core.exchange_reduce(out, send.add(own_at), own, (dtype, op), false).await }
-}
-
-/// One message to and one from each peer: what all other operations are made of. `outgoing` and `incoming` say where a
-/// peer's bytes lie, if there are any. `op` and `phase` tell the steps of an operation apart; most have one.
-///
-/// # Safety
-/// The places must be valid until this returns.
-pub(crate) async unsafe fn exchange(
-    core: &mut Core,
-    kind: Kind,
-    dtype: DType,
-    (op, phase): (u8, u8),
-    outgoing: impl Fn(usize) -> Option<(*const u8, usize)>,
-    incoming: impl Fn(usize) -> Option<(*mut u8, usize)>,
-) -> Result<(), CommError> {
-    let mine = core.rank;
-    for peer in (0..core.size).filter(|peer| *peer != mine) {
-        if let Some((data, length)) = outgoing(peer) {
-            let header = core.header(kind, dtype, op, phase, length);
-            // SAFETY: as promised by the caller.
-            unsafe { core.queue_send(peer, header, data) };
-        }
-        if let Some((data, length)) = incoming(peer) {
-            let header = core.header(kind, dtype, op, phase, length);
-            core.queue_receive(peer, header, data);
-        }
-    }
-    // SAFETY: as promised by the caller.
-    unsafe { core.exchange().await }
 }

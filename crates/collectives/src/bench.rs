@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::cost::PROBE_BYTES;
+use crate::group::PROBE_BYTES;
 use crate::{Algorithm, CommError, Cost, DType, Element, Group, Op};
 
 /// An operation that can be measured.
@@ -84,7 +84,7 @@ impl std::str::FromStr for Operation {
 
 /// What to measure. All ranks must have the same plan.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct BenchPlan {
     /// The operations, in this order.
     pub operations: Vec<Operation>,
     /// Bytes of the whole message: what a rank holds after an all_gather, before a reduce_scatter, the root of a gather or
@@ -97,7 +97,7 @@ pub struct Plan {
     pub time_per_row: Duration,
 }
 
-impl Default for Plan {
+impl Default for BenchPlan {
     /// An all-reduce of 8 B to 64 MiB in powers of 8.
     fn default() -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Default for Plan {
 
 /// One measurement. Times are the slowest rank's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct Measurement {
     /// The operation.
     pub operation: Operation,
     /// The algorithm by which the all-reduce was done.
@@ -158,7 +158,7 @@ const MAX_CALLS: f64 = 20_000.0;
 ///
 /// # Errors
 /// [`CommError`], as every operation.
-pub fn run<T: Element>(group: &mut Group, plan: &Plan) -> Result<Vec<Row>, CommError> {
+pub fn run<T: Element>(group: &mut Group, plan: &BenchPlan) -> Result<Vec<Measurement>, CommError> {
     let mut rows = Vec::new();
     for operation in &plan.operations {
         let sizes: &[usize] = if *operation == Operation::Barrier { &[0] } else { &plan.sizes };
@@ -172,7 +172,7 @@ pub fn run<T: Element>(group: &mut Group, plan: &Plan) -> Result<Vec<Row>, CommE
             for algorithm in &plan.algorithms {
                 let before = group.force_algorithm(Some(*algorithm));
                 let comes_to = Some(group.algorithm(bytes, T::DTYPE, Op::Sum));
-                let is_new = rows[first..].iter().all(|row: &Row| row.algorithm != comes_to);
+                let is_new = rows[first..].iter().all(|row: &Measurement| row.algorithm != comes_to);
                 let row = is_new.then(|| measure::<T>(group, *operation, bytes, plan.time_per_row));
                 group.force_algorithm(before);
                 rows.extend(row.transpose()?);
@@ -185,7 +185,7 @@ pub fn run<T: Element>(group: &mut Group, plan: &Plan) -> Result<Vec<Row>, CommE
 /// What the group's choice of algorithms goes by.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CostRow {
-    /// As in [`Row`].
+    /// As in [`Measurement`].
     pub transport: String,
     /// The cost of an algorithm.
     #[serde(flatten)]
@@ -223,12 +223,12 @@ fn measure<T: Element>(
     operation: Operation,
     bytes: usize,
     time_per_row: Duration,
-) -> Result<Row, CommError> {
+) -> Result<Measurement, CommError> {
     let size = group.size();
-    let mut work = Work::<T>::new(operation, bytes, size);
+    let mut buffers = Buffers::<T>::new(operation, bytes, size);
     let start = Instant::now();
     for _ in 0..WARM_UP {
-        work.call(group)?;
+        buffers.call(group)?;
     }
     // All ranks must do the same number of calls: rank 0 says how many.
     let each = start.elapsed().as_secs_f64() / WARM_UP as f64;
@@ -240,16 +240,16 @@ fn measure<T: Element>(
     group.barrier()?;
     for _ in 0..iterations {
         let start = Instant::now();
-        work.call(group)?;
+        buffers.call(group)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    let halves = if operation == Operation::SendRecv { 0.5 } else { 1.0 };
-    let mut figures = [at(0.5) * halves, at(0.99) * halves, at(0.0) * halves];
+    let scale = if operation == Operation::SendRecv { 0.5 } else { 1.0 };
+    let mut figures = [at(0.5) * scale, at(0.99) * scale, at(0.0) * scale];
     group.all_reduce(&mut figures, Op::Max)?;
     let [median_us, p99_us, min_us] = figures;
-    Ok(Row {
+    Ok(Measurement {
         operation,
         // Asked for at the end: until it has been tried, nobody knows whether the ranks can read each other's memory.
         algorithm: (operation == Operation::AllReduce).then(|| group.algorithm(bytes, T::DTYPE, Op::Sum)),
@@ -276,7 +276,7 @@ fn transports(group: &Group) -> String {
 }
 
 /// The buffers of an operation.
-struct Work<T> {
+struct Buffers<T> {
     operation: Operation,
     data: Vec<T>,
     other: Vec<T>,
@@ -285,7 +285,7 @@ struct Work<T> {
     even: Vec<usize>,
 }
 
-impl<T: Element> Work<T> {
+impl<T: Element> Buffers<T> {
     fn new(operation: Operation, bytes: usize, ranks: usize) -> Self {
         let count = bytes / size_of::<T>();
         let counts = (0..ranks).map(|rank| count * (rank + 1) / ranks - count * rank / ranks).collect();
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn every_operation_gives_a_row_per_size() {
-        let plan = Plan {
+        let plan = BenchPlan {
             operations: Operation::ALL.to_vec(),
             sizes: vec![0, 10, 100_000],
             algorithms: Algorithm::ALL.to_vec(),
@@ -349,12 +349,12 @@ mod tests {
         }
     }
 
-    fn all_reduces(sizes: &[usize]) -> Plan {
-        Plan {
+    fn all_reduces(sizes: &[usize]) -> BenchPlan {
+        BenchPlan {
             sizes: sizes.to_vec(),
             algorithms: Algorithm::ALL.to_vec(),
             time_per_row: Duration::from_micros(10),
-            ..Plan::default()
+            ..BenchPlan::default()
         }
     }
 
@@ -388,14 +388,14 @@ mod tests {
         let bytes = 2 << 20;
         let measured = local::run(2, TransportChoice::Shm, |mut group| {
             let rows = run::<f32>(&mut group, &all_reduces(&[bytes - 4, bytes]))?;
-            let reads_mates = group.core.reads_mates == Some(true);
+            let reads_peers = group.core.reads_peers == Some(true);
             let done: Vec<_> =
                 rows.iter().filter(|row| row.bytes == bytes).map(|row| row.algorithm).collect();
-            Ok::<_, CommError>((reads_mates, rows.len(), done))
+            Ok::<_, CommError>((reads_peers, rows.len(), done))
         });
-        for (reads_mates, rows, done) in measured.unwrap().into_iter().map(Result::unwrap) {
-            assert_eq!(done.contains(&Some(Algorithm::OneShot)), !reads_mates);
-            assert_eq!(rows, 2 * Algorithm::ALL.len() - usize::from(reads_mates));
+        for (reads_peers, rows, done) in measured.unwrap().into_iter().map(Result::unwrap) {
+            assert_eq!(done.contains(&Some(Algorithm::OneShot)), !reads_peers);
+            assert_eq!(rows, 2 * Algorithm::ALL.len() - usize::from(reads_peers));
         }
     }
 }

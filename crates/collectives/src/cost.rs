@@ -1,17 +1,9 @@
 //! What an all-reduce costs by each algorithm, so that the cheapest can be chosen: a line per algorithm, from a guess at
 //! first, from a probe once the group has been tuned.
 
-use std::time::Instant;
-
 use serde::Serialize;
 
-use crate::{Algorithm, CommError, Group, Op};
-
-/// The two sizes that the probe fits a line through: one where latency decides, one where bandwidth does.
-pub(crate) const PROBE_BYTES: [usize; 2] = [1 << 10, 256 << 10];
-/// Calls per probe, and the time that they may take: there are two probes for each algorithm.
-const PROBE_CALLS: f64 = 24.0;
-const PROBE_US: f64 = 4000.0;
+use crate::Algorithm;
 
 /// The cost of one algorithm: `fixed_us + bytes * us_per_kib / 1024`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -33,7 +25,7 @@ impl Cost {
 
 /// A cost per algorithm.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Model {
+pub(crate) struct CostModel {
     pub costs: [Cost; Algorithm::ALL.len()],
     /// Each host's ranks are consecutive, so all algorithms add in rank order. Where one does not, its choice would make a
     /// result depend on the length of the message.
@@ -43,7 +35,7 @@ pub(crate) struct Model {
     board: bool,
 }
 
-impl Model {
+impl CostModel {
     /// A guess from the number of ranks and of hosts, where ranks that share a board are on one host and share its wire. A
     /// step costs a latency, each byte the wire's time, each byte that is added the loop's; on a board each rank writes its
     /// bytes once and the others read them. The board and the loop were measured on a 2-core virtual machine; the wire is
@@ -119,63 +111,9 @@ impl Model {
     }
 }
 
-impl Group {
-    /// Measures each algorithm, for some 30 ms over fast links, and from then on chooses by what it found. All ranks must
-    /// call it; rank 0's figures count, so all choose alike.
-    ///
-    /// # Errors
-    /// [`CommError`], as every operation.
-    pub fn tune(&mut self) -> Result<(), CommError> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        let mut figures = [0.0f64; 2 * Algorithm::ALL.len()];
-        let mut data = vec![0f32; PROBE_BYTES[1] / size_of::<f32>()];
-        for (algorithm, figures) in Algorithm::ALL.into_iter().zip(figures.chunks_exact_mut(2)) {
-            let forced = self.force_algorithm(Some(algorithm));
-            let times = PROBE_BYTES.map(|bytes| self.probe(&mut data[..bytes / size_of::<f32>()]));
-            self.force_algorithm(forced);
-            let [short, long] = times;
-            let (short, long) = (short?, long?);
-            let kib = (PROBE_BYTES[1] - PROBE_BYTES[0]) as f64 / 1024.0;
-            let us_per_kib = ((long - short) / kib).max(0.0);
-            figures[0] = (short - us_per_kib * PROBE_BYTES[0] as f64 / 1024.0).max(0.0);
-            figures[1] = us_per_kib;
-        }
-        self.broadcast(0, &mut figures)?;
-        let mut costs = self.costs();
-        for (cost, figures) in costs.iter_mut().zip(figures.chunks_exact(2)) {
-            (cost.fixed_us, cost.us_per_kib) = (figures[0], figures[1]);
-        }
-        self.set_costs(costs);
-        Ok(())
-    }
-
-    /// The fastest of some calls, in µs: what disturbs a call says nothing about the algorithm.
-    fn probe(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
-        // The first call pays for memory that is new, the second says how many more there is time for.
-        self.all_reduce(data, Op::Sum)?;
-        let first = self.time(data)?;
-        let mut calls = [(PROBE_US / first.max(1.0)).min(PROBE_CALLS) as u32];
-        self.broadcast(0, &mut calls)?;
-        let mut fastest = first;
-        for _ in 0..calls[0] {
-            fastest = fastest.min(self.time(data)?);
-        }
-        Ok(fastest)
-    }
-
-    fn time(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
-        let start = Instant::now();
-        self.all_reduce(data, Op::Sum)?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, TransportChoice, local};
 
     fn even(ranks: usize, hosts: usize) -> Vec<Vec<usize>> {
         let each = ranks / hosts;
@@ -186,7 +124,7 @@ mod tests {
     fn short_messages_go_at_once_and_long_ones_in_parts() {
         for ranks in 2..=8 {
             for hosts in [1, ranks] {
-                let model = Model::guess(&even(ranks, hosts));
+                let model = CostModel::guess(&even(ranks, hosts));
                 assert_eq!(model.choose(64, false), Algorithm::OneShot);
                 // On a board of two, one-shot moves no more bytes than the others.
                 let long = if (ranks, hosts) == (2, 1) { Algorithm::OneShot } else { Algorithm::Mesh };
@@ -198,10 +136,10 @@ mod tests {
     #[test]
     fn long_messages_between_hosts_of_several_ranks_cross_the_wire_once() {
         for (ranks, hosts) in [(4, 2), (8, 2), (12, 4)] {
-            let chosen = Model::guess(&even(ranks, hosts)).choose(256 << 10, false);
+            let chosen = CostModel::guess(&even(ranks, hosts)).choose(256 << 10, false);
             assert_eq!(chosen, Algorithm::Hierarchical, "{ranks} ranks on {hosts} hosts");
         }
-        let scattered = Model::guess(&[vec![0, 2], vec![1, 3]]);
+        let scattered = CostModel::guess(&[vec![0, 2], vec![1, 3]]);
         assert_ne!(
             scattered.choose(256 << 10, false),
             Algorithm::Hierarchical,
@@ -211,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_board_is_used_whatever_a_probe_says_of_links() {
-        let mut model = Model::guess(&even(3, 1));
+        let mut model = CostModel::guess(&even(3, 1));
         for cost in &mut model.costs {
             let on_board = matches!(cost.algorithm, Algorithm::OneShot | Algorithm::Mesh);
             cost.us_per_kib = if on_board { 0.02 } else { 0.01 };
@@ -223,23 +161,11 @@ mod tests {
 
     #[test]
     fn a_ring_is_chosen_only_where_order_makes_no_difference() {
-        let mut model = Model::guess(&even(4, 4));
+        let mut model = CostModel::guess(&even(4, 4));
         for cost in model.costs.iter_mut().filter(|cost| cost.algorithm == Algorithm::Ring) {
             (cost.fixed_us, cost.us_per_kib) = (0.0, 0.0);
         }
         assert_eq!(model.choose(1 << 20, true), Algorithm::Ring);
         assert_ne!(model.choose(1 << 20, false), Algorithm::Ring);
-    }
-
-    #[test]
-    fn all_ranks_choose_alike_after_tuning() {
-        let chosen = local::run(3, TransportChoice::Auto, |mut group| {
-            group.tune().map(|()| {
-                [64, 8 << 10, 100 << 10, 8 << 20].map(|bytes| group.algorithm(bytes, DType::F32, Op::Sum))
-            })
-        });
-        let chosen = chosen.unwrap();
-        assert!(chosen[0].is_ok());
-        assert!(chosen.iter().all(|choice| *choice == chosen[0]));
     }
 }

@@ -110,3 +110,20 @@ pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
 pub(crate) fn raw_bytes_of<T: Element>(elements: &mut [T]) -> (*mut u8, usize) {
     (elements.as_mut_ptr().cast(), size_of_val(elements))
 }
+
+/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
+///
+/// # Safety
+/// `pointer` must be valid for `bytes` bytes.
+pub(crate) unsafe fn make_valid(dtype: DType, pointer: *mut u8, bytes: usize) {
+    if dtype != DType::Bool {
+        return;
+    }
+    for index in 0..bytes {
+        // SAFETY: within the bytes that the caller vouches for.
+        unsafe {
+            let byte = pointer.add(index);
+            *byte = u8::from(*byte != 0);
+        }
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Transport;
 
-/// Why a group could not be formed.
+/// AbortReason a group could not be formed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InitError {
@@ -97,7 +97,7 @@ pub enum InitError {
     Rdma {
         /// The rank.
         rank: usize,
-        /// Why.
+        /// AbortReason.
         source: thunder_verbs::Error,
     },
     /// Shared memory was demanded between ranks of different hosts.
@@ -125,7 +125,7 @@ impl InitError {
     }
 }
 
-/// Why an operation failed. After any of these but [`CommError::Argument`] the group is of no further use: every later
+/// AbortReason an operation failed. After any of these but [`CommError::Argument`] the group is of no further use: every later
 /// operation returns the same error, and the other ranks are told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -191,7 +191,7 @@ pub enum CommError {
         by: usize,
         /// Who is to blame.
         rank: usize,
-        /// Why.
+        /// AbortReason.
         why: &'static str,
     },
 }

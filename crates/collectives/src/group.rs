@@ -1,26 +1,30 @@
 //! The group, as its users see it.
 
-mod exchange;
+mod arguments;
 mod operations;
 mod pending;
 mod reduction;
+mod split;
+mod transfer;
+mod tune;
 
 pub use pending::Pending;
+pub(crate) use tune::PROBE_BYTES;
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::algorithm;
-use crate::core::{Core, Patience};
-use crate::cost::{Cost, Model};
-use crate::header::Kind;
+use crate::core::{Core, WaitPolicy};
+use crate::cost::{Cost, CostModel};
+use crate::header::OperationKind;
 use crate::rendezvous::{self, Endpoint};
-use crate::world::{self, Address};
+use crate::world::{self, BoundEndpoint};
 use crate::{Algorithm, CommError, Config, DType, InitError, Op, Transport};
 
 /// A wait that cannot use a core of its own sleeps nearly at once.
-const CROWDED_SPIN: Duration = Duration::from_micros(20);
+const OVERSUBSCRIBED_SPIN: Duration = Duration::from_micros(20);
 const SPIN: Duration = Duration::from_micros(200);
 /// Operations this short count in the statistics' time only from when a wait has looked at the clock, after a µs or two.
 const UNTIMED_BYTES: usize = 256;
@@ -43,7 +47,7 @@ pub struct Group {
     config: Config,
     stats: Stats,
     forced: Option<Algorithm>,
-    model: Model,
+    cost_model: CostModel,
 }
 
 impl std::fmt::Debug for Group {
@@ -62,13 +66,13 @@ impl Group {
     }
 
     fn alone(config: Config) -> Self {
-        let patience = patience(&config, 1);
+        let wait_policy = wait_policy(&config, 1);
         Self {
-            core: Core::new(0, vec![None], vec![vec![0]], None, None, patience),
+            core: Core::new(0, vec![None], vec![vec![0]], None, None, wait_policy),
             config,
             stats: Stats::default(),
             forced: None,
-            model: Model::guess(&[vec![0]]),
+            cost_model: CostModel::guess(&[vec![0]]),
         }
     }
 
@@ -81,9 +85,9 @@ impl Group {
         if config.size == 1 {
             return Ok(Self::alone(config));
         }
-        let address = Address::open(&config)?;
-        let table = rendezvous::exchange(&config, address.endpoint.clone())?;
-        Self::connect(config, address, &table)
+        let bound = BoundEndpoint::bind(&config)?;
+        let table = rendezvous::exchange(&config, bound.endpoint.clone())?;
+        Self::connect(config, bound, &table)
     }
 
     /// The group that the environment describes; the group of one when it describes none.
@@ -94,17 +98,17 @@ impl Group {
         Config::from_env()?.map_or_else(|| Ok(Self::solo()), Self::init)
     }
 
-    fn connect(mut config: Config, address: Address, table: &[Endpoint]) -> Result<Self, InitError> {
+    fn connect(mut config: Config, bound: BoundEndpoint, table: &[Endpoint]) -> Result<Self, InitError> {
         // All have come.
         config.listener = None;
         let rank = config.rank;
-        let world = world::form(&config, rank, address, table)?;
-        let patience = patience(&config, world.local_ranks);
-        let mut core = Core::new(rank, world.links, world.hosts, world.board, Some(world.watch), patience);
+        let world = world::form(&config, bound, table)?;
+        let wait_policy = wait_policy(&config, world.local_ranks);
+        let mut core = Core::new(rank, world.links, world.hosts, world.board, Some(world.watch), wait_policy);
         core.wire = config.wire;
         // All ranks must come to the same guess, so it must not depend on this rank's links.
-        let model = Model::guess(&core.hosts);
-        Ok(Self { core, config, stats: Stats::default(), forced: None, model })
+        let cost_model = CostModel::guess(&core.hosts);
+        Ok(Self { core, config, stats: Stats::default(), forced: None, cost_model })
     }
 
     /// This rank, from 0.
@@ -139,17 +143,17 @@ impl Group {
     /// The algorithm by which an all-reduce of this many bytes is done: the one that is forced, else the cheapest, but for
     /// what [`Algorithm::OneShot`] and [`Wire::Int8`](crate::Wire::Int8) say.
     pub fn algorithm(&self, bytes: usize, dtype: DType, op: Op) -> Algorithm {
-        let chosen = self.forced.unwrap_or_else(|| self.model.choose(bytes, !dtype.is_float()));
-        algorithm::carried_out(&self.core, bytes, (dtype, op), chosen)
+        let chosen = self.forced.unwrap_or_else(|| self.cost_model.choose(bytes, !dtype.is_float()));
+        algorithm::effective(&self.core, bytes, (dtype, op), chosen)
     }
 
     /// What each algorithm is thought to cost; a guess before [`Group::tune`].
     pub fn costs(&self) -> [Cost; Algorithm::ALL.len()] {
-        self.model.costs
+        self.cost_model.costs
     }
 
     pub(crate) fn set_costs(&mut self, costs: [Cost; Algorithm::ALL.len()]) {
-        self.model.costs = costs;
+        self.cost_model.costs = costs;
     }
 
     /// What has been done since the start or the last reset.
@@ -162,54 +166,12 @@ impl Group {
         std::mem::take(&mut self.stats)
     }
 
-    /// Forms smaller groups: ranks with the same `color` come together, ordered by `key`, then by rank. The new group has
-    /// connections of its own, so it may be used by another thread than this one.
-    ///
-    /// # Errors
-    /// When a rank is lost or the connections cannot be made.
-    pub fn split(&mut self, color: u32, key: u32) -> Result<Self, InitError> {
-        let mut config = self.config.clone();
-        if self.size() == 1 {
-            return Ok(Self::alone(config));
-        }
-        let address = Address::open(&config)?;
-        let own = serde_json::to_vec(&(color, key, &address.endpoint))
-            .map_err(|error| InitError::system("an address cannot be written")(error.into()))?;
-        let mut lengths = vec![0u32; self.size()];
-        self.all_gather(&[own.len() as u32], &mut lengths, &vec![1; self.size()])?;
-        let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
-        let mut all = vec![0u8; counts.iter().sum()];
-        self.all_gather(&own, &mut all, &counts)?;
-        let mut members = Vec::new();
-        let mut rest = &all[..];
-        for (rank, count) in counts.iter().enumerate() {
-            let (text, after) = rest.split_at(*count);
-            rest = after;
-            let (its_color, its_key, endpoint): (u32, u32, Endpoint) = serde_json::from_slice(text)
-                .map_err(|error| InitError::system("a rank's address cannot be read")(error.into()))?;
-            if its_color == color {
-                members.push((its_key, rank, endpoint));
-            }
-        }
-        members.sort_by_key(|(key, rank, _)| (*key, *rank));
-        config.rank = members.iter().position(|(_, rank, _)| *rank == self.rank()).unwrap_or_default();
-        config.size = members.len();
-        if config.size == 1 {
-            return Ok(Self::alone(config));
-        }
-        if let Some(rdma) = &mut config.rdma {
-            rdma.renumber(|old| members.iter().position(|(_, rank, _)| *rank == old));
-        }
-        let table: Vec<Endpoint> = members.into_iter().map(|(_, _, endpoint)| endpoint).collect();
-        Self::connect(config, address, &table)
-    }
-
     /// Whether waits leave their core to other threads nearly at once, for a thread that shares it with one that computes. Returns
     /// what was so before.
-    pub fn set_crowded(&mut self, crowded: bool) -> bool {
-        let patience = &mut self.core.patience;
-        patience.spin = spin(&self.config, crowded);
-        std::mem::replace(&mut patience.crowded, crowded)
+    pub fn set_oversubscribed(&mut self, oversubscribed: bool) -> bool {
+        let wait_policy = &mut self.core.wait_policy;
+        wait_policy.spin = spin(&self.config, oversubscribed);
+        std::mem::replace(&mut wait_policy.oversubscribed, oversubscribed)
     }
 
     /// Runs an operation to its end on this thread.
@@ -217,7 +179,7 @@ impl Group {
         &mut self,
         bytes: usize,
         idle: bool,
-        kind: Kind,
+        kind: OperationKind,
         operation: impl AsyncFnOnce(&mut Core) -> Result<(), CommError>,
     ) -> Result<(), CommError> {
         if self.core.size == 1 {
@@ -237,17 +199,17 @@ impl Group {
     }
 }
 
-fn spin(config: &Config, crowded: bool) -> Duration {
-    config.spin.unwrap_or(if crowded { CROWDED_SPIN } else { SPIN })
+fn spin(config: &Config, oversubscribed: bool) -> Duration {
+    config.spin.unwrap_or(if oversubscribed { OVERSUBSCRIBED_SPIN } else { SPIN })
 }
 
-fn patience(config: &Config, local_ranks: usize) -> Patience {
+fn wait_policy(config: &Config, local_ranks: usize) -> WaitPolicy {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let crowded = local_ranks > cores;
-    Patience {
-        spin: spin(config, crowded),
-        crowded,
-        idle_spin: if crowded { config.idle_spin.min(CROWDED_SPIN) } else { config.idle_spin },
+    let oversubscribed = local_ranks > cores;
+    WaitPolicy {
+        spin: spin(config, oversubscribed),
+        oversubscribed,
+        idle_spin: if oversubscribed { config.idle_spin.min(OVERSUBSCRIBED_SPIN) } else { config.idle_spin },
         stall_limit: config.stall_limit,
     }
 }

@@ -14,7 +14,7 @@ const MAGIC: u32 = 0x7468_6431;
 /// The operations, as they are named on the wire and in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     #[default]
     SendReceive = 1,
     Barrier,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     AllToAll,
 }
 
-impl Kind {
+impl OperationKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::SendReceive => "send/recv",
@@ -43,16 +43,16 @@ impl Kind {
     }
 
     fn from_wire(value: u8) -> Option<Self> {
-        const ALL: [Kind; 9] = [
-            Kind::SendReceive,
-            Kind::Barrier,
-            Kind::Broadcast,
-            Kind::AllReduce,
-            Kind::AllGather,
-            Kind::ReduceScatter,
-            Kind::Gather,
-            Kind::Scatter,
-            Kind::AllToAll,
+        const ALL: [OperationKind; 9] = [
+            OperationKind::SendReceive,
+            OperationKind::Barrier,
+            OperationKind::Broadcast,
+            OperationKind::AllReduce,
+            OperationKind::AllGather,
+            OperationKind::ReduceScatter,
+            OperationKind::Gather,
+            OperationKind::Scatter,
+            OperationKind::AllToAll,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == value)
     }
@@ -61,7 +61,7 @@ impl Kind {
 /// The description of a message; both sides must have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Header {
-    pub kind: Kind,
+    pub kind: OperationKind,
     /// `DType` as a number, 0 for none.
     pub dtype: u8,
     /// The reduction, 0 for none.
@@ -115,7 +115,7 @@ impl Header {
     }
 
     /// Whether received bytes are the header of an operation of this kind.
-    pub fn is_of(bytes: &[u8; HEADER_BYTES], kind: Kind) -> bool {
+    pub fn is_of(bytes: &[u8; HEADER_BYTES], kind: OperationKind) -> bool {
         bytes[4] == kind as u8
     }
 
@@ -125,7 +125,7 @@ impl Header {
         if u32::from_le_bytes([*m0, *m1, *m2, *m3]) != MAGIC {
             return "something that is no message of this version".to_owned();
         }
-        let kind = Kind::from_wire(*kind).map_or("an unknown operation", Kind::name);
+        let kind = OperationKind::from_wire(*kind).map_or("an unknown operation", OperationKind::name);
         let dtype =
             DType::from_wire(*dtype).map_or(String::new(), |dtype| format!(" of {dtype:?}").to_lowercase());
         let sequence = u32::from_le_bytes([*s0, *s1, *s2, *s3]);

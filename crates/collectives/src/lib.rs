@@ -15,15 +15,12 @@
 //! killed or loses its link makes every other rank's operation, also an idle wait, return [`CommError::PeerLost`].
 
 mod algorithm;
-mod auth;
 pub mod bench;
 mod config;
 mod core;
 mod cost;
 mod element;
 mod error;
-#[cfg(test)]
-mod foreign_bytes;
 mod group;
 mod header;
 mod link;
@@ -31,38 +28,19 @@ pub mod local;
 mod platform;
 mod reduce;
 mod rendezvous;
+mod transport;
+#[cfg(test)]
+mod untrusted_input;
 mod watch;
+mod wire;
 mod world;
 
-pub use algorithm::{Algorithm, Wire};
-pub use config::{Config, MAX_RANKS, TransportChoice};
+pub use algorithm::Algorithm;
+pub use config::{Config, MAX_RANKS, RdmaConfig};
 pub use cost::Cost;
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};
 pub use group::{Group, Pending, Stats};
-pub use link::rdma::RdmaConfig;
 pub use thunder_verbs::Mode as RdmaMode;
-
-/// What a pair of ranks talks over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// The rank itself.
-    Itself,
-    /// Memory that two processes of a host share.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA verbs.
-    Rdma,
-}
-
-impl std::fmt::Display for Transport {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Itself => "itself",
-            Self::Shm => "shared memory",
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        })
-    }
-}
+pub use transport::{Transport, TransportChoice};
+pub use wire::Wire;

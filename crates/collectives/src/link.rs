@@ -8,10 +8,10 @@ use crate::Transport;
 use crate::platform::Process;
 
 pub(crate) mod board;
-mod flags;
 pub(crate) mod rdma;
 pub(crate) mod shm;
 pub(crate) mod tcp;
+mod wakeup;
 
 /// The peer's end of the link is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(crate) trait Link: Send {
     fn end_send(&mut self) {}
 
     /// Looks for arrived bytes, at most `want`, and says how many `view` now shows without a gap.
-    fn arrived(&mut self, want: usize) -> Result<usize, Closed>;
+    fn fill_view(&mut self, want: usize) -> Result<usize, Closed>;
 
     /// The bytes counted by `arrived`.
     fn view(&self) -> &[u8];
@@ -60,7 +60,7 @@ pub(crate) trait Link: Send {
     /// # Safety
     /// `to` must be valid for writes of `length` bytes.
     unsafe fn receive_into(&mut self, to: *mut u8, length: usize) -> Result<usize, Closed> {
-        let count = self.arrived(length)?.min(length);
+        let count = self.fill_view(length)?.min(length);
         // SAFETY: the view holds `count` bytes, and the caller vouches for `to`.
         unsafe { std::ptr::copy_nonoverlapping(self.view().as_ptr(), to, count) };
         self.consume(count);
@@ -78,12 +78,12 @@ pub(crate) trait Link: Send {
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>);
 
     /// Whether the link must be examined to know that it still leads to the peer.
-    fn is_examined(&self) -> bool {
+    fn needs_health_checks(&self) -> bool {
         false
     }
 
     /// Looks whether the link is still good, where it must be; for a wait that lasts also whether a message was lost.
-    fn examine(&mut self, _lasts: bool) -> Result<(), Closed> {
+    fn check_health(&mut self, _lasts: bool) -> Result<(), Closed> {
         Ok(())
     }
 

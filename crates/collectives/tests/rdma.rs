@@ -137,7 +137,7 @@ fn hosts() {
         group.tune().unwrap();
         let measured = bench::run::<f32>(
             &mut group,
-            &bench::Plan {
+            &bench::BenchPlan {
                 operations: bench::Operation::ALL.to_vec(),
                 sizes: vec![8, 1 << 20],
                 time_per_row: Duration::from_millis(1),

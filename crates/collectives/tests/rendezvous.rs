@@ -76,7 +76,7 @@ fn a_rank_that_does_not_fit_is_told_why() {
     let second = thread::spawn(move || Group::init(config(1, 3, address)));
     thread::sleep(Duration::from_millis(200));
     let error = Group::init(config(1, 3, address)).unwrap_err().to_string();
-    assert!(error.contains("rank 1 is here already"), "{error}");
+    assert!(error.contains("rank 1 has already joined"), "{error}");
     for result in [first.join().unwrap(), second.join().unwrap()] {
         let error = result.unwrap_err();
         assert!(matches!(&error, InitError::Missing { missing, .. } if *missing == [2]), "{error}");

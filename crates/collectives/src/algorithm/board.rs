@@ -2,7 +2,7 @@
 
 use super::part;
 use crate::core::Core;
-use crate::header::{Header, Kind};
+use crate::header::{Header, OperationKind};
 use crate::{CommError, DType, Op};
 
 /// A rank posts a long message in pieces of half its length, within these bounds, so that the others work on one while it
@@ -25,7 +25,7 @@ pub(super) async unsafe fn one_shot(
     record_bytes: usize,
 ) -> Result<(), CommError> {
     let length = count * dtype.size();
-    let header = core.header(Kind::AllReduce, dtype, op as u8, WHOLE, length);
+    let header = core.header(OperationKind::AllReduce, dtype, op as u8, WHOLE, length);
     let half = (length / 2).next_multiple_of(64);
     let piece = half.clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end()).min(record_bytes);
     let mut posted = 0;
@@ -66,8 +66,8 @@ pub(super) async unsafe fn mesh(
     record_bytes: usize,
 ) -> Result<(), CommError> {
     let (size, mine, ranks) = (dtype.size(), core.rank, core.size);
-    let parts = core.header(Kind::AllReduce, dtype, op as u8, PARTS, count * size);
-    let results = core.header(Kind::AllReduce, dtype, op as u8, RESULTS, count * size);
+    let parts = core.header(OperationKind::AllReduce, dtype, op as u8, PARTS, count * size);
+    let results = core.header(OperationKind::AllReduce, dtype, op as u8, RESULTS, count * size);
     let block = record_bytes / size;
     let mut ahead = None;
     for start in (0..count).step_by(block) {

@@ -4,7 +4,7 @@
 //! them back down. `f16` and `bf16` go up as `f32`, so that they are rounded once, as in every other algorithm.
 
 use crate::core::Core;
-use crate::header::{Kind, STREAMED_PHASES};
+use crate::header::{OperationKind, STREAMED_PHASES};
 use crate::reduce::{accumulated_size, reduce, reduce_partial, widen};
 use crate::{CommError, DType, Op};
 
@@ -34,17 +34,17 @@ pub(super) async unsafe fn all_reduce(
         data
     };
     if let Some(lower) = lower {
-        let sums = core.header(Kind::AllReduce, dtype, op as u8, UP, count * wide);
+        let sums = core.header(OperationKind::AllReduce, dtype, op as u8, UP, count * wide);
         core.queue_receive(lower, sums, std::ptr::null_mut());
-        let results = core.header(Kind::AllReduce, dtype, op as u8, DOWN, count * size);
+        let results = core.header(OperationKind::AllReduce, dtype, op as u8, DOWN, count * size);
         // SAFETY: as promised by the caller.
         unsafe { core.queue_send(lower, results, data) };
         core.limit_send(lower, 0);
     }
     if let Some(upper) = upper {
-        let results = core.header(Kind::AllReduce, dtype, op as u8, DOWN, count * size);
+        let results = core.header(OperationKind::AllReduce, dtype, op as u8, DOWN, count * size);
         core.queue_receive(upper, results, data);
-        let sums = core.header(Kind::AllReduce, dtype, op as u8, UP, count * wide);
+        let sums = core.header(OperationKind::AllReduce, dtype, op as u8, UP, count * wide);
         // SAFETY: as above; `partial` holds `count` accumulated elements.
         unsafe { core.queue_send(upper, sums, partial) };
         if lower.is_some() {
@@ -80,7 +80,7 @@ async unsafe fn pass(
             moved |= core.step_header(lower)?;
             if core.header_done(lower) {
                 let want = ((count - summed) * wide).min(PIECE_BYTES);
-                let ready = core.arrived(lower, want)? / wide;
+                let ready = core.fill_view(lower, want)? / wide;
                 let theirs = core.view(lower).as_ptr();
                 // SAFETY: `summed + ready <= count`, and the view holds `ready` accumulated elements.
                 unsafe {
@@ -109,9 +109,9 @@ async unsafe fn pass(
                 core.limit_send(lower, core.received(upper));
             }
         }
-        if core.idle_messages() {
+        if core.all_messages_done() {
             return Ok(());
         }
-        core.turn(moved).await?;
+        core.pause_unless(moved).await?;
     }
 }

@@ -5,21 +5,21 @@
 
 use super::{PART_ALIGN_BYTES, part};
 use crate::core::Core;
-use crate::header::Kind;
+use crate::header::OperationKind;
 use crate::reduce::reduce;
 use crate::{CommError, DType, Op};
 
-/// From here on a system call per part costs less than to write everything to the board.
-pub(super) const FROM_BYTES: usize = 2 << 20;
+/// From own_address on a system call per part costs less than to write everything to the board.
+pub(super) const MIN_BYTES: usize = 2 << 20;
 /// What a rank reads of the others before it reduces that: fits the second-level cache.
 const READ_BYTES: usize = 512 << 10;
 /// Steps, as headers tell them.
-const PLACES: u8 = 13;
+const ADDRESSES: u8 = 13;
 const REDUCED: u8 = 14;
 const READ: u8 = 15;
 
 /// # Safety
-/// `data` must be valid for `count` elements of `dtype` until this returns, and `core.reads_mates()` have said yes.
+/// `data` must be valid for `count` elements of `dtype` until this returns, and `core.reads_peers()` have said yes.
 pub(super) async unsafe fn all_reduce(
     core: &mut Core,
     data: *mut u8,
@@ -27,11 +27,12 @@ pub(super) async unsafe fn all_reduce(
     (dtype, op): (DType, Op),
 ) -> Result<(), CommError> {
     let (size, mine, ranks) = (dtype.size(), core.rank, core.size);
-    let header = |core: &Core, phase| core.header(Kind::AllReduce, dtype, op as u8, phase, count * size);
-    let here = header(core, PLACES);
-    let record = core.post_words(&here, [data as u64, 0]);
-    core.await_record(record, &here).await?;
-    let places: Vec<u64> = (0..ranks).map(|rank| core.words_of(rank, record)[0]).collect();
+    let header =
+        |core: &Core, phase| core.header(OperationKind::AllReduce, dtype, op as u8, phase, count * size);
+    let own_address = header(core, ADDRESSES);
+    let record = core.post_words(&own_address, [data as u64, 0]);
+    core.await_record(record, &own_address).await?;
+    let addresses: Vec<u64> = (0..ranks).map(|rank| core.words_of(rank, record)[0]).collect();
 
     // A multiple of what parts are aligned to, so that none is longer.
     let share_bytes = (READ_BYTES / (ranks - 1)).next_multiple_of(PART_ALIGN_BYTES);
@@ -41,8 +42,8 @@ pub(super) async unsafe fn all_reduce(
         let part = part((ranks * share).min(count - start), dtype, rank, ranks);
         ((start + part.start) * size, part.len() * size)
     };
-    let mut room = std::mem::take(&mut core.wire_room);
-    room.resize(room.len().max((ranks - 1) * share_bytes), 0);
+    let mut buffer = std::mem::take(&mut core.wire_buffer);
+    buffer.resize(buffer.len().max((ranks - 1) * share_bytes), 0);
     let (reduced, done) = (header(core, REDUCED), header(core, READ));
     let mut sources = Vec::with_capacity(ranks);
     let mut before = None;
@@ -52,15 +53,15 @@ pub(super) async unsafe fn all_reduce(
         if let Some(start) = block {
             let (at, bytes) = part_of(start, mine);
             sources.clear();
-            let mut free = room.as_mut_ptr();
-            for (rank, place) in places.iter().enumerate() {
+            let mut free = buffer.as_mut_ptr();
+            for (rank, address) in addresses.iter().enumerate() {
                 if rank == mine {
                     // SAFETY: parts lie within `count` elements.
                     sources.push(unsafe { data.add(at) }.cast_const());
                     continue;
                 }
-                // SAFETY: parts are no longer than a share, and the room holds a share of each other rank.
-                unsafe { core.read_mate(rank, place + at as u64, free, bytes)? };
+                // SAFETY: parts are no longer than a share, and the buffer holds a share of each other rank.
+                unsafe { core.read_peer(rank, address + at as u64, free, bytes)? };
                 sources.push(free.cast_const());
                 free = free.wrapping_add(bytes);
             }
@@ -71,10 +72,10 @@ pub(super) async unsafe fn all_reduce(
         if let Some((start, record)) = std::mem::replace(&mut before, posted) {
             core.await_record(record, &reduced).await?;
             // SAFETY: as promised by the caller.
-            unsafe { read_results(core, data, &places, |rank| part_of(start, rank))? };
+            unsafe { read_results(core, data, &addresses, |rank| part_of(start, rank))? };
         }
     }
-    core.wire_room = room;
+    core.wire_buffer = buffer;
     // The others read this rank's data until they say that they have it all.
     let record = core.post_words(&done, [0; 2]);
     core.await_record(record, &done).await
@@ -85,14 +86,14 @@ pub(super) async unsafe fn all_reduce(
 unsafe fn read_results(
     core: &mut Core,
     data: *mut u8,
-    places: &[u64],
+    addresses: &[u64],
     part_of: impl Fn(usize) -> (usize, usize),
 ) -> Result<(), CommError> {
     let mine = core.rank;
-    for (rank, place) in places.iter().enumerate().filter(|(rank, _)| *rank != mine) {
+    for (rank, address) in addresses.iter().enumerate().filter(|(rank, _)| *rank != mine) {
         let (at, bytes) = part_of(rank);
         // SAFETY: as promised by the caller.
-        unsafe { core.read_mate(rank, place + at as u64, data.add(at), bytes)? };
+        unsafe { core.read_peer(rank, address + at as u64, data.add(at), bytes)? };
     }
     Ok(())
 }
@@ -106,10 +107,10 @@ mod tests {
     fn ranks_that_may_read_each_other_find_out() {
         for (transport, expected) in [(TransportChoice::Shm, Some(true)), (TransportChoice::Tcp, None)] {
             let known = local::run(3, transport, |mut group| {
-                group.all_reduce(&mut vec![1f32; FROM_BYTES / 4 - 1], Op::Sum)?;
-                let before = group.core.reads_mates;
-                group.all_reduce(&mut vec![1f32; FROM_BYTES / 4], Op::Sum)?;
-                Ok::<_, CommError>((before, group.core.reads_mates))
+                group.all_reduce(&mut vec![1f32; MIN_BYTES / 4 - 1], Op::Sum)?;
+                let before = group.core.reads_peers;
+                group.all_reduce(&mut vec![1f32; MIN_BYTES / 4], Op::Sum)?;
+                Ok::<_, CommError>((before, group.core.reads_peers))
             });
             assert!(known.unwrap().into_iter().all(|known| known == Ok((None, expected))));
         }

@@ -1,40 +1,44 @@
 //! The all-reduce in which each byte crosses the wires between hosts once in each direction.
 //!
-//! The lowest rank of a host leads it. Its host-mates post their elements on the host's board; it adds them to the sums of
-//! the hosts before, passes the sums on, and posts the results that come back. Hosts are in the order of their leaders, so
-//! where each host's ranks are consecutive, the sum is in rank order, bit for bit that of the other algorithms. Otherwise it
-//! is host by host, in rank order within each: the same bits on all ranks and in all runs, but not the others'.
+//! The lowest rank of a host is its leader. The other ranks of the host post their elements on the
+//! host's board. The leader adds them to the sums of the lower hosts, sends the sums to the next
+//! host's leader, and posts the results that come back. Hosts are in the order of their leaders. If
+//! each host's ranks are consecutive, the sum is in rank order and has the same bits as with the
+//! other algorithms. Otherwise the order is host by host, and by rank within each host: the same
+//! bits on all ranks and in all runs, but not those of the other algorithms.
 
 use std::ops::Range;
 
 use crate::core::Core;
-use crate::header::{Header, Kind, STREAMED_PHASES};
+use crate::header::{Header, OperationKind, STREAMED_PHASES};
 use crate::reduce::{accumulated_size, narrow, reduce_partial, widen};
 use crate::{CommError, DType, Op};
 
+/// Phases in message headers: sums to higher hosts, results to lower ones.
 const UP: u8 = STREAMED_PHASES + 2;
 const DOWN: u8 = STREAMED_PHASES + 3;
-/// Steps on the board.
+/// Phases of the board's records: each rank's own elements, and the results.
 const OWN: u8 = 6;
 const RESULTS: u8 = 7;
 
 /// One all-reduce, as this rank sees it.
-struct Job {
+struct HostReduce {
     data: *mut u8,
-    /// Where the sums of this host and those before are: `data` itself, or memory for wider elements.
+    /// The sums of this host and the lower ones: `data` itself, or scratch memory for wider elements.
     sums: *mut u8,
     count: usize,
     dtype: DType,
     op: Op,
-    /// Elements of a record on the board.
+    /// Elements per record on the board.
     piece: usize,
+    /// The leaders of the hosts before and after this one.
     lower: Option<usize>,
     upper: Option<usize>,
 }
 
-impl Job {
+impl HostReduce {
     fn header(&self, core: &Core, phase: u8, size: usize) -> Header {
-        core.header(Kind::AllReduce, self.dtype, self.op as u8, phase, self.count * size)
+        core.header(OperationKind::AllReduce, self.dtype, self.op as u8, phase, self.count * size)
     }
 
     fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -54,12 +58,12 @@ pub(super) async unsafe fn all_reduce(
     let host = core.hosts.iter().position(|ranks| ranks.contains(&core.rank)).unwrap_or_default();
     let leader_of = |host: usize| core.hosts.get(host).map(|ranks| ranks[0]);
     let (lower, upper) = (host.checked_sub(1).and_then(leader_of), leader_of(host + 1));
-    let leads = leader_of(host) == Some(core.rank);
+    let is_leader = leader_of(host) == Some(core.rank);
     let piece = core.record_bytes() / dtype.size();
-    let mut job = Job { data, sums: data, count, dtype, op, piece, lower, upper };
-    if !leads {
+    let mut job = HostReduce { data, sums: data, count, dtype, op, piece, lower, upper };
+    if !is_leader {
         // SAFETY: as promised by the caller.
-        return unsafe { follow(core, &job).await };
+        return unsafe { run_follower(core, &job).await };
     }
     let mut scratch = std::mem::take(&mut core.scratch);
     if accumulated_size(dtype) != dtype.size() {
@@ -67,21 +71,21 @@ pub(super) async unsafe fn all_reduce(
         job.sums = scratch.as_mut_ptr().cast();
     }
     // SAFETY: as promised by the caller; `sums` holds `count` accumulated elements.
-    let result = unsafe { lead(core, &job).await };
+    let result = unsafe { run_leader(core, &job).await };
     core.scratch = scratch;
     result
 }
 
-/// What ranks do that do not lead.
+/// The part of ranks that are not leaders.
 ///
 /// # Safety
 /// The job's pointers must be valid for its elements.
-async unsafe fn follow(core: &mut Core, job: &Job) -> Result<(), CommError> {
+async unsafe fn run_follower(core: &mut Core, job: &HostReduce) -> Result<(), CommError> {
     let size = job.dtype.size();
     let (own, results) = (job.header(core, OWN, size), job.header(core, RESULTS, size));
     for piece in job.pieces() {
         let (record, to) = core.take_record(piece.len() * size);
-        // SAFETY: the piece lies within `data`, and the record holds as much.
+        // SAFETY: the piece lies within `data`, and the record holds as many bytes.
         unsafe { std::ptr::copy_nonoverlapping(job.data.add(piece.start * size), to, piece.len() * size) };
         core.post_record(record, &own);
         core.await_record(record, &own).await?;
@@ -90,7 +94,7 @@ async unsafe fn follow(core: &mut Core, job: &Job) -> Result<(), CommError> {
         let (record, _) = core.take_record(piece.len() * size);
         core.post_record(record, &results);
         core.await_record(record, &results).await?;
-        // SAFETY: as above; the leader, who is the first of the board, has posted the results.
+        // SAFETY: as above; the leader, the first rank of the board, has posted the results.
         unsafe {
             let from = core.record_of(0, record);
             std::ptr::copy_nonoverlapping(from, job.data.add(piece.start * size), piece.len() * size);
@@ -99,11 +103,11 @@ async unsafe fn follow(core: &mut Core, job: &Job) -> Result<(), CommError> {
     Ok(())
 }
 
-/// What the lowest rank of a host does.
+/// The part of a host's lowest rank.
 ///
 /// # Safety
-/// As for `follow`, and `sums` must be valid for as many accumulated elements.
-async unsafe fn lead(core: &mut Core, job: &Job) -> Result<(), CommError> {
+/// As for `run_follower`, and `sums` must be valid for as many accumulated elements.
+async unsafe fn run_leader(core: &mut Core, job: &HostReduce) -> Result<(), CommError> {
     let (size, wide) = (job.dtype.size(), accumulated_size(job.dtype));
     let (sums, results) = (job.header(core, UP, wide), job.header(core, DOWN, size));
     if let Some(lower) = job.lower {
@@ -118,6 +122,27 @@ async unsafe fn lead(core: &mut Core, job: &Job) -> Result<(), CommError> {
         unsafe { core.queue_send(upper, sums, job.sums) };
         core.limit_send(upper, 0);
     }
+    // SAFETY: as promised by the caller.
+    unsafe {
+        add_pieces(core, job).await?;
+        post_results(core, job).await?;
+    }
+    loop {
+        let moved = forward(core, job)?;
+        if core.all_messages_done() {
+            return Ok(());
+        }
+        core.pause_unless(moved).await?;
+    }
+}
+
+/// Adds the elements of all ranks of the host to the sums of the lower hosts, piece by piece as they
+/// come.
+///
+/// # Safety
+/// As for `run_leader`.
+async unsafe fn add_pieces(core: &mut Core, job: &HostReduce) -> Result<(), CommError> {
+    let (size, wide) = (job.dtype.size(), accumulated_size(job.dtype));
     let own = job.header(core, OWN, size);
     for piece in job.pieces() {
         let record = if core.has_board() {
@@ -130,18 +155,18 @@ async unsafe fn lead(core: &mut Core, job: &Job) -> Result<(), CommError> {
         };
         let mut done = piece.start;
         while done < piece.end {
-            let mut moved = pass_on(core, job)?;
+            let mut moved = forward(core, job)?;
             let mut ready = piece.end - done;
             let mut theirs = None;
             if let Some(lower) = job.lower {
                 moved |= core.step_header(lower)?;
-                ready = if core.header_done(lower) { core.arrived(lower, ready * wide)? / wide } else { 0 };
+                ready = if core.header_done(lower) { core.fill_view(lower, ready * wide)? / wide } else { 0 };
                 theirs = Some(core.view(lower).as_ptr());
             }
             if ready > 0 {
-                let mates = record.map(|record| (record, (done - piece.start) * size));
+                let record = record.map(|record| (record, (done - piece.start) * size));
                 // SAFETY: `done + ready` is within the piece, and the view holds `ready` sums.
-                unsafe { add_host(core, job, done..done + ready, theirs, mates) };
+                unsafe { add_host(core, job, done..done + ready, theirs, record) };
                 done += ready;
                 if let Some(lower) = job.lower {
                     core.consume(lower, ready * wide);
@@ -152,37 +177,40 @@ async unsafe fn lead(core: &mut Core, job: &Job) -> Result<(), CommError> {
                     (None, None) => {}
                 }
             } else {
-                core.turn(moved).await?;
+                core.pause_unless(moved).await?;
             }
         }
     }
-    let posted = job.header(core, RESULTS, size);
+    Ok(())
+}
+
+/// Posts the results on the host's board as they come from the next host.
+///
+/// # Safety
+/// As for `run_leader`.
+async unsafe fn post_results(core: &mut Core, job: &HostReduce) -> Result<(), CommError> {
+    let size = job.dtype.size();
+    let results = job.header(core, RESULTS, size);
     for piece in job.pieces() {
         while job.upper.is_some_and(|upper| core.received(upper) < piece.end * size) {
-            let moved = pass_on(core, job)?;
-            core.turn(moved).await?;
+            let moved = forward(core, job)?;
+            core.pause_unless(moved).await?;
         }
         if core.has_board() {
             let (record, to) = core.take_record(piece.len() * size);
-            // SAFETY: the piece lies within `data`, and the record holds as much.
+            // SAFETY: the piece lies within `data`, and the record holds as many bytes.
             unsafe {
                 std::ptr::copy_nonoverlapping(job.data.add(piece.start * size), to, piece.len() * size);
             }
-            core.post_record(record, &posted);
-            core.await_record(record, &posted).await?;
+            core.post_record(record, &results);
+            core.await_record(record, &results).await?;
         }
     }
-    loop {
-        let moved = pass_on(core, job)?;
-        if core.idle_messages() {
-            return Ok(());
-        }
-        core.turn(moved).await?;
-    }
+    Ok(())
 }
 
 /// Moves sums up and results down as far as they go.
-fn pass_on(core: &mut Core, job: &Job) -> Result<bool, CommError> {
+fn forward(core: &mut Core, job: &HostReduce) -> Result<bool, CommError> {
     let mut moved = core.step_sends()?;
     if let Some(upper) = job.upper {
         if core.expects(upper) {
@@ -193,24 +221,24 @@ fn pass_on(core: &mut Core, job: &Job) -> Result<bool, CommError> {
         }
     }
     if let Some(lower) = job.lower.filter(|lower| core.expects(*lower)) {
-        // A message of no elements is only its header.
+        // A message of no elements consists of its header only.
         moved |= core.step_header(lower)?;
         core.finish_receive(lower);
     }
     Ok(moved)
 }
 
-/// Adds a host's elements in `range` to `theirs`, the sums of the hosts before, if there are any. `mates` is the record that
-/// has the elements of the others of this host, and where they begin in it.
+/// Adds the host's elements in `range` to `theirs`, the sums of the lower hosts, if there are any.
+/// `record` holds the elements of the host's other ranks, from the given byte on.
 ///
 /// # Safety
-/// As for `lead`; `theirs` and the record must hold the elements.
+/// As for `run_leader`; `theirs` and the record must hold the elements.
 unsafe fn add_host(
     core: &mut Core,
-    job: &Job,
+    job: &HostReduce,
     range: Range<usize>,
     theirs: Option<*const u8>,
-    mates: Option<(u64, usize)>,
+    record: Option<(u64, usize)>,
 ) {
     let (dtype, op, count) = (job.dtype, job.op, range.len());
     let (size, wide) = (dtype.size(), accumulated_size(dtype));
@@ -218,16 +246,16 @@ unsafe fn add_host(
     unsafe {
         let (own, sums) = (job.data.add(range.start * size), job.sums.add(range.start * wide));
         if wide == size {
-            core.reduce_record(mates, theirs, own, sums, count, (dtype, op));
+            core.reduce_record(record, theirs, own, sums, count, (dtype, op));
             return;
         }
         match theirs {
             Some(theirs) => reduce_partial(dtype, op, theirs, own, Some(sums), count),
             None => widen(dtype, sums, own, count),
         }
-        if let Some((record, at)) = mates {
-            for place in 1..core.board_ranks() {
-                let theirs = core.record_of(place, record).add(at);
+        if let Some((record, at)) = record {
+            for index in 1..core.board_ranks() {
+                let theirs = core.record_of(index, record).add(at);
                 reduce_partial(dtype, op, sums, theirs.cast_mut(), Some(sums), count);
             }
         }

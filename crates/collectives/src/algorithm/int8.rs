@@ -1,23 +1,23 @@
 //! Sums over slow wires in 8 bits a value: a quarter of the bytes of `f32`, at the price of exactness.
 //!
-//! Values travel in blocks, each with the scale that its largest value needs. A rank adds what it has sent as the others
+//! Values travel in blocks, slot_bytes with the scale that its largest value needs. A rank adds what it has sent as the others
 //! read it, and takes its own part of a result as the others get it, so all ranks still have the same bits.
 
 use super::{exchange, part};
 use crate::core::Core;
-use crate::header::Kind;
+use crate::header::OperationKind;
 use crate::reduce::{narrow, widen};
 use crate::{Algorithm, CommError, DType, Op};
 
 /// Values that share a scale.
-const BLOCK: usize = 64;
+const SCALE_BLOCK: usize = 64;
 const SCALE_BYTES: usize = size_of::<f32>();
-const BLOCK_BYTES: usize = SCALE_BYTES + BLOCK;
+const BLOCK_BYTES: usize = SCALE_BYTES + SCALE_BLOCK;
 /// The largest value of a block becomes this.
-const LIMIT: f32 = 127.0;
+const MAX_LEVEL: f32 = 127.0;
 /// To add this rounds a float to the nearest whole number, ties to even, and leaves it in the lowest bits: in those of 0 / 0,
 /// 0. Unlike a call to round, it needs no instruction that only newer processors have.
-const ROUNDING: f32 = (3 << 22) as f32;
+const ROUNDING_OFFSET: f32 = (3 << 22) as f32;
 const SUM: u8 = Op::Sum as u8;
 /// Steps, as headers tell them.
 const WHOLE: u8 = 8;
@@ -26,13 +26,13 @@ const RESULTS: u8 = 10;
 
 /// Whether a reduction can travel in 8 bits: products and extremes of rounded values would be off without bound, and whole
 /// numbers are expected to be exact.
-pub(super) fn suits(dtype: DType, op: Op) -> bool {
+pub(super) fn supports(dtype: DType, op: Op) -> bool {
     op == Op::Sum && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// Bytes of `count` values on the wire.
 fn wire_bytes(count: usize) -> usize {
-    count + count.div_ceil(BLOCK) * SCALE_BYTES
+    count + count.div_ceil(SCALE_BLOCK) * SCALE_BYTES
 }
 
 /// All-reduce in place: by a mesh, or in one step where `algorithm` is that.
@@ -46,7 +46,7 @@ pub(super) async unsafe fn all_reduce(
     dtype: DType,
     algorithm: Algorithm,
 ) -> Result<(), CommError> {
-    let mut wire = std::mem::take(&mut core.wire_room);
+    let mut wire = std::mem::take(&mut core.wire_buffer);
     // SAFETY: as promised by the caller.
     let result = unsafe {
         match algorithm {
@@ -54,24 +54,24 @@ pub(super) async unsafe fn all_reduce(
             _ => mesh(core, &mut wire, data, count, dtype).await,
         }
     };
-    core.wire_room = wire;
+    core.wire_buffer = wire;
     result
 }
 
-/// Room for a message from each rank, and its place.
-struct Room {
-    each: usize,
+/// MessageSlots for a message from slot_bytes rank, and its place.
+struct MessageSlots {
+    slot_bytes: usize,
 }
 
-impl Room {
+impl MessageSlots {
     fn new(wire: &mut Vec<u8>, ranks: usize, count: usize) -> Self {
-        let each = wire_bytes(count);
-        wire.resize(wire.len().max(ranks * each), 0);
-        Self { each }
+        let slot_bytes = wire_bytes(count);
+        wire.resize(wire.len().max(ranks * slot_bytes), 0);
+        Self { slot_bytes }
     }
 
     fn at(&self, rank: usize) -> usize {
-        rank * self.each
+        rank * self.slot_bytes
     }
 }
 
@@ -84,17 +84,18 @@ async unsafe fn one_shot(
     count: usize,
     dtype: DType,
 ) -> Result<(), CommError> {
-    let room = Room::new(wire, core.size, count);
+    let slots = MessageSlots::new(wire, core.size, count);
     // SAFETY: as promised by the caller.
-    unsafe { encode(dtype, data, count, &mut wire[room.at(core.rank)..]) };
+    unsafe { encode(dtype, data, count, &mut wire[slots.at(core.rank)..]) };
     // SAFETY: `wire` lives and stays in its place until the exchange has ended.
     unsafe {
         let start = wire.as_mut_ptr();
         let bytes = wire_bytes(count);
-        let own = start.add(room.at(core.rank)).cast_const();
-        let incoming = |rank| Some((start.add(room.at(rank)), bytes));
-        exchange(core, Kind::AllReduce, dtype, (SUM, WHOLE), |_| Some((own, bytes)), incoming).await?;
-        sum(dtype, data, count, (0..core.size).map(|rank| &wire[room.at(rank)..]));
+        let own = start.add(slots.at(core.rank)).cast_const();
+        let incoming = |rank| Some((start.add(slots.at(rank)), bytes));
+        exchange(core, OperationKind::AllReduce, dtype, (SUM, WHOLE), |_| Some((own, bytes)), incoming)
+            .await?;
+        sum(dtype, data, count, (0..core.size).map(|rank| &wire[slots.at(rank)..]));
     }
     Ok(())
 }
@@ -111,12 +112,12 @@ async unsafe fn mesh(
     let (mine, ranks, size) = (core.rank, core.size, dtype.size());
     let part = |rank| part(count, dtype, rank, ranks);
     let longest = part(0).len();
-    // The first half of the room is for what comes, the second for what goes.
-    let room = Room::new(wire, 2 * ranks, longest);
+    // The first half of the slots is for what comes, the second for what goes.
+    let slots = MessageSlots::new(wire, 2 * ranks, longest);
     for rank in 0..ranks {
         let part = part(rank);
         // This rank's own part is read where the others' come to.
-        let at = room.at(if rank == mine { mine } else { ranks + rank });
+        let at = slots.at(if rank == mine { mine } else { ranks + rank });
         // SAFETY: parts lie within `count` elements.
         unsafe { encode(dtype, data.add(part.start * size), part.len(), &mut wire[at..]) };
     }
@@ -126,21 +127,21 @@ async unsafe fn mesh(
         let start = wire.as_mut_ptr();
         let own_bytes = wire_bytes(own.len());
         let outgoing =
-            |rank| Some((start.add(room.at(ranks + rank)).cast_const(), wire_bytes(part(rank).len())));
-        let incoming = |rank| Some((start.add(room.at(rank)), own_bytes));
-        exchange(core, Kind::AllReduce, dtype, (SUM, PARTS), outgoing, incoming).await?;
+            |rank| Some((start.add(slots.at(ranks + rank)).cast_const(), wire_bytes(part(rank).len())));
+        let incoming = |rank| Some((start.add(slots.at(rank)), own_bytes));
+        exchange(core, OperationKind::AllReduce, dtype, (SUM, PARTS), outgoing, incoming).await?;
         let own_data = data.add(own.start * size);
-        sum(dtype, own_data, own.len(), (0..ranks).map(|rank| &wire[room.at(rank)..]));
-        encode(dtype, own_data, own.len(), &mut wire[room.at(mine)..]);
+        sum(dtype, own_data, own.len(), (0..ranks).map(|rank| &wire[slots.at(rank)..]));
+        encode(dtype, own_data, own.len(), &mut wire[slots.at(mine)..]);
         let start = wire.as_mut_ptr();
-        let result = start.add(room.at(mine)).cast_const();
-        let incoming = |rank| Some((start.add(room.at(rank)), wire_bytes(part(rank).len())));
+        let result = start.add(slots.at(mine)).cast_const();
+        let incoming = |rank| Some((start.add(slots.at(rank)), wire_bytes(part(rank).len())));
         let outgoing = |_| Some((result, own_bytes));
-        exchange(core, Kind::AllReduce, dtype, (SUM, RESULTS), outgoing, incoming).await?;
+        exchange(core, OperationKind::AllReduce, dtype, (SUM, RESULTS), outgoing, incoming).await?;
         for rank in 0..ranks {
             let part = part(rank);
             let to = data.add(part.start * size);
-            sum(dtype, to, part.len(), std::iter::once(&wire[room.at(rank)..]));
+            sum(dtype, to, part.len(), std::iter::once(&wire[slots.at(rank)..]));
         }
     }
     Ok(())
@@ -151,34 +152,34 @@ async unsafe fn mesh(
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype`.
 unsafe fn encode(dtype: DType, data: *const u8, count: usize, wire: &mut [u8]) {
-    let mut values = [0f32; BLOCK];
+    let mut values = [0f32; SCALE_BLOCK];
     for (index, block) in wire[..wire_bytes(count)].chunks_mut(BLOCK_BYTES).enumerate() {
         let (scale_bytes, levels) = block.split_at_mut(SCALE_BYTES);
         let values = &mut values[..levels.len()];
         // SAFETY: the block's values lie within `count`.
-        unsafe { load(dtype, data.add(index * BLOCK * dtype.size()), values) };
+        unsafe { load(dtype, data.add(index * SCALE_BLOCK * dtype.size()), values) };
         // Without their signs, floats are in the order of their bits, and what is no number is above infinity.
         let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
         // A value that is no number, or infinite, makes the whole block no number.
         let finite = largest < f32::INFINITY.to_bits();
-        let scale = if finite { f32::from_bits(largest) / LIMIT } else { f32::NAN };
+        let scale = if finite { f32::from_bits(largest) / MAX_LEVEL } else { f32::NAN };
         scale_bytes.copy_from_slice(&scale.to_le_bytes());
         for (level, value) in levels.iter_mut().zip(values.iter()) {
             // A scale so small that it is rounded itself leaves values above the limit.
-            *level = ((value / scale).clamp(-LIMIT, LIMIT) + ROUNDING).to_bits() as u8;
+            *level = ((value / scale).clamp(-MAX_LEVEL, MAX_LEVEL) + ROUNDING_OFFSET).to_bits() as u8;
         }
     }
 }
 
-/// Adds what each of `wires` has, in order, and writes the `count` sums to `data`.
+/// Adds what slot_bytes of `wires` has, in order, and writes the `count` sums to `data`.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype`.
 unsafe fn sum<'a>(dtype: DType, data: *mut u8, count: usize, wires: impl Iterator<Item = &'a [u8]> + Clone) {
-    let mut sums = [0f32; BLOCK];
-    for start in (0..count).step_by(BLOCK) {
-        let sums = &mut sums[..BLOCK.min(count - start)];
-        let at = start / BLOCK * BLOCK_BYTES;
+    let mut sums = [0f32; SCALE_BLOCK];
+    for start in (0..count).step_by(SCALE_BLOCK) {
+        let sums = &mut sums[..SCALE_BLOCK.min(count - start)];
+        let at = start / SCALE_BLOCK * BLOCK_BYTES;
         for (index, wire) in wires.clone().enumerate() {
             let (scale, levels) = wire[at..at + SCALE_BYTES + sums.len()].split_at(SCALE_BYTES);
             let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
@@ -236,10 +237,10 @@ mod tests {
     #[test]
     fn a_value_is_off_by_half_a_level_of_its_block_at_most() {
         let values: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i / 64 - 8)).collect();
-        for (block, back) in values.chunks(BLOCK).zip(there_and_back(&values).chunks(BLOCK)) {
+        for (block, back) in values.chunks(SCALE_BLOCK).zip(there_and_back(&values).chunks(SCALE_BLOCK)) {
             let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
             for (value, back) in block.iter().zip(back) {
-                assert!((value - back).abs() <= largest / LIMIT * 0.5001, "{value} came back as {back}");
+                assert!((value - back).abs() <= largest / MAX_LEVEL * 0.5001, "{value} came back as {back}");
             }
         }
     }
@@ -248,11 +249,11 @@ mod tests {
     fn zeros_stay_and_what_is_no_number_spreads_over_its_block_only() {
         assert!(there_and_back(&[0.0; 70]).iter().all(|value| *value == 0.0));
         for wrong in [f32::NAN, f32::INFINITY] {
-            let mut values = [1f32; 2 * BLOCK];
+            let mut values = [1f32; 2 * SCALE_BLOCK];
             values[3] = wrong;
             let back = there_and_back(&values);
-            assert!(back[..BLOCK].iter().all(|value| value.is_nan()));
-            assert!(back[BLOCK..].iter().all(|value| *value == 1.0));
+            assert!(back[..SCALE_BLOCK].iter().all(|value| value.is_nan()));
+            assert!(back[SCALE_BLOCK..].iter().all(|value| *value == 1.0));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The all-reduce around a ring, both ways at once: a rank talks to the one before it and the one after it only, and each
+//! The all-reduce around a ring, both directions at once: a rank talks to the one previous it and the one after it only, and each
 //! direction of their links carries `(n - 1) / n` of the data.
 //!
-//! Each way takes half of the elements, cut into a part per rank. A part's sum starts at its own rank and is complete once
+//! Each direction takes half of the elements, cut into a part per rank. A part's sum starts at its own rank and is complete once
 //! it has been at all others; then the result goes around. So a part's elements are added in the order of the ring from its
 //! rank on: the same on all ranks and in all runs, but not rank order. `f16` and `bf16` travel as `f32` until their sum is
 //! complete, so that they are rounded once.
@@ -11,33 +11,33 @@ use std::ops::Range;
 
 use super::part;
 use crate::core::Core;
-use crate::header::{Header, Kind, STREAMED_PHASES};
+use crate::header::{Header, OperationKind, STREAMED_PHASES};
 use crate::reduce::{accumulated_size, reduce, reduce_partial, widen};
 use crate::{CommError, DType, Op};
 
 const SUMS: u8 = STREAMED_PHASES + 4;
 const RESULTS: u8 = STREAMED_PHASES + 5;
-/// Bytes that are added before the next rank gets them: enough for the loops, little enough to stay in the cache.
+/// Bytes that are added previous the next rank gets them: enough for the loops, little enough to stay in the cache.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// One way around, as this rank sees it.
-struct Way {
+/// One direction around, as this rank sees it.
+struct RingDirection {
     ranks: usize,
-    /// This rank's place in the order of the way.
-    station: usize,
+    /// This rank's place in the order of the direction.
+    position: usize,
     next: usize,
-    before: usize,
-    /// The way's elements, and where the sums of those that do not fit into `data` are.
+    previous: usize,
+    /// The direction's elements, and where the sums of those that do not fit into `data` are.
     data: *mut u8,
     sums: *mut u8,
     count: usize,
     dtype: DType,
     op: Op,
-    /// Parts whose sending has begun, and parts that have come whole.
+    /// Parts whose sending has begun, and parts that have arrived whole.
     sent: usize,
     received: usize,
-    /// Elements of the next part that have come.
-    come: usize,
+    /// Elements of the next part that have arrived.
+    arrived: usize,
 }
 
 /// # Safety
@@ -58,12 +58,12 @@ pub(super) async unsafe fn all_reduce(
         scratch.resize(scratch.len().max(count), 0.0);
         sums = scratch.as_mut_ptr().cast();
     }
-    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-    let way = |range: Range<usize>, station, next, before| Way {
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let direction = |range: Range<usize>, position, next, previous| RingDirection {
         ranks,
-        station,
+        position,
         next,
-        before,
+        previous,
         // `count` is as long as the data, so both stay within.
         data: data.wrapping_add(range.start * size),
         sums: sums.wrapping_add(range.start * wide),
@@ -72,45 +72,47 @@ pub(super) async unsafe fn all_reduce(
         op,
         sent: 0,
         received: 0,
-        come: 0,
+        arrived: 0,
     };
-    // Two ranks have one link, both of whose directions one way fills.
+    // Two ranks have one link, both of whose directions one direction fills.
     let up = if ranks == 2 { count } else { part(count, dtype, 0, 2).end };
-    let mut ways = vec![way(0..up, rank, next, before)];
+    let mut directions = vec![direction(0..up, rank, next, previous)];
     if ranks > 2 {
-        ways.push(way(up..count, ranks - 1 - rank, before, next));
+        directions.push(direction(up..count, ranks - 1 - rank, previous, next));
     }
     // SAFETY: as promised by the caller; the scratch memory holds `count` accumulated elements.
-    let result = unsafe { go_around(core, &mut ways).await };
+    let result = unsafe { run_directions(core, &mut directions).await };
     core.scratch = scratch;
     result
 }
 
 /// # Safety
-/// The ways' pointers must be valid for their elements.
-async unsafe fn go_around(core: &mut Core, ways: &mut [Way]) -> Result<(), CommError> {
-    for way in ways.iter().filter(|way| way.widens()) {
-        let own = way.part(way.station);
+/// The directions' pointers must be valid for their elements.
+async unsafe fn run_directions(core: &mut Core, directions: &mut [RingDirection]) -> Result<(), CommError> {
+    for direction in directions.iter().filter(|direction| direction.widens()) {
+        let own = direction.part(direction.position);
         // SAFETY: as promised by the caller.
-        unsafe { widen(way.dtype, way.sums_at(own.start), way.data_at(own.start), own.len()) };
+        unsafe {
+            widen(direction.dtype, direction.sums_at(own.start), direction.data_at(own.start), own.len())
+        };
     }
     loop {
         let mut moved = false;
-        for way in ways.iter_mut() {
+        for direction in directions.iter_mut() {
             // SAFETY: as promised by the caller.
-            moved |= unsafe { way.receive(core)? };
+            moved |= unsafe { direction.receive(core)? };
             // SAFETY: as above.
-            unsafe { way.offer(core) };
+            unsafe { direction.send_ready(core) };
         }
         moved |= core.step_sends()?;
-        if ways.iter().all(Way::is_done) && core.idle_messages() {
+        if directions.iter().all(RingDirection::is_done) && core.all_messages_done() {
             return Ok(());
         }
-        core.turn(moved).await?;
+        core.pause_unless(moved).await?;
     }
 }
 
-impl Way {
+impl RingDirection {
     fn is_done(&self) -> bool {
         self.sent == self.steps() && self.received == self.steps()
     }
@@ -129,13 +131,13 @@ impl Way {
         accumulated_size(self.dtype) != self.dtype.size()
     }
 
-    fn part(&self, station: usize) -> Range<usize> {
-        part(self.count, self.dtype, station % self.ranks, self.ranks)
+    fn part(&self, position: usize) -> Range<usize> {
+        part(self.count, self.dtype, position % self.ranks, self.ranks)
     }
 
-    /// What this rank sends in a step: first its own part, then what has come in the step before.
+    /// What this rank sends in a step: first its own part, then what has arrived in the step previous.
     fn outgoing(&self, step: usize) -> Range<usize> {
-        self.part(self.station + 2 * self.ranks - step)
+        self.part(self.position + 2 * self.ranks - step)
     }
 
     fn incoming(&self, step: usize) -> Range<usize> {
@@ -158,15 +160,15 @@ impl Way {
     fn header(&self, core: &Core, step: usize, elements: usize) -> Header {
         let phase = if self.is_result(step) { RESULTS } else { SUMS };
         let bytes = elements * self.width(step);
-        core.header(Kind::AllReduce, self.dtype, self.op as u8, phase, bytes)
+        core.header(OperationKind::AllReduce, self.dtype, self.op as u8, phase, bytes)
     }
 
-    /// Takes what has come from the rank before.
+    /// Takes what has arrived from the rank previous.
     ///
     /// # Safety
     /// The pointers must be valid for all elements.
     unsafe fn receive(&mut self, core: &mut Core) -> Result<bool, CommError> {
-        let (step, peer) = (self.received, self.before);
+        let (step, peer) = (self.received, self.previous);
         if step == self.steps() {
             return Ok(false);
         }
@@ -179,28 +181,28 @@ impl Way {
         if self.is_result(step) {
             // What it overwrites has been sent: the result holds it.
             moved = core.step_receive(peer)?;
-            self.come = core.received(peer) / self.dtype.size();
+            self.arrived = core.received(peer) / self.dtype.size();
         } else {
             moved = core.step_header(peer)?;
             if core.header_done(peer) {
                 // SAFETY: as promised by the caller.
-                moved |= unsafe { self.add(core, part)? };
+                moved |= unsafe { self.add_ready(core, part)? };
             }
         }
         if !core.expects(peer) {
-            (self.received, self.come) = (step + 1, 0);
+            (self.received, self.arrived) = (step + 1, 0);
         }
         Ok(moved)
     }
 
-    /// Adds this rank's elements of a part to the sums of them that have come.
+    /// Adds this rank's elements of a part to the sums of them that have arrived.
     ///
     /// # Safety
     /// As for `receive`.
-    unsafe fn add(&mut self, core: &mut Core, part: Range<usize>) -> Result<bool, CommError> {
-        let (width, peer) = (accumulated_size(self.dtype), self.before);
-        let at = part.start + self.come;
-        let ready = core.arrived(peer, ((part.end - at) * width).min(PIECE_BYTES))? / width;
+    unsafe fn add_ready(&mut self, core: &mut Core, part: Range<usize>) -> Result<bool, CommError> {
+        let (width, peer) = (accumulated_size(self.dtype), self.previous);
+        let at = part.start + self.arrived;
+        let ready = core.fill_view(peer, ((part.end - at) * width).min(PIECE_BYTES))? / width;
         let theirs = core.view(peer).as_ptr();
         let own = self.data_at(at);
         // SAFETY: the part has as many more elements, and the view holds as many sums.
@@ -213,7 +215,7 @@ impl Way {
             }
         }
         core.consume(peer, ready * width);
-        self.come += ready;
+        self.arrived += ready;
         Ok(ready > 0)
     }
 
@@ -221,7 +223,7 @@ impl Way {
     ///
     /// # Safety
     /// As for `receive`.
-    unsafe fn offer(&mut self, core: &mut Core) {
+    unsafe fn send_ready(&mut self, core: &mut Core) {
         if self.sent < self.steps() && !core.is_sending(self.next) {
             let part = self.outgoing(self.sent);
             let header = self.header(core, self.sent, part.len());
@@ -232,10 +234,10 @@ impl Way {
             self.sent += 1;
         }
         let step = self.sent - 1;
-        // Empty parts are sent before they have come, so what is sent may be ahead by more than a step.
+        // Empty parts are sent previous they have arrived, so what is sent may be ahead by more than a step.
         let ready = match step.cmp(&(self.received + 1)) {
             Ordering::Less => self.outgoing(step).len(),
-            Ordering::Equal => self.come,
+            Ordering::Equal => self.arrived,
             Ordering::Greater => 0,
         };
         core.limit_send(self.next, ready * self.width(step));

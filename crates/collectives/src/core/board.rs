@@ -1,7 +1,7 @@
 //! The host's board, as algorithms use it: take a record, fill it, post it, wait for everyone's.
 
 use super::Core;
-use crate::header::{HEADER_BYTES, Header, Kind};
+use crate::header::{HEADER_BYTES, Header, OperationKind};
 use crate::link::board::Board;
 use crate::reduce::reduce;
 use crate::{CommError, DType, Op};
@@ -11,21 +11,21 @@ const PIECE_BYTES: usize = 64 << 10;
 
 impl Core {
     /// The board, if it is the whole group's.
-    pub fn board_of_all(&self) -> Option<&Board> {
+    pub fn group_board(&self) -> Option<&Board> {
         self.board.as_ref().filter(|board| board.ranks.len() == self.size)
     }
 
-    /// Takes the place of the next record on the board, and returns its number and where to fill it. All ranks of the
+    /// Takes the index of the next record on the board, and returns its number and where to fill it. All ranks of the
     /// board must take the same.
     pub fn take_record(&mut self, bytes: usize) -> (u64, *mut u8) {
         let Some(board) = &mut self.board else { return (0, std::ptr::null_mut()) };
         let number = board.take(bytes);
-        (number, board.bytes(board.own(), number))
+        (number, board.bytes(board.own_index(), number))
     }
 
     /// Where a rank of the board has its bytes of a record that everyone has posted.
-    pub fn record_of(&self, place: usize, number: u64) -> *const u8 {
-        self.board.as_ref().map_or(std::ptr::null(), |board| board.bytes(place, number))
+    pub fn record_of(&self, index: usize, number: u64) -> *const u8 {
+        self.board.as_ref().map_or(std::ptr::null(), |board| board.bytes(index, number))
     }
 
     /// Whether this rank shares a board with others.
@@ -43,7 +43,7 @@ impl Core {
         self.board.as_ref().map_or(PIECE_BYTES, Board::record_bytes)
     }
 
-    /// Reduces, in this order but for `own`, which has its place among the ranks of the board: the elements at `before`, if
+    /// Reduces, in this order but for `own`, which has its index among the ranks of the board: the elements at `before`, if
     /// any, and what each rank has in a record that everyone has posted, if any, from a given byte on. The result goes to
     /// `out`.
     ///
@@ -62,10 +62,10 @@ impl Core {
         self.sources.extend(before);
         match (&self.board, record) {
             (Some(board), Some((number, at))) => {
-                for place in 0..board.ranks.len() {
+                for index in 0..board.ranks.len() {
                     // SAFETY: within the record.
-                    let theirs = unsafe { board.bytes(place, number).add(at) };
-                    self.sources.push(if place == board.own() { own } else { theirs });
+                    let theirs = unsafe { board.bytes(index, number).add(at) };
+                    self.sources.push(if index == board.own_index() { own } else { theirs });
                 }
             }
             _ => self.sources.push(own),
@@ -78,9 +78,9 @@ impl Core {
     pub fn post_record(&mut self, number: u64, header: &Header) {
         let Some(board) = &self.board else { return };
         board.post(number, header);
-        for (place, rank) in board.ranks.iter().enumerate() {
-            if place != board.own()
-                && board.must_wake(place)
+        for (index, rank) in board.ranks.iter().enumerate() {
+            if index != board.own_index()
+                && board.must_wake(index)
                 && let Some(link) = &self.links[*rank]
             {
                 link.wake();
@@ -91,18 +91,18 @@ impl Core {
     /// Waits until all ranks of the board have posted a record, which must be part of the same step.
     pub async fn await_record(&mut self, number: u64, header: &Header) -> Result<(), CommError> {
         while let Some(board) = &self.board
-            && !(0..board.ranks.len()).all(|place| board.is_posted(place, number))
+            && !(0..board.ranks.len()).all(|index| board.is_posted(index, number))
         {
             self.awaited = Some((number, *header));
-            self.turn(false).await?;
+            self.pause_unless(false).await?;
         }
         self.awaited = None;
-        self.moved();
+        self.note_progress();
         let Some(board) = &self.board else { return Ok(()) };
         let words = header.words();
-        let differs = (0..board.ranks.len()).find(|place| board.header(*place, number) != words);
-        let Some(place) = differs else { return Ok(()) };
-        let (rank, theirs) = (board.ranks[place], Header::bytes_of_words(board.header(place, number)));
+        let differs = (0..board.ranks.len()).find(|index| board.header(*index, number) != words);
+        let Some(index) = differs else { return Ok(()) };
+        let (rank, theirs) = (board.ranks[index], Header::bytes_of_words(board.header(index, number)));
         Err(self.mismatch(rank, &theirs, header))
     }
 
@@ -114,17 +114,17 @@ impl Core {
     /// Whether a rank's record is being waited for.
     pub(super) fn awaits_record_of(&self, peer: usize) -> bool {
         let (Some(board), Some((number, _))) = (&self.board, &self.awaited) else { return false };
-        let place = board.ranks.iter().position(|rank| *rank == peer);
-        place.is_some_and(|place| !board.is_posted(place, *number))
+        let index = board.ranks.iter().position(|rank| *rank == peer);
+        index.is_some_and(|index| !board.is_posted(index, *number))
     }
 
     /// A rank that is waited for on a link while it waits on the board, or the other way round: it is in another operation.
     /// Returns what it is in, and what this rank is in.
     pub(super) fn diverged(&mut self) -> Result<Option<(usize, [u8; HEADER_BYTES], Header)>, CommError> {
         if self.awaited.is_none() {
-            for place in 0..self.board_ranks() {
+            for index in 0..self.board_ranks() {
                 let Some(board) = &self.board else { return Ok(None) };
-                let (peer, ahead) = (board.ranks[place], board.ahead(place));
+                let (peer, ahead) = (board.ranks[index], board.next_header(index));
                 // A rank that has sent all that is wanted of it may go ahead before this one has read it.
                 if let Some(words) = ahead.filter(|_| self.incoming[peer].active)
                     && self.links[peer].as_ref().is_some_and(|link| link.is_empty())
@@ -136,12 +136,12 @@ impl Core {
             return Ok(None);
         }
         for peer in 0..self.size {
-            if self.awaits_record_of(peer) && self.arrived(peer, HEADER_BYTES)? == HEADER_BYTES {
+            if self.awaits_record_of(peer) && self.fill_view(peer, HEADER_BYTES)? == HEADER_BYTES {
                 let mut theirs = [0; HEADER_BYTES];
                 theirs.copy_from_slice(self.view(peer));
                 // What was sent to be received later is in nobody's way.
                 let ours = self.awaited.map(|(_, header)| header).unwrap_or_default();
-                if !Header::is_of(&theirs, Kind::SendReceive) {
+                if !Header::is_of(&theirs, OperationKind::SendReceive) {
                     return Ok(Some((peer, theirs, ours)));
                 }
             }

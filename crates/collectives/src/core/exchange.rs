@@ -14,10 +14,10 @@ impl Core {
         loop {
             let sent = self.step_sends()?;
             let received = self.step_receives()?;
-            if self.idle_messages() {
+            if self.all_messages_done() {
                 return Ok(());
             }
-            self.turn(sent || received).await?;
+            self.pause_unless(sent || received).await?;
         }
     }
 
@@ -46,56 +46,94 @@ impl Core {
         loop {
             let mut moved = self.step_sends()?;
             if done < length {
-                let mut ready = length - done;
-                if hold_back {
-                    for message in self.outgoing.iter().filter(|message| message.active) {
-                        ready = ready.min(message.sent - done);
-                    }
-                }
-                for peer in 0..self.size {
-                    if peer != self.rank && ready > 0 {
-                        moved |= self.step_header(peer)?;
-                        if !self.header_done(peer) {
-                            ready = 0;
-                        } else {
-                            ready = ready.min(self.arrived(peer, ready)?);
-                        }
-                    }
-                }
-                ready -= ready % dtype.size();
-                if ready > 0 {
-                    self.sources.clear();
-                    for peer in 0..self.size {
-                        self.sources.push(match &self.links[peer] {
-                            Some(link) => link.view().as_ptr(),
-                            // SAFETY: `done < length`, for which the caller vouches.
-                            None => unsafe { own.add(done) },
-                        });
-                    }
-                    // SAFETY: each view holds at least `ready` bytes; `out` and `own` hold `length`.
-                    unsafe { reduce(dtype, op, out.add(done), &self.sources, ready / dtype.size()) };
-                    done += ready;
-                    for (link, message) in self.links.iter_mut().zip(&mut self.incoming) {
-                        if let Some(link) = link {
-                            link.consume(ready);
-                            message.read = done;
-                        }
-                    }
-                    moved = true;
-                }
+                let ready = self.ready_to_reduce(done, length, hold_back, &mut moved)?;
+                let ready = ready - ready % dtype.size();
+                // SAFETY: every view holds `ready` bytes; `out` and `own` hold `length`.
+                unsafe { self.reduce_ready(out, own, done, ready, (dtype, op)) };
+                done += ready;
+                moved |= ready > 0;
             } else {
-                for peer in 0..self.size {
-                    if self.incoming[peer].active {
-                        moved |= self.step_header(peer)?;
-                        self.finish_receive(peer);
-                    }
-                }
+                moved |= self.step_headers()?;
             }
-            if self.idle_messages() {
+            if self.all_messages_done() {
                 return Ok(());
             }
-            self.turn(moved).await?;
+            self.pause_unless(moved).await?;
         }
+    }
+
+    /// The bytes from `done` on that every peer has sent and that may be overwritten.
+    #[inline]
+    fn ready_to_reduce(
+        &mut self,
+        done: usize,
+        length: usize,
+        hold_back: bool,
+        moved: &mut bool,
+    ) -> Result<usize, CommError> {
+        let mut ready = length - done;
+        if hold_back {
+            for message in self.outgoing.iter().filter(|message| message.active) {
+                ready = ready.min(message.sent - done);
+            }
+        }
+        for peer in 0..self.size {
+            if peer != self.rank && ready > 0 {
+                *moved |= self.step_header(peer)?;
+                if !self.header_done(peer) {
+                    ready = 0;
+                } else {
+                    ready = ready.min(self.fill_view(peer, ready)?);
+                }
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Reduces `ready` bytes from `done` on, and consumes them.
+    ///
+    /// # Safety
+    /// Every link's view must hold `ready` bytes, and `out` and `own` `done + ready`.
+    #[inline]
+    unsafe fn reduce_ready(
+        &mut self,
+        out: *mut u8,
+        own: *const u8,
+        done: usize,
+        ready: usize,
+        (dtype, op): (DType, Op),
+    ) {
+        if ready == 0 {
+            return;
+        }
+        self.sources.clear();
+        for peer in 0..self.size {
+            self.sources.push(match &self.links[peer] {
+                Some(link) => link.view().as_ptr(),
+                // SAFETY: `done` lies within `own`, for which the caller vouches.
+                None => unsafe { own.add(done) },
+            });
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { reduce(dtype, op, out.add(done), &self.sources, ready / dtype.size()) };
+        for (link, message) in self.links.iter_mut().zip(&mut self.incoming) {
+            if let Some(link) = link {
+                link.consume(ready);
+                message.read = done + ready;
+            }
+        }
+    }
+
+    /// Reads the headers of messages whose payload is complete, and ends the messages.
+    fn step_headers(&mut self) -> Result<bool, CommError> {
+        let mut moved = false;
+        for peer in 0..self.size {
+            if self.incoming[peer].active {
+                moved |= self.step_header(peer)?;
+                self.finish_receive(peer);
+            }
+        }
+        Ok(moved)
     }
 
     /// `exchange_reduce` of messages that are in their headers.

@@ -6,48 +6,45 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::header::HEADER_BYTES;
 use crate::link::{Closed, Interest};
-use crate::watch::{Verdict, Watch, Why};
+use crate::watch::Watch;
 use crate::{CommError, platform};
 
 /// Turns of a wait before it looks at the clock.
 const TURNS_BEFORE_CLOCK: u32 = 64;
-/// After a connection has closed: how long to wait for the news of who is really to blame.
-const NEWS_LIMIT: Duration = Duration::from_millis(100);
-
 /// After this the processor is offered to others at each turn: the rank that is waited for may be queued behind this one.
 const PURE_SPIN: Duration = Duration::from_micros(10);
 /// Waits that it takes to forget that a core is shared.
 const SHARED_CORE_LIMIT: i32 = 16;
 /// Between two looks at links that do not report their own end.
-const EXAMINE_EVERY: Duration = Duration::from_millis(50);
+const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a process may take to answer a ping before it counts as stopped.
 const PING_LIMIT: Duration = Duration::from_millis(300);
 
 impl Core {
     /// Between two looks at the links: goes straight on after progress, else waits a little or suspends.
-    pub async fn turn(&mut self, moved: bool) -> Result<(), CommError> {
+    pub async fn pause_unless(&mut self, moved: bool) -> Result<(), CommError> {
         if moved {
-            self.moved();
+            self.note_progress();
             return Ok(());
         }
-        self.check_verdict()?;
+        self.check_watch()?;
         if self.cooperative.load(Ordering::Relaxed) {
-            self.check_patience()?;
+            self.check_limits()?;
             yield_once().await;
             return Ok(());
         }
         self.turns += 1;
-        if self.turns < TURNS_BEFORE_CLOCK && !self.patience.crowded {
+        if self.turns < TURNS_BEFORE_CLOCK && !self.wait_policy.oversubscribed {
             std::hint::spin_loop();
             return Ok(());
         }
-        let waited = self.check_patience()?;
-        let spin = if self.idle { self.patience.idle_spin } else { self.patience.spin };
+        let waited = self.check_limits()?;
+        let spin = if self.idle { self.wait_policy.idle_spin } else { self.wait_policy.spin };
         if waited >= spin {
             return self.sleep(waited);
         }
         let pure_spin = if self.shared_core > 0 { Duration::ZERO } else { PURE_SPIN };
-        if self.patience.crowded || waited >= pure_spin {
+        if self.wait_policy.oversubscribed || waited >= pure_spin {
             self.yielded = true;
             std::thread::yield_now();
         } else {
@@ -56,7 +53,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn moved(&mut self) {
+    pub(super) fn note_progress(&mut self) {
         if self.turns > 0 {
             // Waits that end only once the core is given away mean that the peer needs this core.
             let change = if self.yielded { 1 } else { -1 };
@@ -77,7 +74,7 @@ impl Core {
     }
 
     /// How long nothing has moved; an error when that is too long, or when a peer that is waited for has left.
-    fn check_patience(&mut self) -> Result<Duration, CommError> {
+    fn check_limits(&mut self) -> Result<Duration, CommError> {
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         self.started.get_or_insert(since);
         let waited = since.elapsed();
@@ -103,8 +100,8 @@ impl Core {
             self.saw_divergence = true;
             return Ok(Duration::ZERO);
         }
-        self.examine(waited)?;
-        if waited >= self.patience.stall_limit && !self.idle {
+        self.check_links(waited)?;
+        if waited >= self.wait_policy.stall_limit && !self.idle {
             let awaited = (0..self.size).find(|peer| self.interest(*peer).any()).unwrap_or(self.rank);
             let blamed = self.silent_rank()?.unwrap_or(awaited);
             let transport = self.transport(blamed);
@@ -115,14 +112,14 @@ impl Core {
 
     /// Looks now and then at the links that do not report their own end, also those that nothing is awaited from: what
     /// fails one pair fails the group.
-    fn examine(&mut self, waited: Duration) -> Result<(), CommError> {
-        if self.examined.is_none_or(|last| last.elapsed() < EXAMINE_EVERY) {
+    fn check_links(&mut self, waited: Duration) -> Result<(), CommError> {
+        if self.last_link_check.is_none_or(|last| last.elapsed() < LINK_CHECK_INTERVAL) {
             return Ok(());
         }
-        self.examined = Some(Instant::now());
+        self.last_link_check = Some(Instant::now());
         for peer in 0..self.size {
-            let lasts = waited >= EXAMINE_EVERY && self.interest(peer).any();
-            if let Some(Err(Closed)) = self.links[peer].as_mut().map(|link| link.examine(lasts)) {
+            let lasts = waited >= LINK_CHECK_INTERVAL && self.interest(peer).any();
+            if let Some(Err(Closed)) = self.links[peer].as_mut().map(|link| link.check_health(lasts)) {
                 return Err(self.closed(peer));
             }
         }
@@ -136,7 +133,7 @@ impl Core {
             watch.ping(self.rank);
         }
         loop {
-            self.check_verdict()?;
+            self.check_watch()?;
             let silent = self.watch.as_ref().and_then(Watch::silent);
             if silent.is_none() || Instant::now() >= deadline {
                 return Ok(silent);
@@ -164,9 +161,9 @@ impl Core {
             }
         }
         if still {
-            let stall = (!self.idle).then(|| self.patience.stall_limit.saturating_sub(waited));
-            let examination = self.examined.map(|_| EXAMINE_EVERY);
-            let limit = stall.into_iter().chain(examination).min();
+            let stall = (!self.idle).then(|| self.wait_policy.stall_limit.saturating_sub(waited));
+            let link_check = self.last_link_check.map(|_| LINK_CHECK_INTERVAL);
+            let limit = stall.into_iter().chain(link_check).min();
             // An error of poll leaves a wait that spins, which is slow but right.
             let _ = platform::poll(&mut self.descriptors, limit);
         }
@@ -191,81 +188,13 @@ impl Core {
             return Err(failure.clone());
         }
         self.started = None;
-        self.check_verdict()?;
-        self.examine(Duration::ZERO)?;
+        self.check_watch()?;
+        self.check_links(Duration::ZERO)?;
         let departed = |watch: &Watch| (0..self.size).find(|rank| watch.departed(*rank));
         match self.watch.as_ref().and_then(departed) {
             Some(rank) => Err(self.closed(rank)),
             None => Ok(()),
         }
-    }
-
-    pub(super) fn check_verdict(&mut self) -> Result<(), CommError> {
-        let Some(verdict) = self.watch.as_ref().and_then(Watch::verdict) else { return Ok(()) };
-        let after = self.after();
-        let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
-        let error = match verdict {
-            Verdict::Lost(rank) => lost(rank),
-            // Both ranks are there: what that one has lost is its link to this one.
-            Verdict::Aborted { by, rank, why: Why::Lost } if rank == self.rank => lost(by),
-            Verdict::Aborted { by, rank, why: Why::LinkFailed } if rank == self.rank => {
-                let reason = format!("rank {by} says so, its own error tells why");
-                CommError::LinkFailed { rank: by, transport: self.transport(by), reason }
-            }
-            Verdict::Aborted { by, rank, why: Why::Stalled } if rank == self.rank => {
-                CommError::Aborted { by, rank, why: "it waited too long for this rank" }
-            }
-            Verdict::Aborted { rank, why: Why::Lost | Why::LinkFailed, .. } => lost(rank),
-            Verdict::Aborted { rank, why: Why::Stalled, .. } => {
-                CommError::Stalled { rank, transport: self.transport(rank), after }
-            }
-            Verdict::Aborted { by, rank, why: Why::Mismatch } => {
-                CommError::Aborted { by, rank, why: "they are not in the same operation" }
-            }
-        };
-        self.failure = Some(error.clone());
-        Err(error)
-    }
-
-    /// A link has ended. Its peer may have ended because of another rank: the watch knows within a moment.
-    pub(super) fn closed(&mut self, peer: usize) -> CommError {
-        let deadline = Instant::now() + NEWS_LIMIT;
-        while Instant::now() < deadline {
-            if let Err(error) = self.check_verdict() {
-                return error;
-            }
-            if self.watch.as_ref().is_none_or(|watch| watch.departed(peer)) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let transport = self.transport(peer);
-        // The peer is still there, so it is the link that failed, if it can say why.
-        let departed = self.watch.as_ref().is_none_or(|watch| watch.departed(peer));
-        if let Some(reason) = self.links[peer].as_ref().and_then(|link| link.fault()).filter(|_| !departed) {
-            return self.fail(CommError::LinkFailed { rank: peer, transport, reason });
-        }
-        self.fail(CommError::PeerLost { rank: peer, transport, after: self.after() })
-    }
-
-    /// Since the operation began; zero where it has not.
-    fn after(&self) -> Duration {
-        self.started.map_or(Duration::ZERO, |started| started.elapsed())
-    }
-
-    /// Ends the group here and everywhere.
-    pub(super) fn fail(&mut self, error: CommError) -> CommError {
-        if let (Some(watch), Some(rank)) = (&self.watch, error.rank()) {
-            let why = match error {
-                CommError::Stalled { .. } => Why::Stalled,
-                CommError::Mismatch { .. } | CommError::Aborted { .. } => Why::Mismatch,
-                CommError::LinkFailed { .. } => Why::LinkFailed,
-                _ => Why::Lost,
-            };
-            watch.abort(self.rank, rank, why);
-        }
-        self.failure = Some(error.clone());
-        error
     }
 }
 

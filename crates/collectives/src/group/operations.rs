@@ -1,9 +1,10 @@
 //! The operations of a group, on slices of elements.
 
 use super::Group;
-use super::exchange::{Exchange, Seat, copy};
+use super::arguments::{RankAndSize, copy_checked};
 use super::reduction::{AllReduce, ReduceScatter};
-use crate::header::Kind;
+use super::transfer::Transfer;
+use crate::header::OperationKind;
 use crate::{CommError, Element, Op};
 
 impl Group {
@@ -12,9 +13,9 @@ impl Group {
     /// # Errors
     /// [`CommError`], as every operation.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
-        let reduction = self.plan_all_reduce(data, op);
-        let result =
-            self.run(reduction.bytes, false, Kind::AllReduce, async |core| reduction.run(core).await);
+        let reduction = self.prepare_all_reduce(data, op);
+        let result = self
+            .run(reduction.bytes, false, OperationKind::AllReduce, async |core| reduction.run(core).await);
         reduction.finish();
         result
     }
@@ -29,7 +30,7 @@ impl Group {
         recv: &mut [T],
         op: Op,
     ) -> Result<(), CommError> {
-        copy("all_reduce", send, recv)?;
+        copy_checked("all_reduce", send, recv)?;
         self.all_reduce(recv, op)
     }
 
@@ -43,7 +44,7 @@ impl Group {
         recv: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        self.seat().put_own(send, recv, counts)?;
+        self.rank_and_size().copy_own_part(send, recv, counts)?;
         self.all_gather_in_place(recv, counts)
     }
 
@@ -56,8 +57,8 @@ impl Group {
         data: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().all_gather(data, counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().all_gather(data, counts)?;
+        self.transfer(&transfer)
     }
 
     /// Reduces `send` over all ranks; rank `r` gets part `r` of the result, `counts[r]` elements.
@@ -71,8 +72,8 @@ impl Group {
         counts: &[usize],
         op: Op,
     ) -> Result<(), CommError> {
-        let reduction = self.seat().reduce_scatter(send, recv, counts, op)?;
-        self.reduce_parts(&reduction)
+        let reduction = self.rank_and_size().reduce_scatter(send, recv, counts, op)?;
+        self.run_reduce_scatter(&reduction)
     }
 
     /// [`Group::reduce_scatter`] of `data`, in which this rank's part becomes the result. The rest stays as it was.
@@ -85,8 +86,8 @@ impl Group {
         counts: &[usize],
         op: Op,
     ) -> Result<(), CommError> {
-        let reduction = self.seat().reduce_scatter_in_place(data, counts, op)?;
-        self.reduce_parts(&reduction)
+        let reduction = self.rank_and_size().reduce_scatter_in_place(data, counts, op)?;
+        self.run_reduce_scatter(&reduction)
     }
 
     /// The root's `data` to every rank.
@@ -94,8 +95,8 @@ impl Group {
     /// # Errors
     /// [`CommError`], as every operation.
     pub fn broadcast<T: Element>(&mut self, root: usize, data: &mut [T]) -> Result<(), CommError> {
-        let exchange = self.seat().broadcast(root, data)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().broadcast(root, data)?;
+        self.transfer(&transfer)
     }
 
     /// [`Group::broadcast`] of the root's `send` into every rank's `recv`, the root's too; the others give no `send`.
@@ -108,7 +109,7 @@ impl Group {
         send: Option<&[T]>,
         recv: &mut [T],
     ) -> Result<(), CommError> {
-        self.seat().put_broadcast(root, send, recv)?;
+        self.rank_and_size().copy_root_input(root, send, recv)?;
         self.broadcast(root, recv)
     }
 
@@ -119,8 +120,8 @@ impl Group {
     /// [`CommError`], as every operation.
     pub fn broadcast_idle<T: Element>(&mut self, root: usize, data: &mut [T]) -> Result<(), CommError> {
         let idle = root != self.rank();
-        let exchange = self.seat().broadcast(root, data)?;
-        self.exchange_with(&exchange, idle)
+        let transfer = self.rank_and_size().broadcast(root, data)?;
+        self.transfer_with(&transfer, idle)
     }
 
     /// Every rank's `send`, in rank order, to the root, which gives `recv`; rank `r` gives `counts[r]` elements.
@@ -134,11 +135,11 @@ impl Group {
         recv: Option<&mut [T]>,
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().gather(root, send, recv, counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().gather(root, send, recv, counts)?;
+        self.transfer(&transfer)
     }
 
-    /// [`Group::gather`] where each rank's part is in its place in `data`, which the root's fills up. The others' stay as
+    /// [`Group::gather`] where each rank's part is in its place in `data`, which the root's receives up. The others' stay as
     /// they were.
     ///
     /// # Errors
@@ -149,8 +150,8 @@ impl Group {
         data: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().gather_in_place(root, data, counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().gather_in_place(root, data, counts)?;
+        self.transfer(&transfer)
     }
 
     /// The root's `send`, in parts: rank `r` gets `counts[r]` elements.
@@ -164,8 +165,8 @@ impl Group {
         recv: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().scatter(root, send, recv, counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().scatter(root, send, recv, counts)?;
+        self.transfer(&transfer)
     }
 
     /// [`Group::scatter`] of the root's `data`; every other rank's part comes to its place in its own `data`, the rest stays as
@@ -179,8 +180,8 @@ impl Group {
         data: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().scatter_in_place(root, data, counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().scatter_in_place(root, data, counts)?;
+        self.transfer(&transfer)
     }
 
     /// Part `r` of `send` to rank `r`, and every rank's part for this one, in rank order, into `recv`.
@@ -194,8 +195,8 @@ impl Group {
         recv: &mut [T],
         recv_counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().all_to_all(send, send_counts, recv, recv_counts)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().all_to_all(send, send_counts, recv, recv_counts)?;
+        self.transfer(&transfer)
     }
 
     /// [`Group::all_to_all`] where what comes from rank `r` takes the place of what goes to it, as long: `counts[r]` elements.
@@ -208,8 +209,8 @@ impl Group {
         data: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        let exchange = self.seat().all_to_all_in_place(data, counts, &mut self.core.wire_room)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().all_to_all_in_place(data, counts, &mut self.core.wire_buffer)?;
+        self.transfer(&transfer)
     }
 
     /// Sends to one rank, which must call [`Group::recv`] with as many elements of the same type.
@@ -217,8 +218,8 @@ impl Group {
     /// # Errors
     /// Also when `to` is this rank.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
-        let exchange = self.seat().send(to, data)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().send(to, data)?;
+        self.transfer(&transfer)
     }
 
     /// [`Group::send`] to a rank that may be busy for long: no stall limit, only the ranks' liveness.
@@ -226,8 +227,8 @@ impl Group {
     /// # Errors
     /// As [`Group::send`].
     pub fn send_idle<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
-        let exchange = self.seat().send(to, data)?;
-        self.exchange_with(&exchange, true)
+        let transfer = self.rank_and_size().send(to, data)?;
+        self.transfer_with(&transfer, true)
     }
 
     /// Receives from one rank.
@@ -235,8 +236,8 @@ impl Group {
     /// # Errors
     /// Also when `from` is this rank.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), CommError> {
-        let exchange = self.seat().recv(from, data)?;
-        self.exchange(&exchange)
+        let transfer = self.rank_and_size().recv(from, data)?;
+        self.transfer(&transfer)
     }
 
     /// [`Group::recv`], which may wait for hours: no stall limit, only the ranks' liveness. It spins for a moment
@@ -245,8 +246,8 @@ impl Group {
     /// # Errors
     /// Also when `from` is this rank.
     pub fn recv_idle<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), CommError> {
-        let exchange = self.seat().recv(from, data)?;
-        self.exchange_with(&exchange, true)
+        let transfer = self.rank_and_size().recv(from, data)?;
+        self.transfer_with(&transfer, true)
     }
 
     /// Returns when all ranks have called it.
@@ -254,27 +255,27 @@ impl Group {
     /// # Errors
     /// [`CommError`], as every operation.
     pub fn barrier(&mut self) -> Result<(), CommError> {
-        self.exchange(&self.seat().barrier())
+        self.transfer(&self.rank_and_size().barrier())
     }
 
-    fn reduce_parts(&mut self, reduction: &ReduceScatter<'_>) -> Result<(), CommError> {
-        self.run(reduction.bytes, false, Kind::ReduceScatter, async |core| reduction.run(core).await)
+    fn run_reduce_scatter(&mut self, reduction: &ReduceScatter<'_>) -> Result<(), CommError> {
+        self.run(reduction.bytes, false, OperationKind::ReduceScatter, async |core| reduction.run(core).await)
     }
 
-    fn exchange(&mut self, exchange: &Exchange<'_>) -> Result<(), CommError> {
-        self.exchange_with(exchange, false)
+    fn transfer(&mut self, transfer: &Transfer<'_>) -> Result<(), CommError> {
+        self.transfer_with(transfer, false)
     }
 
-    fn exchange_with(&mut self, exchange: &Exchange<'_>, idle: bool) -> Result<(), CommError> {
-        self.run(exchange.bytes, idle, exchange.kind, async |core| exchange.run(core).await)
+    fn transfer_with(&mut self, transfer: &Transfer<'_>, idle: bool) -> Result<(), CommError> {
+        self.run(transfer.bytes, idle, transfer.kind, async |core| transfer.run(core).await)
     }
 
-    pub(super) fn plan_all_reduce<'a, T: Element>(&self, data: &'a mut [T], op: Op) -> AllReduce<'a> {
+    pub(super) fn prepare_all_reduce<'a, T: Element>(&self, data: &'a mut [T], op: Op) -> AllReduce<'a> {
         let algorithm = self.algorithm(size_of_val(data), T::DTYPE, op);
         AllReduce::new(data, op, algorithm)
     }
 
-    pub(super) fn seat(&self) -> Seat {
-        Seat { rank: self.rank(), size: self.size() }
+    pub(super) fn rank_and_size(&self) -> RankAndSize {
+        RankAndSize { rank: self.rank(), size: self.size() }
     }
 }

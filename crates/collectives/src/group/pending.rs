@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use super::exchange::{Exchange, copy};
+use super::arguments::copy_checked;
 use super::reduction::ReduceScatter;
+use super::transfer::Transfer;
 use super::{Group, Stats};
 use crate::core::Core;
-use crate::header::Kind;
+use crate::header::OperationKind;
 use crate::{CommError, Element, Op};
 
-type Operation<'a> = Pin<Box<dyn Future<Output = Result<(), CommError>> + 'a>>;
+type OperationFuture<'a> = Pin<Box<dyn Future<Output = Result<(), CommError>> + 'a>>;
 
 /// An operation under way. It moves on while it is polled or waited for, not by itself; dropping it waits for its end.
 #[must_use = "an operation moves on only while it is polled or waited for"]
 pub struct Pending<'a> {
-    operation: Option<Operation<'a>>,
+    operation: Option<OperationFuture<'a>>,
     /// While set, the operation returns instead of waiting.
     cooperative: Arc<AtomicBool>,
     stats: &'a mut Stats,
@@ -87,8 +88,8 @@ impl Group {
         data: &'a mut [T],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        let reduction = self.plan_all_reduce(data, op);
-        self.start(Kind::AllReduce, reduction.bytes, async move |core: &mut Core| {
+        let reduction = self.prepare_all_reduce(data, op);
+        self.start(OperationKind::AllReduce, reduction.bytes, async move |core: &mut Core| {
             let result = reduction.run(core).await;
             reduction.finish();
             result
@@ -105,7 +106,7 @@ impl Group {
         recv: &'a mut [T],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        copy("all_reduce", send, recv)?;
+        copy_checked("all_reduce", send, recv)?;
         self.start_all_reduce(recv, op)
     }
 
@@ -119,7 +120,7 @@ impl Group {
         recv: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        self.seat().put_own(send, recv, counts)?;
+        self.rank_and_size().copy_own_part(send, recv, counts)?;
         self.start_all_gather_in_place(recv, counts)
     }
 
@@ -132,8 +133,8 @@ impl Group {
         data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().all_gather(data, counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().all_gather(data, counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::reduce_scatter`].
@@ -147,8 +148,8 @@ impl Group {
         counts: &'a [usize],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        let reduction = self.seat().reduce_scatter(send, recv, counts, op)?;
-        self.start_reduce_parts(reduction)
+        let reduction = self.rank_and_size().reduce_scatter(send, recv, counts, op)?;
+        self.start_prepared_reduce_scatter(reduction)
     }
 
     /// Starts [`Group::reduce_scatter_in_place`].
@@ -161,8 +162,8 @@ impl Group {
         counts: &'a [usize],
         op: Op,
     ) -> Result<Pending<'a>, CommError> {
-        let reduction = self.seat().reduce_scatter_in_place(data, counts, op)?;
-        self.start_reduce_parts(reduction)
+        let reduction = self.rank_and_size().reduce_scatter_in_place(data, counts, op)?;
+        self.start_prepared_reduce_scatter(reduction)
     }
 
     /// Starts [`Group::broadcast`].
@@ -174,8 +175,8 @@ impl Group {
         root: usize,
         data: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().broadcast(root, data)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().broadcast(root, data)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::broadcast_into`]. `send` has been read when this returns.
@@ -188,7 +189,7 @@ impl Group {
         send: Option<&[T]>,
         recv: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        self.seat().put_broadcast(root, send, recv)?;
+        self.rank_and_size().copy_root_input(root, send, recv)?;
         self.start_broadcast(root, recv)
     }
 
@@ -203,8 +204,8 @@ impl Group {
         recv: Option<&'a mut [T]>,
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().gather(root, send, recv, counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().gather(root, send, recv, counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::gather_in_place`].
@@ -217,8 +218,8 @@ impl Group {
         data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().gather_in_place(root, data, counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().gather_in_place(root, data, counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::scatter`].
@@ -232,8 +233,8 @@ impl Group {
         recv: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().scatter(root, send, recv, counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().scatter(root, send, recv, counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::scatter_in_place`].
@@ -246,8 +247,8 @@ impl Group {
         data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().scatter_in_place(root, data, counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().scatter_in_place(root, data, counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::all_to_all`].
@@ -261,8 +262,8 @@ impl Group {
         recv: &'a mut [T],
         recv_counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().all_to_all(send, send_counts, recv, recv_counts)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().all_to_all(send, send_counts, recv, recv_counts)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::all_to_all_in_place`].
@@ -274,8 +275,8 @@ impl Group {
         data: &'a mut [T],
         counts: &'a [usize],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().all_to_all_in_place(data, counts, &mut self.core.wire_room)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().all_to_all_in_place(data, counts, &mut self.core.wire_buffer)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::barrier`].
@@ -283,7 +284,7 @@ impl Group {
     /// # Errors
     /// When the group has failed before.
     pub fn start_barrier(&mut self) -> Result<Pending<'_>, CommError> {
-        self.start_exchange(self.seat().barrier())
+        self.start_transfer(self.rank_and_size().barrier())
     }
 
     /// Starts [`Group::send`].
@@ -295,8 +296,8 @@ impl Group {
         to: usize,
         data: &'a [T],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().send(to, data)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().send(to, data)?;
+        self.start_transfer(transfer)
     }
 
     /// Starts [`Group::recv`].
@@ -308,23 +309,26 @@ impl Group {
         from: usize,
         data: &'a mut [T],
     ) -> Result<Pending<'a>, CommError> {
-        let exchange = self.seat().recv(from, data)?;
-        self.start_exchange(exchange)
+        let transfer = self.rank_and_size().recv(from, data)?;
+        self.start_transfer(transfer)
     }
 
-    fn start_reduce_parts<'a>(&'a mut self, reduction: ReduceScatter<'a>) -> Result<Pending<'a>, CommError> {
-        self.start(Kind::ReduceScatter, reduction.bytes, async move |core: &mut Core| {
+    fn start_prepared_reduce_scatter<'a>(
+        &'a mut self,
+        reduction: ReduceScatter<'a>,
+    ) -> Result<Pending<'a>, CommError> {
+        self.start(OperationKind::ReduceScatter, reduction.bytes, async move |core: &mut Core| {
             reduction.run(core).await
         })
     }
 
-    fn start_exchange<'a>(&'a mut self, exchange: Exchange<'a>) -> Result<Pending<'a>, CommError> {
-        self.start(exchange.kind, exchange.bytes, async move |core: &mut Core| exchange.run(core).await)
+    fn start_transfer<'a>(&'a mut self, transfer: Transfer<'a>) -> Result<Pending<'a>, CommError> {
+        self.start(transfer.kind, transfer.bytes, async move |core: &mut Core| transfer.run(core).await)
     }
 
     fn start<'a>(
         &'a mut self,
-        kind: Kind,
+        kind: OperationKind,
         bytes: usize,
         operation: impl AsyncFnOnce(&mut Core) -> Result<(), CommError> + 'a,
     ) -> Result<Pending<'a>, CommError> {

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::exchange::{Seat, part_of, start};
+use super::arguments::{RankAndSize, part_of, send_ptr};
 use crate::core::Core;
-use crate::element::raw_bytes_of;
+use crate::element::{make_valid, raw_bytes_of};
 use crate::{Algorithm, CommError, DType, Element, Op, algorithm};
 
 /// An all_reduce in place. Lives no longer than the slice that it was made of is borrowed.
@@ -62,7 +62,7 @@ impl ReduceScatter<'_> {
     }
 }
 
-impl Seat {
+impl RankAndSize {
     pub fn reduce_scatter<'a, T: Element>(
         self,
         send: &'a [T],
@@ -77,7 +77,7 @@ impl Seat {
         }
         let (out, own_bytes) = raw_bytes_of(recv);
         let bytes = size_of_val(send);
-        Ok(ReduceScatter { bytes, send: start(send), out, own_bytes, counts, what: (T::DTYPE, op) })
+        Ok(ReduceScatter { bytes, send: send_ptr(send), out, own_bytes, counts, what: (T::DTYPE, op) })
     }
 
     pub fn reduce_scatter_in_place<'a, T: Element>(
@@ -91,22 +91,5 @@ impl Seat {
         let own = part_of(counts, self.rank);
         let (out, own_bytes) = (send.wrapping_add(own.start * size_of::<T>()), own.len() * size_of::<T>());
         Ok(ReduceScatter { bytes, send, out, own_bytes, counts, what: (T::DTYPE, op) })
-    }
-}
-
-/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
-///
-/// # Safety
-/// `pointer` must be valid for `bytes` bytes.
-pub(super) unsafe fn make_valid(dtype: DType, pointer: *mut u8, bytes: usize) {
-    if dtype != DType::Bool {
-        return;
-    }
-    for index in 0..bytes {
-        // SAFETY: within the bytes that the caller vouches for.
-        unsafe {
-            let byte = pointer.add(index);
-            *byte = u8::from(*byte != 0);
-        }
     }
 }

@@ -1,14 +1,14 @@
-//! Shared memory: one ring of bytes in each direction, a doorbell socket for a peer that has gone to sleep.
+//! Shared memory: one ring of bytes in each direction, a wake_socket socket for a peer that has gone to sleep.
 //!
 //! The writer copies, then publishes `head`; the reader sees `head`, reads in place, then publishes `tail`. How the one that
-//! sleeps is woken up: `flags`.
+//! sleeps is woken up: `wakeup`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{Closed, Interest, Link, flags};
+use super::{Closed, Interest, Link, wakeup};
 use crate::Transport;
 use crate::platform::{self, Mapping, Process};
 
@@ -38,7 +38,7 @@ pub(crate) fn segment_bytes(ring_bytes: usize) -> usize {
 pub(crate) struct ShmLink {
     // Keeps the memory that the four pointers below point into.
     _mapping: Mapping,
-    doorbell: UnixStream,
+    wake_socket: UnixStream,
     process: Option<Process>,
     peer_gone: bool,
     ring_bytes: u64,
@@ -68,18 +68,18 @@ impl ShmLink {
         mapping: Mapping,
         ring_bytes: usize,
         lower: bool,
-        doorbell: UnixStream,
+        wake_socket: UnixStream,
     ) -> std::io::Result<Self> {
         debug_assert!(ring_bytes.is_power_of_two());
-        doorbell.set_nonblocking(true)?;
+        wake_socket.set_nonblocking(true)?;
         let direction = |index: usize| {
             // SAFETY: both directions lie within `segment_bytes(ring_bytes)`.
             unsafe { mapping.start().add(index * (size_of::<Control>() + ring_bytes)) }
         };
         let (out, inc) = if lower { (direction(0), direction(1)) } else { (direction(1), direction(0)) };
         Ok(Self {
-            process: platform::peer_process(&doorbell),
-            doorbell,
+            process: platform::peer_process(&wake_socket),
+            wake_socket,
             peer_gone: false,
             ring_bytes: ring_bytes as u64,
             out: out.cast(),
@@ -108,21 +108,21 @@ impl ShmLink {
         unsafe { &*self.inc }
     }
 
-    fn ring(&self) {
+    fn wake_peer(&self) {
         // A full socket holds wake-ups already; a broken one is noticed by the liveness anchor.
-        let _ = (&self.doorbell).write(&[1]);
+        let _ = (&self.wake_socket).write(&[1]);
     }
 
     fn publish_head(&self) {
-        if flags::publish(&self.out().head.0, self.out_head, &self.out().reader_sleeps.0) {
-            self.ring();
+        if wakeup::publish(&self.out().head.0, self.out_head, &self.out().reader_sleeps.0) {
+            self.wake_peer();
         }
     }
 
     fn publish_tail(&mut self) {
         self.inc_published = self.inc_tail;
-        if flags::publish(&self.inc().tail.0, self.inc_tail, &self.inc().writer_sleeps.0) {
-            self.ring();
+        if wakeup::publish(&self.inc().tail.0, self.inc_tail, &self.inc().writer_sleeps.0) {
+            self.wake_peer();
         }
     }
 
@@ -182,7 +182,7 @@ impl Link for ShmLink {
         self.out_head = self.out_head.next_multiple_of(ALIGN);
     }
 
-    fn arrived(&mut self, want: usize) -> Result<usize, Closed> {
+    fn fill_view(&mut self, want: usize) -> Result<usize, Closed> {
         let mut ready = self.inc_head.saturating_sub(self.inc_tail);
         if ready < want as u64 {
             self.inc_head = self.inc().head.0.load(Ordering::Acquire);
@@ -221,12 +221,12 @@ impl Link for ShmLink {
         let (mut nothing_to_read, mut no_room) = (true, true);
         if interest.receive {
             let head =
-                flags::announce(&self.inc().reader_sleeps.0, || self.inc().head.0.load(Ordering::Acquire));
+                wakeup::announce(&self.inc().reader_sleeps.0, || self.inc().head.0.load(Ordering::Acquire));
             nothing_to_read = head <= self.inc_tail.max(self.inc_head);
         }
         if interest.send {
             let tail =
-                flags::announce(&self.out().writer_sleeps.0, || self.out().tail.0.load(Ordering::Acquire));
+                wakeup::announce(&self.out().writer_sleeps.0, || self.out().tail.0.load(Ordering::Acquire));
             no_room = self.out_head - tail >= self.ring_bytes;
         }
         !self.peer_gone && nothing_to_read && no_room
@@ -237,7 +237,7 @@ impl Link for ShmLink {
         self.out().writer_sleeps.0.store(0, Ordering::Relaxed);
         let mut bytes = [0u8; 16];
         loop {
-            match (&self.doorbell).read(&mut bytes) {
+            match (&self.wake_socket).read(&mut bytes) {
                 Ok(0) => self.peer_gone = true,
                 Ok(count) if count == bytes.len() => continue,
                 Ok(_) => {}
@@ -250,7 +250,7 @@ impl Link for ShmLink {
     }
 
     fn descriptors(&self, _interest: Interest, set: &mut Vec<libc::pollfd>) {
-        set.push(libc::pollfd { fd: self.doorbell.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+        set.push(libc::pollfd { fd: self.wake_socket.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     }
 
     fn reports_end(&self) -> bool {
@@ -262,7 +262,7 @@ impl Link for ShmLink {
     }
 
     fn wake(&self) {
-        self.ring();
+        self.wake_peer();
     }
 
     fn process(&self) -> Option<Process> {

@@ -1,7 +1,7 @@
 //! TCP: non-blocking connections without delay, and a buffer so that a small message is one system call.
 //!
-//! Several connections carry one stream of bytes in stripes, in turn: a long message uses them all, a short one the one
-//! whose turn it is.
+//! Several connections carry one stream of bytes in stripes, in cursor: a long message uses them all, a short one the one
+//! whose cursor it is.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -14,23 +14,23 @@ use crate::Transport;
 const BUFFER_BYTES: usize = 256 << 10;
 /// From here on bytes go straight to where they are wanted.
 const DIRECT_BYTES: usize = 16 << 10;
-/// Bytes that go over one connection before the next has its turn: few enough to fit several times into a connection's
+/// Bytes that go over one connection before the next has its cursor: few enough to fit several times into a connection's
 /// buffers, so that all are busy, and enough for whole system calls.
 const STRIPE_BYTES: usize = 64 << 10;
 
-/// Whose turn it is, and for how many bytes more.
-struct Turn {
+/// Whose cursor it is, and for how many bytes more.
+struct StripeCursor {
     connection: usize,
     left: usize,
 }
 
-impl Turn {
+impl StripeCursor {
     fn new(connections: usize) -> Self {
         // A single connection has no other to wait for.
         Self { connection: 0, left: if connections == 1 { usize::MAX } else { STRIPE_BYTES } }
     }
 
-    fn pass(&mut self, count: usize, connections: usize) {
+    fn advance(&mut self, count: usize, connections: usize) {
         if connections == 1 {
             return;
         }
@@ -44,8 +44,8 @@ impl Turn {
 /// One rank's end of a pair's connections.
 pub(crate) struct TcpLink {
     streams: Vec<TcpStream>,
-    sending: Turn,
-    receiving: Turn,
+    sending: StripeCursor,
+    receiving: StripeCursor,
     buffer: Box<[u8]>,
     /// The bytes that have arrived and not been consumed.
     start: usize,
@@ -60,19 +60,19 @@ impl TcpLink {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
         }
-        let turn = || Turn::new(streams.len());
-        let (sending, receiving) = (turn(), turn());
+        let cursor = || StripeCursor::new(streams.len());
+        let (sending, receiving) = (cursor(), cursor());
         let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
         Ok(Self { streams, sending, receiving, buffer, start: 0, end: 0, shown: 0 })
     }
 
-    /// Reads from the connection whose turn it is, 0 bytes when nothing has come.
-    fn read(&mut self, into: Into) -> Result<usize, Closed> {
+    /// Reads from the connection whose cursor it is, 0 bytes when nothing has come.
+    fn read(&mut self, into: ReadTarget) -> Result<usize, Closed> {
         let mut stream = &self.streams[self.receiving.connection];
         let room: &mut [u8] = match into {
-            Into::Buffer => &mut self.buffer[self.end..],
+            ReadTarget::Buffer => &mut self.buffer[self.end..],
             // SAFETY: the creator vouches for the bytes; any are valid u8.
-            Into::Memory(to, length) => unsafe { std::slice::from_raw_parts_mut(to, length) },
+            ReadTarget::Memory(to, length) => unsafe { std::slice::from_raw_parts_mut(to, length) },
         };
         let length = room.len().min(self.receiving.left);
         let count = loop {
@@ -84,13 +84,13 @@ impl TcpLink {
                 Err(_) => return Err(Closed),
             }
         };
-        self.receiving.pass(count, self.streams.len());
+        self.receiving.advance(count, self.streams.len());
         Ok(count)
     }
 }
 
 /// Where bytes are read to.
-enum Into {
+enum ReadTarget {
     /// The free end of the buffer.
     Buffer,
     /// Memory that the caller vouches for.
@@ -122,7 +122,7 @@ impl Link for TcpLink {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(_) => return Err(Closed),
             };
-            self.sending.pass(count, self.streams.len());
+            self.sending.advance(count, self.streams.len());
             sent += count;
             if count < first.len() + second.len() {
                 break;
@@ -131,7 +131,7 @@ impl Link for TcpLink {
         Ok(sent)
     }
 
-    fn arrived(&mut self, want: usize) -> Result<usize, Closed> {
+    fn fill_view(&mut self, want: usize) -> Result<usize, Closed> {
         let mut there = self.end - self.start;
         if there < want {
             if there == 0 {
@@ -140,7 +140,7 @@ impl Link for TcpLink {
                 self.buffer.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, there);
             }
-            match self.read(Into::Buffer) {
+            match self.read(ReadTarget::Buffer) {
                 Ok(count) => self.end += count,
                 // What came before the end is still good.
                 Err(Closed) if there > 0 => {}
@@ -165,9 +165,9 @@ impl Link for TcpLink {
     unsafe fn receive_into(&mut self, to: *mut u8, length: usize) -> Result<usize, Closed> {
         if self.start == self.end && length >= DIRECT_BYTES {
             // The caller vouches for `length` bytes at `to`.
-            return self.read(Into::Memory(to, length));
+            return self.read(ReadTarget::Memory(to, length));
         }
-        let count = self.arrived(length)?;
+        let count = self.fill_view(length)?;
         // SAFETY: the view holds `count <= length` bytes.
         unsafe { std::ptr::copy_nonoverlapping(self.view().as_ptr(), to, count) };
         self.consume(count);
@@ -181,8 +181,8 @@ impl Link for TcpLink {
     fn disarm(&mut self) {}
 
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>) {
-        let mut add = |turn: &Turn, events| {
-            let fd = self.streams[turn.connection].as_raw_fd();
+        let mut add = |cursor: &StripeCursor, events| {
+            let fd = self.streams[cursor.connection].as_raw_fd();
             set.push(libc::pollfd { fd, events, revents: 0 });
         };
         if interest.receive {

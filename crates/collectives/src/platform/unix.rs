@@ -63,21 +63,21 @@ impl Drop for Mapping {
 
 /// Room for one control message with one descriptor, aligned as its header must be.
 #[repr(C, align(8))]
-struct ControlRoom([u8; 64]);
+struct ControlBuffer([u8; 64]);
 
 /// Passes an open file to the process at the other end.
 pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()> {
     let mut byte = [0u8; 1];
     let mut parts = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    let mut room = ControlRoom([0; 64]);
+    let mut buffer = ControlBuffer([0; 64]);
     // SAFETY: an all-zero msghdr is a valid empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &mut parts;
     message.msg_iovlen = 1;
-    message.msg_control = room.0.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE is arithmetic; the room of 64 bytes holds one descriptor on every 64-bit Unix.
+    message.msg_control = buffer.0.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE is arithmetic; the buffer of 64 bytes holds one descriptor on every 64-bit Unix.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
-    // SAFETY: `msg_control` points to room for one header and one descriptor.
+    // SAFETY: `msg_control` points to buffer for one header and one descriptor.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&message);
         (*header).cmsg_level = libc::SOL_SOCKET;
@@ -94,19 +94,19 @@ pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()
 pub(crate) fn receive_descriptor(socket: &UnixStream) -> io::Result<File> {
     let mut byte = [0u8; 1];
     let mut parts = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    let mut room = ControlRoom([0; 64]);
+    let mut buffer = ControlBuffer([0; 64]);
     // SAFETY: an all-zero msghdr is a valid empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &mut parts;
     message.msg_iovlen = 1;
-    message.msg_control = room.0.as_mut_ptr().cast();
-    message.msg_controllen = room.0.len() as _;
+    message.msg_control = buffer.0.as_mut_ptr().cast();
+    message.msg_controllen = buffer.0.len() as _;
     // SAFETY: `message` and all that it points to live until the call returns.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, 0) };
     if received < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has filled `message`; the header, if any, lies within `room`.
+    // SAFETY: the kernel has filled `message`; the header, if any, lies within `buffer`.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&message);
         if received != 1

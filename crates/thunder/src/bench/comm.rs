@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
-use thunder_collectives::bench::{self, CostRow, Operation, Plan, Row};
+use thunder_collectives::bench::{self, BenchPlan, CostRow, Measurement, Operation};
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 
 use crate::plot::{self, Series};
@@ -106,11 +106,11 @@ impl CommCommand {
             }
         };
         config.wire = self.wire;
-        let mut plan = Plan {
+        let mut plan = BenchPlan {
             operations: self.operations.iter().flat_map(|named| named.iter().copied()).collect(),
             algorithms: self.algorithms,
             time_per_row: Duration::from_millis(self.time),
-            ..Plan::default()
+            ..BenchPlan::default()
         };
         if !self.sizes.is_empty() {
             plan.sizes = self.sizes;
@@ -152,7 +152,7 @@ fn short(bytes: usize) -> String {
     unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 
-fn print(operations: &[Operation], rows: &[Row], costs: &[CostRow]) {
+fn print(operations: &[Operation], rows: &[Measurement], costs: &[CostRow]) {
     let mut table =
         table::new(&["operation", "bytes", "algorithm", "over", "ranks", "median µs", "p99 µs", "bus GB/s"]);
     for row in rows {
@@ -195,7 +195,7 @@ fn print_costs(costs: &[CostRow]) {
 
 /// The bandwidths of an operation as one series per algorithm and transport, in the order of the
 /// rows.
-fn series(operation: Operation, rows: &[Row]) -> Vec<Series> {
+fn series(operation: Operation, rows: &[Measurement]) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
     // A bandwidth of zero cannot be shown on a logarithmic axis.
     for row in rows.iter().filter(|row| row.operation == operation && row.bus_gb_per_s > 0.0) {

@@ -143,11 +143,11 @@ impl Background {
         let work = move || {
             while let Ok((mut group, mut x, rows)) = incoming.recv() {
                 // This thread shares a core with one that computes.
-                let crowded = group.set_crowded(true);
+                let oversubscribed = group.set_oversubscribed(true);
                 let (width, began) = (x.width, Instant::now());
                 let result = group.all_reduce(&mut x.data[rows.start * width..rows.end * width], Op::Sum);
                 let taken = began.elapsed();
-                group.set_crowded(crowded);
+                group.set_oversubscribed(oversubscribed);
                 if outgoing.send(((group, x, rows), result, taken)).is_err() {
                     return;
                 }

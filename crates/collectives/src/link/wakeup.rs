@@ -130,42 +130,42 @@ mod tests {
         fn full_fence() {}
     }
 
-    /// Like the socket: what is rung while nobody waits is not forgotten.
+    /// Like the socket: what is pending while nobody waits is not forgotten.
     #[derive(Default)]
-    struct Doorbell {
-        rung: Mutex<bool>,
+    struct WakeSocket {
+        pending: Mutex<bool>,
         changed: Condvar,
     }
 
-    impl Doorbell {
+    impl WakeSocket {
         fn notify(&self) {
-            *self.rung.lock().unwrap() = true;
+            *self.pending.lock().unwrap() = true;
             self.changed.notify_one();
         }
         fn wait(&self) {
-            let mut rung = self.rung.lock().unwrap();
-            while !*rung {
-                rung = self.changed.wait(rung).unwrap();
+            let mut pending = self.pending.lock().unwrap();
+            while !*pending {
+                pending = self.changed.wait(pending).unwrap();
             }
-            *rung = false;
+            *pending = false;
         }
     }
 
-    /// A ring of one place, and a doorbell.
+    /// A ring of one place, and a wake_socket.
     struct Ring<P, S> {
         head: P,
         tail: P,
         reader_sleeps: S,
         writer_sleeps: S,
-        to_reader: Doorbell,
-        to_writer: Doorbell,
+        to_reader: WakeSocket,
+        to_writer: WakeSocket,
         place: UnsafeCell<u64>,
     }
 
-    fn wait<S: Sleeps>(sleeps: &S, position: &impl Position, wanted: u64, doorbell: &Doorbell) {
+    fn wait<S: Sleeps>(sleeps: &S, position: &impl Position, wanted: u64, wake_socket: &WakeSocket) {
         while position.acquire() < wanted {
             if announce(sleeps, || position.acquire()) < wanted {
-                doorbell.wait();
+                wake_socket.wait();
             }
             sleeps.take();
         }
@@ -187,8 +187,8 @@ mod tests {
                 tail: P::default(),
                 reader_sleeps: S::default(),
                 writer_sleeps: S::default(),
-                to_reader: Doorbell::default(),
-                to_writer: Doorbell::default(),
+                to_reader: WakeSocket::default(),
+                to_writer: WakeSocket::default(),
                 place: UnsafeCell::new(0),
             });
             let writer = ring.clone();
@@ -258,7 +258,7 @@ mod tests {
         places: [UnsafeCell<u64>; 2],
         posted: AtomicU64,
         sleeps: AtomicU32,
-        doorbell: Doorbell,
+        wake_socket: WakeSocket,
     }
 
     /// What a rank does on a board of two: post, wake the other, wait for its record.
@@ -268,9 +268,9 @@ mod tests {
             // SAFETY: loom checks that nobody else touches the place meanwhile.
             own.places[place].with_mut(|place| unsafe { *place = 10 + round });
             if publish(&own.posted, round + 1, &other.sleeps) {
-                other.doorbell.notify();
+                other.wake_socket.notify();
             }
-            wait(&own.sleeps, &other.posted, round + 1, &own.doorbell);
+            wait(&own.sleeps, &other.posted, round + 1, &own.wake_socket);
             // SAFETY: as above.
             assert_eq!(other.places[place].with(|place| unsafe { *place }), 10 + round);
         }
@@ -287,7 +287,7 @@ mod tests {
                 places: [UnsafeCell::new(0), UnsafeCell::new(0)],
                 posted: AtomicU64::new(0),
                 sleeps: AtomicU32::new(0),
-                doorbell: Doorbell::default(),
+                wake_socket: WakeSocket::default(),
             };
             let sides = Arc::new([side(), side()]);
             let theirs = sides.clone();

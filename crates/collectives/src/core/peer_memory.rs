@@ -1,7 +1,7 @@
 //! Reading straight from the memory of the other ranks of a host, where the system lets one process read another's.
 
 use super::Core;
-use crate::header::{Header, Kind};
+use crate::header::{Header, OperationKind};
 use crate::{CommError, DType};
 
 /// Steps of the agreement, as headers tell them.
@@ -10,18 +10,19 @@ const VERDICTS: u8 = 12;
 
 impl Core {
     /// Whether all ranks, which must share a board, can read each other's memory. They find out together the first time.
-    pub async fn reads_mates(&mut self) -> Result<bool, CommError> {
-        if let Some(known) = self.reads_mates {
+    pub async fn can_read_peers(&mut self) -> Result<bool, CommError> {
+        if let Some(known) = self.reads_peers {
             return Ok(known);
         }
         // A process is known by its number, which may be another's in another namespace: it must have what it says.
         let mut nonce = [0u8; size_of::<u64>()];
         let random = getrandom::fill(&mut nonce).is_ok();
-        let mut memory = std::mem::take(&mut self.wire_room);
+        let mut memory = std::mem::take(&mut self.wire_buffer);
         memory.clear();
         memory.extend(nonce);
-        let header =
-            |core: &Self, phase| core.header(Kind::AllReduce, DType::U64, 0, phase, size_of::<u64>());
+        let header = |core: &Self, phase| {
+            core.header(OperationKind::AllReduce, DType::U64, 0, phase, size_of::<u64>())
+        };
         let nonces = header(self, NONCES);
         let record = self.post_words(&nonces, [memory.as_ptr() as u64, u64::from_ne_bytes(nonce)]);
         self.await_record(record, &nonces).await?;
@@ -35,9 +36,9 @@ impl Core {
         let verdicts = header(self, VERDICTS);
         let record = self.post_words(&verdicts, [u64::from(all), 0]);
         self.await_record(record, &verdicts).await?;
-        self.wire_room = memory;
+        self.wire_buffer = memory;
         let known = (0..self.size).all(|rank| self.words_of(rank, record)[0] == 1);
-        self.reads_mates = Some(known);
+        self.reads_peers = Some(known);
         Ok(known)
     }
 
@@ -60,7 +61,7 @@ impl Core {
     ///
     /// # Safety
     /// `to` must be valid for `length` bytes.
-    pub unsafe fn read_mate(
+    pub unsafe fn read_peer(
         &mut self,
         rank: usize,
         from: u64,

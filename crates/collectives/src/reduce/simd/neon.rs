@@ -1,15 +1,15 @@
-//! NEON, which every 64-bit Arm processor has. Conversions of half precision are in assembly: their intrinsics are not
+//! NEON, which every 64-bit Arm processor has. Conversions of narrow precision are in assembly: their intrinsics are not
 //! stable.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Simd, Sum, sum_by};
+use super::{Simd, Sum, sum_with};
 
 /// What this processor has.
-pub(super) fn loops() -> impl Iterator<Item = (&'static str, Sum)> {
-    std::iter::once(("NEON", sum_by::<Neon> as Sum))
+pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
+    std::iter::once(("NEON", sum_with::<Neon> as Sum))
 }
 
 struct Neon;
@@ -40,22 +40,22 @@ unsafe impl Simd for Neon {
         vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff_0000)))
     }
     #[inline(always)]
-    unsafe fn pairs(lower: float32x4_t, upper: float32x4_t) -> float32x4_t {
+    unsafe fn pack(lower: float32x4_t, upper: float32x4_t) -> float32x4_t {
         vreinterpretq_f32_u32(vsriq_n_u32::<16>(Self::round(upper), Self::round(lower)))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> float32x4_t {
         let wide: float32x4_t;
-        asm!("fcvtl {wide:v}.4s, {half:v}.4h", wide = out(vreg) wide, half = in(vreg) vld1_u8(from),
+        asm!("fcvtl {wide:v}.4s, {narrow:v}.4h", wide = out(vreg) wide, narrow = in(vreg) vld1_u8(from),
             options(pure, nomem, nostack, preserves_flags));
         wide
     }
     #[inline(always)]
     unsafe fn store_f16(vector: float32x4_t, to: *mut u8) {
-        let half: uint8x8_t;
-        asm!("fcvtn {half:v}.4h, {wide:v}.4s", half = out(vreg) half, wide = in(vreg) vector,
+        let narrow: uint8x8_t;
+        asm!("fcvtn {narrow:v}.4h, {wide:v}.4s", narrow = out(vreg) narrow, wide = in(vreg) vector,
             options(pure, nomem, nostack, preserves_flags));
-        vst1_u8(to, half);
+        vst1_u8(to, narrow);
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
@@ -69,7 +69,7 @@ impl Neon {
     unsafe fn round(vector: float32x4_t) -> uint32x4_t {
         let bits = vreinterpretq_u32_f32(vector);
         let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-        // Up from one half on, and in the middle together with the lowest bit that stays.
+        // Up from one narrow on, and in the middle together with the lowest bit that stays.
         let rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
         // Not a number: made a quiet one by a bit that stays, so that it is not taken for infinity.
         let quiet = vorrq_u32(bits, vdupq_n_u32(0x40_0000));

@@ -1,14 +1,14 @@
-//! AVX-512, and AVX2 with conversions of half precision.
+//! AVX-512, and AVX2 with conversions of narrow precision.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::*;
 
-use super::{Simd, Sum, sum_by};
+use super::{Simd, Sum, sum_with};
 use crate::DType;
 
 /// What this processor has, the fastest first.
-pub(super) fn loops() -> impl Iterator<Item = (&'static str, Sum)> {
+pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
     let has_avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
     let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
     let avx512 = has_avx512.then_some(("AVX-512", avx512 as Sum));
@@ -18,21 +18,21 @@ pub(super) fn loops() -> impl Iterator<Item = (&'static str, Sum)> {
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn avx512(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
     // SAFETY: as promised by the caller; this function has the instructions.
-    unsafe { sum_by::<Avx512>(dtype, out, sources, bytes) }
+    unsafe { sum_with::<Avx512>(dtype, out, sources, bytes) }
 }
 
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn avx2(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
     // SAFETY: as promised by the caller; this function has the instructions.
-    unsafe { sum_by::<Avx2>(dtype, out, sources, bytes) }
+    unsafe { sum_with::<Avx2>(dtype, out, sources, bytes) }
 }
 
 /// The upper of two 16-bit numbers.
-const UPPER: i32 = 0xffff_0000_u32 as i32;
-/// What rounds the lower 16 bits of 32 up from one half on, and in the middle together with the lowest bit that stays.
-const BELOW_HALF: i32 = 0x7fff;
+const HIGH_16_BITS: i32 = 0xffff_0000_u32 as i32;
+/// What rounds the lower 16 bits of 32 up from one narrow on, and in the middle together with the lowest bit that stays.
+const ROUNDING_BIAS: i32 = 0x7fff;
 /// The bit that makes what is not a number a quiet one. It stays in 16 bits, so it is not taken for infinity.
-const QUIET: i32 = 0x40_0000;
+const QUIET_NAN_BIT: i32 = 0x40_0000;
 
 struct Avx512;
 
@@ -59,13 +59,13 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn upper(pairs: __m512) -> __m512 {
-        _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(UPPER)))
+        _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(HIGH_16_BITS)))
     }
     #[inline(always)]
-    unsafe fn pairs(lower: __m512, upper: __m512) -> __m512 {
-        const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
+    unsafe fn pack(lower: __m512, upper: __m512) -> __m512 {
+        const HIGH_LANES: __mmask32 = 0xaaaa_aaaa;
         let lower = _mm512_srli_epi32::<16>(Self::round(lower));
-        _mm512_castsi512_ps(_mm512_mask_mov_epi16(lower, UPPER_HALVES, Self::round(upper)))
+        _mm512_castsi512_ps(_mm512_mask_mov_epi16(lower, HIGH_LANES, Self::round(upper)))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> __m512 {
@@ -87,9 +87,9 @@ impl Avx512 {
     unsafe fn round(vector: __m512) -> __m512i {
         let bits = _mm512_castps_si512(vector);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(BELOW_HALF)), odd);
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(ROUNDING_BIAS)), odd);
         let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
-        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(QUIET))
+        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(QUIET_NAN_BIT))
     }
 }
 
@@ -118,13 +118,13 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn upper(pairs: __m256) -> __m256 {
-        _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(UPPER)))
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(HIGH_16_BITS)))
     }
     #[inline(always)]
-    unsafe fn pairs(lower: __m256, upper: __m256) -> __m256 {
-        const UPPER_HALVES: i32 = 0b1010_1010;
+    unsafe fn pack(lower: __m256, upper: __m256) -> __m256 {
+        const HIGH_LANES: i32 = 0b1010_1010;
         let lower = _mm256_srli_epi32::<16>(Self::round(lower));
-        _mm256_castsi256_ps(_mm256_blend_epi16::<UPPER_HALVES>(lower, Self::round(upper)))
+        _mm256_castsi256_ps(_mm256_blend_epi16::<HIGH_LANES>(lower, Self::round(upper)))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> __m256 {
@@ -146,8 +146,8 @@ impl Avx2 {
     unsafe fn round(vector: __m256) -> __m256i {
         let bits = _mm256_castps_si256(vector);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(BELOW_HALF)), odd);
-        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(ROUNDING_BIAS)), odd);
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET_NAN_BIT));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector));
         _mm256_blendv_epi8(rounded, quiet, is_nan)
     }

@@ -1,5 +1,6 @@
-//! The handshake on every connection: each side proves with an HMAC over the other's fresh nonce that it knows the secret. Then the
-//! caller confirms that it has seen the proof: until then it may have given up and called again, so that nobody may count on it.
+//! The handshake on every connection. Each side proves that it knows the secret, with an HMAC over
+//! the other side's fresh nonce. Then the connecting side confirms that it has seen the proof: until
+//! then it may have given up and connected again, so the accepting side must not rely on it.
 
 use std::io::{self, Read, Write};
 
@@ -8,12 +9,12 @@ use sha2::Sha256;
 
 const NONCE_BYTES: usize = 32;
 const TAG_BYTES: usize = 32;
-/// A hello is an address list; nobody needs more.
+/// A hello is an address list, which is far shorter.
 const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
 /// Changes with the wire format.
 pub(crate) const GREETING: &[u8; 8] = b"thunder2";
 
-/// What the caller says last.
+/// The last byte that the connecting side sends.
 const CONFIRMATION: u8 = 1;
 
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
@@ -34,8 +35,9 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The connecting side: says `hello`, proves itself, and checks that the other side knows the secret too.
-pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8]) -> io::Result<()> {
+/// The connecting side: sends `hello`, proves that it knows the secret, and checks that the other
+/// side knows it too.
+pub(crate) fn connect(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8]) -> io::Result<()> {
     let mut greeting = [0; 8];
     stream.read_exact(&mut greeting)?;
     if &greeting != GREETING {
@@ -48,7 +50,7 @@ pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8
     let mut message = Vec::with_capacity(NONCE_BYTES + TAG_BYTES + 4 + hello.len());
     message.extend_from_slice(&ours);
     message.extend_from_slice(&proof);
-    write_message_to(&mut message, hello)?;
+    write_message(&mut message, hello)?;
     stream.write_all(&message)?;
     let mut answer = [0; TAG_BYTES];
     stream.read_exact(&mut answer).map_err(|error| match error.kind() {
@@ -61,8 +63,9 @@ pub(crate) fn greet(stream: &mut (impl Read + Write), secret: &[u8], hello: &[u8
     stream.write_all(&[CONFIRMATION])
 }
 
-/// The accepting side: returns the hello of a client that has proved itself. It counts once it has [`confirmed`].
-pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Result<Vec<u8>> {
+/// The accepting side: returns the hello of a peer that has proved that it knows the secret. The
+/// connection counts only after [`await_confirmation`].
+pub(crate) fn accept(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Result<Vec<u8>> {
     let ours: [u8; NONCE_BYTES] = random()?;
     let mut opening = GREETING.to_vec();
     opening.extend_from_slice(&ours);
@@ -80,14 +83,15 @@ pub(crate) fn welcome(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Re
     Ok(hello)
 }
 
-/// The accepting side, at last: the client has seen that both know the secret, and will not call again.
-pub(crate) fn confirmed(stream: &mut impl Read) -> io::Result<()> {
+/// The accepting side's last step: the peer has seen that both know the secret, and will not connect
+/// again.
+pub(crate) fn await_confirmation(stream: &mut impl Read) -> io::Result<()> {
     let mut confirmation = [0];
     stream.read_exact(&mut confirmation)?;
     if confirmation == [CONFIRMATION] { Ok(()) } else { Err(refused("it does not confirm the connection")) }
 }
 
-pub(crate) fn write_message_to(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
+pub(crate) fn write_message(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).map_err(io::Error::other)?;
     stream.write_all(&length.to_le_bytes())?;
     stream.write_all(message)

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::core::{Core, Patience};
-use crate::header::{HEADER_BYTES, Header, Kind};
+use crate::core::{Core, WaitPolicy};
+use crate::header::{HEADER_BYTES, Header, OperationKind};
 use crate::link::Link;
 use crate::link::tcp::TcpLink;
-use crate::rendezvous::{Answer, Endpoint, Hello, Until};
+use crate::rendezvous::{DeadlineStream, Endpoint, Hello, Reply, handshake};
 use crate::watch::Watch;
-use crate::{CommError, Config, DType, Group, InitError, auth, rendezvous};
+use crate::{CommError, Config, DType, Group, InitError, rendezvous};
 
 const SECRET: &[u8] = b"of these tests";
 /// Far longer than any of it takes.
@@ -90,20 +90,20 @@ proptest! {
 
     #[test]
     fn a_handshake_believes_nobody(input in bytes(300), greeting in any::<bool>()) {
-        let mut said = if greeting { auth::GREETING.to_vec() } else { Vec::new() };
+        let mut said = if greeting { handshake::GREETING.to_vec() } else { Vec::new() };
         said.extend(input);
         let script = || Script { input: Cursor::new(said.clone()) };
-        prop_assert!(auth::welcome(&mut script(), SECRET).is_err());
-        prop_assert!(auth::greet(&mut script(), SECRET, b"hello").is_err());
+        prop_assert!(handshake::accept(&mut script(), SECRET).is_err());
+        prop_assert!(handshake::connect(&mut script(), SECRET, b"hello").is_err());
         // The most that is ever set aside is the limit of a message.
-        if let Ok(message) = auth::read_message(&mut script()) {
+        if let Ok(message) = handshake::read_message(&mut script()) {
             prop_assert!(message.len() <= said.len());
         }
     }
 
     #[test]
     fn a_message_is_taken_only_for_what_it_is(input in bytes(200), length in 0u64..200, damage in damage()) {
-        let (kind, dtype) = (Kind::AllToAll, DType::U8 as u8);
+        let (kind, dtype) = (OperationKind::AllToAll, DType::U8 as u8);
         let expected = Header { kind, dtype, op: 0, phase: 0, sequence: 7, length };
         let mut inline = expected.encode();
         if expected.is_inline() {
@@ -157,7 +157,7 @@ fn core(links: Vec<Option<Box<dyn Link>>>, watch: Option<Watch>) -> Core {
         vec![vec![0], vec![1]],
         None,
         watch,
-        Patience { spin, crowded: false, idle_spin: spin, stall_limit: LIMIT },
+        WaitPolicy { spin, oversubscribed: false, idle_spin: spin, stall_limit: LIMIT },
     )
 }
 
@@ -185,13 +185,13 @@ proptest! {
         let _ = far.write_all(&wire);
         let _ = far.shutdown(Shutdown::Both);
         let started = Instant::now();
-        while watch.verdict().is_none() && !watch.departed(1) {
+        while watch.failure().is_none() && !watch.departed(1) {
             prop_assert!(started.elapsed() < LIMIT, "the end of rank 1 is not noticed");
             std::thread::yield_now();
         }
-        let failed = watch.verdict().is_some();
+        let failed = watch.failure().is_some();
         let mut core = core((0..3).map(|_| None).collect(), Some(watch));
-        let result = core.begin(Some(Instant::now()), Kind::Barrier, false);
+        let result = core.begin(Some(Instant::now()), OperationKind::Barrier, false);
         prop_assert_eq!(result.is_err(), failed);
         if let Err(error) = result {
             prop_assert!(error.rank().is_some_and(|rank| rank < 3), "{:?}", error);
@@ -241,11 +241,11 @@ proptest! {
             if matches!(serde_json::from_slice(&hello), Ok(Hello { rank: 1, size: 2, .. })) {
                 continue;
             }
-            let mut guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            guest.set_read_timeout(Some(LIMIT)).unwrap();
-            auth::greet(&mut guest, SECRET, &hello).unwrap();
-            let answer = auth::read_message(&mut guest).unwrap();
-            prop_assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::Refused(_))));
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            peer.set_read_timeout(Some(LIMIT)).unwrap();
+            handshake::connect(&mut peer, SECRET, &hello).unwrap();
+            let answer = handshake::read_message(&mut peer).unwrap();
+            prop_assert!(matches!(serde_json::from_slice(&answer), Ok(Reply::Refused(_))));
         }
         prop_assert_eq!(Group::init(config(1, &listener)).unwrap().size(), 2);
         prop_assert_eq!(first.join().unwrap().unwrap(), 2);
@@ -254,18 +254,18 @@ proptest! {
     /// A coordinator that knows the secret but talks nonsense gives an error.
     #[test]
     fn a_rank_survives_every_answer(damage in damage(), noise in bytes(200)) {
-        let table = Answer::Table(vec![endpoint(), endpoint(), endpoint()]);
+        let table = Reply::Table(vec![endpoint(), endpoint(), endpoint()]);
         let mut damaged = serde_json::to_vec(&table).unwrap();
         damage.apply(&mut damaged);
         for answer in [damaged, noise] {
             let listener = listener();
             let config = config(1, &listener);
             let rank = std::thread::spawn(move || rendezvous::exchange(&config, endpoint()));
-            let (mut guest, _) = listener.accept().unwrap();
-            auth::welcome(&mut guest, SECRET).unwrap();
-            auth::confirmed(&mut guest).unwrap();
-            auth::write_message_to(&mut guest, &answer).unwrap();
-            drop(guest);
+            let (mut peer, _) = listener.accept().unwrap();
+            handshake::accept(&mut peer, SECRET).unwrap();
+            handshake::await_confirmation(&mut peer).unwrap();
+            handshake::write_message(&mut peer, &answer).unwrap();
+            drop(peer);
             let error = rank.join().unwrap().unwrap_err();
             prop_assert!(matches!(error, InitError::Refused { .. }), "{}", error);
         }
@@ -282,8 +282,8 @@ fn a_stranger_who_drips_bytes_is_dropped_in_time() {
         }
     });
     let started = Instant::now();
-    let mut limited = Until::new(&mut near, Duration::from_millis(200));
-    assert!(auth::welcome(&mut limited, SECRET).is_err());
+    let mut limited = DeadlineStream::new(&mut near, Duration::from_millis(200));
+    assert!(handshake::accept(&mut limited, SECRET).is_err());
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     drop(near);
     drip.join().unwrap();

@@ -1,10 +1,10 @@
-//! Sums of floats that stay in vector registers from the first source to the result.
+//! Sums of floats that stay in vector simd from the first source to the result.
 
 #[cfg(target_arch = "aarch64")]
-#[path = "registers/neon.rs"]
+#[path = "simd/neon.rs"]
 mod native;
 #[cfg(target_arch = "x86_64")]
-#[path = "registers/x86.rs"]
+#[path = "simd/x86.rs"]
 mod native;
 
 use crate::DType;
@@ -27,8 +27,8 @@ unsafe trait Simd {
     /// Those in the upper halves.
     unsafe fn upper(pairs: Self::Vector) -> Self::Vector;
     /// Rounds to nearest even and puts the pairs together again; what is not a number stays so.
-    unsafe fn pairs(lower: Self::Vector, upper: Self::Vector) -> Self::Vector;
-    /// Reads half of a vector's bytes.
+    unsafe fn pack(lower: Self::Vector, upper: Self::Vector) -> Self::Vector;
+    /// Reads narrow of a vector's bytes.
     unsafe fn load_f16(from: *const u8) -> Self::Vector;
     /// As `pairs` rounds.
     unsafe fn store_f16(vector: Self::Vector, to: *mut u8);
@@ -37,7 +37,7 @@ unsafe trait Simd {
 }
 
 /// How the elements of a type get to four vectors and back.
-trait Format<S: Simd> {
+trait VectorFormat<S: Simd> {
     /// Bytes of as many elements.
     const BYTES: usize;
     unsafe fn load(from: *const u8) -> [S::Vector; 4];
@@ -48,7 +48,7 @@ struct F32;
 struct BF16;
 struct F16;
 
-impl<S: Simd> Format<S> for F32 {
+impl<S: Simd> VectorFormat<S> for F32 {
     const BYTES: usize = 4 * S::BYTES;
     #[inline(always)]
     unsafe fn load(from: *const u8) -> [S::Vector; 4] {
@@ -74,8 +74,8 @@ impl<S: Simd> Format<S> for F32 {
     }
 }
 
-/// Without moving a lane: a `bf16` is the upper half of an `f32`, so one of a pair takes a mask, the other a shift.
-impl<S: Simd> Format<S> for BF16 {
+/// Without moving a lane: a `bf16` is the upper narrow of an `f32`, so one of a pair takes a mask, the other a shift.
+impl<S: Simd> VectorFormat<S> for BF16 {
     const BYTES: usize = 2 * S::BYTES;
     #[inline(always)]
     unsafe fn load(from: *const u8) -> [S::Vector; 4] {
@@ -89,13 +89,13 @@ impl<S: Simd> Format<S> for BF16 {
     unsafe fn store([a, b, c, d]: [S::Vector; 4], to: *mut u8) {
         // SAFETY: as above.
         unsafe {
-            S::store(S::pairs(a, b), to);
-            S::store(S::pairs(c, d), to.add(S::BYTES));
+            S::store(S::pack(a, b), to);
+            S::store(S::pack(c, d), to.add(S::BYTES));
         }
     }
 }
 
-impl<S: Simd> Format<S> for F16 {
+impl<S: Simd> VectorFormat<S> for F16 {
     const BYTES: usize = 2 * S::BYTES;
     #[inline(always)]
     unsafe fn load(from: *const u8) -> [S::Vector; 4] {
@@ -126,29 +126,33 @@ impl<S: Simd> Format<S> for F16 {
 /// # Safety
 /// As for `sum`, in bytes, and the processor must have the instructions of `S`.
 #[inline(always)]
-unsafe fn sum_by<S: Simd>(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
+unsafe fn sum_with<S: Simd>(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
     // SAFETY: as promised by the caller.
     unsafe {
         match dtype {
-            DType::F32 => vectors::<S, F32>(out, sources, bytes),
-            DType::BF16 => vectors::<S, BF16>(out, sources, bytes),
-            DType::F16 => vectors::<S, F16>(out, sources, bytes),
+            DType::F32 => sum_vectors::<S, F32>(out, sources, bytes),
+            DType::BF16 => sum_vectors::<S, BF16>(out, sources, bytes),
+            DType::F16 => sum_vectors::<S, F16>(out, sources, bytes),
             _ => 0,
         }
     }
 }
 
 /// # Safety
-/// As for `sum_by`.
+/// As for `sum_with`.
 #[inline(always)]
-unsafe fn vectors<S: Simd, F: Format<S>>(out: *mut u8, sources: &[*const u8], bytes: usize) -> usize {
+unsafe fn sum_vectors<S: Simd, F: VectorFormat<S>>(
+    out: *mut u8,
+    sources: &[*const u8],
+    bytes: usize,
+) -> usize {
     let whole = bytes - bytes % F::BYTES;
     // SAFETY: as promised by the caller.
     unsafe {
         match *sources {
             // Two are most common, and without a loop inside of the loop.
-            [a, b] => add::<S, F>(out, &[a, b], whole),
-            _ => add::<S, F>(out, sources, whole),
+            [a, b] => add_sources::<S, F>(out, &[a, b], whole),
+            _ => add_sources::<S, F>(out, sources, whole),
         }
     }
     whole
@@ -159,9 +163,9 @@ const AHEAD_BYTES: usize = 1 << 10;
 const LINE_BYTES: usize = 64;
 
 /// # Safety
-/// As for `sum_by`, and `bytes` must fill vectors.
+/// As for `sum_with`, and `bytes` must fill vectors.
 #[inline(always)]
-unsafe fn add<S: Simd, F: Format<S>>(out: *mut u8, sources: &[*const u8], bytes: usize) {
+unsafe fn add_sources<S: Simd, F: VectorFormat<S>>(out: *mut u8, sources: &[*const u8], bytes: usize) {
     let Some((first, others)) = sources.split_first() else { return };
     for at in (0..bytes).step_by(F::BYTES) {
         // SAFETY: within `bytes`, for which the caller vouches. Where `out` is a source, it is read before it is written.
@@ -183,7 +187,7 @@ unsafe fn add<S: Simd, F: Format<S>>(out: *mut u8, sources: &[*const u8], bytes:
 /// # Safety
 /// The processor must have the instructions of `S`.
 #[inline(always)]
-unsafe fn prefetch<S: Simd, F: Format<S>>(at: *const u8) {
+unsafe fn prefetch<S: Simd, F: VectorFormat<S>>(at: *const u8) {
     for line in (0..F::BYTES).step_by(LINE_BYTES) {
         // SAFETY: as promised by the caller; any address may be asked for.
         unsafe { S::prefetch(at.wrapping_add(line)) };
@@ -200,7 +204,7 @@ type Sum = unsafe fn(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: u
 /// Every source and `out` must be valid for `count` elements of `dtype`. `out` may be one of the sources, but must not
 /// otherwise overlap one.
 pub(super) unsafe fn sum(dtype: DType, out: *mut u8, sources: &[*const u8], count: usize) -> usize {
-    let Some((_, sum)) = native::loops().next() else { return 0 };
+    let Some((_, sum)) = native::available().next() else { return 0 };
     // SAFETY: the processor has the instructions; the rest is as promised by the caller.
     let bytes = unsafe { sum(dtype, out, sources, count * dtype.size()) };
     bytes / dtype.size()
@@ -209,7 +213,7 @@ pub(super) unsafe fn sum(dtype: DType, out: *mut u8, sources: &[*const u8], coun
 /// Without vectors that this knows.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod native {
-    pub fn loops() -> impl Iterator<Item = (&'static str, super::Sum)> {
+    pub fn available() -> impl Iterator<Item = (&'static str, super::Sum)> {
         std::iter::empty()
     }
 }
@@ -220,7 +224,7 @@ mod tests {
 
     use super::*;
     use crate::Op;
-    use crate::reduce::plain;
+    use crate::reduce::portable::reduce_autovectorized;
 
     /// The sums of the same sources by the plain loops and by vectors.
     fn by_both(sum: Sum, dtype: DType, sources: &[&[u8]]) -> [Vec<u8>; 2] {
@@ -230,10 +234,10 @@ mod tests {
         let [theirs, ours] = sums.each_mut().map(|sum| sum.as_mut_ptr());
         // SAFETY: all hold `count` elements, and the processor has the instructions of what `loops` gives.
         unsafe {
-            plain(dtype, Op::Sum, theirs, &pointers, 0..count);
+            reduce_autovectorized(dtype, Op::Sum, theirs, &pointers, 0..count);
             let done = sum(dtype, ours, &pointers, count * dtype.size()) / dtype.size();
             assert!(done <= count && count - done < 64);
-            plain(dtype, Op::Sum, ours, &pointers, done..count);
+            reduce_autovectorized(dtype, Op::Sum, ours, &pointers, done..count);
         }
         sums
     }
@@ -260,7 +264,7 @@ mod tests {
     #[test]
     fn all_pairs_of_16_bit_floats() {
         let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
-        for (name, sum) in native::loops() {
+        for (name, sum) in native::available() {
             for dtype in [DType::BF16, DType::F16] {
                 for one in (0..=u16::MAX).step_by(if thunder_testing::is_long() { 1 } else { 9 }) {
                     let others = &all[usize::from(one) * 2..];
@@ -280,7 +284,7 @@ mod tests {
             skew in 0usize..8,
         ) {
             let sources: Vec<&[u8]> = sources.iter().map(|source| &source[skew..]).collect();
-            for (name, sum) in native::loops() {
+            for (name, sum) in native::available() {
                 for dtype in [DType::F32, DType::BF16, DType::F16] {
                     let sums = by_both(sum, dtype, &sources);
                     prop_assert!(agree(dtype, &sums), "{dtype:?} by {name}");
@@ -292,7 +296,7 @@ mod tests {
     #[test]
     fn the_result_may_take_a_sources_place() {
         let floats = |factor: f32| -> Vec<f32> { (0..300).map(|index| factor * index as f32).collect() };
-        for (name, sum) in native::loops() {
+        for (name, sum) in native::available() {
             for place in 0..3 {
                 let mut sources = [floats(1.0), floats(10.0), floats(100.0)];
                 let pointers = sources.each_mut().map(|source| source.as_mut_ptr().cast::<u8>());

@@ -1,0 +1,246 @@
+//! The environment variables that set a configuration: our own and MLX's.
+
+use std::path::Path;
+use std::time::Duration;
+
+use thunder_verbs::Mode;
+
+use super::{Config, RdmaConfig, setting};
+use crate::InitError;
+
+const LAUNCH: &str = "set it, or start the ranks with `thunder launch`";
+
+impl Config {
+    /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
+    /// (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (else `MLX_IBV_DEVICES`: a device file), `THUNDER_RDMA_MODE`
+    /// (`uc`, `rc`, `rc-write`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
+    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`, `THUNDER_CONNECTIONS`,
+    /// `THUNDER_WIRE` (`exact`, `int8`); where `THUNDER_RANK` is not set,
+    /// MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring) or `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`.
+    /// `None` when neither rank is set: this process is alone.
+    ///
+    /// # Errors
+    /// When a variable is missing or makes no sense.
+    pub fn from_env() -> Result<Option<Self>, InitError> {
+        Self::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// [`Config::from_env`] on any source of variables.
+    ///
+    /// # Errors
+    /// When a variable is missing or makes no sense.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, InitError> {
+        let mut config = if let Some(rank) = variable("THUNDER_RANK") {
+            let missing =
+                |missing| InitError::Incomplete { present: "THUNDER_RANK", missing, remedy: LAUNCH };
+            let size = variable("THUNDER_WORLD_SIZE").ok_or_else(|| missing("THUNDER_WORLD_SIZE"))?;
+            let size = number("THUNDER_WORLD_SIZE", &size)?;
+            let coordinator = match variable("THUNDER_COORDINATOR") {
+                Some(coordinator) => coordinator,
+                None if size == 1 => String::new(),
+                None => return Err(missing("THUNDER_COORDINATOR")),
+            };
+            Self::new(number("THUNDER_RANK", &rank)?, size, coordinator)
+        } else if let Some(rank) = variable("MLX_RANK") {
+            let (size, coordinator) = mlx(variable)?;
+            Self::new(number("MLX_RANK", &rank)?, size, coordinator)
+        } else {
+            return Ok(None);
+        };
+        config.secret = variable("THUNDER_SECRET").unwrap_or_default().into_bytes();
+        if let Some(value) = variable("THUNDER_TRANSPORT") {
+            config.transport =
+                value.parse().map_err(|remedy: String| setting("THUNDER_TRANSPORT", &value, &remedy))?;
+        }
+        config.rdma = rdma(variable, config.rank)?;
+        let milliseconds = |name: &str, field: &mut Duration| -> Result<(), InitError> {
+            if let Some(value) = variable(name) {
+                *field = Duration::from_millis(number(name, &value)? as u64);
+            }
+            Ok(())
+        };
+        milliseconds("THUNDER_STALL_LIMIT_MS", &mut config.stall_limit)?;
+        milliseconds("THUNDER_LOSS_LIMIT_MS", &mut config.loss_limit)?;
+        milliseconds("THUNDER_RENDEZVOUS_LIMIT_MS", &mut config.rendezvous_limit)?;
+        if let Some(value) = variable("THUNDER_SPIN_US") {
+            config.spin = Some(Duration::from_micros(number("THUNDER_SPIN_US", &value)? as u64));
+        }
+        if let Some(value) = variable("THUNDER_IDLE_SPIN_US") {
+            config.idle_spin = Duration::from_micros(number("THUNDER_IDLE_SPIN_US", &value)? as u64);
+        }
+        if let Some(value) = variable("THUNDER_RING_BYTES") {
+            config.ring_bytes = number("THUNDER_RING_BYTES", &value)?;
+        }
+        if let Some(value) = variable("THUNDER_CONNECTIONS") {
+            config.connections = number("THUNDER_CONNECTIONS", &value)?;
+        }
+        if let Some(value) = variable("THUNDER_WIRE") {
+            config.wire = value.parse().map_err(|_| setting("THUNDER_WIRE", &value, "use exact or int8"))?;
+        }
+        config.host = variable("THUNDER_HOST");
+        config.check()?;
+        Ok(Some(config))
+    }
+}
+
+fn number(name: &str, value: &str) -> Result<usize, InitError> {
+    value.trim().parse().map_err(|_| setting(name, value, "use a whole number"))
+}
+
+/// The devices and the mode, if a device file is named.
+fn rdma(variable: &dyn Fn(&str) -> Option<String>, rank: usize) -> Result<Option<RdmaConfig>, InitError> {
+    let Some(path) = variable("THUNDER_RDMA_DEVICES").or_else(|| variable("MLX_IBV_DEVICES")) else {
+        return Ok(None);
+    };
+    let mode = match variable("THUNDER_RDMA_MODE").as_deref() {
+        None => None,
+        Some("uc") => Some(Mode::Uc),
+        Some("rc") => Some(Mode::Rc),
+        Some("rc-write") => Some(Mode::RcWrite),
+        Some(value) => return Err(setting("THUNDER_RDMA_MODE", value, "use uc, rc or rc-write")),
+    };
+    Ok(Some(RdmaConfig { mode, ..RdmaConfig::from_file(Path::new(&path), rank)? }))
+}
+
+/// World size and coordinator from MLX's variables.
+fn mlx(variable: &dyn Fn(&str) -> Option<String>) -> Result<(usize, String), InitError> {
+    let missing = |missing, remedy| InitError::Incomplete { present: "MLX_RANK", missing, remedy };
+    if let Some(coordinator) = variable("MLX_JACCL_COORDINATOR") {
+        let size = match (variable("MLX_WORLD_SIZE"), variable("MLX_IBV_DEVICES")) {
+            (Some(size), _) => number("MLX_WORLD_SIZE", &size)?,
+            (None, Some(path)) => rows(Path::new(&path))?.len(),
+            (None, None) => return Err(missing("MLX_IBV_DEVICES or MLX_WORLD_SIZE", LAUNCH)),
+        };
+        return Ok((size, coordinator));
+    }
+    let path = variable("MLX_HOSTFILE").ok_or_else(|| {
+        missing(
+            "MLX_HOSTFILE or MLX_JACCL_COORDINATOR",
+            "start the ranks with mlx.launch or `thunder launch`",
+        )
+    })?;
+    let path = Path::new(&path);
+    let rows = rows(path)?;
+    let first = rows.first().and_then(first_address).ok_or_else(|| InitError::Hostfile {
+        path: path.to_owned(),
+        why: "the first entry names no address; write [[\"ip:port\"], …] or [{\"ips\": [\"ip:port\"]}, …]"
+            .to_owned(),
+    })?;
+    Ok((rows.len(), first))
+}
+
+fn rows(path: &Path) -> Result<Vec<serde_json::Value>, InitError> {
+    let wrong = |why: String| InitError::Hostfile { path: path.to_owned(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let value = match value {
+        serde_json::Value::Object(mut object) => object.remove("hosts").unwrap_or_default(),
+        value => value,
+    };
+    match value {
+        serde_json::Value::Array(rows) if !rows.is_empty() => Ok(rows),
+        _ => Err(wrong("a list with one entry per rank was expected".to_owned())),
+    }
+}
+
+fn first_address(row: &serde_json::Value) -> Option<String> {
+    let addresses = row.get("ips").unwrap_or(row);
+    let address = addresses.get(0).unwrap_or(addresses).as_str()?;
+    Some(address.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TransportChoice;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Option<Config>, InitError> {
+        Config::from_variables(&|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn alone_without_variables() {
+        assert!(from(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn own_variables() {
+        let config = from(&[
+            ("THUNDER_RANK", "1"),
+            ("THUNDER_WORLD_SIZE", "3"),
+            ("THUNDER_COORDINATOR", "127.0.0.1:9000"),
+            ("THUNDER_TRANSPORT", "tcp"),
+            ("THUNDER_STALL_LIMIT_MS", "1234"),
+            ("THUNDER_CONNECTIONS", "4"),
+        ])
+        .unwrap()
+        .unwrap();
+        assert_eq!((config.rank, config.size), (1, 3));
+        assert_eq!((config.transport, config.connections), (TransportChoice::Tcp, 4));
+        assert_eq!(config.stall_limit, Duration::from_millis(1234));
+    }
+
+    #[test]
+    fn errors_name_the_variable() {
+        let message = |pairs: &[(&str, &str)]| from(pairs).unwrap_err().to_string();
+        assert!(message(&[("THUNDER_RANK", "1")]).contains("THUNDER_WORLD_SIZE"));
+        let base = [("THUNDER_RANK", "x"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];
+        assert!(message(&base).contains("\"x\""));
+        let base = [("THUNDER_RANK", "2"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];
+        assert!(message(&base).contains("0 to 1"));
+        let base =
+            [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "10.0.0.1:1")];
+        assert!(message(&base).contains("THUNDER_SECRET"));
+        let base = [
+            ("THUNDER_RANK", "0"),
+            ("THUNDER_WORLD_SIZE", "2"),
+            ("THUNDER_COORDINATOR", "[::1]:1"),
+            ("THUNDER_LOSS_LIMIT_MS", "0"),
+        ];
+        assert!(message(&base).contains("500 ms"));
+        for name in ["THUNDER_STALL_LIMIT_MS", "THUNDER_RENDEZVOUS_LIMIT_MS", "THUNDER_LOSS_LIMIT_MS"] {
+            let limit = [&base[..3], &[(name, "18446744073709551615")]].concat();
+            assert!(message(&limit).contains("a year"), "{name}");
+        }
+    }
+
+    #[test]
+    fn rdma_needs_a_device_file_and_a_mode_that_exists() {
+        let path = std::env::temp_dir().join(format!("thunder-devices-{}", std::process::id()));
+        std::fs::write(&path, r#"[[null, "rdma_en2"], ["rdma_en3", null]]"#).unwrap();
+        let file = path.to_str().unwrap();
+        let base = [
+            ("THUNDER_RANK", "1"),
+            ("THUNDER_WORLD_SIZE", "2"),
+            ("THUNDER_COORDINATOR", "127.0.0.1:9000"),
+            ("THUNDER_TRANSPORT", "rdma"),
+        ];
+        let with = |more: &[(&'static str, &str)]| from(&[&base[..], more].concat());
+        let rdma = with(&[("MLX_IBV_DEVICES", file), ("THUNDER_RDMA_MODE", "uc")]).unwrap().unwrap().rdma;
+        let unknown = with(&[("MLX_IBV_DEVICES", file), ("THUNDER_RDMA_MODE", "ud")]).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        let rdma = rdma.unwrap();
+        assert_eq!((rdma.devices[&0].as_slice(), rdma.mode), (&["rdma_en3".to_owned()][..], Some(Mode::Uc)));
+        assert!(unknown.to_string().contains("rc-write"), "{unknown}");
+        assert!(with(&[]).unwrap_err().to_string().contains("THUNDER_RDMA_DEVICES"));
+    }
+
+    #[test]
+    fn mlx_hostfiles_old_and_new() {
+        let forms = [
+            r#"[["127.0.0.1:5000"], ["127.0.0.1:5001"]]"#,
+            r#"[{"ssh": "a", "ips": ["127.0.0.1:5000"]}, {"ssh": "b", "ips": ["127.0.0.1:5001"]}]"#,
+            r#"{"hosts": [["127.0.0.1:5000"], ["127.0.0.1:5001"]]}"#,
+        ];
+        for (index, form) in forms.iter().enumerate() {
+            let path = std::env::temp_dir().join(format!("thunder-hosts-{}-{index}", std::process::id()));
+            std::fs::write(&path, form).unwrap();
+            let config = from(&[("MLX_RANK", "1"), ("MLX_HOSTFILE", path.to_str().unwrap())]);
+            std::fs::remove_file(&path).unwrap();
+            let config = config.unwrap().unwrap();
+            assert_eq!((config.rank, config.size, config.coordinator.as_str()), (1, 2, "127.0.0.1:5000"));
+        }
+    }
+}

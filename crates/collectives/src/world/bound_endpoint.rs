@@ -1,0 +1,42 @@
+//! The sockets on which a rank takes connections from the others.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::unix::net::UnixListener;
+
+use crate::platform;
+use crate::rendezvous::{Endpoint, handshake};
+use crate::{Config, InitError};
+
+/// A rank's two listening sockets, and the endpoint that tells other ranks how to reach them.
+pub(crate) struct BoundEndpoint {
+    pub(super) tcp: TcpListener,
+    pub(super) local: UnixListener,
+    pub endpoint: Endpoint,
+}
+
+impl BoundEndpoint {
+    pub fn bind(config: &Config) -> Result<Self, InitError> {
+        let tcp = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))
+            .map_err(InitError::system("this rank cannot listen for others"))?;
+        let port = tcp.local_addr().map_err(InitError::system("the listener has no address"))?.port();
+        let session = hex(&handshake::random::<16>().map_err(InitError::system("no random numbers"))?);
+        let local = format!("thunder-{session}");
+        let listener = platform::bind_local(&local)
+            .map_err(InitError::system("this rank cannot listen on a local socket"))?;
+        let host = match &config.host {
+            Some(host) => host.clone(),
+            None => platform::host_identity()
+                .map_err(InitError::system("the host's identity cannot be read; set THUNDER_HOST"))?,
+        };
+        let mut addresses = platform::interface_addresses();
+        addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let connections = config.connections;
+        let endpoint = Endpoint { host, addresses, port, connections, local, session };
+        Ok(Self { tcp, local: listener, endpoint })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
