@@ -1,6 +1,8 @@
-//! Measures all-reduces of the group that the environment describes, or between two threads without one.
+//! Measures all-reduces of the group that the environment describes; without one, between two
+//! threads.
 //!
-//! `comm [--json] [--bf16] [--ms N] [--all] [BYTES…]`: `--all` measures every algorithm, `--ms` is the time per row.
+//! `comm [--json] [--bf16] [--ms N] [--all] [BYTES…]`: `--all` measures every algorithm, `--ms` is
+//! the time per row in milliseconds.
 use std::time::Duration;
 
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, bench, local};

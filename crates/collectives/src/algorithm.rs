@@ -1,4 +1,4 @@
-//! The operations over links, in terms of bytes.
+//! The algorithms of the operations, on raw bytes.
 
 mod board;
 mod chain;
@@ -18,34 +18,40 @@ use crate::core::Core;
 use crate::link::board::Board;
 use crate::{CommError, DType, Op, Wire};
 
-/// How an all-reduce is done. All give the same bits, but for what `Hierarchical` and `Ring` say.
+/// How an all-reduce is done. All algorithms give the same bits, except as stated for
+/// `Hierarchical` and `Ring`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// Everyone sends everything to everyone, and reduces it all: one step, for short messages. On one host, messages of 2 MiB
-    /// and more are reduced as by `Mesh`, straight from the others' memory where the system allows that.
+    /// Every rank sends all its data to every rank, and each reduces everything: one step, for
+    /// short messages. On one host, messages of 2 MiB and more are reduced as with `Mesh`, directly
+    /// from the other ranks' memory where the system allows that.
     OneShot,
-    /// Each rank reduces one part of the data, then sends the result to all: two steps, each byte moves twice.
+    /// Each rank reduces one part of the data, then sends the result to all: two steps, each byte
+    /// moves twice.
     Mesh,
-    /// Partial sums travel up the ranks and results down again, both at the same time, in pieces: only neighbours talk, and
-    /// each direction of their link carries the data once. A ring that keeps the sum in rank order.
+    /// Partial sums travel up the ranks and results back down, both at the same time, in pieces.
+    /// Only neighbours exchange data, and each direction of their link carries the data once. Like
+    /// a ring, but the sum is in rank order.
     Chain,
-    /// First inside each host, then between the hosts' lowest ranks as in a chain, then inside the hosts again: each byte
-    /// crosses the wire between two hosts once in each direction, however many ranks they have. Needs shared memory inside
-    /// the hosts; where a rank has none, it counts as a host. In rank order where each host's ranks are consecutive,
-    /// otherwise host by host.
+    /// First inside each host, then between the hosts' lowest ranks as in a chain, then inside the
+    /// hosts again. Each byte crosses the wire between two hosts once in each direction, however
+    /// many ranks the hosts have. Needs shared memory inside the hosts; a rank without it counts as
+    /// a host. The sum is in rank order if each host's ranks are consecutive, otherwise host by
+    /// host.
     Hierarchical,
-    /// Parts of sums travel around a ring of ranks, half of them each way, and results after them: only neighbours talk, and
-    /// each direction of their links carries `(n - 1) / n` of the data. The sum of each part starts at another rank, so floats
-    /// get other bits than by the other algorithms; for them it is used only when it is forced.
+    /// Partial sums of parts travel around a ring of ranks, half of the data in each direction,
+    /// followed by the results. Only neighbours exchange data, and each direction of their links
+    /// carries `(n - 1) / n` of it. The sum of each part starts at another rank, so floats get
+    /// other bits than with the other algorithms; for floats a ring is used only if forced.
     Ring,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 5] = [Self::OneShot, Self::Mesh, Self::Chain, Self::Hierarchical, Self::Ring];
 
-    /// The name by which it is forced and printed.
+    /// The name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one-shot",
@@ -56,7 +62,7 @@ impl Algorithm {
         }
     }
 
-    /// All names, as a list for people.
+    /// All names, separated by commas.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
@@ -73,9 +79,10 @@ impl std::str::FromStr for Algorithm {
     }
 }
 
-/// Shorter messages cost a latency, not their bytes.
+/// Shorter messages are not sent as int8: their time is latency.
 const INT8_BYTES: usize = 1 << 10;
-/// A mesh all-reduce does this much at a time, so that what its first step leaves is still in the cache in the second.
+/// A mesh all-reduce processes blocks of this length, so that the results of its first step are
+/// still in the cache in the second.
 const MESH_BLOCK_BYTES: usize = 1 << 20;
 /// Parts start on cache lines of the data.
 const PART_ALIGN_BYTES: usize = 64;
@@ -87,20 +94,22 @@ fn part(count: usize, dtype: DType, rank: usize, size: usize) -> Range<usize> {
     (each * rank).min(count)..(each * (rank + 1)).min(count)
 }
 
-/// Whether an all-reduce travels in 8 bits.
+/// True when an all-reduce travels as int8.
 fn uses_int8(core: &Core, bytes: usize, (dtype, op): (DType, Op)) -> bool {
     let suits = core.wire == Wire::Int8 && bytes >= INT8_BYTES && int8::supports(dtype, op);
     suits && core.group_board().is_none()
 }
 
-/// Whether an all-reduce goes straight from memory to memory, if the ranks can read each other's.
+/// True when an all-reduce reads directly from the other ranks' memory, provided that the ranks
+/// can.
 fn may_read_directly(core: &Core, bytes: usize, algorithm: Algorithm) -> bool {
     let suits = bytes >= direct::MIN_BYTES && matches!(algorithm, Algorithm::OneShot | Algorithm::Mesh);
     suits && core.size > 1 && core.group_board().is_some()
 }
 
-/// What an all-reduce for which `chosen` was chosen is done by. Rounded values travel in one step or by a mesh, and straight
-/// from memory is a mesh too; whether ranks can read it is known once they have tried.
+/// The algorithm that an all-reduce really uses when `chosen` was chosen. Int8 values travel in one
+/// step or by a mesh, and direct reads are a mesh too. Whether ranks can read each other's memory
+/// is known only after the first attempt.
 pub(crate) fn effective(core: &Core, bytes: usize, what: (DType, Op), chosen: Algorithm) -> Algorithm {
     let by_mesh = match chosen {
         Algorithm::OneShot => core.reads_peers == Some(true) && may_read_directly(core, bytes, chosen),
@@ -109,7 +118,7 @@ pub(crate) fn effective(core: &Core, bytes: usize, what: (DType, Op), chosen: Al
     if by_mesh { Algorithm::Mesh } else { chosen }
 }
 
-/// All-reduce in place, by what [`effective`] says.
+/// All-reduce in place, with the algorithm that [`effective`] gives.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype` until this returns.

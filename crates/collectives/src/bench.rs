@@ -16,18 +16,18 @@ pub enum Operation {
     AllGather,
     ReduceScatter,
     Broadcast,
-    /// To rank 0.
+    /// From all ranks to rank 0.
     Gather,
-    /// From rank 0.
+    /// From rank 0 to all ranks.
     Scatter,
     AllToAll,
-    /// Rank 0 to rank 1 and back; the time is half of that.
+    /// From rank 0 to rank 1 and back; half of that time is reported.
     SendRecv,
     Barrier,
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 9] = [
         Self::AllReduce,
         Self::AllGather,
@@ -55,13 +55,13 @@ impl Operation {
         }
     }
 
-    /// All names, as a list for people.
+    /// All names, separated by commas.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
 
-    /// Bytes that cross the busiest rank's link per byte of the operation, as NCCL's tests count them, so that figures of
-    /// different group sizes can be compared with the wire's speed.
+    /// Bytes that cross the busiest rank's link per byte of the operation, defined as in NCCL's
+    /// tests. Makes results of different group sizes comparable with the wire's speed.
     fn bus_factor(self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {
@@ -82,23 +82,23 @@ impl std::str::FromStr for Operation {
     }
 }
 
-/// What to measure. All ranks must have the same plan.
+/// What to measure. All ranks must use the same plan.
 #[derive(Debug, Clone)]
 pub struct BenchPlan {
     /// The operations, in this order.
     pub operations: Vec<Operation>,
-    /// Bytes of the whole message: what a rank holds after an all_gather, before a reduce_scatter, the root of a gather or
-    /// scatter.
+    /// Bytes of the whole message: what a rank holds after an all_gather or before a
+    /// reduce_scatter, or what the root of a gather or scatter holds.
     pub sizes: Vec<usize>,
-    /// Algorithms of the all-reduce to force; empty: the one that the group chooses for each size. Those that come down to
-    /// the same have one row.
+    /// Algorithms to force for all-reduces. If empty, the group chooses for each size. Algorithms
+    /// that have the same effect share a row.
     pub algorithms: Vec<Algorithm>,
-    /// Time to spend on each row, roughly.
+    /// Approximate time per row.
     pub time_per_row: Duration,
 }
 
 impl Default for BenchPlan {
-    /// An all-reduce of 8 B to 64 MiB in powers of 8.
+    /// An all-reduce of 8 B to 64 MiB.
     fn default() -> Self {
         Self {
             operations: vec![Operation::AllReduce],
@@ -122,47 +122,48 @@ impl Default for BenchPlan {
     }
 }
 
-/// One measurement. Times are the slowest rank's.
+/// One measurement. Times are those of the slowest rank.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measurement {
     /// The operation.
     pub operation: Operation,
-    /// The algorithm by which the all-reduce was done.
+    /// The algorithm that the all-reduce used.
     pub algorithm: Option<Algorithm>,
     /// What this rank talks over, e.g. `shared memory` or `shared memory + tcp`.
     pub transport: String,
-    /// Ranks of the group.
+    /// Ranks in the group.
     pub ranks: usize,
     /// Bytes of the whole message.
     pub bytes: usize,
-    /// Calls that were timed.
+    /// Number of timed calls.
     pub iterations: usize,
-    /// Half of the calls took at most this long, in µs.
+    /// Median time of a call, in µs.
     pub median_us: f64,
-    /// 99 of 100 calls took at most this long, in µs.
+    /// 99th percentile of the time of a call, in µs.
     pub p99_us: f64,
-    /// The fastest call, in µs.
+    /// Time of the fastest call, in µs.
     pub min_us: f64,
-    /// Bytes over the busiest rank's link in a second, from the median, in GB/s.
+    /// Bus bandwidth: bytes per second over the busiest rank's link, from the median, in GB/s.
     pub bus_gb_per_s: f64,
 }
 
 /// Calls before the timed ones.
 const WARM_UP: usize = 5;
-/// A row has at least this many calls, whatever they take.
+/// Least number of calls of a row, however long they take.
 const MIN_CALLS: f64 = 5.0;
-/// And at most this many: more would not make the median better.
+/// Most calls of a row: more would not improve the median.
 const MAX_CALLS: f64 = 20_000.0;
 
-/// Runs the plan with elements of type `T`; every rank of the group must call it, and gets the same figures.
+/// Runs the plan with elements of type `T`. Every rank of the group must call it and gets the same
+/// times.
 ///
 /// # Errors
-/// [`CommError`], as every operation.
+/// [`CommError`], like every operation.
 pub fn run<T: Element>(group: &mut Group, plan: &BenchPlan) -> Result<Vec<Measurement>, CommError> {
     let mut rows = Vec::new();
     for operation in &plan.operations {
         let sizes: &[usize] = if *operation == Operation::Barrier { &[0] } else { &plan.sizes };
-        // Elements are whole.
+        // Only whole elements.
         for bytes in sizes.iter().map(|bytes| bytes.next_multiple_of(size_of::<T>())) {
             if *operation != Operation::AllReduce || plan.algorithms.is_empty() {
                 rows.push(measure::<T>(group, *operation, bytes, plan.time_per_row)?);
@@ -182,7 +183,7 @@ pub fn run<T: Element>(group: &mut Group, plan: &BenchPlan) -> Result<Vec<Measur
     Ok(rows)
 }
 
-/// What the group's choice of algorithms goes by.
+/// The cost by which the group chooses an algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CostRow {
     /// As in [`Measurement`].
@@ -190,13 +191,14 @@ pub struct CostRow {
     /// The cost of an algorithm.
     #[serde(flatten)]
     pub cost: Cost,
-    /// The least power of two of bytes from which sums of floats are done by it, if any are.
+    /// The smallest power of two, in bytes, from which sums of floats use the algorithm, if any do.
     pub from_bytes: Option<usize>,
 }
 
-/// The costs that the group has found, of the algorithms that it has: rounded values take fewer ways than exact ones.
+/// The measured costs of the algorithms that the group can use: int8 values have fewer than exact
+/// ones.
 pub fn costs(group: &mut Group) -> Vec<CostRow> {
-    // There is nothing to choose.
+    // A group of one has nothing to choose.
     if group.size() == 1 {
         return Vec::new();
     }
@@ -230,7 +232,7 @@ fn measure<T: Element>(
     for _ in 0..WARM_UP {
         buffers.call(group)?;
     }
-    // All ranks must do the same number of calls: rank 0 says how many.
+    // All ranks must make the same number of calls, so rank 0 decides.
     let each = start.elapsed().as_secs_f64() / WARM_UP as f64;
     let calls = (time_per_row.as_secs_f64() / each.max(1e-9)).clamp(MIN_CALLS, MAX_CALLS);
     let mut iterations = [calls as u64];
@@ -251,7 +253,8 @@ fn measure<T: Element>(
     let [median_us, p99_us, min_us] = figures;
     Ok(Measurement {
         operation,
-        // Asked for at the end: until it has been tried, nobody knows whether the ranks can read each other's memory.
+        // Read after the calls: until a rank has tried, it does not know whether it can read the
+        // other ranks' memory.
         algorithm: (operation == Operation::AllReduce).then(|| group.algorithm(bytes, T::DTYPE, Op::Sum)),
         transport: transports(group),
         ranks: size,
@@ -280,7 +283,7 @@ struct Buffers<T> {
     operation: Operation,
     data: Vec<T>,
     other: Vec<T>,
-    /// The parts, as even as it gets, and quite even.
+    /// The parts' lengths: as equal as possible, and exactly equal.
     counts: Vec<usize>,
     even: Vec<usize>,
 }

@@ -1,4 +1,5 @@
-//! How a rank finds its group, and how patient it is: fields, and the environment variables that set them.
+//! How a rank finds its group and how long it waits: fields, and the environment variables that set
+//! them.
 
 mod environment;
 mod rdma;
@@ -11,10 +12,11 @@ use std::time::Duration;
 
 use crate::{InitError, TransportChoice, Wire};
 
-/// More would only take descriptors.
+/// More connections would only use up file descriptors.
 const MAX_CONNECTIONS: usize = 16;
 
-/// What [`crate::Group::init`] needs to know. Start from [`Config::new`] or [`Config::from_env`] and change fields.
+/// The configuration of [`crate::Group::init`]. Start from [`Config::new`] or [`Config::from_env`]
+/// and change fields.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -22,37 +24,42 @@ pub struct Config {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// Where rank 0 listens, `host:port`.
+    /// Where rank 0 listens, as `host:port`.
     pub coordinator: String,
-    /// What all ranks know and strangers do not. Needed as soon as the coordinator is not on loopback.
+    /// The secret that all ranks share. Required if the coordinator is not on loopback.
     pub secret: Vec<u8>,
     /// Which transports may be used.
     pub transport: TransportChoice,
     /// The RDMA devices that lead to other ranks.
     pub rdma: Option<RdmaConfig>,
-    /// How long a rank that is alive may send nothing within an operation. Long enough for the slowest rank's compute
-    /// between two operations; short enough that a stopped process is noticed.
+    /// How long a live rank may send nothing within an operation. Must be longer than the slowest
+    /// rank's computation between two operations; shorter values notice a stopped process earlier.
     pub stall_limit: Duration,
-    /// After how long a host that no longer answers counts as lost, 500 ms or more. Shorter notices a cut cable earlier,
-    /// longer survives a longer disturbance.
+    /// After this time without an answer a host counts as lost; at least 500 ms. Shorter values
+    /// notice a cut cable earlier, longer values survive longer network disturbances.
     pub loss_limit: Duration,
-    /// How long ranks may take to come.
+    /// How long all ranks may take to join.
     pub rendezvous_limit: Duration,
-    /// How long a wait spins before it sleeps. Longer costs a core, shorter costs some 10 µs per late peer. `None`:
-    /// 200 µs where each local rank can have a core, next to nothing where they cannot.
+    /// How long a wait spins before it sleeps. Longer values cost processor time, shorter ones
+    /// about 10 µs per late peer. `None`: 200 µs if there is a core per local rank, otherwise 20
+    /// µs.
     pub spin: Option<Duration>,
     /// The same for `recv_idle` and `broadcast_idle`.
     pub idle_spin: Duration,
-    /// Overrides the host's identity: ranks with equal ones try shared memory.
+    /// Overrides the host's identity. Ranks with the same identity try shared memory.
     pub host: Option<String>,
-    /// Bytes of each shared-memory ring, one a rank for reductions and one each way a pair, a power of two. Larger takes more cache, smaller makes long messages stop more often.
+    /// Bytes of each shared-memory ring, a power of two. Each rank has one for reductions, and each
+    /// pair of ranks one per direction. Larger rings use more cache, smaller ones interrupt long
+    /// messages more often.
     pub ring_bytes: usize,
-    /// TCP connections between two ranks; of two ranks that differ, the lower number counts. More than one carry long
-    /// messages together, where one alone does not fill the wire or the ranks have several; each costs buffers.
+    /// TCP connections between two ranks. If two ranks differ, the smaller value is used. Several
+    /// connections carry long messages together, which helps if one does not fill the wire or if
+    /// there are several wires. Each costs buffers.
     pub connections: usize,
-    /// How sums travel between hosts, the same on all ranks.
+    /// How the values of all-reduces travel between hosts. Must be the same on all ranks.
     pub wire: Wire,
-    /// An already bound listener for the coordinator (rank 0 only), so that a port can be chosen by the system.
+    /// A listener for the coordinator that is already bound (rank 0 only), so that the system can
+    /// choose the port.
     pub listener: Option<Arc<TcpListener>>,
 }
 
@@ -79,14 +86,15 @@ impl Config {
         }
     }
 
-    /// The configuration of this rank in a group without another one: the ranks above it move down. If that was rank 0, the
-    /// new one must listen, at a `coordinator` that all know.
+    /// The configuration of this rank in a group without rank `lost`: higher ranks move down by
+    /// one. If `lost` was 0, the new rank 0 must listen, at a `coordinator` that all ranks know.
     ///
     /// # Errors
-    /// When `lost` is no other rank of the group.
+    /// If `lost` is this rank or not in the group.
     pub fn without(&self, lost: usize) -> Result<Self, InitError> {
         if lost == self.rank || lost >= self.size {
-            let remedy = format!("rank {} of {} can go on without another rank only", self.rank, self.size);
+            let remedy =
+                format!("rank {} of {} can only continue without another rank", self.rank, self.size);
             return Err(InitError::Setting {
                 name: "the lost rank".to_owned(),
                 value: lost.to_string(),
@@ -149,9 +157,9 @@ impl Config {
     }
 }
 
-/// Ranks have two bytes on the wire.
+/// The most ranks of a group: a rank has two bytes on the wire.
 pub const MAX_RANKS: usize = u16::MAX as usize;
-/// Clocks end somewhere: a time limit beyond this could not be added to the time of day.
+/// Longest time limit: a longer one could overflow when added to the current time.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const LEAST_LOSS_LIMIT: Duration = Duration::from_millis(500);
 fn setting(name: &str, value: &str, remedy: &str) -> InitError {

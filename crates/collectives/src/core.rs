@@ -1,7 +1,9 @@
-//! The engine under every algorithm: messages to and from any number of peers at once, and the wait when none moves.
+//! What every algorithm runs on: messages to and from any number of peers at once, and the wait
+//! when none of them moves.
 //!
-//! Algorithms are `async` so that the same code serves blocking calls (which never suspend: the wait happens inside) and
-//! the non-blocking form (which suspends instead of waiting). There is no runtime.
+//! Algorithms are `async` so that one implementation serves the blocking calls (which wait inside
+//! and never suspend) and the non-blocking form (which suspends instead of waiting). There is no
+//! async runtime.
 
 mod board;
 mod exchange;
@@ -21,11 +23,12 @@ use crate::watch::Watch;
 use crate::{CommError, DType, Transport, Wire};
 use message::{Incoming, Outgoing};
 
-/// How a wait behaves.
+/// How long a wait spins, and when it gives up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitPolicy {
     pub spin: Duration,
-    /// More local ranks than cores: a spinning rank keeps the one that it waits for from running.
+    /// More local ranks than cores: a spinning rank would keep the rank that it waits for from
+    /// running.
     pub oversubscribed: bool,
     pub idle_spin: Duration,
     pub stall_limit: Duration,
@@ -35,43 +38,44 @@ pub(crate) struct Core {
     pub rank: usize,
     pub size: usize,
     links: Vec<Option<Box<dyn Link>>>,
-    /// The ranks by host, where they share memory; each by itself where not.
+    /// The ranks by host, where they share memory; otherwise each rank is a host of its own.
     pub hosts: Vec<Vec<usize>>,
-    /// What the ranks of this host share.
+    /// The shared memory of this host's ranks.
     board: Option<Board>,
-    /// The record of all that is waited for, and its header.
+    /// The number and header of the record that this rank waits for from all ranks of the board.
     awaited: Option<(u64, Header)>,
-    /// Whether the ranks can read each other's memory, once they know.
+    /// Whether the ranks can read each other's memory; `None` until they have tried.
     pub reads_peers: Option<bool>,
     watch: Option<Watch>,
     pub wait_policy: WaitPolicy,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     sources: Vec<*const u8>,
-    /// How sums travel, and their room on the way.
+    /// How the values of an all-reduce travel, and a buffer for them.
     pub wire: Wire,
     pub wire_buffer: Vec<u8>,
-    /// Partial sums of an algorithm, kept so that only the first operation pays for the memory.
+    /// Partial sums of an algorithm. Kept, so that only the first operation allocates.
     pub scratch: Vec<f32>,
     descriptors: Vec<libc::pollfd>,
     failure: Option<CommError>,
-    /// Collectives so far; ranks that differ are not in the same operation.
+    /// Number of collectives so far. Ranks whose numbers differ are not in the same operation.
     sequence: u32,
-    /// No stall limit in the operation under way.
+    /// True when the operation under way has no stall limit.
     idle: bool,
-    /// Suspend instead of waiting. Shared, because the operation under way has the rest for itself.
+    /// True: suspend instead of waiting. Shared, because the operation under way borrows the rest.
     pub cooperative: Arc<AtomicBool>,
-    /// An operation has begun and not ended.
+    /// True from the start of an operation to its end.
     busy: bool,
-    /// When the operation under way began, as far as anyone has looked at the clock.
+    /// When the operation under way began, or when a wait in it first read the clock.
     started: Option<Instant>,
     turns: u32,
     waiting_since: Option<Instant>,
-    /// When the links were last last_link_check, if any must be.
+    /// When the links were last checked; `None` if no link needs checks.
     last_link_check: Option<Instant>,
     saw_departure: bool,
     saw_divergence: bool,
-    /// Whether the wait under way has given the core away, and how many waits lately ended so.
+    /// Whether the wait under way has yielded its core, and how many recent waits ended only after
+    /// that.
     yielded: bool,
     shared_core: i32,
 }
@@ -136,7 +140,8 @@ impl Core {
         self.links[peer].as_ref().map_or(Transport::Itself, |link| link.transport())
     }
 
-    /// Starts an operation: nothing of an earlier one is left, and the group is good.
+    /// Starts an operation: checks that the group is good and clears the messages of earlier
+    /// operations.
     pub fn begin(
         &mut self,
         start: Option<Instant>,
@@ -147,8 +152,9 @@ impl Core {
             return Err(failure.clone());
         }
         if self.busy {
-            // Its `Pending` was forgotten: the rest of its messages would be taken for the next one's.
-            let why = "it forgot an operation half-way";
+            // The operation's `Pending` was leaked. The rest of its messages would be taken for
+            // those of the next operation.
+            let why = "an operation was leaked before its end";
             return Err(self.fail(CommError::Aborted { by: self.rank, rank: self.rank, why }));
         }
         self.busy = true;
@@ -156,7 +162,7 @@ impl Core {
         if kind != OperationKind::SendReceive {
             self.sequence = self.sequence.wrapping_add(1);
         }
-        // What is noticed now was so before the operation began.
+        // A failure that is noticed now happened before the operation began.
         self.started = None;
         self.check_watch()?;
         self.started = start;
@@ -170,15 +176,15 @@ impl Core {
         Ok(())
     }
 
-    /// Ends an operation, with whatever result, and says when it began, as far as anyone has looked at the clock.
+    /// Ends an operation, whatever its result. Returns when it began, if the clock was read.
     pub fn end(&mut self) -> Option<Instant> {
         self.busy = false;
         self.started
     }
 
-    /// The description of a message of the operation under way.
+    /// The header of a message of the operation under way.
     pub fn header(&self, kind: OperationKind, dtype: DType, op: u8, phase: u8, length: usize) -> Header {
-        // Ranks send and receive at different times between collectives, so those are not counted.
+        // Send and receive are not collective: ranks call them different numbers of times.
         let sequence = if kind == OperationKind::SendReceive { 0 } else { self.sequence };
         Header { kind, dtype: dtype as u8, op, phase, sequence, length: length as u64 }
     }

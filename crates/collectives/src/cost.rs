@@ -1,5 +1,6 @@
-//! What an all-reduce costs by each algorithm, so that the cheapest can be chosen: a line per algorithm, from a guess at
-//! first, from a probe once the group has been tuned.
+//! The cost of an all-reduce by each algorithm, so that the cheapest can be chosen: one line
+//! (latency and time per KiB) per algorithm, guessed at first, measured once the group has been
+//! tuned.
 
 use serde::Serialize;
 
@@ -10,14 +11,14 @@ use crate::Algorithm;
 pub struct Cost {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Of the shortest message, in µs.
+    /// Time of the shortest message, in µs.
     pub fixed_us: f64,
-    /// Of each further KiB, in µs.
+    /// Time of each further KiB, in µs.
     pub us_per_kib: f64,
 }
 
 impl Cost {
-    /// The time that a message of this many bytes should take, in µs.
+    /// The expected time of a message of this many bytes, in µs.
     pub fn predict_us(&self, bytes: usize) -> f64 {
         self.fixed_us + self.us_per_kib * bytes as f64 / 1024.0
     }
@@ -27,19 +28,21 @@ impl Cost {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostModel {
     pub costs: [Cost; Algorithm::ALL.len()],
-    /// Each host's ranks are consecutive, so all algorithms add in rank order. Where one does not, its choice would make a
-    /// result depend on the length of the message.
+    /// Each host's ranks are consecutive, so all algorithms add in rank order. If one did not,
+    /// choosing it would make a result depend on the message's length.
     in_order: bool,
-    /// All ranks share a board. What goes by links between its ranks, or by one of them, is never faster for long, whatever
-    /// the lines say: a probe's two sizes do not show that long messages are read straight from memory.
+    /// All ranks share a board. Algorithms over the links between them are then never chosen,
+    /// whatever the probe says: its two sizes do not show that long messages are read directly from
+    /// memory.
     board: bool,
 }
 
 impl CostModel {
-    /// A guess from the number of ranks and of hosts, where ranks that share a board are on one host and share its wire. A
-    /// step costs a latency, each byte the wire's time, each byte that is added the loop's; on a board each rank writes its
-    /// bytes once and the others read them. The board and the loop were measured on a 2-core virtual machine; the wire is
-    /// 10 Gbit/s.
+    /// A guess from the number of ranks and of hosts; ranks that share a board are on one host and
+    /// share its wire. Each step costs a latency, each byte the wire's time, each added byte the
+    /// loop's. On a board each rank writes its bytes once and the others read them. The costs of
+    /// the board and of the loop were measured on a virtual machine with 2 cores; the wire is 10
+    /// Gbit/s.
     pub fn guess(hosts: &[Vec<usize>]) -> Self {
         let in_order = hosts.iter().flatten().is_sorted();
         let (ranks, hosts) = (hosts.iter().flatten().count(), hosts.len());
@@ -63,7 +66,7 @@ impl CostModel {
                     let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * mates;
                     (step_us, moved, others)
                 }
-                // On a board the results are copied to it and off again.
+                // On a board the results are copied to it and back.
                 Algorithm::Mesh if board => {
                     (2.0 * step_us, BOARD_US_PER_KIB * (2.0 + 2.0 * others / ranks), others / ranks)
                 }
@@ -76,7 +79,7 @@ impl CostModel {
                     let us_per_kib = if board { links_us_per_kib } else { WIRE_US_PER_KIB };
                     (steps * step_us, sent * us_per_kib, 1.0)
                 }
-                // Two ways on one wire.
+                // Both directions share one wire.
                 Algorithm::Ring => {
                     let us_per_kib = if board { links_us_per_kib } else { WIRE_US_PER_KIB };
                     (2.0 * others * step_us, 2.0 * others / ranks * us_per_kib, others / ranks)
@@ -93,7 +96,8 @@ impl CostModel {
         Self { costs, in_order, board }
     }
 
-    /// The cheapest algorithm for this many bytes, of those that add in rank order unless `any_order` will do.
+    /// The cheapest algorithm for this many bytes. Only algorithms that add in rank order, unless
+    /// `any_order`.
     pub fn choose(&self, bytes: usize, any_order: bool) -> Algorithm {
         let mut best = &self.costs[0];
         for cost in &self.costs[1..] {
@@ -126,7 +130,7 @@ mod tests {
             for hosts in [1, ranks] {
                 let model = CostModel::guess(&even(ranks, hosts));
                 assert_eq!(model.choose(64, false), Algorithm::OneShot);
-                // On a board of two, one-shot moves no more bytes than the others.
+                // With two ranks on a board, one-shot moves no more bytes than the others.
                 let long = if (ranks, hosts) == (2, 1) { Algorithm::OneShot } else { Algorithm::Mesh };
                 assert_eq!(model.choose(1 << 20, false), long, "{ranks} ranks on {hosts} hosts");
             }

@@ -37,7 +37,8 @@ impl DType {
         }
     }
 
-    /// Whether reductions round, so that their order shows: in extremes too, as 0 and -0 are equal.
+    /// True for types whose sums are rounded, so that the order of a reduction shows. It shows in
+    /// maxima and minima too, as 0 and -0 are equal.
     pub(crate) fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
     }
@@ -62,9 +63,10 @@ impl DType {
     }
 }
 
-/// What a reduction does with the ranks' elements. They are taken in rank order, so the result has the same bits on
-/// every rank and in every run. Integers wrap. `f16` and `bf16` accumulate in `f32`. Booleans: `Sum` and `Max` are "or",
-/// `Prod` and `Min` are "and". Where a float is not a number, `Max` and `Min` take the other one.
+/// What a reduction does with the ranks' elements. They are taken in rank order, so the result has
+/// the same bits on every rank and in every run. Integers wrap. `f16` and `bf16` accumulate in
+/// `f32`. For booleans, `Sum` and `Max` are "or", `Prod` and `Min` are "and". If one float is NaN,
+/// `Max` and `Min` take the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -80,7 +82,7 @@ pub enum Op {
 pub trait Element:
     Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + sealed::Sealed + 'static
 {
-    /// Its name on the wire.
+    /// The type's name on the wire.
     const DTYPE: DType;
 }
 
@@ -101,17 +103,18 @@ elements! {
 
 /// The bytes of a slice of elements.
 pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: `Element` is sealed to plain types without padding, so each of the bytes is initialised.
+    // SAFETY: `Element` is sealed to plain types without padding, so every byte is initialised.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The start and length in bytes of a slice that will be filled from the wire. A raw pointer, because bytes of a `bool`
-/// are checked only after they have arrived.
+/// The start and the length in bytes of a slice that will be filled from the wire. A raw pointer,
+/// because the bytes of a `bool` are checked only after they have arrived.
 pub(crate) fn raw_bytes_of<T: Element>(elements: &mut [T]) -> (*mut u8, usize) {
     (elements.as_mut_ptr().cast(), size_of_val(elements))
 }
 
-/// Booleans that came over a wire can be any byte; makes them 0 or 1 before anyone looks at them.
+/// Makes booleans from the wire, which may be any byte, 0 or 1 before they are used as `bool`. Does
+/// nothing for other types.
 ///
 /// # Safety
 /// `pointer` must be valid for `bytes` bytes.

@@ -1,4 +1,4 @@
-//! What can go wrong while a group forms and while it works.
+//! The errors of forming a group and of its operations.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::Transport;
 
-/// AbortReason a group could not be formed.
+/// Why a group could not be formed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InitError {
-    /// An environment variable or configuration field has a value that cannot be used.
+    /// An environment variable or configuration field has an invalid value.
     #[error("{name} is {value:?}: {remedy}")]
     Setting {
-        /// The variable or field.
+        /// Its name.
         name: String,
         /// Its value.
         value: String,
@@ -23,14 +23,14 @@ pub enum InitError {
     /// A variable is set, but another that it needs is not.
     #[error("{present} is set but {missing} is not: {remedy}")]
     Incomplete {
-        /// The variable that is there.
+        /// The variable that is set.
         present: &'static str,
-        /// The one that is not.
+        /// The variable that is missing.
         missing: &'static str,
-        /// How to go on.
+        /// What to do.
         remedy: &'static str,
     },
-    /// A hostfile could not be read or understood.
+    /// A hostfile could not be read or parsed.
     #[error("hostfile {}: {why}", path.display())]
     Hostfile {
         /// The file.
@@ -46,12 +46,12 @@ pub enum InitError {
         /// The address.
         coordinator: String,
     },
-    /// The coordinator's address is taken or not this machine's.
+    /// The coordinator's address is in use or not an address of this machine.
     #[error("rank 0 cannot listen on {address}: {source}; choose another THUNDER_COORDINATOR")]
     Listen {
         /// The address.
         address: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The coordinator did not answer in time.
@@ -66,18 +66,18 @@ pub enum InitError {
         /// The last failure.
         last: String,
     },
-    /// Some ranks never came.
-    #[error("ranks {} have not come within {after:?}: start them, or look at their output", list(missing))]
+    /// Some ranks did not join in time.
+    #[error("ranks {} have not joined within {after:?}: start them, or check their output", list(missing))]
     Missing {
         /// The ranks.
         missing: Vec<usize>,
-        /// How long was waited.
+        /// How long the group waited.
         after: Duration,
     },
     /// The other side refused this rank.
     #[error("refused by {address}: {why}")]
     Refused {
-        /// Who refused.
+        /// The address of the other side.
         address: String,
         /// Its reason.
         why: String,
@@ -93,14 +93,14 @@ pub enum InitError {
         source: io::Error,
     },
     /// The cables to a rank cannot be used.
-    #[error("RDMA with rank {rank}: {source}; THUNDER_TRANSPORT=tcp does without it")]
+    #[error("RDMA with rank {rank}: {source}; THUNDER_TRANSPORT=tcp avoids RDMA")]
     Rdma {
         /// The rank.
         rank: usize,
-        /// AbortReason.
+        /// The error of the device or channel.
         source: thunder_verbs::Error,
     },
-    /// Shared memory was demanded between ranks of different hosts.
+    /// Only shared memory was allowed, but a rank is on another host.
     #[error("rank {rank} is on another host, which shared memory cannot reach: use THUNDER_TRANSPORT=auto")]
     NotLocal {
         /// The rank.
@@ -109,9 +109,9 @@ pub enum InitError {
     /// The system refused a resource.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The parent group failed while a split exchanged its addresses.
@@ -125,58 +125,60 @@ impl InitError {
     }
 }
 
-/// AbortReason an operation failed. After any of these but [`CommError::Argument`] the group is of no further use: every later
-/// operation returns the same error, and the other ranks are told.
+/// Why an operation failed. After any of these except [`CommError::Argument`] the group cannot be
+/// used any more: every later operation returns the same error, and the other ranks are told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// A rank has exited, was killed, or cannot be reached any more, by this rank or by one that has told so.
+    /// A rank has exited, was killed, or can no longer be reached by this rank or by a rank that
+    /// has reported it.
     #[error(
         "rank {rank} is lost ({transport}, noticed {}): restart it and form the group again", noticed(*after)
     )]
     PeerLost {
         /// The rank.
         rank: usize,
-        /// How this rank talked to it.
+        /// What this rank used to talk to it.
         transport: Transport,
-        /// Time from the start of the operation to the notice; zero when it was noticed before an operation.
+        /// Time from the start of the operation until the loss was noticed; zero if noticed between
+        /// operations.
         after: Duration,
     },
-    /// A rank is there, but the link to it failed: it lost data, or its device reported an error.
+    /// A rank is alive, but the link to it failed: it lost data, or its device reported an error.
     #[error("the link to rank {rank} failed ({transport}): {reason}")]
     LinkFailed {
         /// The rank.
         rank: usize,
-        /// How this rank talked to it.
+        /// What this rank used to talk to it.
         transport: Transport,
-        /// What the link says.
+        /// The link's error.
         reason: String,
     },
-    /// A rank is there but has sent nothing for the stall limit.
+    /// A rank is alive but has sent nothing for the stall limit.
     #[error(
         "rank {rank} has stalled ({transport}, noticed {}): it is stopped, overloaded or not in the same operation", noticed(*after)
     )]
     Stalled {
         /// The rank.
         rank: usize,
-        /// How this rank talks to it.
+        /// What this rank uses to talk to it.
         transport: Transport,
-        /// How long nothing came; zero when another rank had noticed before an operation.
+        /// How long nothing arrived; zero if another rank noticed it between operations.
         after: Duration,
     },
-    /// Two ranks do not agree on what they are doing.
+    /// Two ranks are in different operations.
     #[error(
-        "rank {rank} does {theirs} while this rank does {ours}: all ranks must call the same operations in order"
+        "rank {rank} is in {theirs}, this rank in {ours}: all ranks must call the same operations in the same order"
     )]
     Mismatch {
-        /// The rank that differs.
+        /// The other rank.
         rank: usize,
-        /// Its operation.
+        /// The other rank's operation.
         theirs: String,
-        /// Ours.
+        /// This rank's operation.
         ours: String,
     },
-    /// An argument is impossible; nothing was sent and the group is still good.
+    /// An argument is invalid. Nothing was sent, and the group can still be used.
     #[error("{operation}: {why}")]
     Argument {
         /// The operation.
@@ -184,20 +186,20 @@ pub enum CommError {
         /// What is wrong.
         why: String,
     },
-    /// Another rank gave up and told this one; `rank` is the one that it blames.
-    #[error("rank {by} gave the group up because of rank {rank}: {why}")]
+    /// Another rank gave the group up and told this one.
+    #[error("rank {by} aborted the group because of rank {rank}: {why}")]
     Aborted {
-        /// Who gave up.
+        /// The rank that gave up.
         by: usize,
-        /// Who is to blame.
+        /// The rank that it blames.
         rank: usize,
-        /// AbortReason.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl CommError {
-    /// The rank that is to blame, where there is one.
+    /// The rank that is to blame, if there is one.
     pub fn rank(&self) -> Option<usize> {
         match self {
             Self::PeerLost { rank, .. }
@@ -209,7 +211,7 @@ impl CommError {
         }
     }
 
-    /// Whether a rank is gone, so that the group must be formed anew.
+    /// True when a rank or a link is lost, so that the group must be formed again.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::PeerLost { .. } | Self::LinkFailed { .. } | Self::Stalled { .. })
     }

@@ -23,25 +23,26 @@ use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, BoundEndpoint};
 use crate::{Algorithm, CommError, Config, DType, InitError, Op, Transport};
 
-/// A wait that cannot use a core of its own sleeps nearly at once.
+/// With more local ranks than cores, a wait sleeps almost at once.
 const OVERSUBSCRIBED_SPIN: Duration = Duration::from_micros(20);
 const SPIN: Duration = Duration::from_micros(200);
-/// Operations this short count in the statistics' time only from when a wait has looked at the clock, after a µs or two.
+/// For operations up to this length, `Stats::time` starts when a wait first reads the clock, which
+/// is after one or two µs.
 const UNTIMED_BYTES: usize = 256;
 
 /// What a group has done so far, as this rank saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
     /// Payload bytes of the operations' arguments.
     pub bytes: u64,
-    /// Time inside operations, waits for late ranks included; idle waits are not counted, nor are operations of at most
-    /// 256 bytes that hardly wait.
+    /// Time inside operations, including waits for late ranks. Idle waits are not counted, nor
+    /// operations of at most 256 bytes that hardly wait.
     pub time: Duration,
 }
 
-/// A number of ranks that work together; this is one rank's part. Used by one thread at a time.
+/// One rank's part of a group of ranks that work together. Used by one thread at a time.
 pub struct Group {
     pub(crate) core: Core,
     config: Config,
@@ -60,7 +61,7 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// The group of one: every operation is a copy at most.
+    /// A group of one rank: every operation is at most a copy.
     pub fn solo() -> Self {
         Self::alone(Config::new(0, 1, ""))
     }
@@ -76,10 +77,11 @@ impl Group {
         }
     }
 
-    /// Forms the group: waits for all ranks, then connects this one with each other.
+    /// Forms the group: waits for all ranks, then connects this rank with each other rank.
     ///
     /// # Errors
-    /// When ranks do not come, do not know the secret, cannot be reached, or the configuration makes no sense.
+    /// If ranks do not connect in time, do not know the secret or cannot be reached, or if the
+    /// configuration is invalid.
     pub fn init(config: Config) -> Result<Self, InitError> {
         config.check()?;
         if config.size == 1 {
@@ -90,23 +92,23 @@ impl Group {
         Self::connect(config, bound, &table)
     }
 
-    /// The group that the environment describes; the group of one when it describes none.
+    /// Forms the group that the environment describes, or a group of one if it describes none.
     ///
     /// # Errors
-    /// As [`Config::from_env`] and [`Group::init`].
+    /// Those of [`Config::from_env`] and [`Group::init`].
     pub fn from_env() -> Result<Self, InitError> {
         Config::from_env()?.map_or_else(|| Ok(Self::solo()), Self::init)
     }
 
     fn connect(mut config: Config, bound: BoundEndpoint, table: &[Endpoint]) -> Result<Self, InitError> {
-        // All have come.
+        // All ranks have connected, so the coordinator's socket can be closed.
         config.listener = None;
         let rank = config.rank;
         let world = world::form(&config, bound, table)?;
         let wait_policy = wait_policy(&config, world.local_ranks);
         let mut core = Core::new(rank, world.links, world.hosts, world.board, Some(world.watch), wait_policy);
         core.wire = config.wire;
-        // All ranks must come to the same guess, so it must not depend on this rank's links.
+        // All ranks must make the same guess, so it must not depend on this rank's links.
         let cost_model = CostModel::guess(&core.hosts);
         Ok(Self { core, config, stats: Stats::default(), forced: None, cost_model })
     }
@@ -121,33 +123,34 @@ impl Group {
         self.core.size
     }
 
-    /// How this rank talks to another.
+    /// What this rank talks to another rank over.
     pub fn transport(&self, rank: usize) -> Transport {
         self.core.transport(rank)
     }
 
-    /// Whether all ranks are still there: for one that computes for long between two operations. Costs a look at memory.
+    /// Checks that all ranks are still there; for a rank that computes for long between two
+    /// operations. Costs a few loads from memory.
     ///
     /// # Errors
-    /// As the next operation would: a rank is lost, has left or has given up.
+    /// Those of the next operation: a rank is lost, has left, or has given the group up.
     pub fn check(&mut self) -> Result<(), CommError> {
         self.core.check_peers()
     }
 
-    /// Makes every all-reduce use this algorithm, or with `None` the one that suits its size. All ranks must do the same.
-    /// Returns what was forced before.
+    /// Makes every all-reduce use this algorithm, or with `None` the cheapest for its size. All
+    /// ranks must do the same. Returns the previous setting.
     pub fn force_algorithm(&mut self, algorithm: Option<Algorithm>) -> Option<Algorithm> {
         std::mem::replace(&mut self.forced, algorithm)
     }
 
-    /// The algorithm by which an all-reduce of this many bytes is done: the one that is forced, else the cheapest, but for
-    /// what [`Algorithm::OneShot`] and [`Wire::Int8`](crate::Wire::Int8) say.
+    /// The algorithm of an all-reduce of this many bytes: the forced one, otherwise the cheapest.
+    /// For exceptions see [`Algorithm::OneShot`] and [`Wire::Int8`](crate::Wire::Int8).
     pub fn algorithm(&self, bytes: usize, dtype: DType, op: Op) -> Algorithm {
         let chosen = self.forced.unwrap_or_else(|| self.cost_model.choose(bytes, !dtype.is_float()));
         algorithm::effective(&self.core, bytes, (dtype, op), chosen)
     }
 
-    /// What each algorithm is thought to cost; a guess before [`Group::tune`].
+    /// The expected cost of each algorithm: a guess before [`Group::tune`], measured afterwards.
     pub fn costs(&self) -> [Cost; Algorithm::ALL.len()] {
         self.cost_model.costs
     }
@@ -156,18 +159,18 @@ impl Group {
         self.cost_model.costs = costs;
     }
 
-    /// What has been done since the start or the last reset.
+    /// The counters since the start or the last reset.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Sets the counters to zero and returns what they were.
+    /// Resets the counters to zero and returns their previous values.
     pub fn reset_stats(&mut self) -> Stats {
         std::mem::take(&mut self.stats)
     }
 
-    /// Whether waits leave their core to other threads nearly at once, for a thread that shares it with one that computes. Returns
-    /// what was so before.
+    /// Makes waits yield their core to other threads almost at once; for a thread whose core also
+    /// runs a thread that computes. Returns the previous setting.
     pub fn set_oversubscribed(&mut self, oversubscribed: bool) -> bool {
         let wait_policy = &mut self.core.wait_policy;
         wait_policy.spin = spin(&self.config, oversubscribed);
@@ -185,7 +188,7 @@ impl Group {
         if self.core.size == 1 {
             return Ok(());
         }
-        // Two looks at the clock would take a tenth of a short operation.
+        // Reading the clock twice would take a tenth of a short operation's time.
         let start = (bytes > UNTIMED_BYTES).then(Instant::now);
         self.core.begin(start, kind, idle)?;
         let result = block_on(operation(&mut self.core));
@@ -214,7 +217,7 @@ fn wait_policy(config: &Config, local_ranks: usize) -> WaitPolicy {
     }
 }
 
-/// Polls an operation that waits inside and so never suspends.
+/// Runs an operation that waits inside and so never suspends.
 pub(crate) fn block_on<R>(operation: impl Future<Output = R>) -> R {
     let mut operation = pin!(operation);
     let mut context = Context::from_waker(Waker::noop());

@@ -1,13 +1,14 @@
-//! What stands before every message, so that ranks that do different things notice.
+//! The header of every message, by which ranks notice that they are in different operations.
 
 use crate::DType;
 
-/// One cache line, so that the payload behind it starts on one.
+/// One cache line, so that the payload behind it starts on a cache line.
 pub(crate) const HEADER_BYTES: usize = 64;
-/// Where the payload of a short message begins, and what fits there.
+/// Where the payload of a short message begins in the header, and its maximum length.
 const INLINE_AT: usize = 24;
 pub(crate) const INLINE_BYTES: usize = HEADER_BYTES - INLINE_AT;
-/// Steps from here on send their payload while it is being made, so it cannot be in the header.
+/// Phases from this number on send their payload while it is being computed, so it cannot be in the
+/// header.
 pub(crate) const STREAMED_PHASES: u8 = 16;
 const MAGIC: u32 = 0x7468_6431;
 
@@ -58,19 +59,19 @@ impl OperationKind {
     }
 }
 
-/// The description of a message; both sides must have the same.
+/// The description of a message; sender and receiver must have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Header {
     pub kind: OperationKind,
-    /// `DType` as a number, 0 for none.
+    /// The `DType` as a number, 0 for none.
     pub dtype: u8,
     /// The reduction, 0 for none.
     pub op: u8,
-    /// Algorithm and step within the operation.
+    /// The algorithm and the step within the operation.
     pub phase: u8,
-    /// The group's count of collectives; 0 for send/recv.
+    /// The group's number of collectives so far; 0 for send/recv.
     pub sequence: u32,
-    /// Payload bytes.
+    /// Length of the payload in bytes.
     pub length: u64,
 }
 
@@ -79,13 +80,13 @@ impl Header {
         Self::bytes_of_words(self.words())
     }
 
-    /// All that describes the message, in two words.
+    /// The whole header in two words.
     pub fn words(&self) -> [u64; 2] {
         let kinds = u32::from_le_bytes([self.kind as u8, self.dtype, self.op, self.phase]);
         [u64::from(kinds) | u64::from(self.sequence) << 32, self.length]
     }
 
-    /// `words` as they would stand in a message.
+    /// The header of a message from its `words`.
     pub fn bytes_of_words(words: [u64; 2]) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -94,36 +95,37 @@ impl Header {
         bytes
     }
 
-    /// Whether the payload travels in the header: one cache line less, which is most of a short message's latency.
+    /// True when the payload travels in the header: one cache line less, which is most of a short
+    /// message's latency.
     pub fn is_inline(&self) -> bool {
         self.length <= INLINE_BYTES as u64 && self.phase < STREAMED_PHASES
     }
 
-    /// The place of a short message's payload.
+    /// The payload of a short message.
     pub fn inline(bytes: &[u8; HEADER_BYTES]) -> &[u8] {
         &bytes[INLINE_AT..]
     }
 
-    /// The same, to be filled.
+    /// The same, for writing.
     pub fn inline_mut(bytes: &mut [u8; HEADER_BYTES]) -> &mut [u8] {
         &mut bytes[INLINE_AT..]
     }
 
-    /// Whether received bytes are this header, whatever its payload.
+    /// True when received bytes are this header, whatever the payload.
     pub fn matches(&self, bytes: &[u8; HEADER_BYTES]) -> bool {
         bytes[..INLINE_AT] == self.encode()[..INLINE_AT]
     }
 
-    /// Whether received bytes are the header of an operation of this kind.
+    /// True when received bytes are the header of an operation of this kind.
     pub fn is_of(bytes: &[u8; HEADER_BYTES], kind: OperationKind) -> bool {
         bytes[4] == kind as u8
     }
 
-    /// A received header in words; it may be anything.
+    /// Describes a received header, which may be any bytes, for an error.
     pub fn describe(bytes: &[u8; HEADER_BYTES]) -> String {
         let [m0, m1, m2, m3, kind, dtype, op, phase, s0, s1, s2, s3, _, _, _, _, length @ ..] = bytes;
         if u32::from_le_bytes([*m0, *m1, *m2, *m3]) != MAGIC {
-            return "something that is no message of this version".to_owned();
+            return "bytes that are not a message of this version".to_owned();
         }
         let kind = OperationKind::from_wire(*kind).map_or("an unknown operation", OperationKind::name);
         let dtype =

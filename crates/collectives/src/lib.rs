@@ -1,8 +1,10 @@
-//! Groups of ranks and the collectives among them, over shared memory, TCP and RDMA.
+//! Groups of ranks (one process or thread each) and the collectives among them, over shared memory,
+//! TCP and RDMA.
 //!
 //! ```
 //! use thunder_collectives::{Op, TransportChoice, local};
 //!
+//! // Two ranks, each on a thread of its own, add up their data.
 //! let sums = local::run(2, TransportChoice::Auto, |mut group| {
 //!     let mut data = [1.0f32 + group.rank() as f32; 4];
 //!     group.all_reduce(&mut data, Op::Sum).map(|()| data)
@@ -11,8 +13,15 @@
 //! # Ok::<(), thunder_collectives::InitError>(())
 //! ```
 //!
-//! A process of a real group calls [`Group::from_env`] or [`Group::init`]. Every wait is bounded: a rank that exits, is
-//! killed or loses its link makes every other rank's operation, also an idle wait, return [`CommError::PeerLost`].
+//! A process of a real group calls [`Group::from_env`] or [`Group::init`]. Every wait is bounded:
+//! if a rank exits, is killed or loses its link, the operations of every other rank return
+//! [`CommError::PeerLost`], including idle waits.
+//!
+//! Modules, from the bottom up: `platform` (system calls), `link` (bytes between two ranks, and the
+//! board that all ranks of a host share), `core` (messages, waits and failures), `reduce` (the
+//! loops that add), `algorithm` (all-reduces), `group` (the public operations). A group is formed
+//! by `rendezvous` (all ranks find each other) and `world` (each pair connects); `watch` notices
+//! lost ranks.
 
 mod algorithm;
 pub mod bench;

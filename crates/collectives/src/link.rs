@@ -1,8 +1,10 @@
-//! What an algorithm sees of a pair of ranks: an ordered, bounded stream of bytes in each direction.
+//! What an algorithm sees of a pair of ranks: an ordered, bounded stream of bytes in each
+//! direction.
 //!
-//! A link never blocks. `send` takes what there is room for, `view` shows what has arrived, in place, so that a reduction
-//! can read straight from the link's own buffer; `consume` gives that room back to the peer. A transport with frames and
-//! credits (RDMA) fits: a frame's payload is the view, and consuming it returns the credit.
+//! A link never blocks. `send` takes as many bytes as fit. `view` shows received bytes in place, so
+//! that a reduction can read directly from the link's own buffer; `consume` frees their space for
+//! the peer. A transport with frames and credits (RDMA) fits this: a frame's payload is the view,
+//! and consuming it returns the credit.
 
 use crate::Transport;
 use crate::platform::Process;
@@ -22,7 +24,7 @@ pub(crate) struct Closed;
 pub(crate) struct Interest {
     /// Bytes from the peer.
     pub receive: bool,
-    /// Room for bytes to the peer.
+    /// Space for bytes to the peer.
     pub send: bool,
 }
 
@@ -32,30 +34,30 @@ impl Interest {
     }
 }
 
-/// One pair's link, as one of its two ranks holds it.
+/// One rank's end of the link between a pair.
 pub(crate) trait Link: Send {
-    /// What it runs over.
+    /// What the link runs over.
     fn transport(&self) -> Transport;
 
-    /// Takes as many bytes of `first`, then of `second`, as there is room for, and says how many.
+    /// Takes bytes of `first`, then of `second`, as many as fit. Returns their number.
     fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed>;
 
-    /// Marks the end of a message: the next one starts where the transport likes it best.
+    /// Marks the end of a message: the next one starts at an offset that suits the transport.
     fn end_send(&mut self) {}
 
-    /// Looks for arrived bytes, at most `want`, and says how many `view` now shows without a gap.
+    /// Looks for at most `want` received bytes. Returns how many `view` now shows without a gap.
     fn fill_view(&mut self, want: usize) -> Result<usize, Closed>;
 
-    /// The bytes counted by `arrived`.
+    /// The bytes that `fill_view` has counted.
     fn view(&self) -> &[u8];
 
-    /// Gives back the first `count` bytes of the view.
+    /// Frees the first `count` bytes of the view.
     fn consume(&mut self, count: usize);
 
     /// The counterpart of `end_send`.
     fn end_receive(&mut self) {}
 
-    /// Moves arrived bytes to `to` and says how many.
+    /// Moves received bytes to `to`. Returns their number.
     ///
     /// # Safety
     /// `to` must be valid for writes of `length` bytes.
@@ -67,39 +69,43 @@ pub(crate) trait Link: Send {
         Ok(count)
     }
 
-    /// Prepares for sleep: from now on the peer's next step in `interest` makes one of `descriptors` ready. False when that step
-    /// has been made already.
+    /// Prepares for sleep: from now on the peer's next step in `interest` makes one of
+    /// `descriptors` ready. False if that step has already happened.
     fn arm(&mut self, interest: Interest) -> bool;
 
-    /// Awake again: takes the peer's wake-ups off the descriptors.
+    /// Ends sleep: removes the peer's wake-ups from the descriptors.
     fn disarm(&mut self);
 
     /// Adds what to `poll`, and for which events.
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>);
 
-    /// Whether the link must be examined to know that it still leads to the peer.
+    /// True when only `check_health` can tell whether the link still leads to the peer.
     fn needs_health_checks(&self) -> bool {
         false
     }
 
-    /// Looks whether the link is still good, where it must be; for a wait that lasts also whether a message was lost.
+    /// Checks whether the link is still good, if it needs checks. `_lasts` is true in a wait that
+    /// lasts: then also checks whether a message was lost.
     fn check_health(&mut self, _lasts: bool) -> Result<(), Closed> {
         Ok(())
     }
 
-    /// Whether the link itself reports the peer's end (a socket does, after the last byte; memory does not).
+    /// True when the link itself reports the peer's end (a socket does, after the last byte; memory
+    /// does not).
     fn reports_end(&self) -> bool;
 
-    /// The group has failed: what has not reached the peer need not reach it any more.
+    /// Tells the link that the group has failed: bytes that have not reached the peer are no longer
+    /// needed.
     fn abandon(&mut self) {}
 
-    /// Whether all that has come is consumed; false where the link cannot tell. Takes no note of what it sees, so that `arm`
-    /// still counts it as news.
+    /// True when all received bytes are consumed; false if the link cannot tell. Does not record
+    /// what it sees, so that `arm` still reports it as new.
     fn is_empty(&self) -> bool {
         false
     }
 
-    /// Makes the peer's descriptors ready, for a peer that sleeps because of something else than this link.
+    /// Makes the peer's descriptors ready, for a peer that sleeps for a reason other than this
+    /// link.
     fn wake(&self) {}
 
     /// The peer's process, where its memory may be readable.
@@ -107,7 +113,8 @@ pub(crate) trait Link: Send {
         None
     }
 
-    /// After `Closed`: what is wrong with the link, where it can tell that from the end of the peer and from a cut cable.
+    /// After `Closed`: what is wrong with the link, if the link can tell that from the peer's end
+    /// and from a cut cable.
     fn fault(&self) -> Option<String> {
         None
     }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use crate::{Config, Group, InitError, TransportChoice};
 
-/// The ranks of a group of `size`, to be given to as many threads. They are connected as processes would be, over
-/// `transport`.
+/// Forms a group of `size` and returns its ranks, one for each of as many threads. They are
+/// connected over `transport`, as processes would be.
 ///
 /// # Errors
-/// As [`Group::init`].
+/// Those of [`Group::init`].
 pub fn groups(size: usize, transport: TransportChoice) -> Result<Vec<Group>, InitError> {
     groups_with(size, |config| config.transport = transport)
 }
 
-/// [`groups`] with any other setting changed.
+/// [`groups`] with other settings: `change` edits each rank's configuration.
 ///
 /// # Errors
-/// As [`Group::init`].
+/// Those of [`Group::init`].
 pub fn groups_with(size: usize, change: impl Fn(&mut Config)) -> Result<Vec<Group>, InitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .map_err(InitError::system("no port on loopback can be had"))?;
+        .map_err(InitError::system("no port on loopback is available"))?;
     let address = listener.local_addr().map_err(InitError::system("the listener has no address"))?;
     let listener = Arc::new(listener);
     std::thread::scope(|scope| {
@@ -43,13 +43,14 @@ pub fn groups_with(size: usize, change: impl Fn(&mut Config)) -> Result<Vec<Grou
     })
 }
 
-/// Runs `work` on every rank of a group, each on a thread, and returns the results in rank order.
+/// Forms a group and runs `work` on every rank, each on its own thread. Returns the results in rank
+/// order.
 ///
 /// # Errors
-/// As [`Group::init`].
+/// Those of [`Group::init`].
 ///
 /// # Panics
-/// When `work` does.
+/// If `work` does.
 pub fn run<R: Send>(
     size: usize,
     transport: TransportChoice,
@@ -58,10 +59,10 @@ pub fn run<R: Send>(
     Ok(run_on(groups(size, transport)?, work))
 }
 
-/// [`run`] on ranks that exist.
+/// Runs `work` on ranks that exist, each on its own thread. Returns the results in rank order.
 ///
 /// # Panics
-/// When `work` does.
+/// If `work` does.
 pub fn run_on<R: Send>(groups: Vec<Group>, work: impl Fn(Group) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let ranks: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| work(group))).collect();

@@ -1,5 +1,5 @@
-//! What differs between Linux and macOS: shared memory objects, local sockets, the host's identity, socket options,
-//! reading another process's memory.
+//! What differs between Linux and macOS: shared memory objects, local sockets, the host's identity,
+//! socket options, and reading another process's memory.
 
 #[cfg(target_os = "linux")]
 mod linux;

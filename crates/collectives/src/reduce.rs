@@ -11,8 +11,8 @@ use crate::{DType, Op};
 /// Reduces `count` elements of each source, in order, into `out`.
 ///
 /// # Safety
-/// Every source and `out` must be valid for `count` elements of `dtype` (no alignment needed). `out` may be one of the
-/// sources, but must not otherwise overlap one.
+/// Every source and `out` must be valid for `count` elements of `dtype` (no alignment needed).
+/// `out` may be one of the sources, but must not otherwise overlap one.
 pub(crate) unsafe fn reduce(dtype: DType, op: Op, out: *mut u8, sources: &[*const u8], count: usize) {
     // SAFETY: as promised by the caller.
     unsafe {

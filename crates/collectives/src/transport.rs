@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// What a pair of ranks talks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// The rank itself.
+    /// The rank is this rank itself.
     Itself,
-    /// Memory that two processes of a host share.
+    /// Memory that the processes of a host share.
     Shm,
     /// TCP.
     Tcp,
@@ -30,14 +30,15 @@ impl std::fmt::Display for Transport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportChoice {
-    /// Shared memory inside a host; between hosts RDMA where `Config::rdma` has a device, else TCP.
+    /// Shared memory inside a host. Between hosts RDMA where `Config::rdma` has a device, otherwise
+    /// TCP.
     #[default]
     Auto,
     /// Shared memory only; a rank on another host is an error.
     Shm,
-    /// TCP everywhere, also inside a host.
+    /// TCP everywhere, including inside a host.
     Tcp,
-    /// RDMA wherever `Config::rdma` has a device, also inside a host; the rest as `Auto`.
+    /// RDMA wherever `Config::rdma` has a device, including inside a host; otherwise as `Auto`.
     Rdma,
 }
 

@@ -1,4 +1,5 @@
-//! What comes from outside may be anything: it must give an error, never a panic, a hang or a huge allocation.
+//! Property tests: any bytes from outside give an error, never a panic, a hang or a huge
+//! allocation.
 
 use std::io::{self, Cursor, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use crate::watch::Watch;
 use crate::{CommError, Config, DType, Group, InitError, rendezvous};
 
 const SECRET: &[u8] = b"of these tests";
-/// Far longer than any of it takes.
+/// Far longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn cases(count: u32) -> ProptestConfig {
@@ -65,7 +66,7 @@ fn pair() -> (TcpStream, TcpStream) {
     (near, listener.accept().unwrap().0)
 }
 
-/// A stream whose other side has said all that it will ever say.
+/// A stream whose other side has already sent everything.
 struct Script {
     input: Cursor<Vec<u8>>,
 }
@@ -95,7 +96,7 @@ proptest! {
         let script = || Script { input: Cursor::new(said.clone()) };
         prop_assert!(handshake::accept(&mut script(), SECRET).is_err());
         prop_assert!(handshake::connect(&mut script(), SECRET, b"hello").is_err());
-        // The most that is ever set aside is the limit of a message.
+        // No more memory is allocated than the message limit.
         if let Ok(message) = handshake::read_message(&mut script()) {
             prop_assert!(message.len() <= said.len());
         }
@@ -134,7 +135,7 @@ proptest! {
     }
 }
 
-/// What rank 0 makes of `wire` while it waits for a message from rank 1, which ends then.
+/// What rank 0 receives from `wire` while it waits for a message from rank 1, which then ends.
 fn receive(expected: Header, wire: &[u8]) -> Result<Vec<u8>, CommError> {
     let (near, mut far) = pair();
     far.write_all(wire).unwrap();
@@ -164,7 +165,7 @@ fn core(links: Vec<Option<Box<dyn Link>>>, watch: Option<Watch>) -> Core {
 proptest! {
     #![proptest_config(cases(512))]
 
-    /// Rank 1 says anything to rank 0's watch, and ends.
+    /// Rank 1 sends any bytes to rank 0's watch, and ends.
     #[test]
     fn a_watch_blames_only_ranks_that_there_are(
         frames in prop::collection::vec((0u8..7, any::<u8>(), 0u16..5, 0u16..5), 0..4),
@@ -181,7 +182,7 @@ proptest! {
             .collect();
         wire.extend(rest);
         let watch = Watch::start(0, vec![None, Some(near), Some(other)], &[false; 3], LIMIT).unwrap();
-        // The watch may have heard enough before all is said.
+        // Fails if the watch has already closed the connection.
         let _ = far.write_all(&wire);
         let _ = far.shutdown(Shutdown::Both);
         let started = Instant::now();
@@ -196,7 +197,7 @@ proptest! {
         if let Err(error) = result {
             prop_assert!(error.rank().is_some_and(|rank| rank < 3), "{:?}", error);
         }
-        // Before the core: a goodbye waits for whoever is still there.
+        // Before the core is dropped: its goodbye waits for ranks that are still there.
         drop(quiet);
     }
 }
@@ -222,7 +223,7 @@ fn listener() -> Arc<TcpListener> {
 proptest! {
     #![proptest_config(cases(48))]
 
-    /// Guests who know the secret but talk nonsense are refused, and the group forms all the same.
+    /// Peers that know the secret but send invalid hellos are refused, and the group still forms.
     #[test]
     fn a_coordinator_survives_every_hello(damages in prop::collection::vec(damage(), 1..6), noise in bytes(200)) {
         let listener = listener();
@@ -237,7 +238,7 @@ proptest! {
             hello
         });
         for hello in damaged.chain([noise, br#"{"rank":18446744073709551615,"size":2}"#.to_vec()]) {
-            // A digit may turn into a rank that fits, which is not what this is about.
+            // A changed digit may give a rank that fits, which is not tested here.
             if matches!(serde_json::from_slice(&hello), Ok(Hello { rank: 1, size: 2, .. })) {
                 continue;
             }
@@ -251,7 +252,7 @@ proptest! {
         prop_assert_eq!(first.join().unwrap().unwrap(), 2);
     }
 
-    /// A coordinator that knows the secret but talks nonsense gives an error.
+    /// A coordinator that knows the secret but sends an invalid reply gives an error.
     #[test]
     fn a_rank_survives_every_answer(damage in damage(), noise in bytes(200)) {
         let table = Reply::Table(vec![endpoint(), endpoint(), endpoint()]);
@@ -272,7 +273,7 @@ proptest! {
     }
 }
 
-/// One byte now and then would never run into a limit on each read.
+/// A limit on each read would never end a stranger that sends a byte now and then.
 #[test]
 fn a_stranger_who_drips_bytes_is_dropped_in_time() {
     let (mut near, mut far) = pair();

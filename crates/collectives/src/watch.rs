@@ -1,10 +1,12 @@
-//! Who is still there: a thread that sleeps on one connection to each rank, and tells the rank's own thread.
+//! The watch knows which ranks are alive: a thread that sleeps on one connection to each rank, and
+//! reports to the rank's own thread.
 //!
-//! The kernel closes a process's connections when it ends, however it ends, so the others' threads wake up at once. A
-//! rank that gives up tells all others over the same connections. Between hosts a heartbeat makes the kernel notice a
-//! cut cable (see `limit_unacknowledged`); inside a host nothing is sent and nobody wakes up. Who leaves in good order keeps
-//! its connections until the others have read its goodbye: closing one under what still comes in would reset it, and
-//! what it has not yet sent, the goodbye too, would be lost.
+//! When a process ends, in whatever way, the kernel closes its connections, so the other ranks'
+//! threads wake at once. A rank that gives up tells all others over the same connections. Between
+//! hosts a heartbeat makes the kernel notice a cut cable (see `limit_unacknowledged`); inside a
+//! host nothing is sent and no thread wakes. A rank that leaves in good order keeps its connections
+//! until the others have read its goodbye: closing a connection that still receives bytes would
+//! reset it, and unsent bytes, including the goodbye, would be lost.
 
 mod frame;
 mod thread;
@@ -25,14 +27,16 @@ use crate::platform;
 use frame::{ABORT, PING, frame};
 use thread::{Peer, WatchState, WatchThread};
 
-/// Heartbeats within the limit after which a rank is lost.
+/// Number of heartbeats within the loss limit.
 const HEARTBEATS: u32 = 6;
-/// How long the kernel waits for an acknowledgement before it sends again, which is when its own clock starts.
+/// How long the kernel waits for an acknowledgement before it sends again. Only then does its own
+/// time limit start.
 const FIRST_REPEAT: Duration = Duration::from_millis(200);
-/// The rank thread's side of the watch. Dropping it says goodbye to the others, and waits until their watches have heard it.
+/// The rank thread's side of the watch. Dropping it says goodbye to the other ranks and waits until
+/// their watches have read it.
 pub(crate) struct Watch {
     state: Arc<WatchState>,
-    /// Commands to the thread; what comes back wakes a rank that sleeps in `poll`.
+    /// Carries commands to the thread. Bytes from the thread wake a rank that sleeps in `poll`.
     pipe: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,7 +57,8 @@ impl Watch {
             departed: connections.iter().map(|_| AtomicBool::new(false)).collect(),
             answered: connections.iter().map(|connection| AtomicBool::new(connection.is_none())).collect(),
         });
-        // A cable is cut right after a heartbeat at worst: the next one is the first that is not acknowledged.
+        // At worst a cable is cut right after a heartbeat: the next one is the first that is not
+        // acknowledged.
         let heartbeat = loss_limit / HEARTBEATS;
         let unacknowledged = loss_limit.saturating_sub(heartbeat + FIRST_REPEAT);
         let mut peers = Vec::new();
@@ -74,7 +79,7 @@ impl Watch {
         Ok(Self { state, pipe, thread: Some(thread) })
     }
 
-    /// Whether the group has failed; cheap enough for a spinning wait.
+    /// The failure of the group, if it has failed. Cheap enough for a spinning wait.
     pub fn failure(&self) -> Option<Failure> {
         if !self.state.failed.load(Ordering::Acquire) {
             return None;
@@ -82,15 +87,15 @@ impl Watch {
         self.state.failure.get().copied()
     }
 
-    /// Whether a rank has left in good order: what it has sent is good, more will not come.
+    /// True when a rank has left in good order: what it has sent is valid, and no more will come.
     pub fn departed(&self, rank: usize) -> bool {
         self.state.departed[rank].load(Ordering::Acquire)
     }
 
-    /// Gives the group up and tells everyone whom to blame.
+    /// Gives the group up and tells all ranks which rank is to blame.
     pub fn abort(&self, by: usize, rank: usize, why: AbortReason) {
         self.state.fail(Failure::Aborted { by, rank, why });
-        // A full pipe means that the thread is awake with commands to do; it looks at the failure then.
+        // A full pipe means that the thread is busy with commands; it then reads the failure.
         let _ = (&self.pipe).write(&frame(ABORT, by, rank, why as u8));
     }
 
@@ -98,7 +103,7 @@ impl Watch {
     pub fn ping(&self, rank: usize) {
         let others = self.state.answered.iter().enumerate().filter(|(peer, _)| *peer != rank);
         others.for_each(|(_, answered)| answered.store(false, Ordering::Relaxed));
-        // A full pipe means that the thread has not run for long; it will look as if all were silent.
+        // A full pipe means that the thread has not run for long; all ranks then appear silent.
         let _ = (&self.pipe).write(&frame(PING, rank, rank, 0));
     }
 
@@ -113,7 +118,7 @@ impl Watch {
         self.pipe.as_raw_fd()
     }
 
-    /// Takes wake-ups off the descriptor.
+    /// Removes wake-ups from the descriptor.
     pub fn drain(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.pipe).read(&mut bytes), Ok(count) if count == bytes.len()) {}
@@ -122,10 +127,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // The thread ends when the pipe does.
+        // The thread ends when the pipe is closed.
         let _ = self.pipe.shutdown(Shutdown::Write);
         if let Some(thread) = self.thread.take() {
-            // It has no result, and a panic there has been printed.
+            // The thread has no result, and its panic has been printed.
             let _ = thread.join();
         }
     }
@@ -142,7 +147,8 @@ mod tests {
 
     const LOSS_LIMIT: Duration = Duration::from_millis(600);
 
-    /// The watch of rank 0, whose only peer is on another host, and the peer's end of the connection.
+    /// The watch of rank 0, whose only peer is on another host, and the peer's end of the
+    /// connection.
     fn watch() -> (Watch, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -162,7 +168,8 @@ mod tests {
         frames.chunks(FRAME_BYTES).map(|frame| frame[0]).collect()
     }
 
-    /// Two that answered each other's heartbeats never slept, and a goodbye was queued behind what they had sent.
+    /// Two watches that answered each other's heartbeats never slept, and a goodbye was queued
+    /// behind what they had sent.
     #[test]
     fn heartbeats_keep_their_pace_whatever_comes_in() {
         const PERIODS: u32 = 4;
@@ -182,10 +189,11 @@ mod tests {
         drop(watch);
     }
 
-    /// A socket that is closed is reset by what still comes, and what it has not yet sent is lost: the goodbye too.
+    /// Bytes that arrive at a closed socket reset it, and its unsent bytes are lost, including the
+    /// goodbye.
     #[test]
     fn what_comes_after_the_goodbye_does_not_destroy_it() {
-        // More answers than the peer has room for, so that the goodbye waits behind them.
+        // More answers than fit into the peer's buffer, so that the goodbye waits behind them.
         const PINGS: usize = 1000;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         limit_receive_buffer(&listener, 4096);

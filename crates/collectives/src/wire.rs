@@ -1,18 +1,19 @@
-//! How the values of an all-reduce travel.
+//! The format in which the values of an all-reduce travel.
 
 use serde::Serialize;
 
-/// How the values of an all-reduce travel. All ranks of a group must have the same.
+/// How the values of an all-reduce travel. All ranks of a group must use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
-    /// As they are.
+    /// Unchanged.
     #[default]
     Exact,
-    /// Sums of floats of 1 KiB and more as 8-bit levels with an `f32` scale per 64 values, except where all ranks share
-    /// memory: a quarter of the bytes of `f32`, for wires slower than some 10 Gbit/s. Each rank's value is off by at most
-    /// 1/254 of the largest in its block, and so is the sum once more if it is done in parts. The result has the same bits on
-    /// all ranks.
+    /// Sums of floats of 1 KiB and more travel as 8-bit levels with an `f32` scale per 64 values,
+    /// unless all ranks share memory. That is a quarter of the bytes of `f32`, for wires slower
+    /// than about 10 Gbit/s. The error of each rank's value is at most 1/254 of the largest value
+    /// in its block; a sum that is done in parts is rounded the same way once more. The result has
+    /// the same bits on all ranks.
     Int8,
 }
 

@@ -93,7 +93,7 @@ fn missing_ranks_are_named_in_time() {
     let error = Group::init(first).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ranks 1, 2, 3 have not come within 300ms: start them, or look at their output"
+        "ranks 1, 2, 3 have not joined within 300ms: start them, or check their output"
     );
     assert!(start.elapsed() < Duration::from_secs(2));
 }

@@ -1,14 +1,15 @@
-//! All-reduce on the board of a host: every rank writes its data once, and the others reduce it where it lies.
+//! All-reduce on a host's board: every rank writes its data once, and the others reduce it in
+//! place.
 
 use super::part;
 use crate::core::Core;
 use crate::header::{Header, OperationKind};
 use crate::{CommError, DType, Op};
 
-/// A rank posts a long message in pieces of half its length, within these bounds, so that the others work on one while it
-/// writes the next.
+/// A rank posts a long message in pieces of half its length, within these bounds, so that the other
+/// ranks process one piece while it writes the next.
 const PIECE_BYTES: std::ops::RangeInclusive<usize> = 4 << 10..=16 << 10;
-/// Steps, as headers tell them.
+/// Phases of the records, in their headers.
 const WHOLE: u8 = 3;
 const PARTS: u8 = 4;
 const RESULTS: u8 = 5;
@@ -45,7 +46,7 @@ pub(super) async unsafe fn one_shot(
             ahead = Some(post(core));
         }
         core.await_record(record, &header).await?;
-        // SAFETY: as above; everyone has posted the record.
+        // SAFETY: as above; all ranks have posted the record.
         unsafe {
             let out = data.add(start);
             core.reduce_record(Some((record, 0)), None, out, out, bytes(start) / dtype.size(), (dtype, op));
@@ -100,7 +101,7 @@ pub(super) async unsafe fn mesh(
         core.await_record(result, &results).await?;
         for rank in (0..ranks).filter(|rank| *rank != mine) {
             let (at, bytes) = part_of(rank);
-            // SAFETY: as above; everyone has posted the result.
+            // SAFETY: as above; all ranks have posted the result.
             unsafe {
                 let to = data.add(start * size + at);
                 std::ptr::copy_nonoverlapping(core.record_of(rank, result), to, bytes);
@@ -110,7 +111,7 @@ pub(super) async unsafe fn mesh(
     Ok(())
 }
 
-/// Posts a block without this rank's own part, and returns its record.
+/// Posts a block without this rank's own part. Returns the record's number.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements.

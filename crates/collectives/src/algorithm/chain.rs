@@ -1,7 +1,8 @@
-//! The all-reduce in which only neighbours talk.
+//! The all-reduce along a chain of ranks, in which only neighbours exchange data.
 //!
-//! Rank 0 sends its elements to rank 1, which adds its own and sends the sums on; the last rank has the results and sends
-//! them back down. `f16` and `bf16` go up as `f32`, so that they are rounded once, as in every other algorithm.
+//! Rank 0 sends its elements to rank 1, which adds its own and sends the sums on. The last rank has
+//! the results and sends them back down. `f16` and `bf16` sums travel up as `f32`, so that they are
+//! rounded once, as in every other algorithm.
 
 use crate::core::Core;
 use crate::header::{OperationKind, STREAMED_PHASES};
@@ -10,7 +11,8 @@ use crate::{CommError, DType, Op};
 
 const UP: u8 = STREAMED_PHASES;
 const DOWN: u8 = STREAMED_PHASES + 1;
-/// Bytes that are added before the next rank gets them: enough for the loops, little enough to stay in the cache.
+/// Bytes that are added before they are passed on: enough for efficient loops, and few enough to
+/// stay in the cache.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// # Safety
@@ -26,7 +28,7 @@ pub(super) async unsafe fn all_reduce(
     let lower = core.rank.checked_sub(1);
     let upper = (core.rank + 1 < core.size).then_some(core.rank + 1);
     let mut scratch = std::mem::take(&mut core.scratch);
-    // Partial sums of other types take the place of the elements that went into them.
+    // Where elements need not be widened, partial sums overwrite the elements that went into them.
     let partial: *mut u8 = if wide != size && upper.is_some() {
         scratch.resize(scratch.len().max(count), 0.0);
         scratch.as_mut_ptr().cast()
@@ -63,7 +65,8 @@ pub(super) async unsafe fn all_reduce(
 /// Runs the queued messages to their end.
 ///
 /// # Safety
-/// As for the caller, and `partial` must be valid for `count` accumulated elements, or be `data` itself.
+/// As for the caller, and `partial` must be valid for `count` accumulated elements, or be `data`
+/// itself.
 async unsafe fn pass(
     core: &mut Core,
     data: *mut u8,

@@ -1,7 +1,8 @@
-//! All-reduce of long messages among the ranks of a host that may read each other's memory: a mesh without a board between.
+//! All-reduce of long messages among ranks of one host that can read each other's memory: a mesh
+//! that bypasses the board.
 //!
-//! Each rank reduces its part of a block straight from the others' data, then reads their parts where they have reduced
-//! them. What the board is needed for is to say how far each has come.
+//! Each rank reduces its part of a block directly from the other ranks' data, then reads the other
+//! ranks' results from where they reduced them. The board only shows how far each rank has come.
 
 use super::{PART_ALIGN_BYTES, part};
 use crate::core::Core;
@@ -9,17 +10,18 @@ use crate::header::OperationKind;
 use crate::reduce::reduce;
 use crate::{CommError, DType, Op};
 
-/// From own_address on a system call per part costs less than to write everything to the board.
+/// From this length on, a system call per part costs less than writing everything to the board.
 pub(super) const MIN_BYTES: usize = 2 << 20;
-/// What a rank reads of the others before it reduces that: fits the second-level cache.
+/// Bytes that a rank reads from the others before it reduces them; fits the second-level cache.
 const READ_BYTES: usize = 512 << 10;
-/// Steps, as headers tell them.
+/// Phases of the records, in their headers.
 const ADDRESSES: u8 = 13;
 const REDUCED: u8 = 14;
 const READ: u8 = 15;
 
 /// # Safety
-/// `data` must be valid for `count` elements of `dtype` until this returns, and `core.reads_peers()` have said yes.
+/// `data` must be valid for `count` elements of `dtype` until this returns, and
+/// `core.can_read_peers()` must have returned true.
 pub(super) async unsafe fn all_reduce(
     core: &mut Core,
     data: *mut u8,
@@ -34,7 +36,7 @@ pub(super) async unsafe fn all_reduce(
     core.await_record(record, &own_address).await?;
     let addresses: Vec<u64> = (0..ranks).map(|rank| core.words_of(rank, record)[0]).collect();
 
-    // A multiple of what parts are aligned to, so that none is longer.
+    // A multiple of the parts' alignment, so that no part is longer.
     let share_bytes = (READ_BYTES / (ranks - 1)).next_multiple_of(PART_ALIGN_BYTES);
     let share = share_bytes / size;
     // A rank's part of a block: its first byte and its length.
@@ -47,7 +49,8 @@ pub(super) async unsafe fn all_reduce(
     let (reduced, done) = (header(core, REDUCED), header(core, READ));
     let mut sources = Vec::with_capacity(ranks);
     let mut before = None;
-    // A block's results are read once this rank has reduced the next block, the last one's at the end.
+    // A block's results are read after this rank has reduced the next block; those of the last
+    // block at the end.
     for block in (0..count).step_by(ranks * share).map(Some).chain([None]) {
         let mut posted = None;
         if let Some(start) = block {
@@ -60,7 +63,8 @@ pub(super) async unsafe fn all_reduce(
                     sources.push(unsafe { data.add(at) }.cast_const());
                     continue;
                 }
-                // SAFETY: parts are no longer than a share, and the buffer holds a share of each other rank.
+                // SAFETY: parts are no longer than a share, and the buffer holds a share per other
+                // rank.
                 unsafe { core.read_peer(rank, address + at as u64, free, bytes)? };
                 sources.push(free.cast_const());
                 free = free.wrapping_add(bytes);
@@ -76,7 +80,7 @@ pub(super) async unsafe fn all_reduce(
         }
     }
     core.wire_buffer = buffer;
-    // The others read this rank's data until they say that they have it all.
+    // The other ranks read this rank's data until they have posted that they are done.
     let record = core.post_words(&done, [0; 2]);
     core.await_record(record, &done).await
 }

@@ -1,7 +1,8 @@
-//! Sums over slow wires in 8 bits a value: a quarter of the bytes of `f32`, at the price of exactness.
+//! Sums over slow wires with 8 bits per value: a quarter of the bytes of `f32`, but not exact.
 //!
-//! Values travel in blocks, slot_bytes with the scale that its largest value needs. A rank adds what it has sent as the others
-//! read it, and takes its own part of a result as the others get it, so all ranks still have the same bits.
+//! Values travel in blocks, each with the scale that its largest value needs. A rank adds its own
+//! values as the other ranks read them from the wire, and takes its own part of a result in the
+//! same form. So all ranks still have the same bits.
 
 use super::{exchange, part};
 use crate::core::Core;
@@ -13,19 +14,20 @@ use crate::{Algorithm, CommError, DType, Op};
 const SCALE_BLOCK: usize = 64;
 const SCALE_BYTES: usize = size_of::<f32>();
 const BLOCK_BYTES: usize = SCALE_BYTES + SCALE_BLOCK;
-/// The largest value of a block becomes this.
+/// The level of a block's largest value.
 const MAX_LEVEL: f32 = 127.0;
-/// To add this rounds a float to the nearest whole number, ties to even, and leaves it in the lowest bits: in those of 0 / 0,
-/// 0. Unlike a call to round, it needs no instruction that only newer processors have.
+/// Adding this to a float rounds it to the nearest integer, ties to even, and leaves the integer in
+/// the lowest bits. For NaN (0 / 0) those bits are 0. Unlike a call to round, it needs no
+/// instruction of newer processors.
 const ROUNDING_OFFSET: f32 = (3 << 22) as f32;
 const SUM: u8 = Op::Sum as u8;
-/// Steps, as headers tell them.
+/// Phases of the messages, in their headers.
 const WHOLE: u8 = 8;
 const PARTS: u8 = 9;
 const RESULTS: u8 = 10;
 
-/// Whether a reduction can travel in 8 bits: products and extremes of rounded values would be off without bound, and whole
-/// numbers are expected to be exact.
+/// True when a reduction can travel as int8. Products and extremes of rounded values would have
+/// unbounded errors, and integers are expected to be exact.
 pub(super) fn supports(dtype: DType, op: Op) -> bool {
     op == Op::Sum && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
@@ -35,7 +37,7 @@ fn wire_bytes(count: usize) -> usize {
     count + count.div_ceil(SCALE_BLOCK) * SCALE_BYTES
 }
 
-/// All-reduce in place: by a mesh, or in one step where `algorithm` is that.
+/// All-reduce in place, in one step if `algorithm` is `OneShot`, otherwise by a mesh.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype` until this returns.
@@ -58,7 +60,7 @@ pub(super) async unsafe fn all_reduce(
     result
 }
 
-/// MessageSlots for a message from slot_bytes rank, and its place.
+/// A buffer with one slot of equal length per message.
 struct MessageSlots {
     slot_bytes: usize,
 }
@@ -87,7 +89,7 @@ async unsafe fn one_shot(
     let slots = MessageSlots::new(wire, core.size, count);
     // SAFETY: as promised by the caller.
     unsafe { encode(dtype, data, count, &mut wire[slots.at(core.rank)..]) };
-    // SAFETY: `wire` lives and stays in its place until the exchange has ended.
+    // SAFETY: `wire` is neither dropped nor moved until the exchange has ended.
     unsafe {
         let start = wire.as_mut_ptr();
         let bytes = wire_bytes(count);
@@ -112,17 +114,18 @@ async unsafe fn mesh(
     let (mine, ranks, size) = (core.rank, core.size, dtype.size());
     let part = |rank| part(count, dtype, rank, ranks);
     let longest = part(0).len();
-    // The first half of the slots is for what comes, the second for what goes.
+    // The first half of the slots receives, the second half is sent.
     let slots = MessageSlots::new(wire, 2 * ranks, longest);
     for rank in 0..ranks {
         let part = part(rank);
-        // This rank's own part is read where the others' come to.
+        // This rank's own part goes to the slot where the other ranks' parts for it arrive.
         let at = slots.at(if rank == mine { mine } else { ranks + rank });
         // SAFETY: parts lie within `count` elements.
         unsafe { encode(dtype, data.add(part.start * size), part.len(), &mut wire[at..]) };
     }
     let own = part(mine);
-    // SAFETY: `wire` lives and stays in its place until the exchange has ended; parts lie within `count` elements.
+    // SAFETY: `wire` is neither dropped nor moved until the exchange has ended; parts lie within
+    // `count` elements.
     unsafe {
         let start = wire.as_mut_ptr();
         let own_bytes = wire_bytes(own.len());
@@ -147,7 +150,7 @@ async unsafe fn mesh(
     Ok(())
 }
 
-/// Writes `count` values as blocks to the beginning of `wire`.
+/// Writes `count` values as blocks to the start of `wire`.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype`.
@@ -158,20 +161,22 @@ unsafe fn encode(dtype: DType, data: *const u8, count: usize, wire: &mut [u8]) {
         let values = &mut values[..levels.len()];
         // SAFETY: the block's values lie within `count`.
         unsafe { load(dtype, data.add(index * SCALE_BLOCK * dtype.size()), values) };
-        // Without their signs, floats are in the order of their bits, and what is no number is above infinity.
+        // Without their sign bits, floats are in the order of their bits, and NaN is above
+        // infinity.
         let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
-        // A value that is no number, or infinite, makes the whole block no number.
+        // A NaN or infinite value makes the whole block NaN.
         let finite = largest < f32::INFINITY.to_bits();
         let scale = if finite { f32::from_bits(largest) / MAX_LEVEL } else { f32::NAN };
         scale_bytes.copy_from_slice(&scale.to_le_bytes());
         for (level, value) in levels.iter_mut().zip(values.iter()) {
-            // A scale so small that it is rounded itself leaves values above the limit.
+            // A scale so small that it is subnormal is itself rounded, which leaves values above
+            // the limit.
             *level = ((value / scale).clamp(-MAX_LEVEL, MAX_LEVEL) + ROUNDING_OFFSET).to_bits() as u8;
         }
     }
 }
 
-/// Adds what slot_bytes of `wires` has, in order, and writes the `count` sums to `data`.
+/// Adds the values in each of `wires`, in order, and writes the `count` sums to `data`.
 ///
 /// # Safety
 /// `data` must be valid for `count` elements of `dtype`.

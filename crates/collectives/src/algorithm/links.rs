@@ -64,10 +64,11 @@ pub(super) async unsafe fn mesh(
     }
 }
 
-/// Reduce-scatter: `send` holds all parts, `out` gets this rank's.
+/// Reduce-scatter: `send` holds all parts, `out` gets this rank's part.
 ///
 /// # Safety
-/// `send` must be valid for the sum of `counts` elements and `out` for this rank's, until this returns.
+/// `send` must be valid for the sum of `counts` elements and `out` for this rank's, until this
+/// returns.
 pub(crate) async unsafe fn reduce_scatter(
     core: &mut Core,
     send: *const u8,
@@ -96,11 +97,12 @@ pub(crate) async unsafe fn reduce_scatter(
     unsafe { core.exchange_reduce(out, send.add(own_at), own, (dtype, op), false).await }
 }
 
-/// One message to and one from each peer: what all other operations are made of. `outgoing` and `incoming` say where a
-/// peer's bytes lie, if there are any. `op` and `phase` tell the steps of an operation apart; most have one.
+/// At most one message to and one from each peer; all other operations are made of it. `outgoing`
+/// and `incoming` return the address and length of a peer's bytes, if there are any. `op` and
+/// `phase` tell the steps of an operation apart; most operations have one step.
 ///
 /// # Safety
-/// The places must be valid until this returns.
+/// The addresses must be valid until this returns.
 pub(crate) async unsafe fn exchange(
     core: &mut Core,
     kind: OperationKind,

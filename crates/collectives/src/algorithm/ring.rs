@@ -1,10 +1,11 @@
-//! The all-reduce around a ring, both directions at once: a rank talks to the one previous it and the one after it only, and each
-//! direction of their links carries `(n - 1) / n` of the data.
+//! The all-reduce around a ring, in both directions at once. A rank exchanges data only with the
+//! ranks before and after it, and each direction of their links carries `(n - 1) / n` of the data.
 //!
-//! Each direction takes half of the elements, cut into a part per rank. A part's sum starts at its own rank and is complete once
-//! it has been at all others; then the result goes around. So a part's elements are added in the order of the ring from its
-//! rank on: the same on all ranks and in all runs, but not rank order. `f16` and `bf16` travel as `f32` until their sum is
-//! complete, so that they are rounded once.
+//! Each direction takes half of the elements, cut into one part per rank. A part's sum starts at
+//! the rank with its number and is complete when it has passed all others; then the result goes
+//! around. So a part's elements are added in the order of the ring from that rank on: the same on
+//! all ranks and in all runs, but not rank order. `f16` and `bf16` travel as `f32` until their sum
+//! is complete, so that they are rounded once.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -17,23 +18,24 @@ use crate::{CommError, DType, Op};
 
 const SUMS: u8 = STREAMED_PHASES + 4;
 const RESULTS: u8 = STREAMED_PHASES + 5;
-/// Bytes that are added previous the next rank gets them: enough for the loops, little enough to stay in the cache.
+/// Bytes that are added before they are passed on: enough for efficient loops, and few enough to
+/// stay in the cache.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// One direction around, as this rank sees it.
+/// One direction around the ring, as this rank sees it.
 struct RingDirection {
     ranks: usize,
-    /// This rank's place in the order of the direction.
+    /// This rank's index in the order of the direction.
     position: usize,
     next: usize,
     previous: usize,
-    /// The direction's elements, and where the sums of those that do not fit into `data` are.
+    /// The direction's elements, and the sums of elements that must be widened.
     data: *mut u8,
     sums: *mut u8,
     count: usize,
     dtype: DType,
     op: Op,
-    /// Parts whose sending has begun, and parts that have arrived whole.
+    /// Number of parts whose sending has begun, and of parts that have arrived completely.
     sent: usize,
     received: usize,
     /// Elements of the next part that have arrived.
@@ -64,7 +66,7 @@ pub(super) async unsafe fn all_reduce(
         position,
         next,
         previous,
-        // `count` is as long as the data, so both stay within.
+        // `range` lies within `count` elements, so both stay within their memory.
         data: data.wrapping_add(range.start * size),
         sums: sums.wrapping_add(range.start * wide),
         count: range.len(),
@@ -74,7 +76,8 @@ pub(super) async unsafe fn all_reduce(
         received: 0,
         arrived: 0,
     };
-    // Two ranks have one link, both of whose directions one direction fills.
+    // Two ranks have one link, and one direction around the ring already fills both directions of
+    // that link.
     let up = if ranks == 2 { count } else { part(count, dtype, 0, 2).end };
     let mut directions = vec![direction(0..up, rank, next, previous)];
     if ranks > 2 {
@@ -117,12 +120,12 @@ impl RingDirection {
         self.sent == self.steps() && self.received == self.steps()
     }
 
-    /// Parts that each link carries.
+    /// Number of parts that each link carries.
     fn steps(&self) -> usize {
         2 * (self.ranks - 1)
     }
 
-    /// Whether what is sent in a step is a result, and not a sum that lacks ranks.
+    /// True when a result is sent in this step, false when it is a sum that still lacks ranks.
     fn is_result(&self, step: usize) -> bool {
         step >= self.ranks - 1
     }
@@ -135,7 +138,7 @@ impl RingDirection {
         part(self.count, self.dtype, position % self.ranks, self.ranks)
     }
 
-    /// What this rank sends in a step: first its own part, then what has arrived in the step previous.
+    /// What this rank sends in a step: first its own part, then what arrived in the previous step.
     fn outgoing(&self, step: usize) -> Range<usize> {
         self.part(self.position + 2 * self.ranks - step)
     }
@@ -152,7 +155,7 @@ impl RingDirection {
         self.sums.wrapping_add(element * accumulated_size(self.dtype))
     }
 
-    /// The bytes of an element as it travels in a step.
+    /// Bytes per element as it travels in a step.
     fn width(&self, step: usize) -> usize {
         if self.is_result(step) { self.dtype.size() } else { accumulated_size(self.dtype) }
     }
@@ -163,7 +166,7 @@ impl RingDirection {
         core.header(OperationKind::AllReduce, self.dtype, self.op as u8, phase, bytes)
     }
 
-    /// Takes what has arrived from the rank previous.
+    /// Takes what has arrived from the previous rank.
     ///
     /// # Safety
     /// The pointers must be valid for all elements.
@@ -179,7 +182,7 @@ impl RingDirection {
         }
         let mut moved;
         if self.is_result(step) {
-            // What it overwrites has been sent: the result holds it.
+            // The elements that it overwrites have been sent: the result contains them.
             moved = core.step_receive(peer)?;
             self.arrived = core.received(peer) / self.dtype.size();
         } else {
@@ -195,7 +198,7 @@ impl RingDirection {
         Ok(moved)
     }
 
-    /// Adds this rank's elements of a part to the sums of them that have arrived.
+    /// Adds this rank's elements of a part to the sums that have arrived.
     ///
     /// # Safety
     /// As for `receive`.
@@ -205,7 +208,7 @@ impl RingDirection {
         let ready = core.fill_view(peer, ((part.end - at) * width).min(PIECE_BYTES))? / width;
         let theirs = core.view(peer).as_ptr();
         let own = self.data_at(at);
-        // SAFETY: the part has as many more elements, and the view holds as many sums.
+        // SAFETY: the part has `ready` more elements, and the view holds as many sums.
         unsafe {
             if self.widens() {
                 let out = (!self.is_result(self.received + 1)).then(|| self.sums_at(at));
@@ -219,7 +222,7 @@ impl RingDirection {
         Ok(ready > 0)
     }
 
-    /// Lets the rank after have what is ready for it.
+    /// Sends to the next rank what is ready.
     ///
     /// # Safety
     /// As for `receive`.
@@ -234,7 +237,8 @@ impl RingDirection {
             self.sent += 1;
         }
         let step = self.sent - 1;
-        // Empty parts are sent previous they have arrived, so what is sent may be ahead by more than a step.
+        // Empty parts are sent before they have arrived, so sending may be ahead by more than one
+        // step.
         let ready = match step.cmp(&(self.received + 1)) {
             Ordering::Less => self.outgoing(step).len(),
             Ordering::Equal => self.arrived,

@@ -1,4 +1,4 @@
-//! The environment variables that set a configuration: our own and MLX's.
+//! The environment variables that set a configuration: Thunderhead's and MLX's.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,24 +11,27 @@ use crate::InitError;
 const LAUNCH: &str = "set it, or start the ranks with `thunder launch`";
 
 impl Config {
-    /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`, `THUNDER_TRANSPORT`
-    /// (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (else `MLX_IBV_DEVICES`: a device file), `THUNDER_RDMA_MODE`
-    /// (`uc`, `rc`, `rc-write`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
-    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`, `THUNDER_CONNECTIONS`,
-    /// `THUNDER_WIRE` (`exact`, `int8`); where `THUNDER_RANK` is not set,
-    /// MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring) or `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`.
-    /// `None` when neither rank is set: this process is alone.
+    /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`,
+    /// `THUNDER_TRANSPORT` (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (a device file;
+    /// if not set, `MLX_IBV_DEVICES`), `THUNDER_RDMA_MODE` (`uc`, `rc`, `rc-write`),
+    /// `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
+    /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`,
+    /// `THUNDER_CONNECTIONS` and `THUNDER_WIRE` (`exact`, `int8`).
+    ///
+    /// If `THUNDER_RANK` is not set, reads MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring), or with
+    /// `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`. Returns `None` if neither
+    /// rank is set: then this process is alone.
     ///
     /// # Errors
-    /// When a variable is missing or makes no sense.
+    /// If a variable is missing or invalid.
     pub fn from_env() -> Result<Option<Self>, InitError> {
         Self::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// [`Config::from_env`] on any source of variables.
+    /// [`Config::from_env`] with variables from another source than the environment.
     ///
     /// # Errors
-    /// When a variable is missing or makes no sense.
+    /// If a variable is missing or invalid.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, InitError> {
         let mut config = if let Some(rank) = variable("THUNDER_RANK") {
             let missing =

@@ -7,22 +7,22 @@ use thunder_verbs::{Mode, Profile};
 
 use crate::InitError;
 
-/// Which devices lead to which ranks, and how they are used.
+/// Which RDMA devices lead to which ranks, and how they are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// The names of this rank's devices towards each rank it is cabled to, a name per cable. Both ends must list their
-    /// cables in the same order.
+    /// For each rank that this rank is cabled to, the names of this rank's devices, one per cable.
+    /// Both ends must list their cables in the same order.
     pub devices: BTreeMap<usize, Vec<String>>,
-    /// How bytes travel; the same on all ranks. `None`: the fastest that the platform has.
+    /// How bytes travel; must be the same on all ranks. `None`: the fastest mode of the platform.
     pub mode: Option<Mode>,
 }
 
 impl RdmaConfig {
-    /// Reads a device file, MLX's for JACCL: a list with a row per rank, which has an entry per rank, which is null, a
-    /// device's name, or a list of names.
+    /// Reads a device file in the format of MLX's JACCL: a list with one row per rank; a row has
+    /// one entry per rank: null, a device's name, or a list of names.
     ///
     /// # Errors
-    /// When the file cannot be read or has another form.
+    /// If the file cannot be read or has another format.
     pub fn from_file(path: &Path, rank: usize) -> Result<Self, InitError> {
         let wrong = |why: String| InitError::Hostfile { path: path.to_owned(), why };
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -30,7 +30,7 @@ impl RdmaConfig {
         Ok(Self { devices, mode: None })
     }
 
-    /// After a split: ranks have other numbers, or are not in the group.
+    /// Gives the ranks other numbers, and drops those for which `number` returns `None`.
     pub(crate) fn renumber(&mut self, number: impl Fn(usize) -> Option<usize>) {
         let devices = std::mem::take(&mut self.devices);
         self.devices = devices.into_iter().filter_map(|(old, names)| Some((number(old)?, names))).collect();

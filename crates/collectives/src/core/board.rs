@@ -1,4 +1,4 @@
-//! The host's board, as algorithms use it: take a record, fill it, post it, wait for everyone's.
+//! The board as algorithms use it: take a record, fill it, post it, wait for those of all ranks.
 
 use super::Core;
 use crate::header::{HEADER_BYTES, Header, OperationKind};
@@ -6,46 +6,46 @@ use crate::link::board::Board;
 use crate::reduce::reduce;
 use crate::{CommError, DType, Op};
 
-/// A message without a board is worked on in pieces of this length.
+/// Without a board, messages are processed in pieces of this length.
 const PIECE_BYTES: usize = 64 << 10;
 
 impl Core {
-    /// The board, if it is the whole group's.
+    /// The board, if all ranks of the group share it.
     pub fn group_board(&self) -> Option<&Board> {
         self.board.as_ref().filter(|board| board.ranks.len() == self.size)
     }
 
-    /// Takes the index of the next record on the board, and returns its number and where to fill it. All ranks of the
-    /// board must take the same.
+    /// Reserves the next record on the board. Returns its number and where to write its bytes. All
+    /// ranks of the board must reserve the same lengths.
     pub fn take_record(&mut self, bytes: usize) -> (u64, *mut u8) {
         let Some(board) = &mut self.board else { return (0, std::ptr::null_mut()) };
         let number = board.take(bytes);
         (number, board.bytes(board.own_index(), number))
     }
 
-    /// Where a rank of the board has its bytes of a record that everyone has posted.
+    /// The bytes of the record that the rank at `index` of the board has posted.
     pub fn record_of(&self, index: usize, number: u64) -> *const u8 {
         self.board.as_ref().map_or(std::ptr::null(), |board| board.bytes(index, number))
     }
 
-    /// Whether this rank shares a board with others.
+    /// True when this rank shares a board with others.
     pub fn has_board(&self) -> bool {
         self.board.is_some()
     }
 
-    /// Ranks of the board, or 1 without one.
+    /// Ranks on the board, or 1 without one.
     pub fn board_ranks(&self) -> usize {
         self.board.as_ref().map_or(1, |board| board.ranks.len())
     }
 
-    /// The longest record; without a board, what suits as a piece of a message.
+    /// The longest record; without a board, a suitable piece of a message.
     pub fn record_bytes(&self) -> usize {
         self.board.as_ref().map_or(PIECE_BYTES, Board::record_bytes)
     }
 
-    /// Reduces, in this order but for `own`, which has its index among the ranks of the board: the elements at `before`, if
-    /// any, and what each rank has in a record that everyone has posted, if any, from a given byte on. The result goes to
-    /// `out`.
+    /// Reduces into `out`, in this order: the elements at `before`, if any, and the elements of
+    /// each rank of the board in a posted record, if any, from a given byte on. This rank's own
+    /// elements are taken from `own`.
     ///
     /// # Safety
     /// All must be valid for `count` elements; `own` and `out` may be the same.
@@ -63,7 +63,7 @@ impl Core {
         match (&self.board, record) {
             (Some(board), Some((number, at))) => {
                 for index in 0..board.ranks.len() {
-                    // SAFETY: within the record.
+                    // SAFETY: the byte lies within the record.
                     let theirs = unsafe { board.bytes(index, number).add(at) };
                     self.sources.push(if index == board.own_index() { own } else { theirs });
                 }
@@ -74,7 +74,7 @@ impl Core {
         unsafe { reduce(dtype, op, out, &self.sources, count) };
     }
 
-    /// Posts a record that has been filled, and wakes up who sleeps.
+    /// Posts a record that has been filled, and wakes the ranks that sleep.
     pub fn post_record(&mut self, number: u64, header: &Header) {
         let Some(board) = &self.board else { return };
         board.post(number, header);
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// Waits until all ranks of the board have posted a record, which must be part of the same step.
+    /// Waits until all ranks of the board have posted a record, which must belong to the same step.
     pub async fn await_record(&mut self, number: u64, header: &Header) -> Result<(), CommError> {
         while let Some(board) = &self.board
             && !(0..board.ranks.len()).all(|index| board.is_posted(index, number))
@@ -106,26 +106,27 @@ impl Core {
         Err(self.mismatch(rank, &theirs, header))
     }
 
-    /// Whether a record of all ranks of the board, of which this is one, is being waited for.
+    /// True when this rank waits for a record on a board that `peer` shares.
     pub(super) fn on_awaited_board(&self, peer: usize) -> bool {
         self.awaited.is_some() && self.board.as_ref().is_some_and(|board| board.ranks.contains(&peer))
     }
 
-    /// Whether a rank's record is being waited for.
+    /// True when this rank waits for a record that `peer` has not posted.
     pub(super) fn awaits_record_of(&self, peer: usize) -> bool {
         let (Some(board), Some((number, _))) = (&self.board, &self.awaited) else { return false };
         let index = board.ranks.iter().position(|rank| *rank == peer);
         index.is_some_and(|index| !board.is_posted(index, *number))
     }
 
-    /// A rank that is waited for on a link while it waits on the board, or the other way round: it is in another operation.
-    /// Returns what it is in, and what this rank is in.
+    /// Finds a peer that waits on the board while this rank waits for its link, or the other way
+    /// round: the two are in different operations. Returns the peer's header and this rank's.
     pub(super) fn diverged(&mut self) -> Result<Option<(usize, [u8; HEADER_BYTES], Header)>, CommError> {
         if self.awaited.is_none() {
             for index in 0..self.board_ranks() {
                 let Some(board) = &self.board else { return Ok(None) };
                 let (peer, ahead) = (board.ranks[index], board.next_header(index));
-                // A rank that has sent all that is wanted of it may go ahead before this one has read it.
+                // A peer that has sent all that this rank expects may have gone on before this rank
+                // has read it.
                 if let Some(words) = ahead.filter(|_| self.incoming[peer].active)
                     && self.links[peer].as_ref().is_some_and(|link| link.is_empty())
                 {
@@ -139,7 +140,7 @@ impl Core {
             if self.awaits_record_of(peer) && self.fill_view(peer, HEADER_BYTES)? == HEADER_BYTES {
                 let mut theirs = [0; HEADER_BYTES];
                 theirs.copy_from_slice(self.view(peer));
-                // What was sent to be received later is in nobody's way.
+                // A send that is to be received later is no contradiction.
                 let ours = self.awaited.map(|(_, header)| header).unwrap_or_default();
                 if !Header::is_of(&theirs, OperationKind::SendReceive) {
                     return Ok(Some((peer, theirs, ours)));

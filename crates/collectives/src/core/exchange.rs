@@ -1,4 +1,5 @@
-//! Messages to and from any number of peers, run to their end: stored, or reduced where they lie.
+//! Runs messages to and from any number of peers to their end, and stores what is received or
+//! reduces it in place.
 
 use super::Core;
 use crate::header::Header;
@@ -21,13 +22,13 @@ impl Core {
         }
     }
 
-    /// Runs all queued messages to their end, where those received are not stored but reduced, together with the
-    /// `length` bytes at `own`, into `out`. When `own` is also what is being sent, `hold_back` keeps the result from
-    /// overwriting what has not been sent.
+    /// Runs all queued messages to their end. Received messages are not stored: they are reduced
+    /// into `out`, together with the `length` bytes at `own`. If `own` is also what is being sent,
+    /// set `hold_back`: then no byte is overwritten before it has been sent.
     ///
     /// # Safety
-    /// `out` and `own` must be valid for `length` bytes (and may be the same), every other rank's message queued with
-    /// that length, and the pointers of queued sends valid until this returns.
+    /// `out` and `own` must be valid for `length` bytes (and may be the same), every other rank's
+    /// message queued with that length, and the pointers of queued sends valid until this returns.
     pub async unsafe fn exchange_reduce(
         &mut self,
         out: *mut u8,
@@ -62,7 +63,7 @@ impl Core {
         }
     }
 
-    /// The bytes from `done` on that every peer has sent and that may be overwritten.
+    /// Number of bytes from `done` on that every peer has sent and that may be overwritten.
     #[inline]
     fn ready_to_reduce(
         &mut self,
@@ -136,7 +137,7 @@ impl Core {
         Ok(moved)
     }
 
-    /// `exchange_reduce` of messages that are in their headers.
+    /// `exchange_reduce` for messages whose payload is in their headers.
     ///
     /// # Safety
     /// As for `exchange_reduce`.
@@ -154,7 +155,7 @@ impl Core {
             let payload = Header::inline(&message.header).as_ptr();
             self.sources.push(if peer == self.rank { own } else { payload });
         }
-        // SAFETY: the payloads are whole, and the caller vouches for `out` and `own`.
+        // SAFETY: the payloads have arrived completely, and the caller vouches for `out` and `own`.
         unsafe { reduce(dtype, op, out, &self.sources, count) };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! How a group fails: what the watch or a link reports becomes the error of this and every later operation.
+//! How a group fails: the report of the watch or of a link becomes the error of this and every
+//! later operation.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use crate::CommError;
 use crate::header::{HEADER_BYTES, Header};
 use crate::watch::{AbortReason, Failure, Watch};
 
-/// After a connection has closed: how long to wait for the news of who is really to blame.
+/// After a connection has closed: how long to wait for the watch to name the rank that caused it.
 const NEWS_LIMIT: Duration = Duration::from_millis(100);
 
 impl Core {
@@ -17,10 +18,10 @@ impl Core {
         let lost = |rank| CommError::PeerLost { rank, transport: self.transport(rank), after };
         let error = match verdict {
             Failure::Lost(rank) => lost(rank),
-            // Both ranks are there: what that one has lost is its link to this one.
+            // Both ranks are alive: the other one has lost its link to this one.
             Failure::Aborted { by, rank, why: AbortReason::Lost } if rank == self.rank => lost(by),
             Failure::Aborted { by, rank, why: AbortReason::LinkFailed } if rank == self.rank => {
-                let reason = format!("rank {by} says so, its own error tells why");
+                let reason = format!("rank {by} reports it; see the error of that rank");
                 CommError::LinkFailed { rank: by, transport: self.transport(by), reason }
             }
             Failure::Aborted { by, rank, why: AbortReason::Stalled } if rank == self.rank => {
@@ -38,7 +39,8 @@ impl Core {
         Err(error)
     }
 
-    /// A link has ended. Its peer may have ended because of another rank: the watch knows within a moment.
+    /// Turns the end of a link into an error. The peer may have ended because of another rank; the
+    /// watch learns that within a moment.
     pub(super) fn closed(&mut self, peer: usize) -> CommError {
         let deadline = Instant::now() + NEWS_LIMIT;
         while Instant::now() < deadline {
@@ -51,7 +53,7 @@ impl Core {
             std::thread::sleep(Duration::from_millis(1));
         }
         let transport = self.transport(peer);
-        // The peer is still there, so it is the link that failed, if it can say why.
+        // The peer is alive, so the link failed, if the link can say why.
         let departed = self.watch.as_ref().is_none_or(|watch| watch.departed(peer));
         if let Some(reason) = self.links[peer].as_ref().and_then(|link| link.fault()).filter(|_| !departed) {
             return self.fail(CommError::LinkFailed { rank: peer, transport, reason });
@@ -59,12 +61,12 @@ impl Core {
         self.fail(CommError::PeerLost { rank: peer, transport, after: self.elapsed() })
     }
 
-    /// Since the operation began; zero where it has not.
+    /// Time since the operation began; zero outside of one.
     fn elapsed(&self) -> Duration {
         self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
-    /// Ends the group here and everywhere.
+    /// Fails the group on this rank and tells all others.
     pub(super) fn fail(&mut self, error: CommError) -> CommError {
         if let (Some(watch), Some(rank)) = (&self.watch, error.rank()) {
             let why = match error {
@@ -79,7 +81,7 @@ impl Core {
         error
     }
 
-    /// Ends the group because a peer is in another operation.
+    /// Fails the group because a peer is in another operation.
     pub(super) fn mismatch(&mut self, rank: usize, theirs: &[u8; HEADER_BYTES], ours: &Header) -> CommError {
         let (theirs, ours) = (Header::describe(theirs), Header::describe(&ours.encode()));
         self.fail(CommError::Mismatch { rank, theirs, ours })

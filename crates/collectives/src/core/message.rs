@@ -1,23 +1,23 @@
-//! The messages under way to and from each peer: queued, moved as far as they go, ended.
+//! The messages to and from each peer: queued, moved as far as the links allow, ended.
 
 use super::Core;
 use crate::CommError;
 use crate::header::{HEADER_BYTES, Header};
 use crate::link::Closed;
 
-/// One message on its way to a peer. The pointer is valid while the operation runs.
+/// A message to a peer. The pointer is valid while the operation runs.
 pub(super) struct Outgoing {
     pub active: bool,
     pub header: [u8; HEADER_BYTES],
     pub header_sent: usize,
     pub data: *const u8,
     pub length: usize,
-    /// Bytes that are there to be sent; less than `length` while they are still being made.
+    /// Bytes that may be sent now; less than `length` while the rest is still being computed.
     pub limit: usize,
     pub sent: usize,
 }
 
-/// One message expected from a peer.
+/// A message expected from a peer.
 pub(super) struct Incoming {
     pub active: bool,
     pub expected: Header,
@@ -60,7 +60,7 @@ impl Core {
     /// Queues a message to a peer.
     ///
     /// # Safety
-    /// `data` must be valid for the header's length, and stay so until the message has been sent.
+    /// `data` must be valid for the header's length until the message has been sent.
     pub unsafe fn queue_send(&mut self, peer: usize, header: Header, data: *const u8) {
         let message = &mut self.outgoing[peer];
         debug_assert!(!message.active && peer != self.rank);
@@ -71,7 +71,7 @@ impl Core {
         message.length = header.length as usize;
         if header.is_inline() {
             let place = Header::inline_mut(&mut message.header);
-            // SAFETY: the caller vouches for `data`; an inline payload fits into its place.
+            // SAFETY: the caller vouches for `data`; an inline payload fits into the header.
             unsafe { std::ptr::copy_nonoverlapping(data, place.as_mut_ptr(), message.length) };
             message.length = 0;
         }
@@ -79,7 +79,7 @@ impl Core {
         message.sent = 0;
     }
 
-    /// Lets only the first `limit` bytes of the message to `peer` go out for now.
+    /// Allows only the first `limit` bytes of the message to `peer` to be sent for now.
     pub fn limit_send(&mut self, peer: usize, limit: usize) {
         debug_assert!(limit <= self.outgoing[peer].length);
         self.outgoing[peer].limit = limit;
@@ -96,13 +96,13 @@ impl Core {
         message.read = 0;
     }
 
-    /// Whether all messages have come to their end.
+    /// True when no message is under way.
     pub fn all_messages_done(&self) -> bool {
         !self.outgoing.iter().any(|message| message.active)
             && !self.incoming.iter().any(|message| message.active)
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as the links take. True when any byte was sent.
     pub fn step_sends(&mut self) -> Result<bool, CommError> {
         let mut moved = false;
         for peer in 0..self.size {
@@ -139,7 +139,7 @@ impl Core {
         Ok(moved)
     }
 
-    /// Stores what has come of a peer's message.
+    /// Stores the bytes of a peer's message that have arrived. True when there were any.
     pub fn step_receive(&mut self, peer: usize) -> Result<bool, CommError> {
         let mut moved = self.step_header(peer)?;
         if !self.header_done(peer) {
@@ -169,22 +169,22 @@ impl Core {
         self.incoming[peer].read
     }
 
-    /// Whether a message from this peer is still expected.
+    /// True while a message from this peer is expected.
     pub fn expects(&self, peer: usize) -> bool {
         self.incoming[peer].active
     }
 
-    /// Whether a message to this peer is still on its way.
+    /// True while a message to this peer is being sent.
     pub fn is_sending(&self, peer: usize) -> bool {
         self.outgoing[peer].active
     }
 
-    /// What `arrived` has counted.
+    /// The bytes that `fill_view` has counted.
     pub fn view(&self, peer: usize) -> &[u8] {
         self.links[peer].as_ref().map_or(&[], |link| link.view())
     }
 
-    /// Gives back the first `count` bytes of the view.
+    /// Returns the first `count` bytes of the view to the link.
     pub fn consume(&mut self, peer: usize, count: usize) {
         if let Some(link) = &mut self.links[peer] {
             link.consume(count);
@@ -193,12 +193,12 @@ impl Core {
         self.finish_receive(peer);
     }
 
-    /// Whether a peer's header has come, and was the right one.
+    /// True when a peer's header has arrived and was the expected one.
     pub fn header_done(&self, peer: usize) -> bool {
         self.incoming[peer].header_read == HEADER_BYTES
     }
 
-    /// Ends a peer's message if it is whole.
+    /// Ends a peer's message if it has arrived completely.
     pub fn finish_receive(&mut self, peer: usize) {
         let message = &mut self.incoming[peer];
         if message.header_read == HEADER_BYTES
@@ -210,7 +210,8 @@ impl Core {
         }
     }
 
-    /// Reads what has come of a header, and compares it with the expected one once it is whole.
+    /// Reads the bytes of a header that have arrived, and compares the complete header with the
+    /// expected one. True when there were any.
     pub fn step_header(&mut self, peer: usize) -> Result<bool, CommError> {
         let message = &mut self.incoming[peer];
         if message.header_read == HEADER_BYTES {
@@ -233,13 +234,14 @@ impl Core {
         }
         if message.expected.is_inline() && !message.data.is_null() {
             let payload = Header::inline(&message.header).as_ptr();
-            // SAFETY: the caller of the exchange vouches for as many bytes at `data`; the payload is within the header.
+            // SAFETY: the caller of the exchange vouches for the payload's length at `data`; the
+            // payload lies within the header.
             unsafe { std::ptr::copy_nonoverlapping(payload, message.data, message.expected.length as usize) };
         }
         Ok(true)
     }
 
-    /// Looks for payload of a peer's message, at most `want` bytes, and says how many `view` shows.
+    /// Looks for at most `want` bytes of a peer's payload. Returns how many bytes `view` shows.
     pub fn fill_view(&mut self, peer: usize, want: usize) -> Result<usize, CommError> {
         let Some(link) = &mut self.links[peer] else { return Ok(0) };
         match link.fill_view(want) {

@@ -1,20 +1,23 @@
-//! Reading straight from the memory of the other ranks of a host, where the system lets one process read another's.
+//! Direct reads from the memory of the host's other ranks, where the system lets one process read
+//! another's.
 
 use super::Core;
 use crate::header::{Header, OperationKind};
 use crate::{CommError, DType};
 
-/// Steps of the agreement, as headers tell them.
+/// Phases of the agreement, in the records' headers.
 const NONCES: u8 = 11;
 const VERDICTS: u8 = 12;
 
 impl Core {
-    /// Whether all ranks, which must share a board, can read each other's memory. They find out together the first time.
+    /// True when all ranks can read each other's memory. They must share a board. The first call
+    /// finds out, on all ranks together.
     pub async fn can_read_peers(&mut self) -> Result<bool, CommError> {
         if let Some(known) = self.reads_peers {
             return Ok(known);
         }
-        // A process is known by its number, which may be another's in another namespace: it must have what it says.
+        // A process id may belong to another process in another namespace. A random value at a
+        // known address proves that it is the right one.
         let mut nonce = [0u8; size_of::<u64>()];
         let random = getrandom::fill(&mut nonce).is_ok();
         let mut memory = std::mem::take(&mut self.wire_buffer);
@@ -29,7 +32,7 @@ impl Core {
         let read = |rank: usize| {
             let [place, nonce] = self.words_of(rank, record);
             let mut seen = 0u64;
-            // SAFETY: `seen` is as long as what is read.
+            // SAFETY: `seen` has the length that is read.
             unsafe { self.try_read(rank, place, (&raw mut seen).cast(), size_of_val(&seen)) && seen == nonce }
         };
         let all = random && (0..self.size).all(|rank| rank == self.rank || read(rank));
@@ -42,18 +45,19 @@ impl Core {
         Ok(known)
     }
 
-    /// Posts a record of two words.
+    /// Posts a record of two words and returns its number.
     pub fn post_words(&mut self, header: &Header, words: [u64; 2]) -> u64 {
         let (record, to) = self.take_record(size_of_val(&words));
-        // SAFETY: the record holds as much.
+        // SAFETY: the record holds two words.
         unsafe { to.cast::<[u64; 2]>().write_unaligned(words) };
         self.post_record(record, header);
         record
     }
 
-    /// What a rank, of a board of all ranks, has posted so.
+    /// The two words that a rank has posted, on a board of all ranks.
     pub fn words_of(&self, rank: usize, record: u64) -> [u64; 2] {
-        // SAFETY: everyone has posted the record, and nobody writes there before this rank has posted others.
+        // SAFETY: all ranks have posted the record, and none writes there before this rank has
+        // posted more records.
         unsafe { self.record_of(rank, record).cast::<[u64; 2]>().read_unaligned() }
     }
 
@@ -75,7 +79,7 @@ impl Core {
         }
     }
 
-    /// Reads from a rank's memory, if that can be done.
+    /// Reads from a rank's memory; false if that is not possible.
     ///
     /// # Safety
     /// `to` must be valid for `length` bytes.

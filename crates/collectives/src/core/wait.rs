@@ -1,4 +1,5 @@
-//! The wait when nothing moves: spin, give the core away, sleep; and what ends it early.
+//! The wait when no message moves: spin, yield the core, sleep; and the conditions that end it
+//! early.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,19 +10,21 @@ use crate::link::{Closed, Interest};
 use crate::watch::Watch;
 use crate::{CommError, platform};
 
-/// Turns of a wait before it looks at the clock.
+/// A wait reads the clock only after this many rounds.
 const TURNS_BEFORE_CLOCK: u32 = 64;
-/// After this the processor is offered to others at each turn: the rank that is waited for may be queued behind this one.
+/// A wait spins without yielding for this long. Afterwards it yields the core each round, as the
+/// rank that it waits for may need this core.
 const PURE_SPIN: Duration = Duration::from_micros(10);
-/// Waits that it takes to forget that a core is shared.
+/// Number of waits after which a shared core is no longer assumed.
 const SHARED_CORE_LIMIT: i32 = 16;
-/// Between two looks at links that do not report their own end.
+/// Interval between checks of links that do not report their own end.
 const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a process may take to answer a ping before it counts as stopped.
 const PING_LIMIT: Duration = Duration::from_millis(300);
 
 impl Core {
-    /// Between two looks at the links: goes straight on after progress, else waits a little or suspends.
+    /// Called between two passes over the links. Returns at once if any byte moved; otherwise waits
+    /// a little or suspends.
     pub async fn pause_unless(&mut self, moved: bool) -> Result<(), CommError> {
         if moved {
             self.note_progress();
@@ -55,7 +58,7 @@ impl Core {
 
     pub(super) fn note_progress(&mut self) {
         if self.turns > 0 {
-            // Waits that end only once the core is given away mean that the peer needs this core.
+            // A wait that ends only after the core was yielded means that the peer needs this core.
             let change = if self.yielded { 1 } else { -1 };
             self.shared_core = (self.shared_core + change).clamp(0, SHARED_CORE_LIMIT);
             self.yielded = false;
@@ -73,7 +76,8 @@ impl Core {
         Interest { receive, send: out.active && unsent }
     }
 
-    /// How long nothing has moved; an error when that is too long, or when a peer that is waited for has left.
+    /// Returns how long nothing has moved. An error when that is too long, or when an awaited peer
+    /// has left.
     fn check_limits(&mut self) -> Result<Duration, CommError> {
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         self.started.get_or_insert(since);
@@ -85,7 +89,8 @@ impl Core {
                 && self.links[*peer].as_ref().is_some_and(|link| !link.reports_end())
         });
         if let Some(peer) = left {
-            // What the peer wrote before it left may have become visible since the last look: look once more.
+            // Bytes that the peer wrote before it left may have become visible since the last pass:
+            // check once more.
             if self.saw_departure {
                 return Err(self.closed(peer));
             }
@@ -93,7 +98,8 @@ impl Core {
             return Ok(Duration::ZERO);
         }
         if let Some((peer, theirs, ours)) = self.diverged()? {
-            // Likewise: it may have ended what this rank waits for, and be in the next operation.
+            // Likewise: the peer may have completed what this rank waits for and be in the next
+            // operation.
             if self.saw_divergence {
                 return Err(self.mismatch(peer, &theirs, &ours));
             }
@@ -110,8 +116,8 @@ impl Core {
         Ok(waited)
     }
 
-    /// Looks now and then at the links that do not report their own end, also those that nothing is awaited from: what
-    /// fails one pair fails the group.
+    /// Checks the links that do not report their own end, at intervals. Includes links that nothing
+    /// is awaited from: if one pair fails, the group fails.
     fn check_links(&mut self, waited: Duration) -> Result<(), CommError> {
         if self.last_link_check.is_none_or(|last| last.elapsed() < LINK_CHECK_INTERVAL) {
             return Ok(());
@@ -126,7 +132,8 @@ impl Core {
         Ok(())
     }
 
-    /// A rank whose process does not even answer a ping. The one that this rank waits for may itself wait for that one.
+    /// A rank whose process does not answer a ping. The rank that this one waits for may itself
+    /// wait for that rank.
     fn silent_rank(&mut self) -> Result<Option<usize>, CommError> {
         let deadline = Instant::now() + PING_LIMIT;
         if let Some(watch) = &self.watch {
@@ -153,7 +160,8 @@ impl Core {
         };
         for peer in 0..self.size {
             let interest = Interest { receive: self.incoming[peer].active, send: self.outgoing[peer].active };
-            // Whoever has posted since the board was armed has rung: no rank of the board may be left out.
+            // A peer that posted after the board was armed has already sent its wake-up, so every
+            // rank of the board must be armed.
             let any = interest.any() || self.on_awaited_board(peer);
             if let Some(link) = self.links[peer].as_mut().filter(|_| any) {
                 still &= link.arm(interest);
@@ -164,7 +172,7 @@ impl Core {
             let stall = (!self.idle).then(|| self.wait_policy.stall_limit.saturating_sub(waited));
             let link_check = self.last_link_check.map(|_| LINK_CHECK_INTERVAL);
             let limit = stall.into_iter().chain(link_check).min();
-            // An error of poll leaves a wait that spins, which is slow but right.
+            // If poll fails, the wait spins: slow but correct.
             let _ = platform::poll(&mut self.descriptors, limit);
         }
         for peer in 0..self.size {
@@ -182,7 +190,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether every peer is still there, without a message to any of them.
+    /// Checks that every peer is still there, without sending a message.
     pub fn check_peers(&mut self) -> Result<(), CommError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());

@@ -1,16 +1,17 @@
-//! The arguments of operations: which part of a slice is whose, and whether the lengths fit.
+//! Checks of operations' arguments: which part of a slice belongs to which rank, and whether the
+//! lengths match.
 
 use std::ops::Range;
 
 use crate::{CommError, Element};
 
-/// Where a rank's part lies among all.
+/// Where a rank's part lies among all parts.
 pub(super) fn part_of(counts: &[usize], rank: usize) -> Range<usize> {
     let start: usize = counts[..rank].iter().sum();
     start..start + counts[rank]
 }
 
-/// A rank's place in its group, which decides what an operation has it send and fill.
+/// This rank and the size of its group. They decide what an operation sends and receives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RankAndSize {
     pub rank: usize,
@@ -18,7 +19,7 @@ pub(super) struct RankAndSize {
 }
 
 impl RankAndSize {
-    /// The buffer that only the root needs, and must have.
+    /// The buffer that only the root passes, and must pass.
     pub fn at_root<B>(
         self,
         operation: &'static str,
@@ -50,7 +51,8 @@ impl RankAndSize {
         Err(argument(operation, format!("rank {rank} is this rank itself")))
     }
 
-    /// As many counts as ranks, which add up to the length of the buffer of this name.
+    /// Checks that there is one count per rank, and that the counts add up to the length of the
+    /// named buffer.
     pub fn check_counts(
         self,
         operation: &'static str,
@@ -62,7 +64,7 @@ impl RankAndSize {
         check_length(operation, name, counts.iter().sum(), length)
     }
 
-    /// As many counts as ranks, and a part as long as this rank's count.
+    /// Checks that there is one count per rank, and that this rank's count is the part's length.
     pub fn check_part(
         self,
         operation: &'static str,
@@ -74,7 +76,7 @@ impl RankAndSize {
     }
 }
 
-/// Where a slice begins that is sent; it is only read.
+/// The start of a slice that is sent. The pointer is only read from.
 pub(super) fn send_ptr<T: Element>(data: &[T]) -> *mut u8 {
     data.as_ptr().cast_mut().cast()
 }

@@ -1,4 +1,4 @@
-//! The operations of a group, on slices of elements.
+//! The blocking operations of a group, on slices of elements.
 
 use super::Group;
 use super::arguments::{RankAndSize, copy_checked};
@@ -11,7 +11,7 @@ impl Group {
     /// Reduces `data` over all ranks, element by element; all ranks get the result, with the same bits.
     ///
     /// # Errors
-    /// [`CommError`], as every operation.
+    /// [`CommError`], like every operation.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), CommError> {
         let reduction = self.prepare_all_reduce(data, op);
         let result = self
@@ -23,7 +23,7 @@ impl Group {
     /// [`Group::all_reduce`] of `send` into `recv`.
     ///
     /// # Errors
-    /// Also when the lengths differ.
+    /// [`CommError::Argument`] also if the lengths differ.
     pub fn all_reduce_into<T: Element>(
         &mut self,
         send: &[T],
@@ -34,10 +34,11 @@ impl Group {
         self.all_reduce(recv, op)
     }
 
-    /// Every rank's `send`, in rank order, to every rank; rank `r` gives `counts[r]` elements.
+    /// Every rank's `send`, in rank order, to every rank; rank `r` contributes `counts[r]`
+    /// elements.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn all_gather<T: Element>(
         &mut self,
         send: &[T],
@@ -48,10 +49,10 @@ impl Group {
         self.all_gather_in_place(recv, counts)
     }
 
-    /// [`Group::all_gather`] where this rank's part is in its place in `data` already.
+    /// [`Group::all_gather`] with this rank's part already at its position in `data`.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn all_gather_in_place<T: Element>(
         &mut self,
         data: &mut [T],
@@ -64,7 +65,7 @@ impl Group {
     /// Reduces `send` over all ranks; rank `r` gets part `r` of the result, `counts[r]` elements.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         send: &[T],
@@ -76,10 +77,11 @@ impl Group {
         self.run_reduce_scatter(&reduction)
     }
 
-    /// [`Group::reduce_scatter`] of `data`, in which this rank's part becomes the result. The rest stays as it was.
+    /// [`Group::reduce_scatter`] of `data`: this rank's part is replaced by the result, the rest is
+    /// unchanged.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn reduce_scatter_in_place<T: Element>(
         &mut self,
         data: &mut [T],
@@ -90,19 +92,21 @@ impl Group {
         self.run_reduce_scatter(&reduction)
     }
 
-    /// The root's `data` to every rank.
+    /// Sends the root's `data` to every rank.
     ///
     /// # Errors
-    /// [`CommError`], as every operation.
+    /// [`CommError`], like every operation.
     pub fn broadcast<T: Element>(&mut self, root: usize, data: &mut [T]) -> Result<(), CommError> {
         let transfer = self.rank_and_size().broadcast(root, data)?;
         self.transfer(&transfer)
     }
 
-    /// [`Group::broadcast`] of the root's `send` into every rank's `recv`, the root's too; the others give no `send`.
+    /// [`Group::broadcast`] of the root's `send` into every rank's `recv`, including the root's.
+    /// The other ranks pass no `send`.
     ///
     /// # Errors
-    /// Also when the root gives no `send`, or one of another length than `recv`.
+    /// [`CommError::Argument`] also if the root passes no `send`, or one whose length differs from
+    /// `recv`.
     pub fn broadcast_into<T: Element>(
         &mut self,
         root: usize,
@@ -113,21 +117,24 @@ impl Group {
         self.broadcast(root, recv)
     }
 
-    /// [`Group::broadcast`], whose receivers may wait for hours: no stall limit, only the ranks' liveness. They spin for
-    /// a moment (`idle_spin`), then sleep, and wake up at once when data come.
+    /// [`Group::broadcast`] for receivers that may wait for hours: there is no stall limit, only
+    /// the ranks' liveness is watched. Receivers spin for `idle_spin`, then sleep, and wake at once
+    /// when data arrive.
     ///
     /// # Errors
-    /// [`CommError`], as every operation.
+    /// [`CommError`], like every operation.
     pub fn broadcast_idle<T: Element>(&mut self, root: usize, data: &mut [T]) -> Result<(), CommError> {
         let idle = root != self.rank();
         let transfer = self.rank_and_size().broadcast(root, data)?;
         self.transfer_with(&transfer, idle)
     }
 
-    /// Every rank's `send`, in rank order, to the root, which gives `recv`; rank `r` gives `counts[r]` elements.
+    /// Every rank's `send`, in rank order, to the root, which passes `recv`; rank `r` contributes
+    /// `counts[r]` elements.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says, or the root gives no `recv`.
+    /// [`CommError::Argument`] also if a length does not match `counts`, or the root passes no
+    /// `recv`.
     pub fn gather<T: Element>(
         &mut self,
         root: usize,
@@ -139,11 +146,11 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// [`Group::gather`] where each rank's part is in its place in `data`, which the root's receives up. The others' stay as
-    /// they were.
+    /// [`Group::gather`] with each rank's part at its position in `data`. The root's `data` is
+    /// filled, that of the other ranks is unchanged.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn gather_in_place<T: Element>(
         &mut self,
         root: usize,
@@ -154,10 +161,11 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// The root's `send`, in parts: rank `r` gets `counts[r]` elements.
+    /// Sends the root's `send` in parts: rank `r` gets `counts[r]` elements.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says, or the root gives no `send`.
+    /// [`CommError::Argument`] also if a length does not match `counts`, or the root passes no
+    /// `send`.
     pub fn scatter<T: Element>(
         &mut self,
         root: usize,
@@ -169,11 +177,11 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// [`Group::scatter`] of the root's `data`; every other rank's part comes to its place in its own `data`, the rest stays as
-    /// it was.
+    /// [`Group::scatter`] of the root's `data`. Every other rank gets its part at its position in
+    /// its own `data`; the rest is unchanged.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn scatter_in_place<T: Element>(
         &mut self,
         root: usize,
@@ -184,10 +192,11 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// Part `r` of `send` to rank `r`, and every rank's part for this one, in rank order, into `recv`.
+    /// Sends part `r` of `send` to rank `r`, and receives a part from every rank, in rank order, in
+    /// `recv`.
     ///
     /// # Errors
-    /// Also when a length is not what the counts say.
+    /// [`CommError::Argument`] also if a length does not match its counts.
     pub fn all_to_all<T: Element>(
         &mut self,
         send: &[T],
@@ -199,11 +208,11 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// [`Group::all_to_all`] where what comes from rank `r` takes the place of what goes to it, as long: `counts[r]` elements.
-    /// Costs a copy of `data`.
+    /// [`Group::all_to_all`] in which the part from rank `r` replaces the part to rank `r`; both
+    /// have `counts[r]` elements. Copies `data`.
     ///
     /// # Errors
-    /// Also when a length is not what `counts` says.
+    /// [`CommError::Argument`] also if a length does not match `counts`.
     pub fn all_to_all_in_place<T: Element>(
         &mut self,
         data: &mut [T],
@@ -213,19 +222,21 @@ impl Group {
         self.transfer(&transfer)
     }
 
-    /// Sends to one rank, which must call [`Group::recv`] with as many elements of the same type.
+    /// Sends to one rank, which must call [`Group::recv`] with the same number of elements of the
+    /// same type.
     ///
     /// # Errors
-    /// Also when `to` is this rank.
+    /// [`CommError::Argument`] also if `to` is this rank.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
         let transfer = self.rank_and_size().send(to, data)?;
         self.transfer(&transfer)
     }
 
-    /// [`Group::send`] to a rank that may be busy for long: no stall limit, only the ranks' liveness.
+    /// [`Group::send`] to a rank that may be busy for long: there is no stall limit, only the
+    /// ranks' liveness is watched.
     ///
     /// # Errors
-    /// As [`Group::send`].
+    /// Those of [`Group::send`].
     pub fn send_idle<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), CommError> {
         let transfer = self.rank_and_size().send(to, data)?;
         self.transfer_with(&transfer, true)
@@ -234,26 +245,26 @@ impl Group {
     /// Receives from one rank.
     ///
     /// # Errors
-    /// Also when `from` is this rank.
+    /// [`CommError::Argument`] also if `from` is this rank.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), CommError> {
         let transfer = self.rank_and_size().recv(from, data)?;
         self.transfer(&transfer)
     }
 
-    /// [`Group::recv`], which may wait for hours: no stall limit, only the ranks' liveness. It spins for a moment
-    /// (`idle_spin`), then sleeps, and wakes up at once when data come.
+    /// [`Group::recv`] that may wait for hours: there is no stall limit, only the ranks' liveness
+    /// is watched. It spins for `idle_spin`, then sleeps, and wakes at once when data arrive.
     ///
     /// # Errors
-    /// Also when `from` is this rank.
+    /// [`CommError::Argument`] also if `from` is this rank.
     pub fn recv_idle<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), CommError> {
         let transfer = self.rank_and_size().recv(from, data)?;
         self.transfer_with(&transfer, true)
     }
 
-    /// Returns when all ranks have called it.
+    /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// [`CommError`], as every operation.
+    /// [`CommError`], like every operation.
     pub fn barrier(&mut self) -> Result<(), CommError> {
         self.transfer(&self.rank_and_size().barrier())
     }

@@ -1,4 +1,4 @@
-//! The non-blocking form: start an operation, go on computing, look in now and then, wait at the end.
+//! The non-blocking operations: start one, compute, poll now and then, wait at the end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use crate::{CommError, Element, Op};
 
 type OperationFuture<'a> = Pin<Box<dyn Future<Output = Result<(), CommError>> + 'a>>;
 
-/// An operation under way. It moves on while it is polled or waited for, not by itself; dropping it waits for its end.
+/// An operation under way. It makes progress only while it is polled or waited for. Dropping it
+/// waits for its end.
 #[must_use = "an operation moves on only while it is polled or waited for"]
 pub struct Pending<'a> {
     operation: Option<OperationFuture<'a>>,
-    /// While set, the operation returns instead of waiting.
+    /// While true, the operation suspends instead of waiting.
     cooperative: Arc<AtomicBool>,
     stats: &'a mut Stats,
     result: Result<(), CommError>,
@@ -33,10 +34,10 @@ impl std::fmt::Debug for Pending<'_> {
 }
 
 impl Pending<'_> {
-    /// Moves what can be moved now, without waiting. True when the operation has ended.
+    /// Makes what progress is possible without waiting. True when the operation has ended.
     ///
     /// # Errors
-    /// The operation's.
+    /// Those of the operation.
     pub fn poll(&mut self) -> Result<bool, CommError> {
         self.advance(true);
         self.result.clone().map(|()| self.operation.is_none())
@@ -45,7 +46,7 @@ impl Pending<'_> {
     /// Waits for the end.
     ///
     /// # Errors
-    /// The operation's.
+    /// Those of the operation.
     pub fn wait(mut self) -> Result<(), CommError> {
         self.advance(false);
         self.result.clone()
@@ -73,7 +74,7 @@ impl Pending<'_> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        // The peers count on the rest of the messages. An error is kept by the group.
+        // The peers need the rest of the messages. The group keeps an error.
         self.advance(false);
     }
 }
@@ -82,7 +83,7 @@ impl Group {
     /// Starts [`Group::all_reduce`].
     ///
     /// # Errors
-    /// When the group has failed before.
+    /// If the group has failed before.
     pub fn start_all_reduce<'a, T: Element>(
         &'a mut self,
         data: &'a mut [T],
@@ -99,7 +100,7 @@ impl Group {
     /// Starts [`Group::all_reduce_into`]. `send` has been read when this returns.
     ///
     /// # Errors
-    /// When the group has failed before, or the lengths differ.
+    /// If the group has failed before, or the lengths differ.
     pub fn start_all_reduce_into<'a, T: Element>(
         &'a mut self,
         send: &[T],
@@ -113,7 +114,7 @@ impl Group {
     /// Starts [`Group::all_gather`]. `send` has been read when this returns.
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_all_gather<'a, T: Element>(
         &'a mut self,
         send: &[T],
@@ -127,7 +128,7 @@ impl Group {
     /// Starts [`Group::all_gather_in_place`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_all_gather_in_place<'a, T: Element>(
         &'a mut self,
         data: &'a mut [T],
@@ -140,7 +141,7 @@ impl Group {
     /// Starts [`Group::reduce_scatter`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_reduce_scatter<'a, T: Element>(
         &'a mut self,
         send: &'a [T],
@@ -155,7 +156,7 @@ impl Group {
     /// Starts [`Group::reduce_scatter_in_place`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_reduce_scatter_in_place<'a, T: Element>(
         &'a mut self,
         data: &'a mut [T],
@@ -169,7 +170,7 @@ impl Group {
     /// Starts [`Group::broadcast`].
     ///
     /// # Errors
-    /// When the group has failed before, or `root` is not in it.
+    /// If the group has failed before, or `root` is not in it.
     pub fn start_broadcast<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -182,7 +183,7 @@ impl Group {
     /// Starts [`Group::broadcast_into`]. `send` has been read when this returns.
     ///
     /// # Errors
-    /// When the group has failed before, `root` is not in it, or its `send` is missing or of another length.
+    /// If the group has failed before, `root` is not in it, or its `send` is missing or has another length.
     pub fn start_broadcast_into<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -196,7 +197,7 @@ impl Group {
     /// Starts [`Group::gather`].
     ///
     /// # Errors
-    /// When the group has failed before, a length is not what `counts` says, or the root gives no `recv`.
+    /// If the group has failed before, a length does not match `counts`, or the root passes no `recv`.
     pub fn start_gather<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -211,7 +212,7 @@ impl Group {
     /// Starts [`Group::gather_in_place`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_gather_in_place<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -225,7 +226,7 @@ impl Group {
     /// Starts [`Group::scatter`].
     ///
     /// # Errors
-    /// When the group has failed before, a length is not what `counts` says, or the root gives no `send`.
+    /// If the group has failed before, a length does not match `counts`, or the root passes no `send`.
     pub fn start_scatter<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -240,7 +241,7 @@ impl Group {
     /// Starts [`Group::scatter_in_place`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_scatter_in_place<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -254,7 +255,7 @@ impl Group {
     /// Starts [`Group::all_to_all`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what the counts say.
+    /// If the group has failed before, or a length does not match its counts.
     pub fn start_all_to_all<'a, T: Element>(
         &'a mut self,
         send: &'a [T],
@@ -269,7 +270,7 @@ impl Group {
     /// Starts [`Group::all_to_all_in_place`].
     ///
     /// # Errors
-    /// When the group has failed before, or a length is not what `counts` says.
+    /// If the group has failed before, or a length does not match `counts`.
     pub fn start_all_to_all_in_place<'a, T: Element>(
         &'a mut self,
         data: &'a mut [T],
@@ -282,7 +283,7 @@ impl Group {
     /// Starts [`Group::barrier`].
     ///
     /// # Errors
-    /// When the group has failed before.
+    /// If the group has failed before.
     pub fn start_barrier(&mut self) -> Result<Pending<'_>, CommError> {
         self.start_transfer(self.rank_and_size().barrier())
     }
@@ -290,7 +291,7 @@ impl Group {
     /// Starts [`Group::send`].
     ///
     /// # Errors
-    /// When the group has failed before, or `to` is this rank.
+    /// If the group has failed before, or `to` is this rank.
     pub fn start_send<'a, T: Element>(
         &'a mut self,
         to: usize,
@@ -303,7 +304,7 @@ impl Group {
     /// Starts [`Group::recv`].
     ///
     /// # Errors
-    /// When the group has failed before, or `from` is this rank.
+    /// If the group has failed before, or `from` is this rank.
     pub fn start_recv<'a, T: Element>(
         &'a mut self,
         from: usize,
@@ -347,7 +348,7 @@ impl Group {
                 core.end();
                 result
             }));
-            // What fits leaves at once.
+            // Sends at once what the links take.
             pending.advance(true);
         }
         Ok(pending)

@@ -1,4 +1,5 @@
-//! What the operations that reduce work on, checked: the same for the blocking and the non-blocking forms.
+//! The checked arguments of the operations that reduce, for both the blocking and the non-blocking
+//! forms.
 
 use std::marker::PhantomData;
 
@@ -7,7 +8,7 @@ use crate::core::Core;
 use crate::element::{make_valid, raw_bytes_of};
 use crate::{Algorithm, CommError, DType, Element, Op, algorithm};
 
-/// An all_reduce in place. Lives no longer than the slice that it was made of is borrowed.
+/// An all-reduce in place. Lives no longer than the borrow of its slice.
 #[derive(Debug)]
 pub(super) struct AllReduce<'a> {
     /// Payload of the operation's argument.
@@ -24,7 +25,7 @@ impl<'a> AllReduce<'a> {
         Self { bytes, data, what: (T::DTYPE, op), algorithm, slice: PhantomData }
     }
 
-    /// The caller must [`Self::finish`] when it has ended.
+    /// The caller must call [`Self::finish`] when this has ended.
     pub fn run<'c>(&'c self, core: &'c mut Core) -> impl Future<Output = Result<(), CommError>> + 'c {
         let count = self.bytes / self.what.0.size();
         // SAFETY: the slice is borrowed for as long as this lives.
@@ -32,18 +33,18 @@ impl<'a> AllReduce<'a> {
     }
 
     pub fn finish(self) {
-        // SAFETY: likewise.
+        // SAFETY: as above.
         unsafe { make_valid(self.what.0, self.data, self.bytes) };
     }
 }
 
-/// A reduce_scatter, likewise.
+/// A reduce-scatter. Lives no longer than the borrow of its slices.
 #[derive(Debug)]
 pub(super) struct ReduceScatter<'a> {
     /// Payload of the operation's arguments.
     pub bytes: usize,
     send: *const u8,
-    /// This rank's part of the result, which may lie where its operand is.
+    /// This rank's part of the result; may be the same memory as its operand.
     out: *mut u8,
     own_bytes: usize,
     counts: &'a [usize],

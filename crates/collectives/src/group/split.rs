@@ -1,4 +1,4 @@
-//! Smaller groups out of one.
+//! Divides a group into smaller ones.
 
 use super::Group;
 use crate::InitError;
@@ -6,11 +6,11 @@ use crate::rendezvous::Endpoint;
 use crate::world::BoundEndpoint;
 
 impl Group {
-    /// Forms smaller groups: ranks with the same `color` come together, ordered by `key`, then by rank. The new group has
-    /// connections of its own, so it may be used by another thread than this one.
+    /// Forms smaller groups: ranks with the same `color` form a group, ordered by `key`, then by
+    /// rank. The new group has its own connections, so another thread may use it.
     ///
     /// # Errors
-    /// When a rank is lost or the connections cannot be made.
+    /// If a rank is lost or the connections cannot be made.
     pub fn split(&mut self, color: u32, key: u32) -> Result<Self, InitError> {
         let mut config = self.config.clone();
         if self.size() == 1 {

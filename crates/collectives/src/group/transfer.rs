@@ -1,5 +1,5 @@
-//! What the operations that move parts without reducing them send and fill, checked: the same for the blocking and the
-//! non-blocking forms.
+//! The checked arguments of the operations that move parts without reducing them, for both the
+//! blocking and the non-blocking forms.
 
 use std::ptr::NonNull;
 
@@ -18,12 +18,12 @@ enum Parts<'a> {
         at: *mut u8,
         bytes: usize,
     },
-    /// The same for everyone.
+    /// The same bytes for every peer.
     Same {
         at: *mut u8,
         bytes: usize,
     },
-    /// Part `r` is rank `r`'s, one behind the other, in elements of so many bytes.
+    /// One part per rank, in rank order; `element` is the size of an element in bytes.
     Each {
         at: *mut u8,
         counts: &'a [usize],
@@ -44,7 +44,7 @@ impl Parts<'_> {
         }
     }
 
-    /// All of them together.
+    /// The bytes of all parts together.
     fn extent(self) -> (*mut u8, usize) {
         match self {
             Self::Nothing => (NonNull::dangling().as_ptr(), 0),
@@ -54,8 +54,8 @@ impl Parts<'_> {
     }
 }
 
-/// An operation that sends a message to some peers and takes one from some. Lives no longer than the slices that it was made
-/// of are borrowed.
+/// An operation that sends at most one message to each peer and receives at most one from each.
+/// Lives no longer than the borrow of its slices.
 #[derive(Debug)]
 pub(super) struct Transfer<'a> {
     pub kind: OperationKind,
@@ -77,7 +77,7 @@ impl<'a> Transfer<'a> {
         // SAFETY: the slices are borrowed for as long as this lives.
         unsafe {
             let result = algorithm::exchange(core, self.kind, self.dtype, (0, 0), outgoing, incoming).await;
-            // Also where it failed: some may have come.
+            // Also after an error: some bytes may have arrived.
             let (at, bytes) = self.receives.extent();
             make_valid(self.dtype, at, bytes);
             result
@@ -111,7 +111,7 @@ impl RankAndSize {
         Ok(Transfer::new::<T>(OperationKind::Broadcast, bytes, sends, receives))
     }
 
-    /// `recv` is looked at on the root only.
+    /// Only the root reads `recv`.
     pub fn gather<'a, T: Element>(
         self,
         root: usize,
@@ -143,7 +143,7 @@ impl RankAndSize {
         Ok(Transfer::new::<T>(OperationKind::Gather, size_of_val(data), Parts::Nothing, each(data, counts)))
     }
 
-    /// `send` is looked at on the root only.
+    /// Only the root reads `send`.
     pub fn scatter<'a, T: Element>(
         self,
         root: usize,
@@ -192,18 +192,18 @@ impl RankAndSize {
         Ok(Transfer::new::<T>(OperationKind::AllToAll, bytes, sends, each(recv, recv_counts)))
     }
 
-    /// `room` takes a copy of what is sent, as what comes takes its place.
+    /// The data are sent from a copy in `buffer`, because what arrives overwrites them.
     pub fn all_to_all_in_place<'a, T: Element>(
         self,
         data: &'a mut [T],
         counts: &'a [usize],
-        room: &mut Vec<u8>,
+        buffer: &mut Vec<u8>,
     ) -> Result<Transfer<'a>, CommError> {
         self.check_counts("all_to_all", counts, "data", data.len())?;
         let bytes = size_of_val(data);
-        room.clear();
-        room.extend_from_slice(bytes_of(data));
-        let sends = Parts::Each { at: room.as_mut_ptr(), counts, element: size_of::<T>() };
+        buffer.clear();
+        buffer.extend_from_slice(bytes_of(data));
+        let sends = Parts::Each { at: buffer.as_mut_ptr(), counts, element: size_of::<T>() };
         Ok(Transfer::new::<T>(OperationKind::AllToAll, bytes, sends, each(data, counts)))
     }
 
@@ -228,7 +228,7 @@ impl RankAndSize {
         Transfer::new::<u8>(OperationKind::Barrier, 0, nothing, nothing)
     }
 
-    /// Puts this rank's part of an all_gather into its place.
+    /// Copies this rank's part of an all_gather to its position.
     pub fn copy_own_part<T: Element>(
         self,
         send: &[T],
@@ -241,7 +241,7 @@ impl RankAndSize {
         Ok(())
     }
 
-    /// Puts what the root broadcasts where it sends it from.
+    /// Copies the root's input to the buffer that it sends from.
     pub fn copy_root_input<T: Element>(
         self,
         root: usize,
@@ -269,7 +269,7 @@ fn scatter_part<'a, T: Element>(root: usize, part: &'a mut [T]) -> Transfer<'a> 
     Transfer::new::<T>(OperationKind::Scatter, bytes, Parts::Nothing, Parts::One { peer: root, at, bytes })
 }
 
-/// A part for each rank.
+/// One part per rank.
 fn each<'a, T: Element>(data: &'a mut [T], counts: &'a [usize]) -> Parts<'a> {
     Parts::Each { at: raw_bytes_of(data).0, counts, element: size_of::<T>() }
 }

@@ -1,23 +1,25 @@
-//! Measures each algorithm, so that the group chooses by what it found.
+//! Measures each algorithm, so that the group chooses by measured costs.
 
 use std::time::Instant;
 
 use super::Group;
 use crate::{Algorithm, CommError, Op};
 
-/// The two sizes that the probe fits a line through: one where latency decides, one where bandwidth does.
+/// The two sizes between which the probe fits a line: latency decides at the first, bandwidth at
+/// the second.
 pub(crate) const PROBE_BYTES: [usize; 2] = [1 << 10, 256 << 10];
 
-/// Calls per probe, and the time that they may take: there are two probes for each algorithm.
+/// Calls per probe, and the time that they may take. There are two probes per algorithm.
 const PROBE_CALLS: f64 = 24.0;
 const PROBE_US: f64 = 4000.0;
 
 impl Group {
-    /// Measures each algorithm, for some 30 ms over fast links, and from then on chooses by what it found. All ranks must
-    /// call it; rank 0's figures count, so all choose alike.
+    /// Measures each algorithm, which takes about 30 ms over fast links. From then on the group
+    /// chooses by the measured costs. All ranks must call it. All use rank 0's measurements, so
+    /// that all choose the same algorithm.
     ///
     /// # Errors
-    /// [`CommError`], as every operation.
+    /// [`CommError`], like every operation.
     pub fn tune(&mut self) -> Result<(), CommError> {
         if self.size() == 1 {
             return Ok(());
@@ -44,9 +46,9 @@ impl Group {
         Ok(())
     }
 
-    /// The fastest of some calls, in µs: what disturbs a call says nothing about the algorithm.
+    /// The time of the fastest of some calls, in µs; slower calls were disturbed.
     fn probe(&mut self, data: &mut [f32]) -> Result<f64, CommError> {
-        // The first call pays for memory that is new, the second says how many more there is time for.
+        // The first call allocates memory. The second shows how many more calls there is time for.
         self.all_reduce(data, Op::Sum)?;
         let first = self.time(data)?;
         let mut calls = [(PROBE_US / first.max(1.0)).min(PROBE_CALLS) as u32];

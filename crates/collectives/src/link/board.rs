@@ -1,10 +1,12 @@
-//! Memory that all ranks of a host share, for reductions: each rank writes its data once, and the others add them up where
-//! they lie.
+//! The board: memory that all ranks of a host share, for reductions. Each rank writes its data
+//! once, and the others add them in place.
 //!
-//! Every rank has a ring of its own and posts records there, each of which says in a line of its own that it is complete.
-//! All ranks post records of the same lengths in the same order, so a record's index needs no message, and nobody has to say
-//! what it has read: a rank posts record `w` only when it has read all up to `w - MAX_AHEAD`, so whoever has seen record `w - MAX_AHEAD`
-//! of every rank knows that all have read those up to `w - 2 * MAX_AHEAD`.
+//! Every rank has a ring of its own and posts records in it. A record has a line, a pair of cache
+//! lines that says that the record is complete. All ranks post records of the same lengths in the
+//! same order, so no message is needed to say where a record is. Nor does a rank announce what it
+//! has read: it posts record `w` only after it has read all records up to `w - MAX_AHEAD`. So a
+//! rank that has seen record `w - MAX_AHEAD` of every rank knows that all ranks have read the
+//! records up to `w - 2 * MAX_AHEAD`.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -13,17 +15,17 @@ use super::wakeup::{self, Position, Sleeps as _};
 use crate::header::{Header, INLINE_BYTES};
 use crate::platform::Mapping;
 
-/// How far a rank may post ahead of what it has read.
+/// How many records a rank may post beyond those that it has read.
 const MAX_AHEAD: u64 = 3;
-/// Records that may be in use at a time, and the wasted end of the ring as one more.
+/// Records that may be in use at a time, counting the unused end of the ring as one.
 const RECORDS: u64 = 8;
 const _: () = assert!(RECORDS > 2 * MAX_AHEAD);
 const ALIGN: usize = 64;
 
-/// Says that a record is there. 128 bytes, because processors prefetch lines in pairs.
+/// Announces a record. 128 bytes, because processors prefetch cache lines in pairs.
 #[repr(C, align(128))]
 struct RecordLine {
-    /// The record's number, counted from 1; what follows belongs to it.
+    /// The record's number, from 1. The fields below belong to that record.
     number: AtomicU64,
     header: [u64; 2],
     payload: [u8; INLINE_BYTES],
@@ -32,14 +34,14 @@ struct RecordLine {
 #[repr(C, align(128))]
 struct Sleeps(AtomicU32);
 
-/// What stands before a rank's ring.
+/// The control words before a rank's ring.
 #[repr(C, align(128))]
 struct Control {
     sleeps: Sleeps,
     lines: [RecordLine; RECORDS as usize],
 }
 
-/// Bytes of shared memory for `ranks` with rings of `ring_bytes` each.
+/// Bytes of shared memory for `ranks` rings of `ring_bytes` each.
 pub(crate) fn board_bytes(ranks: usize, ring_bytes: usize) -> usize {
     ranks * (size_of::<Control>() + ring_bytes)
 }
@@ -48,24 +50,24 @@ pub(crate) fn board_bytes(ranks: usize, ring_bytes: usize) -> usize {
 pub(crate) struct Board {
     mapping: Mapping,
     ring_bytes: usize,
-    /// The ranks that share it, in order, and this one's index among them.
+    /// The ranks on the board, in order, and this rank's index among them.
     pub ranks: Vec<usize>,
     own: usize,
-    /// The last record that was posted, and where the next one may begin.
+    /// Number of the last posted record, and where in the ring the next one may begin.
     posted: u64,
     next: usize,
-    /// Where the last records begin, counted from the rank's control words, by number.
+    /// Offsets of the last records from the start of the rank's control words, by record number.
     offsets: [usize; RECORDS as usize],
 }
 
 impl Board {
-    /// `mapping` is of `board_bytes(ranks.len(), ring_bytes)`, zeroed when new.
+    /// `mapping` has `board_bytes(ranks.len(), ring_bytes)` bytes, initially zero.
     pub fn new(mapping: Mapping, ranks: Vec<usize>, rank: usize, ring_bytes: usize) -> Self {
         let own = ranks.iter().position(|other| *other == rank).unwrap_or_default();
         Self { mapping, ring_bytes, ranks, own, posted: 0, next: 0, offsets: [0; RECORDS as usize] }
     }
 
-    /// The longest record.
+    /// The longest record, in bytes.
     pub fn record_bytes(&self) -> usize {
         self.ring_bytes / RECORDS as usize
     }
@@ -85,7 +87,7 @@ impl Board {
     }
 
     fn sleeps(&self, index: usize) -> &AtomicU32 {
-        // SAFETY: within the mapping, which lives as long as `self`; an atomic may be shared.
+        // SAFETY: within the mapping, which lives as long as `self`; atomics may be shared.
         unsafe { &(*self.control(index)).sleeps.0 }
     }
 
@@ -101,8 +103,9 @@ impl Board {
         unsafe { &(*self.line(index, number)).number }
     }
 
-    /// Takes the index of the next record, `bytes` long, and returns its number. All ranks must take the same. A short
-    /// record has its bytes in its line: one line less to move is most of a short message's latency.
+    /// Reserves the next record of `bytes` bytes and returns its number. All ranks must reserve the
+    /// same lengths. A short record has its bytes in its line: one cache line less to move is most
+    /// of a short message's latency.
     pub fn take(&mut self, bytes: usize) -> u64 {
         debug_assert!(bytes <= self.record_bytes());
         self.posted += 1;
@@ -121,51 +124,51 @@ impl Board {
         self.posted
     }
 
-    /// Where the rank at `index` has the bytes of a record that was taken lately. Only its owner writes there, until it is
-    /// posted; then everyone may read it.
+    /// The bytes of a recently reserved record of the rank at `index`. Only its owner writes there
+    /// until the record is posted; then every rank may read it.
     pub fn bytes(&self, index: usize, number: u64) -> *mut u8 {
-        // SAFETY: offsets of records lie within a rank's control words and ring.
+        // SAFETY: records lie within a rank's control words and ring.
         unsafe { self.start(index).add(self.offsets[(number % RECORDS) as usize]) }
     }
 
     /// Posts a record whose bytes have been written.
     pub fn post(&self, number: u64, header: &Header) {
         let line = self.line(self.own, number);
-        // SAFETY: nobody reads this line's record any more, and only this rank writes it.
+        // SAFETY: no rank still reads this line's previous record, and only this rank writes it.
         unsafe { (*line).header = header.words() };
         self.number(self.own, number).release(number);
     }
 
-    /// Whether the rank at `index` has posted the record.
+    /// True when the rank at `index` has posted the record.
     pub fn is_posted(&self, index: usize, number: u64) -> bool {
         self.number(index, number).acquire() >= number
     }
 
-    /// What a record that is posted is part of.
+    /// The header of a posted record.
     pub fn header(&self, index: usize, number: u64) -> [u64; 2] {
         // SAFETY: a posted record stays unchanged until this rank has posted `MAX_AHEAD` more.
         unsafe { (*self.line(index, number)).header }
     }
 
-    /// The header of the record that comes next, if the rank at `index` has posted it.
+    /// The header of the next record, if the rank at `index` has already posted it.
     pub fn next_header(&self, index: usize) -> Option<[u64; 2]> {
         let number = self.posted + 1;
         self.is_posted(index, number).then(|| self.header(index, number))
     }
 
-    /// After a post: whether the rank at `index` sleeps and must be woken up, by this call's caller alone.
+    /// After a post: true when the rank at `index` sleeps; this caller alone must then wake it.
     pub fn must_wake(&self, index: usize) -> bool {
         wakeup::must_wake(self.sleeps(index))
     }
 
-    /// Prepares for sleep until all have posted the record. False when they have.
+    /// Prepares for sleep until all ranks have posted the record. False if they already have.
     pub fn arm(&self, number: u64) -> bool {
         wakeup::announce(self.sleeps(self.own), || {
             (0..self.ranks.len()).any(|index| !self.is_posted(index, number))
         })
     }
 
-    /// Awake again.
+    /// Ends sleep.
     pub fn disarm(&self) {
         self.sleeps(self.own).take();
     }

@@ -9,29 +9,31 @@ use thunder_verbs::{Abort, Cable, Channel, ChannelOptions, Context, Error};
 use super::{Closed, Interest, Link};
 use crate::{InitError, RdmaConfig, Transport};
 
-/// The nap of a wait that spun in vain, doubled from the first to the last. Devices on macOS cannot wake a sleeper, so
-/// a longer nap costs latency after a pause, a shorter one costs processor time while idle.
+/// Sleep of a wait whose spinning found nothing, doubled from the first value to the last. Devices
+/// on macOS cannot wake a sleeping thread, so a longer sleep costs latency after a pause, and a
+/// shorter one costs processor time while idle.
 const SLEEPS_US: std::ops::RangeInclusive<u64> = 20..=1000;
-/// How long a link that is dropped waits for its last frames to leave.
+/// How long a dropped link waits until its last frames have been sent.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
-/// The addresses of these devices; none of one that cannot be asked, as that shows when it is used.
+/// The addresses of these devices. A device that cannot be queried has none; its error appears when
+/// it is used.
 pub(crate) fn addresses_of(devices: &[String]) -> Vec<Ipv4Addr> {
     let of = |name: &String| Context::open(name).and_then(|context| context.addresses()).unwrap_or_default();
     devices.iter().flat_map(of).collect()
 }
 
-/// One rank's end of a pair's cables.
+/// One rank's end of the cables between a pair.
 pub(crate) struct RdmaLink {
     channel: Channel,
     shown: usize,
-    /// The next nap, while nothing moves.
+    /// The next sleep, while nothing moves.
     sleep_us: u64,
     abandoned: bool,
 }
 
 impl RdmaLink {
-    /// Connects over `devices` with the rank at the other end of `stream`, which does the same.
+    /// Connects over `devices` with the rank at the other end of `stream`, which calls this too.
     pub fn connect(
         config: &RdmaConfig,
         peer: usize,
@@ -43,7 +45,7 @@ impl RdmaLink {
         let mut cables = devices.iter().map(cable).collect::<Result<Vec<_>, _>>().map_err(failed)?;
         Cable::find_addresses(&mut cables, stream).map_err(failed)?;
         let prepared = Channel::prepare(&cables, ChannelOptions::new(config.mode())).map_err(failed)?;
-        // Liveness is the watch's, which ends the operation and not the link's wait: a link never waits.
+        // The watch, not the link, notices a lost peer and ends the operation: a link never waits.
         let channel = prepared.handshake(stream, Abort::new()).map_err(failed)?;
         Ok(Self { channel, shown: 0, sleep_us: *SLEEPS_US.start(), abandoned: false })
     }
@@ -78,7 +80,7 @@ impl Link for RdmaLink {
     fn consume(&mut self, count: usize) {
         debug_assert!(count <= self.shown);
         self.shown -= count;
-        // The channel keeps its failure, and the next look at it reports it.
+        // The channel keeps an error, and the next call reports it.
         let _ = self.channel.consume(count);
     }
 
@@ -90,7 +92,7 @@ impl Link for RdmaLink {
 
     fn disarm(&mut self) {}
 
-    /// Nothing to poll: `arm` never lets a rank sleep on it.
+    /// Adds nothing: `arm` never lets a rank sleep on this link.
     fn descriptors(&self, _interest: Interest, _set: &mut Vec<libc::pollfd>) {}
 
     fn reports_end(&self) -> bool {
@@ -111,7 +113,7 @@ impl Link for RdmaLink {
     }
 
     fn fault(&self) -> Option<String> {
-        // A device may fail a send because its port is down before it says so.
+        // If a port is down, a device may report the failed send first.
         let is_up = self.channel.check_ports().is_ok();
         self.channel.failure().filter(|error| is_up && !error.is_cut()).map(Error::to_string)
     }
@@ -119,7 +121,8 @@ impl Link for RdmaLink {
 
 impl Drop for RdmaLink {
     fn drop(&mut self) {
-        // The last frames of a rank that leaves must reach the others. A broken link has none that could.
+        // The last frames of a rank that leaves must reach the others. A broken link has none to
+        // deliver.
         if !self.abandoned {
             let _ = self.channel.drain(DRAIN_LIMIT);
         }

@@ -1,7 +1,7 @@
-//! Shared memory: one ring of bytes in each direction, a wake_socket socket for a peer that has gone to sleep.
+//! Shared memory: one ring of bytes in each direction, and a socket that wakes a sleeping peer.
 //!
-//! The writer copies, then publishes `head`; the reader sees `head`, reads in place, then publishes `tail`. How the one that
-//! sleeps is woken up: `wakeup`.
+//! The writer copies, then publishes `head`. The reader sees `head`, reads in place, then publishes
+//! `tail`. See `wakeup` for how a sleeping side is woken.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -14,10 +14,12 @@ use crate::platform::{self, Mapping, Process};
 
 /// Messages start on a cache line, so that vector loads from the ring do not straddle two.
 const ALIGN: u64 = 64;
-/// Bytes after which the writer publishes while it copies a long message, so that the reader works at the same time.
+/// While it copies a long message, the writer publishes after this many bytes, so that the reader
+/// works at the same time.
 const PUBLISH_BYTES: usize = 16 << 10;
 
-/// The control words of one direction, each on lines of its own (two, because processors prefetch pairs of lines).
+/// The control words of one direction, each in its own pair of cache lines, because processors
+/// prefetch lines in pairs.
 #[repr(C, align(128))]
 struct Control {
     head: Word<AtomicU64>,
@@ -34,9 +36,9 @@ pub(crate) fn segment_bytes(ring_bytes: usize) -> usize {
     2 * (size_of::<Control>() + ring_bytes)
 }
 
-/// One rank's end of a pair's shared memory.
+/// One rank's end of the shared memory of a pair.
 pub(crate) struct ShmLink {
-    // Keeps the memory that the four pointers below point into.
+    // Keeps the memory alive that the four pointers below point into.
     _mapping: Mapping,
     wake_socket: UnixStream,
     process: Option<Process>,
@@ -44,26 +46,26 @@ pub(crate) struct ShmLink {
     ring_bytes: u64,
     out: *const Control,
     out_ring: *mut u8,
-    /// Own copy of the outgoing `head`, and the last `tail` seen.
+    /// The outgoing `head`, and the last `tail` that was read.
     out_head: u64,
     out_tail: u64,
     inc: *const Control,
     inc_ring: *const u8,
-    /// Own copy of the incoming `tail`, and the last `head` seen.
+    /// The incoming `tail`, and the last `head` that was read.
     inc_tail: u64,
     inc_head: u64,
-    /// The `tail` that the writer can see.
+    /// The last `tail` that was published to the writer.
     inc_published: u64,
     shown: usize,
 }
 
-// SAFETY: the pointers are into the mapping that the link owns; its words are atomic, and each ring byte is touched by one
-// side at a time, handed over by `head` and `tail`.
+// SAFETY: the pointers point into the mapping that the link owns. Its words are atomic, and each
+// ring byte is accessed by one side at a time, handed over by `head` and `tail`.
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
-    /// `mapping` is of `segment_bytes(ring_bytes)`, zeroed when new; the lower rank of the pair takes the first ring to
-    /// write to. `ring_bytes` is a power of two.
+    /// `mapping` has `segment_bytes(ring_bytes)` bytes, initially zero. The lower rank of the pair
+    /// writes to the first ring. `ring_bytes` is a power of two.
     pub fn new(
         mapping: Mapping,
         ring_bytes: usize,
@@ -109,7 +111,7 @@ impl ShmLink {
     }
 
     fn wake_peer(&self) {
-        // A full socket holds wake-ups already; a broken one is noticed by the liveness anchor.
+        // A full socket already holds wake-ups. The watch notices a broken one.
         let _ = (&self.wake_socket).write(&[1]);
     }
 
@@ -126,7 +128,7 @@ impl ShmLink {
         }
     }
 
-    /// Copies what fits of `bytes` and publishes it.
+    /// Copies as many of `bytes` as fit, and publishes them if `publish`. Returns their number.
     fn write(&mut self, bytes: &[u8], publish: bool) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -140,7 +142,8 @@ impl ShmLink {
             }
             let at = self.out_head & (self.ring_bytes - 1);
             let count = ((bytes.len() - done).min(PUBLISH_BYTES) as u64).min(room).min(self.ring_bytes - at);
-            // SAFETY: `at + count` is within the ring, and the reader has given these bytes back (`tail`).
+            // SAFETY: `at + count` is within the ring, and the reader has freed these bytes
+            // (`tail`).
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     bytes.as_ptr().add(done),
@@ -164,7 +167,7 @@ impl Link for ShmLink {
     }
 
     fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed> {
-        // A header is published with the bytes that follow it, in one step.
+        // A header and the bytes that follow it are published in one step.
         let mut sent = self.write(first, false);
         if sent == first.len() {
             sent += self.write(second, true);
@@ -186,7 +189,8 @@ impl Link for ShmLink {
         let mut ready = self.inc_head.saturating_sub(self.inc_tail);
         if ready < want as u64 {
             self.inc_head = self.inc().head.0.load(Ordering::Acquire);
-            // The padding of a message is skipped before the next one's `head` shows it.
+            // The padding of a message is skipped before the next message's `head` includes it, so
+            // `tail` may be ahead of `head`.
             ready = self.inc_head.saturating_sub(self.inc_tail);
             if ready == 0 && self.peer_gone {
                 return Err(Closed);
@@ -199,7 +203,8 @@ impl Link for ShmLink {
 
     fn view(&self) -> &[u8] {
         let at = (self.inc_tail & (self.ring_bytes - 1)) as usize;
-        // SAFETY: `shown` bytes from `at` are within the ring, published by the writer and not yet given back.
+        // SAFETY: `shown` bytes from `at` are within the ring, published by the writer and not yet
+        // freed.
         unsafe { std::slice::from_raw_parts(self.inc_ring.add(at), self.shown) }
     }
 
@@ -207,7 +212,8 @@ impl Link for ShmLink {
         debug_assert!(count <= self.shown);
         self.shown -= count;
         self.inc_tail += count as u64;
-        // Not at every message: the writer still has most of the ring, and the line would go back and forth.
+        // Not after every message: the writer still has most of the ring, and the cache line would
+        // move back and forth.
         if self.inc_tail - self.inc_published >= self.ring_bytes / 4 {
             self.publish_tail();
         }

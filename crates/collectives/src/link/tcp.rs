@@ -1,7 +1,8 @@
-//! TCP: non-blocking connections without delay, and a buffer so that a small message is one system call.
+//! TCP: non-blocking connections without Nagle's delay, and a buffer so that a small message takes
+//! one system call.
 //!
-//! Several connections carry one stream of bytes in stripes, in cursor: a long message uses them all, a short one the one
-//! whose cursor it is.
+//! Several connections carry one stream of bytes in stripes, in turn. A long message uses them all,
+//! a short one only the connection that is next.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -12,13 +13,13 @@ use crate::Transport;
 
 /// Fits the second-level cache, so that a reduction reads what the kernel has just copied.
 const BUFFER_BYTES: usize = 256 << 10;
-/// From here on bytes go straight to where they are wanted.
+/// From this length on bytes go directly to their destination.
 const DIRECT_BYTES: usize = 16 << 10;
-/// Bytes that go over one connection before the next has its cursor: few enough to fit several times into a connection's
-/// buffers, so that all are busy, and enough for whole system calls.
+/// Bytes per stripe. Several stripes fit into a connection's buffers, so that all connections stay
+/// busy, and a stripe is long enough for efficient system calls.
 const STRIPE_BYTES: usize = 64 << 10;
 
-/// Whose cursor it is, and for how many bytes more.
+/// The connection that is next, and the bytes left of its stripe.
 struct StripeCursor {
     connection: usize,
     left: usize,
@@ -26,7 +27,7 @@ struct StripeCursor {
 
 impl StripeCursor {
     fn new(connections: usize) -> Self {
-        // A single connection has no other to wait for.
+        // A single connection has one endless stripe.
         Self { connection: 0, left: if connections == 1 { usize::MAX } else { STRIPE_BYTES } }
     }
 
@@ -41,20 +42,20 @@ impl StripeCursor {
     }
 }
 
-/// One rank's end of a pair's connections.
+/// One rank's end of the connections of a pair.
 pub(crate) struct TcpLink {
     streams: Vec<TcpStream>,
     sending: StripeCursor,
     receiving: StripeCursor,
     buffer: Box<[u8]>,
-    /// The bytes that have arrived and not been consumed.
+    /// The range of received bytes that have not been consumed.
     start: usize,
     end: usize,
     shown: usize,
 }
 
 impl TcpLink {
-    /// Both ends must give their connections in the same order, at least one.
+    /// Both ends must pass their connections, at least one, in the same order.
     pub fn new(streams: Vec<TcpStream>) -> std::io::Result<Self> {
         for stream in &streams {
             stream.set_nodelay(true)?;
@@ -66,12 +67,12 @@ impl TcpLink {
         Ok(Self { streams, sending, receiving, buffer, start: 0, end: 0, shown: 0 })
     }
 
-    /// Reads from the connection whose cursor it is, 0 bytes when nothing has come.
+    /// Reads from the connection that is next. Returns 0 when nothing has arrived.
     fn read(&mut self, into: ReadTarget) -> Result<usize, Closed> {
         let mut stream = &self.streams[self.receiving.connection];
         let room: &mut [u8] = match into {
             ReadTarget::Buffer => &mut self.buffer[self.end..],
-            // SAFETY: the creator vouches for the bytes; any are valid u8.
+            // SAFETY: the creator vouches for the bytes; any value is a valid u8.
             ReadTarget::Memory(to, length) => unsafe { std::slice::from_raw_parts_mut(to, length) },
         };
         let length = room.len().min(self.receiving.left);
@@ -104,7 +105,7 @@ impl Link for TcpLink {
 
     fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Closed> {
         let mut sent = 0;
-        // On to the next stripe for as long as connections take whole ones.
+        // Continues with the next stripe as long as a connection takes a whole one.
         while sent < first.len() + second.len() {
             let (first, second) =
                 (&first[sent.min(first.len())..], &second[sent.saturating_sub(first.len())..]);
@@ -142,7 +143,7 @@ impl Link for TcpLink {
             }
             match self.read(ReadTarget::Buffer) {
                 Ok(count) => self.end += count,
-                // What came before the end is still good.
+                // Bytes that arrived before the end are still valid.
                 Err(Closed) if there > 0 => {}
                 Err(Closed) => return Err(Closed),
             }
@@ -228,7 +229,7 @@ mod tests {
                 let waiting = watched.iter().filter(|stream| matches!(stream.peek(&mut [0]), Ok(1)));
                 assert_eq!(waiting.count(), CONNECTIONS);
             }
-            // Short pieces go by the buffer, long ones straight to their place.
+            // Short pieces go through the buffer, long ones directly to their destination.
             let want = if got % 2 == 0 { 1001 } else { 40_000 }.min(message.len() - got);
             // SAFETY: `got + want` is within `received`.
             got += unsafe { receiver.receive_into(received.as_mut_ptr().add(got), want) }.unwrap();

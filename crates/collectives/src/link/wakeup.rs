@@ -1,12 +1,14 @@
-//! The two words of a hand-over: how far the other side has come, and whether this side sleeps.
+//! The two words with which one side waits for the other: how far the other side has come, and
+//! whether this side sleeps.
 //!
-//! A rank about to sleep sets its flag and looks once more; its peer publishes and then looks at the flag. Both have a
-//! full fence between the two, so at least one of them sees the other: no wake-up is lost. Loom checks this in the tests,
-//! which is why the functions are generic over where their atomics come from.
+//! A rank that is about to sleep sets its flag and checks the position once more. Its peer
+//! publishes the position and then checks the flag. Both have a full fence between the two steps,
+//! so at least one of them sees the other: no wake-up is lost. The tests check this with loom, so
+//! the functions are generic over the source of their atomics.
 
 /// How far one side has come.
 pub(super) trait Position {
-    /// Stores with release: what was written before can be seen by whoever sees the position.
+    /// Stores with release: a side that sees the position also sees everything written before it.
     fn release(&self, value: u64);
     /// Loads with acquire.
     fn acquire(&self) -> u64;
@@ -16,13 +18,14 @@ pub(super) trait Position {
 pub(super) trait Sleeps {
     fn set(&self);
     fn is_set(&self) -> bool;
-    /// Clears, and says whether it was set.
+    /// Clears the flag. True if it was set.
     fn take(&self) -> bool;
     /// A sequentially consistent fence.
     fn full_fence();
 }
 
-/// One text for the atomics that run and for loom's, so that what is checked is what runs.
+/// Implements the traits for the std atomics and for loom's, so that the checked code is the code
+/// that runs.
 macro_rules! implement {
     ($($atomic:ident)::+) => {
         mod implementation {
@@ -58,7 +61,7 @@ macro_rules! implement {
 
 implement!(std::sync::atomic);
 
-/// Publishes a position. True when the other side sleeps and must be woken up, by this call's caller alone.
+/// Publishes a position. True when the other side sleeps; this caller alone must then wake it.
 pub(super) fn publish<S: Sleeps>(position: &impl Position, value: u64, sleeps: &S) -> bool {
     position.release(value);
     must_wake(sleeps)
@@ -70,7 +73,7 @@ pub(super) fn must_wake<S: Sleeps>(sleeps: &S) -> bool {
     sleeps.is_set() && sleeps.take()
 }
 
-/// Announces sleep, then looks once more with `look`: if that shows nothing new, sleep is safe.
+/// Announces sleep, then checks once more with `look`. If that shows nothing new, sleep is safe.
 pub(super) fn announce<S: Sleeps, R>(sleeps: &S, look: impl FnOnce() -> R) -> R {
     sleeps.set();
     S::full_fence();
@@ -87,7 +90,7 @@ mod tests {
 
     implement!(loom::sync::atomic);
 
-    /// A position whose release is none.
+    /// A position that is stored without release.
     #[derive(Default)]
     struct Unreleased(AtomicU64);
 
@@ -100,7 +103,7 @@ mod tests {
         }
     }
 
-    /// A position whose acquire is none.
+    /// A position that is loaded without acquire.
     #[derive(Default)]
     struct Unacquired(AtomicU64);
 
@@ -130,7 +133,7 @@ mod tests {
         fn full_fence() {}
     }
 
-    /// Like the socket: what is pending while nobody waits is not forgotten.
+    /// Like the socket: a wake-up that comes before the wait is kept.
     #[derive(Default)]
     struct WakeSocket {
         pending: Mutex<bool>,
@@ -151,7 +154,7 @@ mod tests {
         }
     }
 
-    /// A ring of one place, and a wake_socket.
+    /// A ring of one place, and the sockets of both sides.
     struct Ring<P, S> {
         head: P,
         tail: P,
@@ -171,8 +174,8 @@ mod tests {
         }
     }
 
-    /// Loom tries every order of the two sides' steps and every value that a load may see: a lost wake-up would be a
-    /// deadlock, a place touched by both a race.
+    /// Loom tries every order of the two sides' steps and every value that a load may return. A
+    /// lost wake-up would be a deadlock; a place accessed by both at once would be a race.
     fn check<P, S>()
     where
         P: Position + Default + Send + Sync + 'static,
@@ -195,7 +198,7 @@ mod tests {
             let writer = loom::thread::spawn(move || {
                 for message in 0..MESSAGES {
                     wait(&writer.writer_sleeps, &writer.tail, message, &writer.to_writer);
-                    // SAFETY: loom checks that nobody else touches the place meanwhile.
+                    // SAFETY: loom checks that nothing else accesses the place at the same time.
                     writer.place.with_mut(|place| unsafe { *place = 10 + message });
                     if publish(&writer.head, message + 1, &writer.reader_sleeps) {
                         writer.to_reader.notify();
@@ -231,7 +234,8 @@ mod tests {
         check::<Unacquired, AtomicU32>();
     }
 
-    /// The heart of it: one side publishes, the other announces sleep, and one of them sees the other.
+    /// The core of the protocol: one side publishes, the other announces sleep, and one of them
+    /// sees the other.
     fn one_sees_the_other<S: Sleeps + Default + Send + Sync + 'static>() {
         loom::model(|| {
             let words = Arc::new((AtomicU64::new(0), S::default()));
@@ -253,7 +257,7 @@ mod tests {
         one_sees_the_other::<Unfenced>();
     }
 
-    /// One rank's part of a board: its places, how far it has posted, and its way to sleep.
+    /// One rank's part of a board: its places, how far it has posted, and its wake-up.
     struct Side {
         places: [UnsafeCell<u64>; 2],
         posted: AtomicU64,
@@ -261,11 +265,11 @@ mod tests {
         wake_socket: WakeSocket,
     }
 
-    /// What a rank does on a board of two: post, wake the other, wait for its record.
+    /// What a rank does on a board of two: post, wake the other rank, wait for its record.
     fn exchange(own: &Side, other: &Side, rounds: u64) {
         for round in 0..rounds {
             let place = (round % 2) as usize;
-            // SAFETY: loom checks that nobody else touches the place meanwhile.
+            // SAFETY: loom checks that nothing else accesses the place at the same time.
             own.places[place].with_mut(|place| unsafe { *place = 10 + round });
             if publish(&own.posted, round + 1, &other.sleeps) {
                 other.wake_socket.notify();
@@ -276,7 +280,8 @@ mod tests {
         }
     }
 
-    /// Two places are enough for ranks that post one record at a time: nobody says what it has read.
+    /// Two places suffice for ranks that post one record at a time, without announcing what they
+    /// have read.
     #[test]
     fn a_boards_places_are_free_again_when_all_have_posted_the_next_record() {
         const ROUNDS: u64 = 3;

@@ -1,4 +1,4 @@
-//! Linux: memfd, abstract socket names (nothing in the file system to leave behind), boot id.
+//! Linux: memfd, abstract socket names (which leave nothing in the file system), boot id.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// An anonymous object of `bytes` zero bytes that can be mapped by whoever gets the descriptor.
+/// An anonymous object of `bytes` zero bytes. Any process that gets the descriptor can map it.
 pub(crate) fn shared_object(bytes: usize) -> io::Result<File> {
-    // SAFETY: the name is a C string; a descriptor or -1 comes back.
+    // SAFETY: the name is a C string; the call returns a descriptor or -1.
     let descriptor = unsafe { libc::memfd_create(c"thunder-link".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `descriptor` is open and owned by nobody else.
+    // SAFETY: `descriptor` is open and has no other owner.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(bytes as u64)?;
     Ok(file)
@@ -29,15 +29,16 @@ pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// The same for two processes exactly when they can share memory and local sockets: one boot, one network namespace.
+/// An identity that two processes share exactly when they can share memory and local sockets: the
+/// same boot and the same network namespace.
 pub(crate) fn host_identity() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let namespace = std::fs::read_link("/proc/self/ns/net")?;
     Ok(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// Makes the socket fail once sent bytes stay unacknowledged for `limit`: a cut cable is noticed, a stopped peer, whose
-/// kernel still acknowledges, is not.
+/// Makes the socket fail once sent bytes stay unacknowledged for `limit`. This notices a cut cable,
+/// but not a stopped peer, whose kernel still acknowledges.
 pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     let value = libc::c_uint::try_from(limit.as_millis()).unwrap_or(libc::c_uint::MAX);
     // SAFETY: the pointer and length describe `value`.
@@ -53,7 +54,7 @@ pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::R
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Who called `connect` at the other end, or `listen`.
+/// The process that called `connect` or `listen` at the other end.
 pub(super) fn credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -70,17 +71,18 @@ pub(super) fn credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
     if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Another process, by the number that it has for this one.
+/// Another process, by its id in this process's namespace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process(libc::pid_t);
 
-/// The process at the other end, if it can be seen from here.
+/// The process at the other end, if it is visible from here.
 pub(crate) fn peer_process(socket: &UnixStream) -> Option<Process> {
     credentials(socket).ok().map(|credentials| credentials.pid).filter(|pid| *pid > 0).map(Process)
 }
 
 impl Process {
-    /// Reads from its memory. The system may not allow that: it is the right to debug it.
+    /// Reads from the process's memory. Needs the right to debug that process, which the system may
+    /// refuse.
     ///
     /// # Safety
     /// `to` must be valid for `length` bytes.

@@ -1,4 +1,5 @@
-//! macOS: a named object that is unlinked before anyone else sees it, sockets in the temporary folder, boot session id.
+//! macOS: a named object that is unlinked before another process can open it, sockets in the
+//! temporary folder, boot session id.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +12,12 @@ use std::time::Duration;
 /// `TCP_RXT_CONNDROPTIME` of netinet/tcp.h: seconds of retransmission after which a connection is dropped.
 const RETRANSMISSION_LIMIT: libc::c_int = 0x80;
 
-/// An anonymous object of `bytes` zero bytes that can be mapped by whoever gets the descriptor.
+/// An anonymous object of `bytes` zero bytes. Any process that gets the descriptor can map it.
 pub(crate) fn shared_object(bytes: usize) -> io::Result<File> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
     let name = std::ffi::CString::new(format!("/thunder-{:016x}", u64::from_le_bytes(random)))?;
-    // SAFETY: `name` is a C string; a descriptor or -1 comes back.
+    // SAFETY: `name` is a C string; the call returns a descriptor or -1.
     let descriptor =
         unsafe { libc::shm_open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600) };
     if descriptor < 0 {
@@ -24,7 +25,7 @@ pub(crate) fn shared_object(bytes: usize) -> io::Result<File> {
     }
     // SAFETY: the same name; the object lives on through its descriptor.
     unsafe { libc::shm_unlink(name.as_ptr()) };
-    // SAFETY: `descriptor` is open and owned by nobody else.
+    // SAFETY: `descriptor` is open and has no other owner.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(bytes as u64)?;
     Ok(file)
@@ -38,16 +39,16 @@ pub(crate) fn bind_local(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind(path(name))
 }
 
-/// Connects and takes the name away: each is used once.
+/// Connects to a local socket.
 pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect(path(name))
 }
 
-/// The same for two processes exactly when they can share memory and local sockets.
+/// An identity that two processes share exactly when they can share memory and local sockets.
 pub(crate) fn host_identity() -> io::Result<String> {
     let mut value = [0u8; 64];
     let mut length = value.len();
-    // SAFETY: the name is a C string, `length` is the room in `value`.
+    // SAFETY: the name is a C string, `length` is the size of `value`.
     let result = unsafe {
         libc::sysctlbyname(
             c"kern.bootsessionuuid".as_ptr(),
@@ -83,14 +84,14 @@ pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::R
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Process {}
 
-/// None: reading another process takes a right that programs do not have.
+/// Returns `None`: programs have no right to read another process's memory.
 pub(crate) fn peer_process(_socket: &UnixStream) -> Option<Process> {
     None
 }
 
 impl Process {
     /// # Safety
-    /// None is needed: there is no such process.
+    /// Always safe: there is no such process.
     pub unsafe fn read(self, _from: u64, _to: *mut u8, _length: usize) -> io::Result<()> {
         match self {}
     }

@@ -1,4 +1,5 @@
-//! What Linux and macOS have in common: mappings, descriptors passed over a socket, `poll`, interface addresses.
+//! What Linux and macOS have in common: mappings, descriptors passed over a socket, `poll`,
+//! interface addresses.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The smallest page of any system that this runs on.
+/// The smallest page size of all supported systems.
 const PAGE_BYTES: usize = 4096;
 
 /// Memory shared with another process.
@@ -17,17 +18,19 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory; who touches which part of it, and how, is the business of its users.
+// SAFETY: the mapping is plain memory; its users decide who accesses which part of it, and how.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of a shared object, and brings its pages in so that no first use pays for them.
+    /// Maps the first `bytes` bytes of a shared object, and touches every page so that the first
+    /// use is fast.
     pub fn new(object: &File, bytes: usize) -> io::Result<Self> {
         let present = object.metadata()?.len();
         if present < bytes as u64 {
             return Err(io::Error::other(format!("shared object of {present} bytes, {bytes} expected")));
         }
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of an object that is long enough.
+        // SAFETY: a new mapping at an address that the kernel chooses, of an object that is long
+        // enough.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -43,7 +46,7 @@ impl Mapping {
         }
         let mapping = Self { start: start.cast(), bytes };
         for at in (0..bytes).step_by(PAGE_BYTES) {
-            // SAFETY: within the mapping; the value is not looked at.
+            // SAFETY: within the mapping; the value is not used.
             unsafe { mapping.start.add(at).read_volatile() };
         }
         Ok(mapping)
@@ -56,12 +59,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; users hold no pointer longer than the mapping.
+        // SAFETY: mapped by `new` with this length; users keep no pointer longer than the mapping.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }
 
-/// Room for one control message with one descriptor, aligned as its header must be.
+/// Space for one control message with one descriptor, aligned as its header must be.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
@@ -77,7 +80,7 @@ pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()
     message.msg_control = buffer.0.as_mut_ptr().cast();
     // SAFETY: CMSG_SPACE is arithmetic; the buffer of 64 bytes holds one descriptor on every 64-bit Unix.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
-    // SAFETY: `msg_control` points to buffer for one header and one descriptor.
+    // SAFETY: `msg_control` points to space for one header and one descriptor.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&message);
         (*header).cmsg_level = libc::SOL_SOCKET;
@@ -90,7 +93,7 @@ pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()
     if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes the file that the other end passes.
+/// Receives the file that the other end passes.
 pub(crate) fn receive_descriptor(socket: &UnixStream) -> io::Result<File> {
     let mut byte = [0u8; 1];
     let mut parts = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -120,7 +123,7 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> io::Result<File> {
     }
 }
 
-/// Whether the process at the other end belongs to the same user (or to root).
+/// True when the process at the other end belongs to the same user or to root.
 pub(crate) fn peer_is_same_user(socket: &UnixStream) -> io::Result<bool> {
     let (mut user, mut own) = (0, 0);
     // SAFETY: no arguments.
@@ -132,7 +135,7 @@ pub(crate) fn peer_is_same_user(socket: &UnixStream) -> io::Result<bool> {
     #[cfg(not(target_os = "linux"))]
     {
         let mut group = 0;
-        // SAFETY: both pointers are to integers of the right type.
+        // SAFETY: both pointers point to integers of the right type.
         if unsafe { libc::getpeereid(socket.as_raw_fd(), &mut user, &mut group) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -140,11 +143,12 @@ pub(crate) fn peer_is_same_user(socket: &UnixStream) -> io::Result<bool> {
     Ok(user == own || user == 0)
 }
 
-/// Waits until one of the descriptors is ready or the time is over. An interruption counts as ready.
+/// Waits until one of the descriptors is ready or the time is over. An interruption counts as
+/// ready.
 pub(crate) fn poll(set: &mut [libc::pollfd], limit: Option<Duration>) -> io::Result<usize> {
     let milliseconds = match limit {
         None => -1,
-        // Rounded up: a wait of 0 ms would be a spin.
+        // Rounded up: a wait of 0 ms would spin.
         Some(limit) => libc::c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX),
     };
     // SAFETY: pointer and length describe `set`.
@@ -156,7 +160,7 @@ pub(crate) fn poll(set: &mut [libc::pollfd], limit: Option<Duration>) -> io::Res
     if error.kind() == io::ErrorKind::Interrupted { Ok(1) } else { Err(error) }
 }
 
-/// The addresses of this machine's interfaces, those that only it can reach left out.
+/// The addresses of this machine's interfaces, without those that only this machine can reach.
 pub(crate) fn interface_addresses() -> Vec<IpAddr> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the list is written to `first` and freed below.
@@ -166,7 +170,7 @@ pub(crate) fn interface_addresses() -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut entry = first;
     while !entry.is_null() {
-        // SAFETY: `entry` is an element of the list; an address is as long as its family says.
+        // SAFETY: `entry` is an element of the list; an address has the length of its family.
         unsafe {
             let address = (*entry).ifa_addr;
             if !address.is_null() {
@@ -187,7 +191,7 @@ pub(crate) fn interface_addresses() -> Vec<IpAddr> {
     }
     // SAFETY: `first` came from getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(first) };
-    // A link-local IPv6 address means nothing without the other machine's interface.
+    // A link-local IPv6 address is useless without the other machine's interface.
     found.retain(|address| match address {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_unspecified(),
         IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),

@@ -6,13 +6,13 @@ use super::portable::{ACC_BLOCK, ReduceType};
 use super::reduce;
 use crate::{DType, Op};
 
-/// Bytes of one element of a partial sum.
+/// Bytes per element of a partial sum.
 pub(crate) fn accumulated_size(dtype: DType) -> usize {
     if matches!(dtype, DType::F16 | DType::BF16) { size_of::<f32>() } else { dtype.size() }
 }
 
-/// Adds `own` elements of a 16-bit float type to partial sums in `f32`: into `out` as `f32`, or without `out` back into
-/// `own`, rounded.
+/// Adds `own`, elements of a 16-bit float type, to `partial` sums in `f32`. Writes the sums to
+/// `out` as `f32`, or without `out` back into `own`, rounded.
 ///
 /// # Safety
 /// The pointers must be valid for `count` elements of their types (no alignment needed).
@@ -46,10 +46,10 @@ pub(crate) unsafe fn reduce_partial(
     }
 }
 
-/// Turns elements of a 16-bit float type into `f32`.
+/// Converts elements of a 16-bit float type to `f32`.
 ///
 /// # Safety
-/// `from` must be valid for `count` elements and `to` for as many `f32` (no alignment needed).
+/// `from` must be valid for `count` elements and `to` for `count` `f32` (no alignment needed).
 pub(crate) unsafe fn widen(dtype: DType, to: *mut u8, from: *const u8, count: usize) {
     let mut wide = [0f32; ACC_BLOCK];
     let mut done = 0;
@@ -72,7 +72,7 @@ pub(crate) unsafe fn widen(dtype: DType, to: *mut u8, from: *const u8, count: us
 /// Rounds `f32` to elements of a 16-bit float type.
 ///
 /// # Safety
-/// `from` must be valid for `count` `f32` and `to` for as many elements (no alignment needed).
+/// `from` must be valid for `count` `f32` and `to` for `count` elements (no alignment needed).
 pub(crate) unsafe fn narrow(dtype: DType, to: *mut u8, from: *const u8, count: usize) {
     let mut wide = [0f32; ACC_BLOCK];
     let mut done = 0;

@@ -7,15 +7,15 @@ use half::{bf16, f16};
 
 use crate::{DType, Op};
 
-/// Elements that are accumulated at once: 2 KiB of f32 stay in the first-level cache.
+/// Elements per accumulator block: 2 KiB of f32, which stay in the first-level cache.
 pub(super) const ACC_BLOCK: usize = 512;
-/// The same for two sources of plain numbers: few enough for simd.
+/// The same for two sources that need no conversion: few enough for registers.
 const PAIR_BLOCK: usize = 32;
 
-/// Reduces a range of elements by loops that the compiler makes of plain text.
+/// Reduces a range of elements with loops that the compiler vectorises.
 ///
 /// # Safety
-/// As for `reduce`, of the range's end.
+/// As for `reduce`, for elements up to the range's end.
 pub(super) unsafe fn reduce_autovectorized(
     dtype: DType,
     op: Op,
@@ -66,18 +66,19 @@ unsafe fn reduce_portable(dtype: DType, op: Op, out: *mut u8, sources: &[*const 
 
 /// How an element is read from the wire, accumulated and written back.
 pub(super) trait ReduceType: Copy {
-    /// The type that sums are kept in.
+    /// The type of the accumulator.
     type Acc: Copy + Default;
     /// Reads `acc.len()` elements.
     unsafe fn load(from: *const u8, acc: &mut [Self::Acc]);
     /// Writes `acc.len()` elements.
     unsafe fn store(acc: &[Self::Acc], to: *mut u8);
     const SIZE: usize = size_of::<Self>();
-    /// Whether a value is read and written as it is. The compiler vectorises conversions in long loops only.
+    /// True if a value is read and written unchanged. The compiler vectorises conversions only in
+    /// long loops.
     const PLAIN_COPY: bool = false;
 }
 
-/// One of the four operations on an accumulator type.
+/// One of the four operations, on an accumulator type.
 trait Combine<A> {
     fn combine(a: A, b: A) -> A;
 }
@@ -91,7 +92,8 @@ unsafe fn reduce_blocks<L: ReduceType, C: Combine<L::Acc>>(
     // SAFETY: as promised by the caller.
     unsafe {
         match *sources {
-            // Two are most common, and a loop over a known number of sources keeps the results in simd.
+            // Two sources are the most common case. A loop over a known number of sources keeps the
+            // results in registers.
             [a, b] if L::PLAIN_COPY => reduce_blocks_of::<L, C, PAIR_BLOCK>(out, &[a, b], range),
             _ => reduce_blocks_of::<L, C, ACC_BLOCK>(out, sources, range),
         }
@@ -110,7 +112,7 @@ unsafe fn reduce_blocks_of<L: ReduceType, C: Combine<L::Acc>, const N: usize>(
         unsafe { reduce_block::<L, C, N>(out, sources, start, N) };
     }
     if whole < range.end {
-        // SAFETY: as above, of the rest.
+        // SAFETY: as above, for the rest.
         unsafe { reduce_block::<L, C, N>(out, sources, whole, range.end - whole) };
     }
 }
@@ -135,7 +137,7 @@ unsafe fn reduce_block<L: ReduceType, C: Combine<L::Acc>, const N: usize>(
             }
         }
     }
-    // SAFETY: as above, of `out`.
+    // SAFETY: as above, for `out`.
     unsafe { L::store(sum, out.add(at)) };
 }
 
@@ -208,7 +210,7 @@ macro_rules! integer_ops {
 }
 integer_ops!(i8, i16, i32, i64, u8, u16, u32, u64);
 
-/// A boolean on its way: any byte but 0 is true, and only 0 and 1 are written.
+/// A boolean on the wire: any byte but 0 is true, and only 0 and 1 are written.
 #[derive(Clone, Copy)]
 struct BoolByte(#[allow(dead_code)] u8);
 
@@ -261,7 +263,7 @@ impl ReduceType for bf16 {
     }
 }
 
-/// Rounds to nearest even, without a branch so that the loop vectorises; a NaN stays one.
+/// Rounds to nearest even, without a branch so that the loop is vectorised. A NaN stays a NaN.
 #[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -1,4 +1,4 @@
-//! Sums of floats that stay in vector simd from the first source to the result.
+//! Sums of floats that stay in vector registers from the first source to the result.
 
 #[cfg(target_arch = "aarch64")]
 #[path = "simd/neon.rs"]
@@ -12,33 +12,34 @@ use crate::DType;
 /// An instruction set with vectors of `f32`.
 ///
 /// # Safety
-/// Every method requires that the processor has the implementation's instructions, and that pointers are valid for what is
-/// read or written; no alignment is required.
+/// Every method requires that the processor has the implementation's instructions, and that
+/// pointers are valid for what is read or written; no alignment is required.
 unsafe trait Simd {
     type Vector: Copy;
-    /// Of a vector.
+    /// Bytes per vector.
     const BYTES: usize;
 
     unsafe fn load(from: *const u8) -> Self::Vector;
     unsafe fn store(vector: Self::Vector, to: *mut u8);
     unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// Where each 32 bits are two `bf16`, as they are in memory: those in the lower halves.
+    /// The `bf16` in the low 16 bits of each 32, as `f32`. `pairs` holds two `bf16` in each 32
+    /// bits, as they are in memory.
     unsafe fn lower(pairs: Self::Vector) -> Self::Vector;
-    /// Those in the upper halves.
+    /// The `bf16` in the high 16 bits of each 32, as `f32`.
     unsafe fn upper(pairs: Self::Vector) -> Self::Vector;
-    /// Rounds to nearest even and puts the pairs together again; what is not a number stays so.
+    /// Rounds to nearest even and packs the pairs again; a NaN stays a NaN.
     unsafe fn pack(lower: Self::Vector, upper: Self::Vector) -> Self::Vector;
-    /// Reads narrow of a vector's bytes.
+    /// Reads as many `f16` as a vector has `f32`: `BYTES / 2` bytes.
     unsafe fn load_f16(from: *const u8) -> Self::Vector;
-    /// As `pairs` rounds.
+    /// Rounds like `pack`.
     unsafe fn store_f16(vector: Self::Vector, to: *mut u8);
-    /// Asks for the cache line at an address, which need not be valid.
+    /// Prefetches the cache line at an address, which need not be valid.
     unsafe fn prefetch(at: *const u8);
 }
 
-/// How the elements of a type get to four vectors and back.
+/// How the elements of a type are converted to four vectors and back.
 trait VectorFormat<S: Simd> {
-    /// Bytes of as many elements.
+    /// Bytes of the elements in four vectors.
     const BYTES: usize;
     unsafe fn load(from: *const u8) -> [S::Vector; 4];
     unsafe fn store(sum: [S::Vector; 4], to: *mut u8);
@@ -74,7 +75,8 @@ impl<S: Simd> VectorFormat<S> for F32 {
     }
 }
 
-/// Without moving a lane: a `bf16` is the upper narrow of an `f32`, so one of a pair takes a mask, the other a shift.
+/// Needs no move between lanes: a `bf16` is the high 16 bits of an `f32`, so one of a pair takes a
+/// mask, the other a shift.
 impl<S: Simd> VectorFormat<S> for BF16 {
     const BYTES: usize = 2 * S::BYTES;
     #[inline(always)]
@@ -121,7 +123,7 @@ impl<S: Simd> VectorFormat<S> for F16 {
     }
 }
 
-/// Adds as many bytes as fill vectors, and returns how many.
+/// Adds as many bytes as fill whole vectors. Returns their number.
 ///
 /// # Safety
 /// As for `sum`, in bytes, and the processor must have the instructions of `S`.
@@ -150,7 +152,7 @@ unsafe fn sum_vectors<S: Simd, F: VectorFormat<S>>(
     // SAFETY: as promised by the caller.
     unsafe {
         match *sources {
-            // Two are most common, and without a loop inside of the loop.
+            // Two sources are the most common case, and need no inner loop.
             [a, b] => add_sources::<S, F>(out, &[a, b], whole),
             _ => add_sources::<S, F>(out, sources, whole),
         }
@@ -158,7 +160,8 @@ unsafe fn sum_vectors<S: Simd, F: VectorFormat<S>>(
     whole
 }
 
-/// How far ahead a source is asked for: it may be in another core's cache, and processors stop asking at the end of a page.
+/// Prefetch distance: a source may be in another core's cache, and hardware prefetchers stop at the
+/// end of a page.
 const AHEAD_BYTES: usize = 1 << 10;
 const LINE_BYTES: usize = 64;
 
@@ -182,14 +185,14 @@ unsafe fn add_sources<S: Simd, F: VectorFormat<S>>(out: *mut u8, sources: &[*con
     }
 }
 
-/// Asks for what a format loads at once.
+/// Prefetches the bytes that a format loads at once.
 ///
 /// # Safety
 /// The processor must have the instructions of `S`.
 #[inline(always)]
 unsafe fn prefetch<S: Simd, F: VectorFormat<S>>(at: *const u8) {
     for line in (0..F::BYTES).step_by(LINE_BYTES) {
-        // SAFETY: as promised by the caller; any address may be asked for.
+        // SAFETY: as promised by the caller; any address may be prefetched.
         unsafe { S::prefetch(at.wrapping_add(line)) };
     }
 }
@@ -197,12 +200,12 @@ unsafe fn prefetch<S: Simd, F: VectorFormat<S>>(at: *const u8) {
 /// `sum` for one instruction set, in bytes.
 type Sum = unsafe fn(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize;
 
-/// Adds the first elements of all sources, in order, and returns how many: all but the last few of types that the
-/// processor has fast loops for, none of others.
+/// Adds the first elements of all sources, in order. Returns how many: all but the last few for
+/// types with vector loops on this processor, none for others.
 ///
 /// # Safety
-/// Every source and `out` must be valid for `count` elements of `dtype`. `out` may be one of the sources, but must not
-/// otherwise overlap one.
+/// Every source and `out` must be valid for `count` elements of `dtype`. `out` may be one of the
+/// sources, but must not otherwise overlap one.
 pub(super) unsafe fn sum(dtype: DType, out: *mut u8, sources: &[*const u8], count: usize) -> usize {
     let Some((_, sum)) = native::available().next() else { return 0 };
     // SAFETY: the processor has the instructions; the rest is as promised by the caller.
@@ -210,7 +213,7 @@ pub(super) unsafe fn sum(dtype: DType, out: *mut u8, sources: &[*const u8], coun
     bytes / dtype.size()
 }
 
-/// Without vectors that this knows.
+/// Other architectures have no vector loops.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod native {
     pub fn available() -> impl Iterator<Item = (&'static str, super::Sum)> {
@@ -226,13 +229,14 @@ mod tests {
     use crate::Op;
     use crate::reduce::portable::reduce_autovectorized;
 
-    /// The sums of the same sources by the plain loops and by vectors.
+    /// The sums of the same sources by the autovectorised loops and by vector instructions.
     fn by_both(sum: Sum, dtype: DType, sources: &[&[u8]]) -> [Vec<u8>; 2] {
         let pointers: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
         let count = sources[0].len() / dtype.size();
         let mut sums = [(); 2].map(|()| vec![0; count * dtype.size()]);
         let [theirs, ours] = sums.each_mut().map(|sum| sum.as_mut_ptr());
-        // SAFETY: all hold `count` elements, and the processor has the instructions of what `loops` gives.
+        // SAFETY: all hold `count` elements, and the processor has the instructions of what
+        // `available` returns.
         unsafe {
             reduce_autovectorized(dtype, Op::Sum, theirs, &pointers, 0..count);
             let done = sum(dtype, ours, &pointers, count * dtype.size()) / dtype.size();
@@ -242,7 +246,8 @@ mod tests {
         sums
     }
 
-    /// Whether sums are the same bits, or both not a number: which of two such is kept is the compiler's choice.
+    /// True when sums have the same bits or are both NaN. The compiler chooses which of two NaNs is
+    /// kept.
     fn agree(dtype: DType, [theirs, ours]: &[Vec<u8>; 2]) -> bool {
         let agree = |infinity: u32, a: u32, b: u32| {
             let sign = infinity.next_power_of_two();
@@ -256,11 +261,12 @@ mod tests {
         let infinity = if dtype == DType::F16 { half::f16::INFINITY.to_bits() } else { 0x7f80 };
         let (theirs, ours) = (theirs.as_chunks().0.iter(), ours.as_chunks().0.iter());
         let both = theirs.zip(ours).map(|(a, b)| (u16::from_ne_bytes(*a), u16::from_ne_bytes(*b)));
-        // Without a branch, for there are thousands of millions of them.
+        // Without a branch, as there are billions of them.
         both.fold(true, |all, (a, b)| all & agree(infinity.into(), a.into(), b.into()))
     }
 
-    /// Pairs in one of their two orders: all with `./test --long` (half a minute), else every ninth number with all others.
+    /// Pairs, each in one of its two orders: all with `./test --long` (half a minute), otherwise
+    /// every ninth number with all others.
     #[test]
     fn all_pairs_of_16_bit_floats() {
         let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
@@ -301,7 +307,8 @@ mod tests {
                 let mut sources = [floats(1.0), floats(10.0), floats(100.0)];
                 let pointers = sources.each_mut().map(|source| source.as_mut_ptr().cast::<u8>());
                 let read = pointers.map(|source| source.cast_const());
-                // SAFETY: all hold 300 floats, and the processor has the instructions of what `loops` gives.
+                // SAFETY: all hold 300 floats, and the processor has the instructions of what
+                // `available` returns.
                 let done = unsafe { sum(DType::F32, pointers[place], &read, 300 * size_of::<f32>()) };
                 let done = done / size_of::<f32>();
                 let right = sources[place][..done].iter().enumerate().all(|(i, x)| *x == 111.0 * i as f32);

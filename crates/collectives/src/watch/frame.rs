@@ -1,6 +1,6 @@
-//! The frames that watches send each other.
+//! The frames that watches send to each other.
 
-/// AbortReason a rank gave up.
+/// Why a rank gave up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum AbortReason {

@@ -1,4 +1,4 @@
-//! The thread that sleeps on the connections to all other ranks.
+//! The watch's thread, which sleeps on the connections to all other ranks.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use super::frame::{ABORT, AbortReason, BYE, FRAME_BYTES, HEARTBEAT, PING, PONG, frame};
 use crate::platform;
 
-/// How long a rank that leaves waits until the others have heard it. Only who is stopped or cut off takes as long.
+/// How long a leaving rank waits until the others have read its goodbye. Only a stopped or
+/// unreachable rank takes that long.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
-/// AbortReason a group is of no use any more, as the watch knows it.
+/// Why a group has failed, as far as the watch knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The connection to this rank broke.
@@ -33,7 +34,7 @@ pub(super) struct WatchState {
 
 impl WatchState {
     pub fn fail(&self, failure: Failure) {
-        // The first failure is nearest to the cause.
+        // The first failure is closest to the cause.
         if self.failure.set(failure).is_ok() {
             self.failed.store(true, Ordering::Release);
         }
@@ -65,16 +66,17 @@ impl WatchThread {
             set.extend(self.peers.iter().map(|peer| readable(&peer.stream)));
             let limit = heartbeat.map(|period| period.saturating_sub(last_beat.elapsed()));
             if platform::poll(&mut set, limit).is_err() {
-                // Without poll nobody can be watched; silence would be worse than an end.
+                // Without poll no rank can be watched; failing is better than silence.
                 self.state.fail(Failure::Lost(self.rank));
                 return;
             }
-            // By the clock alone: two that sent at every wake-up would keep each other awake.
+            // Decided by the clock alone: two watches that sent at every wake-up would keep each
+            // other awake.
             if heartbeat.is_some_and(|period| last_beat.elapsed() >= period) {
                 last_beat = Instant::now();
                 let beat = frame(HEARTBEAT, self.rank, self.rank, 0);
                 for peer in self.peers.iter().filter(|peer| peer.remote) {
-                    // A full or broken connection shows itself below.
+                    // A full or broken connection is noticed below.
                     let _ = (&peer.stream).write(&beat);
                 }
             }
@@ -89,16 +91,17 @@ impl WatchThread {
                 }
                 let gone = self.peers.swap_remove(index).rank;
                 if self.state.failure.get() == Some(&Failure::Lost(gone)) {
-                    // Before the goodbye: who has not noticed yet would take this rank's end for the cause.
+                    // Before the goodbye: a rank that has not noticed yet would take this rank's
+                    // end for the cause.
                     self.send_to_all(&frame(ABORT, self.rank, gone, AbortReason::Lost as u8));
                 }
-                // Whoever sleeps in an operation looks at the news.
+                // Wakes the rank's thread if it sleeps in an operation.
                 let _ = self.pipe.write(&[1]);
             }
         }
     }
 
-    /// Passes an abort on to everyone. False when the group has been dropped.
+    /// Passes commands on to all ranks. False when the group has been dropped.
     fn forward_commands(&mut self) -> bool {
         let mut command = [0; FRAME_BYTES];
         loop {
@@ -111,11 +114,11 @@ impl WatchThread {
         }
     }
 
-    /// Says goodbye, and waits until everyone has closed the connection in answer.
+    /// Says goodbye, and waits until all ranks have closed their connections in response.
     fn say_goodbye(mut self) {
         self.send_to_all(&frame(BYE, self.rank, self.rank, 0));
         for peer in &self.peers {
-            // Fails where the peer has ended already.
+            // Fails if the peer has already ended.
             let _ = peer.stream.shutdown(Shutdown::Write);
         }
         let begin = Instant::now();
@@ -132,19 +135,19 @@ impl WatchThread {
 
     fn send_to_all(&self, frame: &[u8]) {
         for peer in &self.peers {
-            // Who cannot be told is lost already.
+            // Fails for a rank that is already lost.
             let _ = (&peer.stream).write(frame);
         }
     }
 }
 
-/// What to wait for to read from it.
+/// What to poll to read from a stream.
 fn readable(stream: &impl AsRawFd) -> libc::pollfd {
     libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 
 impl Peer {
-    /// Throws away what has come. False when the peer has closed the connection.
+    /// Discards what has arrived. False when the peer has closed the connection.
     fn is_open(&self) -> bool {
         match (&self.stream).read(&mut [0; 512]) {
             Ok(count) => count > 0,
@@ -152,7 +155,7 @@ impl Peer {
         }
     }
 
-    /// Reads what has come. False when there is nothing more to expect from this peer.
+    /// Reads what has arrived. False when this peer will send nothing more.
     fn read_frames(&mut self, state: &WatchState) -> bool {
         loop {
             match self.stream.read(&mut self.frame[self.filled..]) {
@@ -181,7 +184,7 @@ impl Peer {
                     return false;
                 }
                 PING => {
-                    // Whoever cannot be answered is about to be noticed.
+                    // Fails if the peer is lost, which is about to be noticed.
                     let _ = self.stream.write(&frame(PONG, 0, 0, 0));
                 }
                 PONG => state.answered[self.rank].store(true, Ordering::Relaxed),
@@ -190,7 +193,7 @@ impl Peer {
                     state.fail(Failure::Aborted { by, rank, why: AbortReason::from_wire(why) });
                     return false;
                 }
-                // It is no rank of this version; what it means nobody can tell.
+                // Not a frame of this version; its meaning is unknown.
                 _ => {
                     state.fail(Failure::Lost(self.rank));
                     return false;

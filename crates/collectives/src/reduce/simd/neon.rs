@@ -1,5 +1,5 @@
-//! NEON, which every 64-bit Arm processor has. Conversions of narrow precision are in assembly: their intrinsics are not
-//! stable.
+//! NEON, which every 64-bit Arm processor has. Conversions of f16 are in assembly: their intrinsics
+//! are not stable.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::aarch64::*;
@@ -7,14 +7,14 @@ use std::arch::asm;
 
 use super::{Simd, Sum, sum_with};
 
-/// What this processor has.
+/// The loops that this processor can run.
 pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
     std::iter::once(("NEON", sum_with::<Neon> as Sum))
 }
 
 struct Neon;
 
-// SAFETY: each method is the instructions of that meaning.
+// SAFETY: each method consists of the instructions that do what it says.
 unsafe impl Simd for Neon {
     type Vector = float32x4_t;
     const BYTES: usize = 16;
@@ -64,14 +64,15 @@ unsafe impl Simd for Neon {
 }
 
 impl Neon {
-    /// To `bf16` in the upper halves; the lower ones are of no meaning.
+    /// Rounds to `bf16` in the high 16 bits; the low 16 bits are undefined.
     #[inline(always)]
     unsafe fn round(vector: float32x4_t) -> uint32x4_t {
         let bits = vreinterpretq_u32_f32(vector);
         let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-        // Up from one narrow on, and in the middle together with the lowest bit that stays.
+        // Adding 0x7fff rounds up above the middle, and the lowest remaining bit breaks ties to
+        // even.
         let rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
-        // Not a number: made a quiet one by a bit that stays, so that it is not taken for infinity.
+        // A NaN gets a bit that survives the cut to 16 bits, so that it does not become infinity.
         let quiet = vorrq_u32(bits, vdupq_n_u32(0x40_0000));
         vbslq_u32(vceqq_f32(vector, vector), rounded, quiet)
     }

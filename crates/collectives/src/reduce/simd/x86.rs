@@ -1,4 +1,4 @@
-//! AVX-512, and AVX2 with conversions of narrow precision.
+//! AVX-512, and AVX2 with conversions of f16.
 #![allow(unsafe_op_in_unsafe_fn, reason = "each method is one operation under the trait's contract")]
 
 use std::arch::is_x86_feature_detected;
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::{Simd, Sum, sum_with};
 use crate::DType;
 
-/// What this processor has, the fastest first.
+/// The loops that this processor can run, fastest first.
 pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
     let has_avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
     let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
@@ -27,16 +27,18 @@ unsafe fn avx2(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) 
     unsafe { sum_with::<Avx2>(dtype, out, sources, bytes) }
 }
 
-/// The upper of two 16-bit numbers.
+/// The high 16 of 32 bits.
 const HIGH_16_BITS: i32 = 0xffff_0000_u32 as i32;
-/// What rounds the lower 16 bits of 32 up from one narrow on, and in the middle together with the lowest bit that stays.
+/// Rounds the low 16 of 32 bits up above the middle; the lowest remaining bit is added too, to
+/// break ties to even.
 const ROUNDING_BIAS: i32 = 0x7fff;
-/// The bit that makes what is not a number a quiet one. It stays in 16 bits, so it is not taken for infinity.
+/// The bit that makes a NaN quiet. It survives the cut to 16 bits, so that the NaN does not become
+/// infinity.
 const QUIET_NAN_BIT: i32 = 0x40_0000;
 
 struct Avx512;
 
-// SAFETY: each method is the instructions of that meaning.
+// SAFETY: each method consists of the instructions that do what it says.
 unsafe impl Simd for Avx512 {
     type Vector = __m512;
     const BYTES: usize = 64;
@@ -82,7 +84,7 @@ unsafe impl Simd for Avx512 {
 }
 
 impl Avx512 {
-    /// To `bf16` in the upper halves; the lower ones are of no meaning.
+    /// Rounds to `bf16` in the high 16 bits; the low 16 bits are undefined.
     #[inline(always)]
     unsafe fn round(vector: __m512) -> __m512i {
         let bits = _mm512_castps_si512(vector);
@@ -95,7 +97,7 @@ impl Avx512 {
 
 struct Avx2;
 
-// SAFETY: each method is the instructions of that meaning.
+// SAFETY: each method consists of the instructions that do what it says.
 unsafe impl Simd for Avx2 {
     type Vector = __m256;
     const BYTES: usize = 32;
@@ -141,7 +143,7 @@ unsafe impl Simd for Avx2 {
 }
 
 impl Avx2 {
-    /// To `bf16` in the upper halves; the lower ones are of no meaning.
+    /// Rounds to `bf16` in the high 16 bits; the low 16 bits are undefined.
     #[inline(always)]
     unsafe fn round(vector: __m256) -> __m256i {
         let bits = _mm256_castps_si256(vector);
