@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_sums_have_a_row_for_each_way_that_they_take() {
+    fn int8_sums_have_a_row_per_effective_algorithm() {
         let groups = local::groups_with(3, |config| {
             (config.transport, config.wire) = (TransportChoice::Tcp, Wire::Int8);
         });
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_straight_from_memory_is_called_a_mesh() {
+    fn direct_reads_are_reported_as_a_mesh() {
         let bytes = 2 << 20;
         let measured = local::run(2, TransportChoice::Shm, |mut group| {
             let rows = run::<f32>(&mut group, &all_reduces(&[bytes - 4, bytes]))?;

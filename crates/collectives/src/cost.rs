@@ -54,7 +54,7 @@ impl CostModel {
         let (ranks, hosts) = (ranks.max(2) as f64, hosts as f64);
         let board = hosts == 1.0;
         let per_host = ranks / hosts;
-        let (others, mates, remote) = (ranks - 1.0, (per_host - 1.0).max(0.0), ranks - per_host);
+        let (others, local_others, remote) = (ranks - 1.0, (per_host - 1.0).max(0.0), ranks - per_host);
         let step_us = if board { BOARD_STEP_US } else { WIRE_STEP_US };
         // A pair's rings are written and read.
         let links_us_per_kib = 2.0 * BOARD_US_PER_KIB;
@@ -63,7 +63,7 @@ impl CostModel {
             let (fixed_us, moved_us, added) = match algorithm {
                 Algorithm::OneShot if board => (step_us, BOARD_US_PER_KIB * ranks, others),
                 Algorithm::OneShot => {
-                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * mates;
+                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * local_others;
                     (step_us, moved, others)
                 }
                 // On a board the results are copied to it and back.
@@ -71,7 +71,7 @@ impl CostModel {
                     (2.0 * step_us, BOARD_US_PER_KIB * (2.0 + 2.0 * others / ranks), others / ranks)
                 }
                 Algorithm::Mesh => {
-                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * mates;
+                    let moved = WIRE_US_PER_KIB * per_host * remote + links_us_per_kib * local_others;
                     (2.0 * step_us, 2.0 * moved / ranks, others / ranks)
                 }
                 Algorithm::Chain => {
@@ -86,9 +86,10 @@ impl CostModel {
                 }
                 Algorithm::Hierarchical => {
                     let (steps, sent) = if board { (0.0, 0.0) } else { chain(hosts) };
-                    let (fixed, moved) = if mates > 0.0 { (2.0, 3.0 + mates) } else { (0.0, 0.0) };
+                    let (fixed, moved) =
+                        if local_others > 0.0 { (2.0, 3.0 + local_others) } else { (0.0, 0.0) };
                     let fixed = steps * step_us + fixed * BOARD_STEP_US;
-                    (fixed, sent * WIRE_US_PER_KIB + moved * BOARD_US_PER_KIB, 1.0 + mates)
+                    (fixed, sent * WIRE_US_PER_KIB + moved * BOARD_US_PER_KIB, 1.0 + local_others)
                 }
             };
             Cost { algorithm, fixed_us, us_per_kib: moved_us + added * ADD_US_PER_KIB }
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn short_messages_go_at_once_and_long_ones_in_parts() {
+    fn short_messages_take_one_step_and_long_ones_a_mesh() {
         for ranks in 2..=8 {
             for hosts in [1, ranks] {
                 let model = CostModel::guess(&even(ranks, hosts));
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_board_is_used_whatever_a_probe_says_of_links() {
+    fn ranks_on_a_board_use_it_whatever_the_probe_says() {
         let mut model = CostModel::guess(&even(3, 1));
         for cost in &mut model.costs {
             let on_board = matches!(cost.algorithm, Algorithm::OneShot | Algorithm::Mesh);
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_chosen_only_where_order_makes_no_difference() {
+    fn a_ring_is_chosen_only_if_the_order_does_not_matter() {
         let mut model = CostModel::guess(&even(4, 4));
         for cost in model.costs.iter_mut().filter(|cost| cost.algorithm == Algorithm::Ring) {
             (cost.fixed_us, cost.us_per_kib) = (0.0, 0.0);

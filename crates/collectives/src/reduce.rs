@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_counts_and_unaligned_sources() {
+    fn odd_counts_and_unaligned_sources_are_reduced() {
         for count in [0usize, 1, 511, 512, 513, 1300] {
             let a: Vec<u8> =
                 std::iter::once(0).chain((0..count).flat_map(|i| (i as f32).to_le_bytes())).collect();

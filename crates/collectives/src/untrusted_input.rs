@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn a_handshake_believes_nobody(input in bytes(300), greeting in any::<bool>()) {
+    fn a_handshake_rejects_any_bytes(input in bytes(300), greeting in any::<bool>()) {
         let mut said = if greeting { handshake::GREETING.to_vec() } else { Vec::new() };
         said.extend(input);
         let script = || Script { input: Cursor::new(said.clone()) };
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_is_taken_only_for_what_it_is(input in bytes(200), length in 0u64..200, damage in damage()) {
+    fn only_the_expected_message_is_received(input in bytes(200), length in 0u64..200, damage in damage()) {
         let (kind, dtype) = (OperationKind::AllToAll, DType::U8 as u8);
         let expected = Header { kind, dtype, op: 0, phase: 0, sequence: 7, length };
         let mut inline = expected.encode();
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn any_header_can_be_told_in_words(input in any::<[u8; 32]>(), magic in any::<bool>()) {
+    fn any_header_can_be_described(input in any::<[u8; 32]>(), magic in any::<bool>()) {
         let mut header = [0; HEADER_BYTES];
         header[..32].copy_from_slice(&input);
         if magic {
@@ -167,7 +167,7 @@ proptest! {
 
     /// Rank 1 sends any bytes to rank 0's watch, and ends.
     #[test]
-    fn a_watch_blames_only_ranks_that_there_are(
+    fn a_watch_blames_only_ranks_of_the_group(
         frames in prop::collection::vec((0u8..7, any::<u8>(), 0u16..5, 0u16..5), 0..4),
         rest in bytes(20),
     ) {
@@ -225,7 +225,7 @@ proptest! {
 
     /// Peers that know the secret but send invalid hellos are refused, and the group still forms.
     #[test]
-    fn a_coordinator_survives_every_hello(damages in prop::collection::vec(damage(), 1..6), noise in bytes(200)) {
+    fn a_coordinator_survives_any_hello(damages in prop::collection::vec(damage(), 1..6), noise in bytes(200)) {
         let listener = listener();
         let first = std::thread::spawn({
             let config = config(0, &listener);
@@ -254,7 +254,7 @@ proptest! {
 
     /// A coordinator that knows the secret but sends an invalid reply gives an error.
     #[test]
-    fn a_rank_survives_every_answer(damage in damage(), noise in bytes(200)) {
+    fn a_rank_survives_any_reply(damage in damage(), noise in bytes(200)) {
         let table = Reply::Table(vec![endpoint(), endpoint(), endpoint()]);
         let mut damaged = serde_json::to_vec(&table).unwrap();
         damage.apply(&mut damaged);
@@ -275,7 +275,7 @@ proptest! {
 
 /// A limit on each read would never end a stranger that sends a byte now and then.
 #[test]
-fn a_stranger_who_drips_bytes_is_dropped_in_time() {
+fn a_stranger_that_sends_single_bytes_is_dropped_in_time() {
     let (mut near, mut far) = pair();
     let drip = std::thread::spawn(move || {
         while far.write_all(&[7]).is_ok() {

@@ -171,7 +171,7 @@ mod tests {
     /// Two watches that answered each other's heartbeats never slept, and a goodbye was queued
     /// behind what they had sent.
     #[test]
-    fn heartbeats_keep_their_pace_whatever_comes_in() {
+    fn heartbeats_keep_their_pace_whatever_arrives() {
         const PERIODS: u32 = 4;
         let (watch, mut peer) = watch();
         let period = LOSS_LIMIT / HEARTBEATS;
@@ -192,7 +192,7 @@ mod tests {
     /// Bytes that arrive at a closed socket reset it, and its unsent bytes are lost, including the
     /// goodbye.
     #[test]
-    fn what_comes_after_the_goodbye_does_not_destroy_it() {
+    fn bytes_after_the_goodbye_do_not_destroy_it() {
         // More answers than fit into the peer's buffer, so that the goodbye waits behind them.
         const PINGS: usize = 1000;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goodbye_to_who_does_not_listen_takes_no_longer_than_its_limit() {
+    fn a_goodbye_to_a_deaf_peer_ends_at_its_limit() {
         let (watch, peer) = watch();
         let begin = Instant::now();
         drop(watch);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_leave_at_once_do_not_wait_for_each_other() {
+    fn two_ranks_that_leave_at_once_do_not_wait_for_each_other() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let two = listener.accept().unwrap().0;

@@ -1,4 +1,5 @@
-//! The same input gives the same bits: on every rank, in every run, with every algorithm, however the ranks are delayed.
+//! The same input gives the same bits: on every rank, in every run, with every algorithm, whatever
+//! the delays of the ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
@@ -20,7 +21,8 @@ fn repeated_sums_of_every_algorithm_have_the_bits_of_rank_order() {
     }
 }
 
-/// All ranks must have the bits of the ring's order, which for more than two ranks are not those of rank order.
+/// All ranks must have the bits of the ring's order. With more than two ranks these differ from
+/// those of rank order.
 #[test]
 fn repeated_ring_sums_have_the_bits_of_the_rings_order() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
@@ -36,23 +38,23 @@ fn repeated_ring_sums_have_the_bits_of_the_rings_order() {
 /// From 2 MiB on, ranks of a host read each other's memory.
 #[test]
 fn long_messages_give_the_same_bits() {
-    const FLOATS: usize = 1_300_003;
-    const HALVES: usize = 1_048_577;
+    const F32_COUNT: usize = 1_300_003;
+    const BF16_COUNT: usize = 1_048_577;
     for ranks in 2..=5 {
-        let sums = expected_of::<f32>(FLOATS, ranks);
-        let halves = expected_of::<bf16>(HALVES, ranks);
+        let sums = expected_of::<f32>(F32_COUNT, ranks);
+        let bf16_sums = expected_of::<bf16>(BF16_COUNT, ranks);
         let done = local::run(ranks, TransportChoice::Shm, |mut group| {
             let rank = group.rank();
-            all_runs(&mut group, &input_of(FLOATS, rank), &sums, 5);
-            // As it would be chosen.
-            let input = input_of(HALVES, rank);
-            runs_of(&mut group, Algorithm::OneShot, &input, &halves, runs());
+            all_runs(&mut group, &input_of(F32_COUNT, rank), &sums, 5);
+            // `OneShot`, as the group would choose.
+            let input = input_of(BF16_COUNT, rank);
+            runs_of(&mut group, Algorithm::OneShot, &input, &bf16_sums, runs());
         });
         assert_eq!(done.unwrap().len(), ranks);
     }
 }
 
-/// Ranks on two hosts, each of which has several.
+/// A group on several hosts; `host_of[rank]` is a rank's host.
 fn on_hosts(host_of: &[usize], work: impl Fn(Group) + Sync) {
     let groups = local::groups_with(host_of.len(), |config| {
         config.host = Some(format!("{} of {}", host_of[config.rank], std::process::id()));
@@ -67,7 +69,7 @@ fn hosts_of_several_ranks_give_the_same_bits() {
     }
 }
 
-/// Where a host's ranks are not consecutive, the hierarchical sum goes host by host: 0, 2, then 1, 3.
+/// If a host's ranks are not consecutive, the hierarchical sum is host by host: 0, 2, then 1, 3.
 #[test]
 fn scattered_hosts_are_added_host_by_host() {
     let order = [0, 2, 1, 3];
@@ -86,9 +88,10 @@ fn scattered_hosts_are_added_host_by_host() {
     });
 }
 
-/// In 8 bits: the same bits on all ranks and in all runs, each value off by no more than the levels allow.
+/// With int8: the same bits on all ranks and in all runs, and each value's error within the bound
+/// of the levels.
 #[test]
-fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
+fn int8_gives_the_same_bits_everywhere_and_a_bounded_error() {
     const BLOCK: usize = 64;
     for ranks in 2..=5 {
         let groups = local::groups_with(ranks, |config| {
@@ -97,7 +100,7 @@ fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
         });
         let exact = expected::<f32>(ranks);
         let inputs: Vec<Vec<f32>> = (0..ranks).map(input).collect();
-        // Blocks of a mesh begin with its parts, so a block's largest value is looked for on both sides.
+        // A mesh's blocks begin with its parts, so a block's largest value may be on either side.
         let bound = |index: usize| -> f32 {
             let near = index.saturating_sub(BLOCK)..COUNT.min(index + BLOCK);
             let largest = |values: &[f32]| values[near.clone()].iter().fold(0f32, |a, b| a.max(b.abs()));
@@ -129,7 +132,7 @@ fn eight_bits_on_the_wire_give_the_same_bits_everywhere_and_a_bounded_error() {
 }
 
 #[test]
-fn ranks_with_different_wire_formats_are_told() {
+fn ranks_with_different_wire_formats_get_an_error() {
     let groups = local::groups_with(2, |config| {
         config.transport = TransportChoice::Tcp;
         config.wire = if config.rank == 0 { Wire::Exact } else { Wire::Int8 };

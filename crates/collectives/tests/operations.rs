@@ -1,4 +1,4 @@
-//! Every operation, type and transport with 1 to 5 ranks and odd sizes, ranks as threads.
+//! Every operation, type and transport with 1 to 5 ranks and odd sizes; ranks are threads.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
@@ -8,7 +8,7 @@ use thunder_collectives::{Algorithm, CommError, Element, Group, Op, Pending, Tra
 
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
 
-/// A type's value from a small number, exact in all types, and the reference reduction.
+/// Makes a type's value from a small integer, exact in all types, and reduces by the reference.
 trait Sample: Element {
     fn of(value: u32) -> Self;
     fn reduce(values: &[Self], op: Op) -> Self;
@@ -65,6 +65,14 @@ fn reduced<T: Sample>(size: usize, count: usize, op: Op) -> Vec<T> {
 
 /// Every operation once, with this many elements, checked against the definition.
 fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    exercise_reductions::<T>(group, count)?;
+    exercise_gathers::<T>(group, count)?;
+    exercise_all_to_all::<T>(group, count)?;
+    exercise_send_and_recv::<T>(group, count)?;
+    group.barrier()
+}
+
+fn exercise_reductions<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
     let (rank, size) = (group.rank(), group.size());
     for op in [Op::Sum, Op::Prod, Op::Max, Op::Min] {
         for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
@@ -90,6 +98,11 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         around[at..at + counts[rank]].copy_from_slice(expected);
         assert_eq!(data, around, "reduce_scatter_in_place {op:?}");
     }
+    Ok(())
+}
+
+fn exercise_gathers<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
     let counts: Vec<usize> = (0..size).map(|rank| count * (rank % 3) + rank).collect();
     let total: usize = counts.iter().sum();
     let everything: Vec<T> = (0..size).flat_map(|rank| values::<T>(rank, counts[rank])).collect();
@@ -131,7 +144,11 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         group.scatter_in_place(root, &mut data, &counts)?;
         assert_eq!(&data, if rank == root { &everything } else { &alone }, "scatter_in_place");
     }
+    Ok(())
+}
 
+fn exercise_all_to_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
     // Rank a sends a + 2b + count elements to rank b.
     let length = |from: usize, to: usize| from + 2 * to + count;
     let send_counts: Vec<usize> = (0..size).map(|to| length(rank, to)).collect();
@@ -143,7 +160,7 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         (0..size).flat_map(|from| values::<T>(10 * from + rank, length(from, rank))).collect();
     assert_eq!(recv, expected, "all_to_all");
 
-    // In place what goes is as long as what comes.
+    // In place, what is sent is as long as what is received.
     let counts: Vec<usize> = (0..size).map(|peer| count + peer + rank).collect();
     let whole = |way: &dyn Fn(usize) -> usize| -> Vec<T> {
         (0..size).flat_map(|peer| values::<T>(way(peer), counts[peer])).collect()
@@ -151,8 +168,12 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
     let mut data = whole(&|to| 10 * rank + to);
     group.all_to_all_in_place(&mut data, &counts)?;
     assert_eq!(data, whole(&|from| 10 * from + rank), "all_to_all_in_place");
+    Ok(())
+}
 
-    // Around the ring, one after the other.
+fn exercise_send_and_recv<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    // Around the ring, one rank after the other.
     if size > 1 {
         let mut data = values::<T>(3, count);
         if rank == 0 {
@@ -166,7 +187,7 @@ fn exercise<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError>
         }
         assert_eq!(data, values::<T>(3, count), "send and recv");
     }
-    group.barrier()
+    Ok(())
 }
 
 fn every_type(size: usize, transport: TransportChoice, count: usize) {
@@ -191,7 +212,7 @@ fn every_type(size: usize, transport: TransportChoice, count: usize) {
 }
 
 #[test]
-fn every_operation_type_and_transport() {
+fn every_operation_is_right_with_every_type_and_transport() {
     for transport in TRANSPORTS {
         for size in 1..=5 {
             for count in [0, 1031] {
@@ -215,7 +236,7 @@ fn long_messages_wrap_the_rings() {
 }
 
 #[test]
-fn hosts_of_several_ranks() {
+fn every_operation_is_right_on_hosts_of_several_ranks() {
     for count in [0, 1, 1031, 150_007] {
         let groups = local::groups_with(5, |config| {
             config.host = Some(format!("{} of {}", [0, 0, 1, 2, 2][config.rank], std::process::id()));
@@ -230,8 +251,8 @@ fn hosts_of_several_ranks() {
 }
 
 #[test]
-fn several_connections_carry_one_stream() {
-    // Of two ranks that want different numbers, the lower counts.
+fn every_operation_is_right_over_several_connections() {
+    // If two ranks want different numbers, the smaller is used.
     let groups = local::groups_with(3, |config| {
         config.transport = TransportChoice::Tcp;
         config.connections = 2 + config.rank;
@@ -246,7 +267,7 @@ fn several_connections_carry_one_stream() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn any_sequence_of_sizes(
+    fn any_sequence_of_sizes_is_right(
         size in 1usize..=5,
         tcp in any::<bool>(),
         counts in prop::collection::vec(prop_oneof![0usize..20, 0usize..30_000], 1..4),
@@ -271,12 +292,12 @@ fn split_makes_independent_groups() {
         let results = local::run(5, transport, |mut group| {
             let rank = group.rank() as u32;
             // Even and odd ranks, in reverse order.
-            let mut half = group.split(rank % 2, 10 - rank).unwrap();
+            let mut smaller = group.split(rank % 2, 10 - rank).unwrap();
             let mut sum = [rank];
-            half.all_reduce(&mut sum, Op::Sum).unwrap();
+            smaller.all_reduce(&mut sum, Op::Sum).unwrap();
             let mut all = [rank];
             group.all_reduce(&mut all, Op::Sum).unwrap();
-            (half.rank(), half.size(), sum[0], all[0])
+            (smaller.rank(), smaller.size(), sum[0], all[0])
         });
         assert_eq!(
             results.unwrap(),
@@ -298,7 +319,7 @@ fn wrong_arguments_leave_the_group_good() {
 }
 
 #[test]
-fn ranks_in_different_operations_are_told() {
+fn ranks_in_different_operations_get_an_error() {
     for transport in TRANSPORTS {
         let results = local::run(2, transport, |mut group| {
             if group.rank() == 0 { group.all_reduce(&mut [1f32; 8], Op::Sum) } else { group.barrier() }
@@ -328,7 +349,7 @@ fn stats_count_operations_bytes_and_time() {
     }
 }
 
-/// Looks in until the operation has ended.
+/// Polls until the operation has ended.
 fn polled(mut pending: Pending<'_>) -> Result<(), CommError> {
     let mut polls = 0u64;
     while !pending.poll()? {
@@ -338,7 +359,7 @@ fn polled(mut pending: Pending<'_>) -> Result<(), CommError> {
     Ok(())
 }
 
-/// The non-blocking form of every operation gives what the blocking one does.
+/// The non-blocking form of every operation gives the result of the blocking one.
 #[test]
 fn started_operations_move_on_while_polled() {
     for transport in TRANSPORTS {
@@ -355,6 +376,13 @@ fn started_operations_move_on_while_polled() {
 }
 
 fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    start_reductions::<T>(group, count)?;
+    start_gathers::<T>(group, count)?;
+    start_exchanges::<T>(group, count)?;
+    group.start_barrier()?.wait()
+}
+
+fn start_reductions<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
     let (rank, size) = (group.rank(), group.size());
     let empty = |count: usize| vec![T::default(); count];
     let sums = reduced::<T>(size, count, Op::Sum);
@@ -365,6 +393,24 @@ fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError
     group.start_all_reduce_into(&values::<T>(rank, count), &mut data, Op::Sum)?.wait()?;
     assert_eq!(data, sums, "all_reduce_into");
 
+    let counts: Vec<usize> = (0..size).map(|rank| count + rank).collect();
+    let total: usize = counts.iter().sum();
+    let at: usize = counts[..rank].iter().sum();
+    let own_place = at..at + counts[rank];
+    let mut part = empty(counts[rank]);
+    let send = values::<T>(rank, total);
+    let sums = &reduced::<T>(size, total, Op::Sum)[own_place.clone()];
+    polled(group.start_reduce_scatter(&send, &mut part, &counts, Op::Sum)?)?;
+    assert_eq!(part, sums, "reduce_scatter");
+    let mut data = send.clone();
+    polled(group.start_reduce_scatter_in_place(&mut data, &counts, Op::Sum)?)?;
+    assert_eq!(&data[own_place], sums, "reduce_scatter_in_place");
+    Ok(())
+}
+
+fn start_gathers<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    let empty = |count: usize| vec![T::default(); count];
     let counts: Vec<usize> = (0..size).map(|rank| count + rank).collect();
     let total: usize = counts.iter().sum();
     let at: usize = counts[..rank].iter().sum();
@@ -380,15 +426,6 @@ fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError
     all = alone.clone();
     polled(group.start_all_gather_in_place(&mut all, &counts)?)?;
     assert_eq!(all, everything, "all_gather_in_place");
-
-    let mut part = empty(counts[rank]);
-    let send = values::<T>(rank, total);
-    let sums = &reduced::<T>(size, total, Op::Sum)[own_place.clone()];
-    polled(group.start_reduce_scatter(&send, &mut part, &counts, Op::Sum)?)?;
-    assert_eq!(part, sums, "reduce_scatter");
-    let mut data = send.clone();
-    polled(group.start_reduce_scatter_in_place(&mut data, &counts, Op::Sum)?)?;
-    assert_eq!(&data[own_place], sums, "reduce_scatter_in_place");
 
     let root = size - 1;
     let on_root = |data| (rank == root).then_some(data);
@@ -412,7 +449,12 @@ fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError
     let mut scattered = if rank == root { everything.clone() } else { empty(total) };
     polled(group.start_scatter_in_place(root, &mut scattered, &counts)?)?;
     assert_eq!(&scattered, expected, "scatter_in_place");
+    Ok(())
+}
 
+fn start_exchanges<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError> {
+    let (rank, size) = (group.rank(), group.size());
+    let empty = |count: usize| vec![T::default(); count];
     let send: Vec<T> = (0..size).flat_map(|to| values::<T>(10 * rank + to, count)).collect();
     let expected: Vec<T> = (0..size).flat_map(|from| values::<T>(10 * from + rank, count)).collect();
     let counts = vec![count; size];
@@ -424,18 +466,18 @@ fn start_all<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommError
     assert_eq!(recv, expected, "all_to_all_in_place");
 
     if size > 1 && rank == 0 {
-        // Dropped without a wait: it still arrives.
+        // Dropped without a wait: the data still arrive.
         drop(group.start_send(1, &values::<T>(3, count))?);
     } else if rank == 1 {
-        data = empty(count);
+        let mut data = empty(count);
         group.start_recv(0, &mut data)?.wait()?;
         assert_eq!(data, values::<T>(3, count), "send and recv");
     }
-    group.start_barrier()?.wait()
+    Ok(())
 }
 
 #[test]
-fn a_forgotten_operation_ends_the_group() {
+fn a_leaked_operation_ends_the_group() {
     let results = local::run(2, TransportChoice::Shm, |mut group| {
         if group.rank() == 0 {
             let mut data = vec![0f32; 1 << 20];

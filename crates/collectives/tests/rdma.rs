@@ -1,4 +1,5 @@
-//! Groups over RDMA, on the devices that `tools/rdma-vm/run --ranks 4 --links 2` makes. Ignored elsewhere.
+//! Groups over RDMA, on the devices that `tools/rdma-vm/run --ranks 4 --links 2` creates. Ignored
+//! elsewhere.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
@@ -37,9 +38,9 @@ fn main() {
         }
         add(format!("repeated_sums_have_the_same_bits_{mode:?}"), Box::new(move || same_bits(mode)));
     }
-    add("some_pairs_by_rdma_others_by_shared_memory".into(), Box::new(mixed));
+    add("some_pairs_use_rdma_others_shared_memory".into(), Box::new(mixed));
     add("hosts_of_several_ranks_with_cables_between_them".into(), Box::new(hosts));
-    add("a_lost_frame_is_told_from_a_lost_rank".into(), Box::new(lost_frame));
+    add("a_lost_frame_is_distinguished_from_a_lost_rank".into(), Box::new(lost_frame));
     add("an_unknown_device_is_named".into(), Box::new(unknown_device));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -52,7 +53,7 @@ fn groups(mode: RdmaMode, ranks: usize, cables: usize) -> Vec<Group> {
     local::groups_with(ranks, |config| {
         config.transport = TransportChoice::Rdma;
         config.rdma = Some(rdma(Some(mode), config.rank, ranks, cables));
-        // Emulated processors take their time between two operations on 16 MiB.
+        // Emulated processors are slow between two operations on 16 MiB.
         config.stall_limit = Duration::from_secs(60);
     })
     .unwrap()
@@ -64,9 +65,9 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
         for peer in (0..ranks).filter(|peer| *peer != rank) {
             assert_eq!(group.transport(peer), Transport::Rdma);
         }
-        // Around the borders of short frames, then several long frames. Last 16 MiB and an element: on emulated processors
-        // that takes long, so every operation has them only with two ranks and two cables or, with `./test --long`,
-        // with two ranks in each mode and with more over RC.
+        // Lengths around the limit of short frames, then several long frames. Last 16 MiB and one
+        // element, which is slow on emulated processors: only with two ranks and two cables, or with
+        // `./test --long` with two ranks in each mode and with more over RC.
         let short_case = ranks == 2 && cables == 2;
         let long_case = ranks == 2 || mode == RdmaMode::Rc;
         let is_long = if thunder_testing::is_long() { long_case } else { short_case };
@@ -76,7 +77,7 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
         }
         operations::check_all_reduce(&mut group, (4 << 20) + 1);
 
-        // In the other order, so that every rank but perhaps one has another number.
+        // In reverse order, so that at most one rank keeps its number.
         let mut reversed = group.split(0, (ranks - rank) as u32).unwrap();
         assert_eq!(reversed.rank(), ranks - 1 - rank);
         assert_eq!(reversed.transport((reversed.rank() + 1) % ranks), Transport::Rdma);
@@ -85,7 +86,7 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
 }
 
 fn same_bits(mode: RdmaMode) {
-    // Two ranks have one order only.
+    // Two ranks have only one order.
     for ranks in [3, 4] {
         local::run_on(groups(mode, ranks, 1), |mut group| {
             order::check(&mut group);
@@ -112,7 +113,8 @@ fn mixed() {
     });
 }
 
-/// As it is chosen: shared memory inside two hosts, cables between them, TCP where there is no cable.
+/// The automatic choice: shared memory inside two hosts, cables between them, TCP where there is no
+/// cable.
 fn hosts() {
     let groups = local::groups_with(4, |config| {
         config.host = Some(format!("{} of {}", config.rank / 2, std::process::id()));
@@ -151,7 +153,7 @@ fn hosts() {
     });
 }
 
-/// The first frame of an operation is dropped on its way from rank 0 to rank 1; UC says nothing.
+/// The first frame of an operation from rank 0 to rank 1 is dropped. UC does not report that.
 fn lost_frame() {
     let tc = |verb: &str, rest: &[&str]| {
         let mut command = Command::new("tc");
@@ -171,7 +173,8 @@ fn lost_frame() {
                     tc("del", &[]);
                 });
             }
-            // Rank 0 has all that it needs for the first; the later ones show rank 1 what it lacks.
+            // Rank 0 has all that it needs for the first operation. The later ones show rank 1 that
+            // it lacks a frame.
             loop {
                 if let Err(error) = group.all_reduce(&mut [1.0f32; 10], Op::Sum) {
                     break error;

@@ -1,4 +1,5 @@
-//! How groups form: strangers, wrong secrets, slow and missing ranks, and a group that forms again after a loss.
+//! How groups form: strangers, wrong secrets, slow and missing ranks, and a group that forms again
+//! after a loss.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
@@ -31,12 +32,12 @@ fn sum(config: Config) -> Result<f32, String> {
 }
 
 #[test]
-fn strangers_and_slow_ones_hold_nobody_up() {
+fn strangers_and_silent_peers_delay_no_rank() {
     let (listener, address) = listener();
     let mut first = config(0, 2, address);
     first.listener = Some(listener);
     let first = thread::spawn(move || sum(first));
-    // Many silent ones, one that talks nonsense, one that sends a length of 4 GiB.
+    // Many connections that stay silent, one that sends nonsense, one that sends a length of 4 GiB.
     let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut rude = TcpStream::connect(address).unwrap();
     rude.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything that there is, please\r\n\r\n")
@@ -51,7 +52,7 @@ fn strangers_and_slow_ones_hold_nobody_up() {
 }
 
 #[test]
-fn a_wrong_secret_is_refused_and_the_right_rank_still_gets_in() {
+fn a_wrong_secret_is_refused_and_the_right_rank_still_joins() {
     let (listener, address) = listener();
     let mut first = config(0, 2, address);
     first.listener = Some(listener);
@@ -99,7 +100,7 @@ fn missing_ranks_are_named_in_time() {
 }
 
 #[test]
-fn no_coordinator_is_said_so_in_time() {
+fn a_missing_coordinator_is_reported_in_time() {
     let (listener, address) = listener();
     drop(listener);
     let mut second = config(1, 2, address);
@@ -109,7 +110,7 @@ fn no_coordinator_is_said_so_in_time() {
 }
 
 #[test]
-fn a_rank_may_come_before_the_coordinator() {
+fn a_rank_may_start_before_the_coordinator() {
     let (listener, address) = listener();
     drop(listener);
     let second = thread::spawn(move || sum(config(1, 2, address)));

@@ -31,9 +31,9 @@ pub(super) async unsafe fn all_reduce(
     let (size, mine, ranks) = (dtype.size(), core.rank, core.size);
     let header =
         |core: &Core, phase| core.header(OperationKind::AllReduce, dtype, op as u8, phase, count * size);
-    let own_address = header(core, ADDRESSES);
-    let record = core.post_words(&own_address, [data as u64, 0]);
-    core.await_record(record, &own_address).await?;
+    let address_header = header(core, ADDRESSES);
+    let record = core.post_words(&address_header, [data as u64, 0]);
+    core.await_record(record, &address_header).await?;
     let addresses: Vec<u64> = (0..ranks).map(|rank| core.words_of(rank, record)[0]).collect();
 
     // A multiple of the parts' alignment, so that no part is longer.
@@ -54,23 +54,10 @@ pub(super) async unsafe fn all_reduce(
     for block in (0..count).step_by(ranks * share).map(Some).chain([None]) {
         let mut posted = None;
         if let Some(start) = block {
-            let (at, bytes) = part_of(start, mine);
-            sources.clear();
-            let mut free = buffer.as_mut_ptr();
-            for (rank, address) in addresses.iter().enumerate() {
-                if rank == mine {
-                    // SAFETY: parts lie within `count` elements.
-                    sources.push(unsafe { data.add(at) }.cast_const());
-                    continue;
-                }
-                // SAFETY: parts are no longer than a share, and the buffer holds a share per other
-                // rank.
-                unsafe { core.read_peer(rank, address + at as u64, free, bytes)? };
-                sources.push(free.cast_const());
-                free = free.wrapping_add(bytes);
-            }
-            // SAFETY: as above, for each source.
-            unsafe { reduce(dtype, op, data.add(at), &sources, bytes / size) };
+            let part = part_of(start, mine);
+            // SAFETY: parts lie within `count` elements and are no longer than a share, and the buffer
+            // holds a share per other rank.
+            unsafe { reduce_part(core, data, &addresses, part, &mut buffer, &mut sources, (dtype, op))? };
             posted = Some((start, core.post_words(&reduced, [0; 2])));
         }
         if let Some((start, record)) = std::mem::replace(&mut before, posted) {
@@ -85,6 +72,40 @@ pub(super) async unsafe fn all_reduce(
     core.await_record(record, &done).await
 }
 
+/// Reads the other ranks' elements of this rank's part, `bytes` long from byte `at` on, and reduces
+/// them all into `data`.
+///
+/// # Safety
+/// `data` must be valid for the part, and `buffer` hold its bytes once per other rank.
+unsafe fn reduce_part(
+    core: &mut Core,
+    data: *mut u8,
+    addresses: &[u64],
+    (at, bytes): (usize, usize),
+    buffer: &mut [u8],
+    sources: &mut Vec<*const u8>,
+    (dtype, op): (DType, Op),
+) -> Result<(), CommError> {
+    sources.clear();
+    let mut free = buffer.as_mut_ptr();
+    for (rank, address) in addresses.iter().enumerate() {
+        if rank == core.rank {
+            // SAFETY: as promised by the caller.
+            sources.push(unsafe { data.add(at) }.cast_const());
+            continue;
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { core.read_peer(rank, address + at as u64, free, bytes)? };
+        sources.push(free.cast_const());
+        free = free.wrapping_add(bytes);
+    }
+    // SAFETY: as above, for each source.
+    unsafe { reduce(dtype, op, data.add(at), sources, bytes / dtype.size()) };
+    Ok(())
+}
+
+/// Reads the other ranks' results of a block.
+///
 /// # Safety
 /// `data` must be valid for all parts.
 unsafe fn read_results(
@@ -108,7 +129,7 @@ mod tests {
     use crate::{TransportChoice, local};
 
     #[test]
-    fn ranks_that_may_read_each_other_find_out() {
+    fn ranks_find_out_that_they_can_read_each_others_memory() {
         for (transport, expected) in [(TransportChoice::Shm, Some(true)), (TransportChoice::Tcp, None)] {
             let known = local::run(3, transport, |mut group| {
                 group.all_reduce(&mut vec![1f32; MIN_BYTES / 4 - 1], Op::Sum)?;

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_and_what_is_no_number_spreads_over_its_block_only() {
+    fn zeros_stay_zero_and_a_nan_spreads_only_over_its_block() {
         assert!(there_and_back(&[0.0; 70]).iter().all(|value| *value == 0.0));
         for wrong in [f32::NAN, f32::INFINITY] {
             let mut values = [1f32; 2 * SCALE_BLOCK];

@@ -51,16 +51,18 @@ pub(super) async unsafe fn mesh(
         core.exchange_reduce(out, out, own.len() * size, (dtype, op), false).await?;
     }
     let ranks = core.size;
-    let place = |rank| {
+    let part_bytes = |rank| {
         let part = part(count, dtype, rank, ranks);
         // SAFETY: as above.
         (unsafe { data.add(part.start * size) }, part.len() * size)
     };
-    let outgoing = |_| Some((place(mine).0.cast_const(), place(mine).1));
+    let outgoing = |_| Some((part_bytes(mine).0.cast_const(), part_bytes(mine).1));
     // SAFETY: as promised by the caller.
     unsafe {
-        exchange(core, OperationKind::AllReduce, dtype, (op as u8, 2), outgoing, |peer| Some(place(peer)))
-            .await
+        exchange(core, OperationKind::AllReduce, dtype, (op as u8, 2), outgoing, |peer| {
+            Some(part_bytes(peer))
+        })
+        .await
     }
 }
 

@@ -164,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn alone_without_variables() {
+    fn without_variables_a_process_is_alone() {
         assert!(from(&[]).unwrap().is_none());
     }
 
     #[test]
-    fn own_variables() {
+    fn own_variables_set_the_fields() {
         let config = from(&[
             ("THUNDER_RANK", "1"),
             ("THUNDER_WORLD_SIZE", "3"),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn mlx_hostfiles_old_and_new() {
+    fn old_and_new_mlx_hostfiles_are_read() {
         let forms = [
             r#"[["127.0.0.1:5000"], ["127.0.0.1:5001"]]"#,
             r#"[{"ssh": "a", "ips": ["127.0.0.1:5000"]}, {"ssh": "b", "ips": ["127.0.0.1:5001"]}]"#,

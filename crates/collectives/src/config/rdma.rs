@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_split_renumbers_the_cables_and_drops_those_that_lead_out() {
+    fn a_split_renumbers_the_cables_and_drops_those_to_other_groups() {
         let devices = [(1, "a"), (2, "b"), (3, "c")].map(|(peer, name)| (peer, vec![name.to_string()]));
         let mut config = RdmaConfig { devices: devices.into(), mode: None };
         config.renumber(|old| [3, 0, 1].iter().position(|rank| *rank == old));

@@ -9,7 +9,7 @@ use crate::header::{HEADER_BYTES, Header};
 use crate::watch::{AbortReason, Failure, Watch};
 
 /// After a connection has closed: how long to wait for the watch to name the rank that caused it.
-const NEWS_LIMIT: Duration = Duration::from_millis(100);
+const REPORT_LIMIT: Duration = Duration::from_millis(100);
 
 impl Core {
     pub(super) fn check_watch(&mut self) -> Result<(), CommError> {
@@ -42,7 +42,7 @@ impl Core {
     /// Turns the end of a link into an error. The peer may have ended because of another rank; the
     /// watch learns that within a moment.
     pub(super) fn closed(&mut self, peer: usize) -> CommError {
-        let deadline = Instant::now() + NEWS_LIMIT;
+        let deadline = Instant::now() + REPORT_LIMIT;
         while Instant::now() < deadline {
             if let Err(error) = self.check_watch() {
                 return error;

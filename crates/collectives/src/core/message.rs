@@ -70,9 +70,9 @@ impl Core {
         message.data = data;
         message.length = header.length as usize;
         if header.is_inline() {
-            let place = Header::inline_mut(&mut message.header);
+            let payload = Header::inline_mut(&mut message.header);
             // SAFETY: the caller vouches for `data`; an inline payload fits into the header.
-            unsafe { std::ptr::copy_nonoverlapping(data, place.as_mut_ptr(), message.length) };
+            unsafe { std::ptr::copy_nonoverlapping(data, payload.as_mut_ptr(), message.length) };
             message.length = 0;
         }
         message.limit = message.length;

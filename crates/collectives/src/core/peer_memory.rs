@@ -30,10 +30,12 @@ impl Core {
         let record = self.post_words(&nonces, [memory.as_ptr() as u64, u64::from_ne_bytes(nonce)]);
         self.await_record(record, &nonces).await?;
         let read = |rank: usize| {
-            let [place, nonce] = self.words_of(rank, record);
+            let [address, nonce] = self.words_of(rank, record);
             let mut seen = 0u64;
             // SAFETY: `seen` has the length that is read.
-            unsafe { self.try_read(rank, place, (&raw mut seen).cast(), size_of_val(&seen)) && seen == nonce }
+            unsafe {
+                self.try_read(rank, address, (&raw mut seen).cast(), size_of_val(&seen)) && seen == nonce
+            }
         };
         let all = random && (0..self.size).all(|rank| rank == self.rank || read(rank));
         let verdicts = header(self, VERDICTS);

@@ -152,8 +152,8 @@ impl Core {
     fn sleep(&mut self, waited: Duration) -> Result<(), CommError> {
         let Some(watch) = &self.watch else { return Ok(()) };
         self.descriptors.clear();
-        let news = libc::pollfd { fd: watch.descriptor(), events: libc::POLLIN, revents: 0 };
-        self.descriptors.push(news);
+        let wake_up = libc::pollfd { fd: watch.descriptor(), events: libc::POLLIN, revents: 0 };
+        self.descriptors.push(wake_up);
         let mut still = match (&self.board, &self.awaited) {
             (Some(board), Some((number, _))) => board.arm(*number),
             _ => true,

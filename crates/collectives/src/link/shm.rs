@@ -132,16 +132,16 @@ impl ShmLink {
     fn write(&mut self, bytes: &[u8], publish: bool) -> usize {
         let mut done = 0;
         while done < bytes.len() {
-            let mut room = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
-            if room < (bytes.len() - done) as u64 {
+            let mut free = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
+            if free < (bytes.len() - done) as u64 {
                 self.out_tail = self.out().tail.0.load(Ordering::Acquire);
-                room = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
-                if room == 0 {
+                free = self.ring_bytes.saturating_sub(self.out_head - self.out_tail);
+                if free == 0 {
                     break;
                 }
             }
             let at = self.out_head & (self.ring_bytes - 1);
-            let count = ((bytes.len() - done).min(PUBLISH_BYTES) as u64).min(room).min(self.ring_bytes - at);
+            let count = ((bytes.len() - done).min(PUBLISH_BYTES) as u64).min(free).min(self.ring_bytes - at);
             // SAFETY: `at + count` is within the ring, and the reader has freed these bytes
             // (`tail`).
             unsafe {

@@ -70,14 +70,14 @@ impl TcpLink {
     /// Reads from the connection that is next. Returns 0 when nothing has arrived.
     fn read(&mut self, into: ReadTarget) -> Result<usize, Closed> {
         let mut stream = &self.streams[self.receiving.connection];
-        let room: &mut [u8] = match into {
+        let target: &mut [u8] = match into {
             ReadTarget::Buffer => &mut self.buffer[self.end..],
             // SAFETY: the creator vouches for the bytes; any value is a valid u8.
             ReadTarget::Memory(to, length) => unsafe { std::slice::from_raw_parts_mut(to, length) },
         };
-        let length = room.len().min(self.receiving.left);
+        let length = target.len().min(self.receiving.left);
         let count = loop {
-            match stream.read(&mut room[..length]) {
+            match stream.read(&mut target[..length]) {
                 Ok(0) => return Err(Closed),
                 Ok(count) => break count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),

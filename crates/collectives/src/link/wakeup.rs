@@ -218,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn no_wake_up_is_lost_and_no_place_is_touched_by_both() {
+    fn no_wake_up_is_lost_and_no_place_is_accessed_by_both() {
         check::<AtomicU64, AtomicU32>();
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
-    fn without_release_a_place_is_touched_by_both() {
+    fn without_release_a_place_is_accessed_by_both() {
         check::<Unreleased, AtomicU32>();
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
-    fn without_acquire_a_place_is_touched_by_both() {
+    fn without_acquire_a_place_is_accessed_by_both() {
         check::<Unacquired, AtomicU32>();
     }
 
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_falls_asleep_sees_the_news_or_is_woken() {
+    fn a_rank_that_falls_asleep_sees_the_position_or_is_woken() {
         one_sees_the_other::<AtomicU32>();
     }
 
@@ -283,7 +283,7 @@ mod tests {
     /// Two places suffice for ranks that post one record at a time, without announcing what they
     /// have read.
     #[test]
-    fn a_boards_places_are_free_again_when_all_have_posted_the_next_record() {
+    fn a_boards_place_is_free_once_all_have_posted_the_next_record() {
         const ROUNDS: u64 = 3;
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);

@@ -268,7 +268,7 @@ mod tests {
     /// Pairs, each in one of its two orders: all with `./test --long` (half a minute), otherwise
     /// every ninth number with all others.
     #[test]
-    fn all_pairs_of_16_bit_floats() {
+    fn all_pairs_of_16_bit_floats_have_the_autovectorised_sum() {
         let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
         for (name, sum) in native::available() {
             for dtype in [DType::BF16, DType::F16] {
@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bits_of_any_number_of_sources(
+        fn any_bits_of_any_number_of_sources_have_the_autovectorised_sum(
             sources in (1usize..=5, 0usize..700).prop_flat_map(|(ranks, length)| {
                 prop::collection::vec(prop::collection::vec(any::<u8>(), length + 8), ranks)
             }),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_result_may_take_a_sources_place() {
+    fn the_result_may_overwrite_a_source() {
         let floats = |factor: f32| -> Vec<f32> { (0..300).map(|index| factor * index as f32).collect() };
         for (name, sum) in native::available() {
             for place in 0..3 {

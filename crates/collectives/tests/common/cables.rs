@@ -1,5 +1,5 @@
-//! The RDMA cables that `tools/rdma-vm/run` makes, from the file that it writes: "RANK PEER CABLE DEVICE IP PEER_DEVICE PEER_IP"
-//! lines.
+//! The RDMA cables that `tools/rdma-vm/run` creates, from the file that it writes. Its lines are
+//! "RANK PEER CABLE DEVICE IP PEER_DEVICE PEER_IP".
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct End {
     pub peer_ip: String,
 }
 
-/// All ends; none on other machines.
+/// All ends of cables; none on other machines.
 pub fn ends() -> Vec<End> {
     let Ok(path) = std::env::var("RDMA_LINKS") else { return Vec::new() };
     let text = std::fs::read_to_string(&path).expect("the file of cables is readable");
@@ -33,7 +33,7 @@ pub fn ends() -> Vec<End> {
     text.lines().map(end).collect()
 }
 
-/// A rank's devices towards each other rank of a group of `ranks`, over this many cables a pair.
+/// A rank's devices towards each other rank of a group of `ranks`, with `cables` per pair.
 pub fn devices(rank: usize, ranks: usize, cables: usize) -> BTreeMap<usize, Vec<String>> {
     let mut devices: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for end in ends().into_iter().filter(|end| end.rank == rank && end.peer < ranks && end.cable < cables) {
@@ -42,7 +42,7 @@ pub fn devices(rank: usize, ranks: usize, cables: usize) -> BTreeMap<usize, Vec<
     devices
 }
 
-/// The device file of such a group, over one cable a pair.
+/// The device file of a group of `ranks` with one cable per pair.
 pub fn device_file(ranks: usize) -> String {
     let row = |rank| -> Vec<Option<Vec<String>>> {
         let devices = devices(rank, ranks, 1);

@@ -1,4 +1,4 @@
-//! Sums whose bits tell in which order they were added, over and over with random delays.
+//! Sums whose bits show the order in which they were added, repeated with random delays.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -7,23 +7,24 @@ use half::{bf16, f16};
 use thunder_collectives::{Algorithm, Element, Group, Op};
 use thunder_testing::Random;
 
-/// Repetitions of each sum: 100 with `./test --long`. The emulated machine of tools/rdma-vm is ten times as slow.
+/// Repetitions of each sum: 100 with `./test --long`. The emulated machine of tools/rdma-vm is ten
+/// times as slow.
 pub fn runs() -> u64 {
     let short = if std::env::var_os("RDMA_LINKS").is_some() { 10 } else { 20 };
     thunder_testing::runs(short, 100) as u64
 }
 
-/// Not a multiple of anything, and long enough that every algorithm cuts it into parts.
+/// Not a multiple of any block length, and long enough that every algorithm cuts it into parts.
 pub const COUNT: usize = 3_001;
 
-/// Values of very different size, so that every change of order changes the sum.
+/// Values of very different magnitudes, so that every change of order changes the sum.
 fn value(random: &mut Random) -> f32 {
     random.float() * 2f32.powi(random.below(24) as i32 - 12)
 }
 
-/// A type whose sums tell their order.
+/// A type whose sums show their order.
 pub trait Float: Element {
-    /// What is accumulated in.
+    /// The type of the accumulator.
     type Sum: Copy + Add<Output = Self::Sum>;
     fn of(value: f32) -> Self;
     fn widen(self) -> Self::Sum;
@@ -48,7 +49,7 @@ macro_rules! float {
 }
 
 float!(f32, f32, |v| v, |v| v, |v| v);
-// Thirds fill the fraction.
+// Thirds fill the mantissa.
 float!(f64, f64, |v| f64::from(v) / 3.0, |v| v, |v| v);
 float!(bf16, f32, bf16::from_f32, bf16::to_f32, bf16::from_f32);
 float!(f16, f32, f16::from_f32, f16::to_f32, f16::from_f32);
@@ -71,15 +72,15 @@ pub fn expected_of<T: Float>(count: usize, ranks: usize) -> Vec<T> {
     sums(count, ranks, |_| (0..ranks).collect())
 }
 
-/// Sums in the order of ranks that an element has.
+/// Sums in the order of ranks that `order` gives for each element.
 fn sums<T: Float>(count: usize, ranks: usize, order: impl Fn(usize) -> Vec<usize>) -> Vec<T> {
     let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| input_of(count, rank)).collect();
     let sum = |index| order(index).into_iter().map(|rank| inputs[rank][index].widen()).reduce(|a, b| a + b);
     (0..count).map(|index| T::narrow(sum(index).unwrap())).collect()
 }
 
-/// What a ring makes of it: the first half of the elements goes up the ranks, the other down, each in parts that begin on
-/// cache lines, whose sums start at the rank with the part's number.
+/// The sums of a ring: the first half of the elements goes up the ranks, the other half down, each
+/// in parts that begin on cache lines; a part's sum starts at the rank with its number.
 pub fn ring<T: Float>(ranks: usize) -> Vec<T> {
     let part = |count: usize, parts: usize| count.div_ceil(parts).next_multiple_of(64 / size_of::<T>());
     let up = if ranks == 2 { COUNT } else { part(COUNT, 2) };
@@ -92,7 +93,7 @@ pub fn ring<T: Float>(ranks: usize) -> Vec<T> {
 }
 
 pub fn pause(random: &mut Random) {
-    // Now and then so long that those who wait sleep.
+    // Sometimes so long that waiting ranks sleep.
     if random.below(64) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -121,7 +122,7 @@ pub fn runs_of<T: Element>(group: &mut Group, algorithm: Algorithm, input: &[T],
     }
 }
 
-/// Every algorithm in every type of float, often.
+/// Every algorithm with every float type, repeatedly.
 pub fn check(group: &mut Group) {
     check_type::<f32>(group);
     check_type::<f64>(group);
@@ -145,7 +146,7 @@ fn check_type<T: Float>(group: &mut Group) {
     }
 }
 
-/// A ring in every type of float, often.
+/// A ring with every float type, repeatedly.
 pub fn check_ring(group: &mut Group) {
     fn check<T: Float>(group: &mut Group) {
         let (rank, ranks) = (group.rank(), group.size());

@@ -8,16 +8,16 @@ use crate::Test;
 use crate::ranks::{Ranks, Setting};
 use thunder_testing::idle::falls_quiet;
 
-/// From the death of a rank to the error on every survivor.
+/// Limit from the death of a rank to the error on every survivor.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
 pub fn tests() -> Vec<Test> {
     vec![
-        ("a_killed_rank_is_noticed_by_all_in_every_kind_of_operation", killed, false),
-        ("a_rank_that_exits_in_good_order_is_lost_to_those_who_wait_for_it", exits, false),
+        ("a_killed_rank_ends_every_kind_of_operation_on_all_ranks", killed, false),
+        ("a_rank_that_exits_normally_is_lost_to_ranks_that_wait_for_it", exits, false),
         ("a_stopped_rank_is_named_after_the_stall_limit", stopped, false),
-        ("a_rank_that_is_stopped_for_less_than_the_limit_goes_on", resumed, false),
-        ("survivors_of_a_kill_go_on_without_the_rank_and_then_with_it", rebuilt, false),
+        ("a_rank_that_is_stopped_for_less_than_the_limit_continues", resumed, false),
+        ("survivors_continue_without_the_killed_rank_and_then_with_it", rebuilt, false),
         ("an_idle_wait_costs_no_processor_time", idle, false),
     ]
 }
@@ -26,7 +26,8 @@ pub fn setting<'a>(work: &'a str, transport: &'a str, stall_limit: Duration) -> 
     Setting { size: 3, work, transport, stall_limit, hosts: None }
 }
 
-/// In "idle" and "send" some survivors do not talk to the victim. The random series has the other operations.
+/// In "idle" and "send" some survivors do not exchange data with the victim. The random series
+/// covers the other operations.
 fn killed() {
     let works = ["small", "large", "all_reduce_ring", "barrier", "all_to_all", "idle", "send", "computing"];
     for transport in ["shm", "tcp"] {
@@ -97,7 +98,7 @@ fn rebuilt() {
     ["shm", "tcp"].into_iter().for_each(|transport| rebuilt_over(transport, 0..3));
 }
 
-/// Also without rank 0, which every group needs at first.
+/// Also without rank 0, which every group needs to form.
 pub fn rebuilt_over(transport: &str, victims: impl Iterator<Item = usize>) {
     for victim in victims {
         let setting = setting("rebuild", transport, Duration::from_secs(20));
@@ -124,7 +125,7 @@ fn idle() {
     for transport in ["shm", "tcp"] {
         let limit = Duration::from_millis(200);
         let ranks = Ranks::start_ready(Setting { size: 2, ..setting("idle", transport, limit) });
-        // For longer than the stall limit, which does not apply here.
+        // Longer than the stall limit, which does not apply here.
         let is_quiet = falls_quiet(
             &[ranks.process(0), ranks.process(1)],
             Duration::from_secs(1),

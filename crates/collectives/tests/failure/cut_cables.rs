@@ -1,4 +1,4 @@
-//! Blows at ranks that talk over RDMA, on the devices of `tools/rdma-vm`.
+//! Failures of ranks that use RDMA, on the devices of `tools/rdma-vm`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,39 +7,39 @@ use crate::Test;
 use crate::cables::{self, End};
 use crate::cases::{self, LIMIT, setting};
 use crate::ranks::{Ranks, Setting};
-use crate::series::{Blow, series};
+use crate::series::{Fault, series};
 
 const MODES: [&str; 3] = ["rdma uc", "rdma rc", "rdma rc-write"];
-/// Longer than anything takes that is not cut.
+/// Longer than any operation that is not cut.
 const STALL_LIMIT: Duration = Duration::from_secs(2);
-/// The emulated machine shares its host's cores: now and then all that happens in it takes ten times as long. What is too slow by
-/// itself is so each time.
+/// The emulated machine shares its host's cores, so now and then everything in it takes ten times
+/// as long. A real slowness shows in every attempt.
 const ATTEMPTS: usize = 3;
-/// Longer than a port takes to be up again.
+/// Longer than a port takes to come up.
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 
 pub fn tests() -> Vec<Test> {
     vec![
-        ("series_kill_rdma_uc", || series(Blow::Kill, MODES[0]), true),
-        ("series_kill_rdma_rc", || series(Blow::Kill, MODES[1]), true),
-        ("series_kill_rdma_rc_write", || series(Blow::Kill, MODES[2]), true),
-        ("series_stop_rdma_uc", || series(Blow::Stop, MODES[0]), true),
-        ("series_stop_rdma_rc", || series(Blow::Stop, MODES[1]), true),
-        ("series_stop_rdma_rc_write", || series(Blow::Stop, MODES[2]), true),
+        ("series_kill_rdma_uc", || series(Fault::Kill, MODES[0]), true),
+        ("series_kill_rdma_rc", || series(Fault::Kill, MODES[1]), true),
+        ("series_kill_rdma_rc_write", || series(Fault::Kill, MODES[2]), true),
+        ("series_stop_rdma_uc", || series(Fault::Stop, MODES[0]), true),
+        ("series_stop_rdma_rc", || series(Fault::Stop, MODES[1]), true),
+        ("series_stop_rdma_rc_write", || series(Fault::Stop, MODES[2]), true),
         ("a_killed_rank_of_two_and_of_four_is_noticed", killed, true),
         ("a_cable_that_is_cut_is_a_lost_rank_at_both_ends", cut, true),
-        ("an_idle_wait_notices_a_cut_cable_also_of_who_is_not_awaited", cut_while_idle, true),
-        ("survivors_over_cables_go_on_without_the_rank_and_then_with_it", rebuilt, true),
+        ("an_idle_wait_notices_any_cut_cable", cut_while_idle, true),
+        ("survivors_over_cables_continue_without_the_rank_and_then_with_it", rebuilt, true),
     ]
 }
 
-/// A cable that is out until this is dropped.
+/// A cable that is down until this is dropped.
 struct Cut {
     end: End,
 }
 
 impl Cut {
-    /// Of the first cable between two ranks.
+    /// Cuts the first cable between two ranks.
     fn new(rank: usize, peer: usize) -> Self {
         let mut ends = cables::ends().into_iter();
         let cut = Self { end: ends.find(|end| (end.rank, end.peer) == (rank, peer)).expect("a cable") };
@@ -52,7 +52,7 @@ impl Drop for Cut {
     fn drop(&mut self) {
         let (here, there) = (interface(&self.end.device), interface(&self.end.peer_device));
         run(&["ip", "link", "set", here, "up"]);
-        // The neighbour was forgotten with the cut.
+        // The kernel removed the neighbour entry with the cut.
         let address = std::fs::read_to_string(format!("/sys/class/net/{there}/address")).unwrap();
         let neighbour = ["ip", "neigh", "replace", &self.end.peer_ip, "dev", here, "lladdr", address.trim()];
         run(&[&neighbour[..], &["nud", "permanent"]].concat());
@@ -110,13 +110,13 @@ fn cut_while_idle() {
     }
 }
 
-/// Cuts the cable between two of three ranks. The third one has its cables, and is told.
+/// Cuts the cable between two of three ranks. The third rank keeps its cables, and is told.
 fn cut_during(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) {
     let in_time = (0..ATTEMPTS).any(|_| cut_once(work, mode, moment, ends) < LIMIT);
     assert!(in_time, "{work} over {mode} took more than {LIMIT:?} {ATTEMPTS} times");
 }
 
-/// Returns when the last rank knew whom it lost.
+/// Returns the time until the last rank reported the loss.
 fn cut_once(work: &str, mode: &str, moment: Duration, ends: [usize; 2]) -> Duration {
     let mut ranks = Ranks::start_ready(setting(work, mode, STALL_LIMIT));
     std::thread::sleep(moment);

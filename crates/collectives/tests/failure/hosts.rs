@@ -1,5 +1,5 @@
-//! Hosts on one machine: network namespaces, each with a cable to a switch. Each namespace lives as long as a process in
-//! it, and with it its interfaces, so nothing is left behind however a test ends.
+//! Hosts on one machine: network namespaces, each with a cable to a switch. A namespace and its
+//! interfaces live as long as a process in it, so nothing remains however a test ends.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const NAMESPACE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether this machine can have them: root, or the right to make network namespaces.
+/// True if this machine can have them: as root, or with the right to create network namespaces.
 pub fn are_possible() -> bool {
     let works = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).output();
@@ -17,7 +17,7 @@ pub fn are_possible() -> bool {
 }
 
 struct Namespace {
-    /// Ends when its input does, so at the latest with this process.
+    /// Ends when its input is closed, so at the latest with this process.
     holder: Child,
 }
 
@@ -58,7 +58,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // It may have ended already; either way it is collected.
+        // Fails if it has already ended; either way it is reaped.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
@@ -94,28 +94,28 @@ impl Hosts {
         format!("10.77.0.{}", host + 1)
     }
 
-    /// `program` on a host.
+    /// A command that runs `program` on a host.
     pub fn command(&self, host: usize, program: &Path) -> Command {
         self.hosts[host].command(program)
     }
 
-    /// Takes a host's cable out of the switch.
+    /// Disconnects a host's cable from the switch.
     pub fn cut(&self, host: usize) {
         self.switch.run(&["ip", "link", "set", &port(host), "down"]);
     }
 
-    /// Puts it back.
+    /// Connects it again.
     pub fn mend(&self, host: usize) {
         self.switch.run(&["ip", "link", "set", &port(host), "up"]);
     }
 
-    /// Makes all that a host sends late and some of it lost; `netem` is what `tc` takes.
+    /// Delays or drops what a host sends; `netem` is the option list of `tc`.
     pub fn disturb(&self, host: usize, netem: &[&str]) {
         let words = [&["tc", "qdisc", "add", "dev", "eth0", "root", "netem"], netem].concat();
         self.hosts[host].run(&words);
     }
 
-    /// Packets of a disturbed host that were lost so far.
+    /// Number of packets of a disturbed host that were lost so far.
     pub fn lost(&self, host: usize) -> u64 {
         let mut tc = self.hosts[host].command(Path::new("tc"));
         let output = tc.args(["-s", "-j", "qdisc", "show", "dev", "eth0"]).output().expect("tc starts");

@@ -1,8 +1,9 @@
-//! Ranks as processes, of which one is killed, stopped or cut off in the middle of an operation.
+//! Ranks as processes, one of which is killed, stopped or cut off in the middle of an operation.
 //!
-//! The random series is short by default: `THUNDER_FAILURE_RUNS=50 THUNDER_FAILURE_SEED=8 cargo nextest run --release
-//! -p thunder-collectives --test failure --no-capture series` is a long one. What needs network namespaces (root) is
-//! ignored where they cannot be made; `./test` says so. What needs `sch_netem` or RDMA devices runs in the machine of
+//! The random series is short by default. A long one: `THUNDER_FAILURE_RUNS=50
+//! THUNDER_FAILURE_SEED=8 cargo nextest run --release -p thunder-collectives --test failure
+//! --no-capture series`. Tests that need network namespaces (root) are ignored where those cannot
+//! be created; `./test` says so. Tests that need `sch_netem` or RDMA devices run in the machine of
 //! tools/rdma-vm.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
@@ -23,7 +24,7 @@ mod work;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A test, its name, and whether it is ignored.
+/// A test's name, the test, and whether it is ignored.
 type Test = (&'static str, fn(), bool);
 
 fn main() {

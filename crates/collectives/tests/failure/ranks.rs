@@ -1,4 +1,4 @@
-//! Processes that are the ranks of a group, as a test holds them.
+//! The processes of a group's ranks, as a test controls them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use crate::cables;
 use crate::hosts::Hosts;
 
-/// Set for a rank's process: what it does.
+/// The environment variable that names what a rank's process does.
 pub const WORK: &str = "COLLECTIVES_TEST_WORK";
-/// Longer than anything that succeeds takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything that succeeds, even on a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a group's processes have in common.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
     pub size: usize,
     pub work: &'a str,
-    /// As in the variable; for RDMA with the mode behind it, as in `rdma uc`.
+    /// As in `THUNDER_TRANSPORT`; for RDMA followed by the mode, as in `rdma uc`.
     pub transport: &'a str,
     pub stall_limit: Duration,
-    /// Where the ranks run; `None`: all here.
+    /// Where the ranks run; `None`: all on this machine.
     pub hosts: Option<&'a Hosts>,
 }
 
@@ -30,13 +30,13 @@ struct Rank {
     lines: mpsc::Receiver<(Instant, String)>,
 }
 
-/// A group's processes. Those that are left are killed when it is dropped.
+/// A group's processes. Dropping it kills those that still run.
 pub struct Ranks {
     ranks: Vec<Rank>,
 }
 
 impl Ranks {
-    /// Starts all ranks; they may not have found each other yet.
+    /// Starts all ranks. They may not have found each other when this returns.
     pub fn start(setting: Setting<'_>) -> Self {
         let mut ranks = Self { ranks: vec![spawn(setting, 0, 0)] };
         let port = ranks.wait_for(0, "port").1[5..].parse().unwrap();
@@ -44,7 +44,7 @@ impl Ranks {
         ranks
     }
 
-    /// As [`Self::start`], and waits until they work.
+    /// Like [`Self::start`], and waits until they work.
     pub fn start_ready(setting: Setting<'_>) -> Self {
         let mut ranks = Self::start(setting);
         for rank in 0..setting.size {
@@ -53,14 +53,15 @@ impl Ranks {
         ranks
     }
 
-    /// Puts a new process into the place of one that is gone.
+    /// Replaces a process that has ended by a new one.
     pub fn replace(&mut self, setting: Setting<'_>, rank: usize, port: u16) {
         self.ranks[rank] = spawn(setting, rank, port);
     }
 
-    /// The next line of a rank that starts with `word`, and when it came. Any other line is a failure.
+    /// Waits for a rank's next line and returns it with its time. Panics if it does not start with
+    /// `word`.
     pub fn wait_for(&mut self, rank: usize, word: &str) -> (Instant, String) {
-        match self.ranks[rank].lines.recv_timeout(PATIENCE) {
+        match self.ranks[rank].lines.recv_timeout(WAIT_LIMIT) {
             Ok((came, line)) if line.starts_with(word) => (came, line),
             Ok((_, line)) => panic!("rank {rank}: {word:?} was expected, it says {line:?}"),
             Err(mpsc::RecvTimeoutError::Disconnected) => panic!("rank {rank} ended before it said {word:?}"),
@@ -73,9 +74,9 @@ impl Ranks {
         self.wait_for(rank, "")
     }
 
-    /// Waits until a process has ended by itself, in good order.
+    /// Waits until a process has ended successfully.
     pub fn wait_for_end(&mut self, rank: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         let status = loop {
             if let Some(status) = self.ranks[rank].child.try_wait().unwrap() {
                 break status;
@@ -99,7 +100,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // Most have ended; the rest must not outlive the test.
+            // Most have ended; the others must not outlive the test.
             let _ = rank.child.kill();
             let _ = rank.child.wait();
         }
@@ -137,7 +138,7 @@ fn spawn(setting: Setting<'_>, rank: usize, port: u16) -> Rank {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in output.lines() {
-            // The test may be over.
+            // Fails if the test has ended.
             let _ = sender.send((Instant::now(), line.unwrap()));
         }
     });

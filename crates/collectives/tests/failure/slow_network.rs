@@ -10,7 +10,7 @@ pub fn tests() -> Vec<Test> {
     vec![("netem_every_operation_is_right_with_delay_and_loss", delay_and_loss, true)]
 }
 
-/// Four hosts, 100 µs and 1 % loss from each to each other.
+/// Four hosts, with 100 µs delay and 1 % loss between any two.
 fn delay_and_loss() {
     const SIZE: usize = 4;
     let hosts = Hosts::new(SIZE);

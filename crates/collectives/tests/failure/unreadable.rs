@@ -1,5 +1,5 @@
-//! Ranks of a host of which one may not read another's memory, as in many containers and under `kernel.yama.ptrace_scope`:
-//! long messages must take the board, on all ranks.
+//! Ranks of one host, one of which may not read another's memory, as in many containers and under
+//! `kernel.yama.ptrace_scope`. All ranks must then use the board for long messages.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use thunder_collectives::{Algorithm, Group};
 use crate::ranks::{Ranks, Setting};
 use crate::{Test, operations};
 
-/// Rank 0 may not read rank 1. Every other pair may, where the tests run as root.
+/// Rank 0 may not read rank 1's memory. All other pairs may, if the tests run as root.
 const READER: usize = 0;
 const READ: usize = 1;
-/// Elements of more than the 2 MiB from which on memory is read.
+/// Elements of more than 2 MiB, from which on memory is read directly.
 const LENGTHS: [usize; 2] = [1 << 19, 1_300_003];
 /// `linux/capability.h`
 const CAP_SYS_PTRACE: u32 = 19;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
 pub fn tests() -> Vec<Test> {
-    vec![("ranks_of_which_one_cannot_be_read_all_use_the_board", one_cannot_be_read, false)]
+    vec![("if_one_rank_cannot_be_read_all_use_the_board", one_cannot_be_read, false)]
 }
 
 fn one_cannot_be_read() {
@@ -57,21 +57,21 @@ pub fn work(mut group: Group) {
     println!("right");
 }
 
-/// From now on only who has the right to debug any process may read this one.
+/// From now on only processes with the right to debug any process may read this one.
 fn refuse_tracers() {
-    // SAFETY: the call takes numbers.
+    // SAFETY: the call only takes numbers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
 }
 
-/// Takes that right from this thread, if it had it.
+/// Removes that right from this thread, if it has it.
 fn give_up_tracing() {
     let header = [CAPABILITY_VERSION_3, 0];
-    // Two rows of the effective, permitted and inheritable ones.
+    // Two rows of the effective, permitted and inheritable capabilities.
     let mut sets = [[0u32; 3]; 2];
-    // SAFETY: the header asks for this thread's sets, for which there is room.
+    // SAFETY: the header asks for this thread's sets, and `sets` has space for them.
     assert_eq!(unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) }, 0);
     sets[0].iter_mut().for_each(|set| *set &= !(1 << CAP_SYS_PTRACE));
-    // SAFETY: as above, read only.
+    // SAFETY: as above, only read.
     assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) }, 0);
 }
 

@@ -8,9 +8,9 @@ use thunder_collectives::{Algorithm, CommError, Config, Group, Op};
 
 use crate::operations;
 
-/// How long threads that have nothing left to do may take to end.
+/// How long finished threads may take to end.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(2);
-/// How long `steady` goes on.
+/// How long `steady` runs.
 const STEADY: Duration = Duration::from_millis(1200);
 
 /// Joins the group of the environment and does `work` in it.
@@ -47,7 +47,8 @@ pub fn run(work: &str) {
     }
 }
 
-/// Rank 0 chooses its port itself and tells it, so that nobody else can have taken it.
+/// Rank 0 lets the system choose its port and prints it, so that no other process can have taken
+/// it.
 fn with_listener(mut config: Config) -> Config {
     if config.rank == 0 {
         let listener = TcpListener::bind(&config.coordinator).unwrap();
@@ -69,7 +70,7 @@ fn describe(error: &CommError) -> String {
     }
 }
 
-/// One operation, over and over the same.
+/// One operation; the caller repeats it.
 fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
     let (rank, size) = (group.rank(), group.size());
     let counts = vec![20_000; size];
@@ -106,13 +107,14 @@ fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
                 group.send(next, &part)
             }
         }
-        // Everyone waits for rank 0, which waits for the last one: nobody talks to the ranks between.
+        // All ranks wait for rank 0, which waits for the last one: no rank talks to the ranks in
+        // between.
         "idle" if rank == 0 => group.recv_idle(size - 1, &mut [0u8; 8]),
         "idle" => group.broadcast_idle(0, &mut [0u8; 8]),
-        // Rank 0 sends more than fits to a rank that waits for another one.
+        // Rank 0 sends more than fits into the link to a rank that waits for another rank.
         "send" if rank == 0 => group.send(1, &vec![0u8; 64 << 20]),
         "send" => group.recv_idle(size - rank, &mut [0u8; 1]),
-        // No operation at all for a while, as while a model loads.
+        // No operation for a while, as when a model loads.
         "computing" => {
             std::thread::sleep(Duration::from_millis(1));
             group.check()
@@ -121,7 +123,7 @@ fn step(group: &mut Group, work: &str) -> Result<(), CommError> {
     }
 }
 
-/// Goes on for a while, whatever becomes of the ranks' pace.
+/// Runs for a while, whatever the ranks' pace.
 fn steady(mut group: Group) {
     group.barrier().unwrap();
     println!("ready");
@@ -137,7 +139,8 @@ fn steady(mut group: Group) {
     println!("done");
 }
 
-/// Once a rank is lost, forms a group without it, whose coordinator is the lowest that is left, and then one with it again.
+/// After the loss of a rank, forms a group without it, whose coordinator is the lowest survivor,
+/// and then one with all ranks.
 fn rebuild(mut group: Group, config: &Config) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let own = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
@@ -171,7 +174,7 @@ fn sum(group: &mut Group) -> f32 {
     data[0]
 }
 
-/// What a group uses and must give back.
+/// What a group uses and must free.
 #[derive(Debug, PartialEq)]
 struct Resources {
     descriptors: usize,
@@ -190,7 +193,7 @@ impl Resources {
         }
     }
 
-    /// "clean" once all is as before, or what is not.
+    /// "clean" once everything is as before, otherwise what is not.
     fn left(&self) -> String {
         let deadline = Instant::now() + CLEAN_UP_LIMIT;
         loop {
