@@ -88,7 +88,7 @@ impl Group {
             return Ok(Self::alone(config));
         }
         let bound = BoundEndpoint::bind(&config)?;
-        let table = rendezvous::exchange(&config, bound.endpoint.clone())?;
+        let table = rendezvous::exchange_endpoints(&config, bound.endpoint.clone())?;
         Self::connect(config, bound, &table)
     }
 

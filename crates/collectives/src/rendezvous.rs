@@ -46,7 +46,7 @@ pub(crate) enum Reply {
 }
 
 /// Exchanges endpoints with all ranks; the result is in rank order.
-pub(crate) fn exchange(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitError> {
+pub(crate) fn exchange_endpoints(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitError> {
     if config.rank == 0 { coordinate(config, endpoint) } else { register(config, endpoint) }
 }
 
@@ -176,8 +176,8 @@ fn register(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitEr
         }
         std::thread::sleep(RETRY_INTERVAL);
     };
-    // The coordinator replies when all ranks have joined, or when it gives up. The latter is at worst
-    // a little after this rank's own limit.
+    // The coordinator replies when all ranks have joined, or when it gives up. The latter is at
+    // worst a little after this rank's own limit.
     let left = deadline.saturating_duration_since(Instant::now()) + REPLY_SLACK;
     let message = handshake::read_message(&mut DeadlineStream::new(&mut stream, left));
     let message = message.map_err(|error| InitError::NoCoordinator {

@@ -261,7 +261,7 @@ proptest! {
         for answer in [damaged, noise] {
             let listener = listener();
             let config = config(1, &listener);
-            let rank = std::thread::spawn(move || rendezvous::exchange(&config, endpoint()));
+            let rank = std::thread::spawn(move || rendezvous::exchange_endpoints(&config, endpoint()));
             let (mut peer, _) = listener.accept().unwrap();
             handshake::accept(&mut peer, SECRET).unwrap();
             handshake::await_confirmation(&mut peer).unwrap();

@@ -21,7 +21,7 @@ use crate::rendezvous::{Endpoint, HandshakeStream};
 use crate::watch::Watch;
 use crate::{Config, InitError};
 use dial::{ConnectionRequest, Purpose, dial};
-use incoming::Incoming;
+use incoming::IncomingConnections;
 use topology::Topology;
 
 /// The connections of one rank to all others.
@@ -42,7 +42,7 @@ pub(crate) struct World {
 pub(crate) fn form(config: &Config, bound: BoundEndpoint, table: &[Endpoint]) -> Result<World, InitError> {
     let deadline = Instant::now() + config.rendezvous_limit;
     let topology = Topology::new(config, table)?;
-    let incoming = Incoming::listen(config, bound)?;
+    let incoming = IncomingConnections::listen(config, bound)?;
     let hosts = topology.hosts();
     let on_board = topology.ranks_on_board(&hosts);
     let mut forming = Forming {
@@ -110,7 +110,11 @@ impl Forming<'_> {
     }
 
     /// Takes the connections of all higher ranks.
-    fn accept_higher(&mut self, incoming: &Incoming, on_board: Option<&[usize]>) -> Result<(), InitError> {
+    fn accept_higher(
+        &mut self,
+        incoming: &IncomingConnections,
+        on_board: Option<&[usize]>,
+    ) -> Result<(), InitError> {
         let topology = &self.topology;
         let config = topology.config;
         let mut streams: Vec<Vec<TcpStream>> = topology.table.iter().map(|_| Vec::new()).collect();

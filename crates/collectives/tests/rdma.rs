@@ -66,8 +66,8 @@ fn every_operation(mode: RdmaMode, ranks: usize, cables: usize) {
             assert_eq!(group.transport(peer), Transport::Rdma);
         }
         // Lengths around the limit of short frames, then several long frames. Last 16 MiB and one
-        // element, which is slow on emulated processors: only with two ranks and two cables, or with
-        // `./test --long` with two ranks in each mode and with more over RC.
+        // element, which is slow on emulated processors: only with two ranks and two cables, or
+        // with `./test --long` with two ranks in each mode and with more over RC.
         let short_case = ranks == 2 && cables == 2;
         let long_case = ranks == 2 || mode == RdmaMode::Rc;
         let is_long = if thunder_testing::is_long() { long_case } else { short_case };

@@ -85,7 +85,8 @@ async unsafe fn pass(
                 let want = ((count - summed) * wide).min(PIECE_BYTES);
                 let ready = core.fill_view(lower, want)? / wide;
                 let theirs = core.view(lower).as_ptr();
-                // SAFETY: `summed + ready <= count`, and the view holds `ready` accumulated elements.
+                // SAFETY: `summed + ready <= count`, and the view holds `ready` accumulated
+                // elements.
                 unsafe {
                     let own = data.add(summed * size);
                     if wide == size {

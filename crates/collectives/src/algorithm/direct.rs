@@ -55,8 +55,8 @@ pub(super) async unsafe fn all_reduce(
         let mut posted = None;
         if let Some(start) = block {
             let part = part_of(start, mine);
-            // SAFETY: parts lie within `count` elements and are no longer than a share, and the buffer
-            // holds a share per other rank.
+            // SAFETY: parts lie within `count` elements and are no longer than a share, and the
+            // buffer holds a share per other rank.
             unsafe { reduce_part(core, data, &addresses, part, &mut buffer, &mut sources, (dtype, op))? };
             posted = Some((start, core.post_words(&reduced, [0; 2])));
         }

@@ -24,7 +24,8 @@ const RESULTS: u8 = 7;
 /// One all-reduce, as this rank sees it.
 struct HostReduce {
     data: *mut u8,
-    /// The sums of this host and the lower ones: `data` itself, or scratch memory for wider elements.
+    /// The sums of this host and the lower ones: `data` itself, or scratch memory for wider
+    /// elements.
     sums: *mut u8,
     count: usize,
     dtype: DType,
@@ -136,8 +137,8 @@ async unsafe fn run_leader(core: &mut Core, job: &HostReduce) -> Result<(), Comm
     }
 }
 
-/// Adds the elements of all ranks of the host to the sums of the lower hosts, piece by piece as they
-/// come.
+/// Adds the elements of all ranks of the host to the sums of the lower hosts, piece by piece as
+/// they come.
 ///
 /// # Safety
 /// As for `run_leader`.

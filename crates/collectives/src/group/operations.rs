@@ -8,7 +8,8 @@ use crate::header::OperationKind;
 use crate::{CommError, Element, Op};
 
 impl Group {
-    /// Reduces `data` over all ranks, element by element; all ranks get the result, with the same bits.
+    /// Reduces `data` over all ranks, element by element; all ranks get the result, with the same
+    /// bits.
     ///
     /// # Errors
     /// [`CommError`], like every operation.

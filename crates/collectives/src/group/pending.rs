@@ -183,7 +183,8 @@ impl Group {
     /// Starts [`Group::broadcast_into`]. `send` has been read when this returns.
     ///
     /// # Errors
-    /// If the group has failed before, `root` is not in it, or its `send` is missing or has another length.
+    /// If the group has failed before, `root` is not in it, or its `send` is missing or has another
+    /// length.
     pub fn start_broadcast_into<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -197,7 +198,8 @@ impl Group {
     /// Starts [`Group::gather`].
     ///
     /// # Errors
-    /// If the group has failed before, a length does not match `counts`, or the root passes no `recv`.
+    /// If the group has failed before, a length does not match `counts`, or the root passes no
+    /// `recv`.
     pub fn start_gather<'a, T: Element>(
         &'a mut self,
         root: usize,
@@ -226,7 +228,8 @@ impl Group {
     /// Starts [`Group::scatter`].
     ///
     /// # Errors
-    /// If the group has failed before, a length does not match `counts`, or the root passes no `send`.
+    /// If the group has failed before, a length does not match `counts`, or the root passes no
+    /// `send`.
     pub fn start_scatter<'a, T: Element>(
         &'a mut self,
         root: usize,

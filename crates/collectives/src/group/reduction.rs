@@ -54,7 +54,8 @@ pub(super) struct ReduceScatter<'a> {
 impl ReduceScatter<'_> {
     pub async fn run(&self, core: &mut Core) -> Result<(), CommError> {
         let (dtype, op) = self.what;
-        // SAFETY: the slices are borrowed for as long as this lives, and their lengths have been checked.
+        // SAFETY: the slices are borrowed for as long as this lives, and their lengths have been
+        // checked.
         unsafe {
             let result = algorithm::reduce_scatter(core, self.send, self.out, self.counts, dtype, op).await;
             make_valid(dtype, self.out, self.own_bytes);

@@ -9,7 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `TCP_RXT_CONNDROPTIME` of netinet/tcp.h: seconds of retransmission after which a connection is dropped.
+/// `TCP_RXT_CONNDROPTIME` of netinet/tcp.h: seconds of retransmission after which a connection is
+/// dropped.
 const RETRANSMISSION_LIMIT: libc::c_int = 0x80;
 
 /// An anonymous object of `bytes` zero bytes. Any process that gets the descriptor can map it.

@@ -78,7 +78,8 @@ pub(crate) fn send_descriptor(socket: &UnixStream, file: &File) -> io::Result<()
     message.msg_iov = &mut parts;
     message.msg_iovlen = 1;
     message.msg_control = buffer.0.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE is arithmetic; the buffer of 64 bytes holds one descriptor on every 64-bit Unix.
+    // SAFETY: CMSG_SPACE is arithmetic; the buffer of 64 bytes holds one descriptor on every 64-bit
+    // Unix.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
     // SAFETY: `msg_control` points to space for one header and one descriptor.
     unsafe {

@@ -153,7 +153,8 @@ macro_rules! native_type {
             const PLAIN_COPY: bool = true;
             #[inline(always)]
             unsafe fn load(from: *const u8, acc: &mut [$type]) {
-                // SAFETY: the caller vouches for `acc.len()` elements at `from`; bytes need no alignment.
+                // SAFETY: the caller vouches for `acc.len()` elements at `from`; bytes need no
+                // alignment.
                 unsafe { std::ptr::copy_nonoverlapping(from, acc.as_mut_ptr().cast(), size_of_val(acc)) };
             }
             #[inline(always)]

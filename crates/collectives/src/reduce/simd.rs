@@ -171,7 +171,8 @@ const LINE_BYTES: usize = 64;
 unsafe fn add_sources<S: Simd, F: VectorFormat<S>>(out: *mut u8, sources: &[*const u8], bytes: usize) {
     let Some((first, others)) = sources.split_first() else { return };
     for at in (0..bytes).step_by(F::BYTES) {
-        // SAFETY: within `bytes`, for which the caller vouches. Where `out` is a source, it is read before it is written.
+        // SAFETY: within `bytes`, for which the caller vouches. Where `out` is a source, it is read
+        // before it is written.
         unsafe {
             prefetch::<S, F>(first.wrapping_add(at + AHEAD_BYTES));
             let [mut a, mut b, mut c, mut d] = F::load(first.add(at));
@@ -198,7 +199,7 @@ unsafe fn prefetch<S: Simd, F: VectorFormat<S>>(at: *const u8) {
 }
 
 /// `sum` for one instruction set, in bytes.
-type Sum = unsafe fn(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize;
+type SumFn = unsafe fn(dtype: DType, out: *mut u8, sources: &[*const u8], bytes: usize) -> usize;
 
 /// Adds the first elements of all sources, in order. Returns how many: all but the last few for
 /// types with vector loops on this processor, none for others.
@@ -216,7 +217,7 @@ pub(super) unsafe fn sum(dtype: DType, out: *mut u8, sources: &[*const u8], coun
 /// Other architectures have no vector loops.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod native {
-    pub fn available() -> impl Iterator<Item = (&'static str, super::Sum)> {
+    pub fn available() -> impl Iterator<Item = (&'static str, super::SumFn)> {
         std::iter::empty()
     }
 }
@@ -230,7 +231,7 @@ mod tests {
     use crate::reduce::portable::reduce_autovectorized;
 
     /// The sums of the same sources by the autovectorised loops and by vector instructions.
-    fn by_both(sum: Sum, dtype: DType, sources: &[&[u8]]) -> [Vec<u8>; 2] {
+    fn by_both(sum: SumFn, dtype: DType, sources: &[&[u8]]) -> [Vec<u8>; 2] {
         let pointers: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
         let count = sources[0].len() / dtype.size();
         let mut sums = [(); 2].map(|()| vec![0; count * dtype.size()]);

@@ -1,6 +1,6 @@
 //! The handshake on every connection. Each side proves that it knows the secret, with an HMAC over
-//! the other side's fresh nonce. Then the connecting side confirms that it has seen the proof: until
-//! then it may have given up and connected again, so the accepting side must not rely on it.
+//! the other side's fresh nonce. Then the connecting side confirms that it has seen the proof:
+//! until then it may have given up and connected again, so the accepting side must not rely on it.
 
 use std::io::{self, Read, Write};
 
@@ -83,8 +83,8 @@ pub(crate) fn accept(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Res
     Ok(hello)
 }
 
-/// The accepting side's last step: the peer has seen that both know the secret, and will not connect
-/// again.
+/// The accepting side's last step: the peer has seen that both know the secret, and will not
+/// connect again.
 pub(crate) fn await_confirmation(stream: &mut impl Read) -> io::Result<()> {
     let mut confirmation = [0];
     stream.read_exact(&mut confirmation)?;

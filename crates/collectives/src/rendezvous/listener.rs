@@ -61,8 +61,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// `accept` polls for a connection without blocking. Connections whose peer knows the secret are
-    /// sent to `accepted`, each with its hello.
+    /// `accept` polls for a connection without blocking. Connections whose peer knows the secret
+    /// are sent to `accepted`, each with its hello.
     pub fn start<S: HandshakeStream>(
         accept: impl Fn() -> io::Result<Option<S>> + Send + 'static,
         secret: Vec<u8>,
@@ -83,8 +83,8 @@ impl Listener {
                 let handshake = move || {
                     let mut limited = DeadlineStream::new(&mut stream, HANDSHAKE_LIMIT);
                     let hello = handshake::accept(&mut limited, &secret);
-                    // From here on the handshake cannot be dropped: a peer that knows the secret may
-                    // rely on the connection.
+                    // From here on the handshake cannot be dropped: a peer that knows the secret
+                    // may rely on the connection.
                     if handshakes.end(number)
                         && let Ok(hello) = hello
                         && handshake::await_confirmation(&mut limited).is_ok()

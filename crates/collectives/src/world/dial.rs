@@ -28,7 +28,8 @@ pub(super) struct ConnectionRequest {
     pub purpose: Purpose,
 }
 
-/// Tries each of a rank's addresses, repeatedly as long as packets to one of them may have been lost.
+/// Tries each of a rank's addresses, repeatedly as long as packets to one of them may have been
+/// lost.
 pub(super) fn dial(
     config: &Config,
     endpoint: &Endpoint,

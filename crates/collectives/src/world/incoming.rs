@@ -14,14 +14,14 @@ use crate::rendezvous::Listener;
 use crate::{Config, InitError};
 
 /// Both listeners of this rank, and the connections that they have accepted, in any order.
-pub(super) struct Incoming {
+pub(super) struct IncomingConnections {
     tcp: Receiver<(TcpStream, Vec<u8>)>,
     local: Receiver<(UnixStream, Vec<u8>)>,
     _tcp_listener: Listener,
     _local_listener: Listener,
 }
 
-impl Incoming {
+impl IncomingConnections {
     pub fn listen(config: &Config, bound: BoundEndpoint) -> Result<Self, InitError> {
         let (tcp_sender, tcp) = mpsc::channel();
         let (local_sender, local) = mpsc::channel();

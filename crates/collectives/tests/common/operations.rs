@@ -50,7 +50,8 @@ fn polled(mut pending: Pending<'_>) {
     }
 }
 
-/// Calls every operation on about `length` elements, with parts of different lengths where possible.
+/// Calls every operation on about `length` elements, with parts of different lengths where
+/// possible.
 pub fn check_all(group: &mut Group, length: usize) {
     let parts = Parts::new(group.rank(), group.size(), length);
     check_all_reduces(group, length);

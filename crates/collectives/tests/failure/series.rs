@@ -56,8 +56,8 @@ pub fn tests() -> Vec<Test> {
 
 pub fn series(fault: Fault, transport: &str) {
     let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
-    // 50 with `./test --long`. On the emulated machine of tools/rdma-vm a run takes 5 s, and the fixed
-    // cases cover every mode.
+    // 50 with `./test --long`. On the emulated machine of tools/rdma-vm a run takes 5 s, and the
+    // fixed cases cover every mode.
     let short = if transport.starts_with("rdma") { 1 } else { 3 };
     let runs = number("THUNDER_FAILURE_RUNS", thunder_testing::runs(short, 50) as u64);
     // A seed per transport, so that short series do not repeat one case.

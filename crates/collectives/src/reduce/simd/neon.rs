@@ -5,11 +5,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Simd, Sum, sum_with};
+use super::{Simd, SumFn, sum_with};
 
 /// The loops that this processor can run.
-pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
-    std::iter::once(("NEON", sum_with::<Neon> as Sum))
+pub(super) fn available() -> impl Iterator<Item = (&'static str, SumFn)> {
+    std::iter::once(("NEON", sum_with::<Neon> as SumFn))
 }
 
 struct Neon;

@@ -4,15 +4,15 @@
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::*;
 
-use super::{Simd, Sum, sum_with};
+use super::{Simd, SumFn, sum_with};
 use crate::DType;
 
 /// The loops that this processor can run, fastest first.
-pub(super) fn available() -> impl Iterator<Item = (&'static str, Sum)> {
+pub(super) fn available() -> impl Iterator<Item = (&'static str, SumFn)> {
     let has_avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
     let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-    let avx512 = has_avx512.then_some(("AVX-512", avx512 as Sum));
-    avx512.into_iter().chain(has_avx2.then_some(("AVX2", avx2 as Sum)))
+    let avx512 = has_avx512.then_some(("AVX-512", avx512 as SumFn));
+    avx512.into_iter().chain(has_avx2.then_some(("AVX2", avx2 as SumFn)))
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
