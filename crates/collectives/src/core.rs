@@ -68,7 +68,7 @@ pub(crate) struct Core {
     busy: bool,
     /// When the operation under way began, or when a wait in it first read the clock.
     started: Option<Instant>,
-    turns: u32,
+    rounds: u32,
     waiting_since: Option<Instant>,
     /// When the links were last checked; `None` if no link needs checks.
     last_link_check: Option<Instant>,
@@ -126,7 +126,7 @@ impl Core {
             cooperative: Arc::default(),
             busy: false,
             started: None,
-            turns: 0,
+            rounds: 0,
             waiting_since: None,
             last_link_check,
             saw_departure: false,

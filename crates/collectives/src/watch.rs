@@ -32,6 +32,7 @@ const HEARTBEATS: u32 = 6;
 /// How long the kernel waits for an acknowledgement before it sends again. Only then does its own
 /// time limit start.
 const FIRST_REPEAT: Duration = Duration::from_millis(200);
+
 /// The rank thread's side of the watch. Dropping it says goodbye to the other ranks and waits until
 /// their watches have read it.
 pub(crate) struct Watch {

@@ -11,7 +11,7 @@ use crate::watch::Watch;
 use crate::{CommError, platform};
 
 /// A wait reads the clock only after this many rounds.
-const TURNS_BEFORE_CLOCK: u32 = 64;
+const ROUNDS_BEFORE_CLOCK: u32 = 64;
 /// A wait spins without yielding for this long. Afterwards it yields the core each round, as the
 /// rank that it waits for may need this core.
 const PURE_SPIN: Duration = Duration::from_micros(10);
@@ -36,8 +36,8 @@ impl Core {
             yield_once().await;
             return Ok(());
         }
-        self.turns += 1;
-        if self.turns < TURNS_BEFORE_CLOCK && !self.wait_policy.oversubscribed {
+        self.rounds += 1;
+        if self.rounds < ROUNDS_BEFORE_CLOCK && !self.wait_policy.oversubscribed {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -57,13 +57,13 @@ impl Core {
     }
 
     pub(super) fn note_progress(&mut self) {
-        if self.turns > 0 {
+        if self.rounds > 0 {
             // A wait that ends only after the core was yielded means that the peer needs this core.
             let change = if self.yielded { 1 } else { -1 };
             self.shared_core = (self.shared_core + change).clamp(0, SHARED_CORE_LIMIT);
             self.yielded = false;
         }
-        self.turns = 0;
+        self.rounds = 0;
         self.waiting_since = None;
         self.saw_departure = false;
         self.saw_divergence = false;
