@@ -443,7 +443,7 @@ fn start_gathers<T: Sample>(group: &mut Group, count: usize) -> Result<(), CommE
     gathered = alone.clone();
     polled(group.start_gather_in_place(root, &mut gathered, &counts)?)?;
     assert_eq!(&gathered, expected, "gather_in_place");
-    part = empty(counts[rank]);
+    let mut part = empty(counts[rank]);
     polled(group.start_scatter(root, on_root(&everything[..]), &mut part, &counts)?)?;
     assert_eq!(part, own, "scatter");
     let mut scattered = if rank == root { everything.clone() } else { empty(total) };
