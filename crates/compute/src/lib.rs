@@ -15,6 +15,7 @@
 //!     encoding: Encoding::Float(Float::F32),
 //!     weight: Strided { bytes: &weights, stride: 8, row_bytes: 8 },
 //!     scales: None,
+//!     offsets: None,
 //!     bias: None,
 //!     pages: None,
 //! };
@@ -44,5 +45,5 @@ pub use backend::{
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
-pub use source::{Encoding, FilePages, Float, MatrixSource, Strided};
+pub use source::{Encoding, FilePages, Float, GroupReader, GroupScale, MatrixSource, PackedFormat, Strided};
 pub use step::{Step, StepSequence};

@@ -13,7 +13,7 @@ use thunder_collectives::{Group, Op, Stats};
 use crate::backend::{
     AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Largest, LatentSpec, Norm, Rope,
 };
-use crate::source::{Encoding, MatrixSource};
+use crate::source::MatrixSource;
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
 /// A backend without kernels.
@@ -87,26 +87,7 @@ pub fn dequantize(source: &MatrixSource<'_>) -> Vec<Vec<f32>> {
 
 fn dequantize_row(source: &MatrixSource<'_>, row: usize) -> Vec<f32> {
     let mut values = vec![0.0; source.cols];
-    match source.encoding {
-        Encoding::Float(float) => float.decode(source.weight.row(row), &mut values),
-        Encoding::Affine { bits, group, scales: float } => {
-            let Some((scales, biases)) = &source.scales else { unreachable!("affine sources carry scales") };
-            let groups = source.cols / group;
-            let (mut scale, mut bias) = (vec![0.0; groups], vec![0.0; groups]);
-            float.decode(scales.row(row), &mut scale);
-            float.decode(biases.row(row), &mut bias);
-            let bytes = source.weight.row(row);
-            for (col, value) in values.iter_mut().enumerate() {
-                let level: u32 = (0..bits)
-                    .map(|bit| {
-                        let at = col * bits as usize + bit as usize;
-                        u32::from(bytes[at / 8] >> (at % 8) & 1) << bit
-                    })
-                    .sum();
-                *value = level as f32 * scale[col / group] + bias[col / group];
-            }
-        }
-    }
+    source.dequantize_row(row, &mut values);
     values
 }
 

@@ -1,4 +1,4 @@
-//! A model folder as a whole: configuration, tokenizer, template and weights.
+//! A model folder: configuration, tokenizer, chat template and weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{HuggingFace, Quantization, WeightSource};
 
-/// What is needed to compute a model. Opening it reads headers only.
+/// A model folder, opened. Opening reads configuration files and weight headers only.
 #[derive(Debug)]
 pub struct ModelFolder {
-    /// Where it is.
+    /// The folder.
     pub path: PathBuf,
     /// The architecture.
     pub spec: ModelSpec,
@@ -25,21 +25,21 @@ pub struct ModelFolder {
     pub generation: GenerationConfig,
 }
 
-/// generation_config.json: how the model's makers sample it.
+/// generation_config.json: the sampling that the model's authors recommend.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct GenerationConfig {
-    /// Whether to sample at all.
+    /// False: greedy decoding.
     pub do_sample: Option<bool>,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: Option<f32>,
-    /// Nucleus.
+    /// Nucleus sampling: probability mass of the candidates.
     pub top_p: Option<f32>,
-    /// Candidates; 0 and -1 stand for all.
+    /// Number of candidates; 0 and -1 mean all.
     pub top_k: Option<i64>,
-    /// Least share of the likeliest.
+    /// Smallest probability of a candidate, relative to the likeliest.
     pub min_p: Option<f32>,
-    /// Penalty on tokens seen.
+    /// Penalty on tokens that have occurred.
     pub repetition_penalty: Option<f32>,
     #[serde(rename = "eos_token_id")]
     eos: Option<TokenIds>,

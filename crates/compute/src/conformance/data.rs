@@ -21,6 +21,10 @@ impl Random {
         self.bits() as f32 / (1u64 << 30) as f32 - 1.0
     }
 
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.bits() as u8).collect()
+    }
+
     pub fn numbers(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.number()).collect()
     }
@@ -33,8 +37,10 @@ pub(super) struct Stored {
     pub cols: usize,
     pub encoding: Encoding,
     weight: Vec<u8>,
+    /// Empty if the encoding has none apart from the weights.
     scales: Vec<u8>,
-    biases: Vec<u8>,
+    /// Empty if the encoding has none apart from the weights.
+    offsets: Vec<u8>,
     bias: Option<Vec<f32>>,
 }
 
@@ -52,7 +58,7 @@ impl Stored {
     /// do.
     pub fn random([rows, cols]: [usize; 2], encoding: Encoding, bias: bool, random: &mut Random) -> Self {
         let bias = bias.then(|| random.numbers(rows));
-        let mut stored = Self { rows, cols, encoding, weight: vec![], scales: vec![], biases: vec![], bias };
+        let mut stored = Self { rows, cols, encoding, weight: vec![], scales: vec![], offsets: vec![], bias };
         match encoding {
             Encoding::Float(float) => stored.weight = encode(float, &random.numbers(rows * cols)),
             Encoding::Affine { bits, group, scales: float } => {
@@ -60,9 +66,20 @@ impl Stored {
                     random.numbers(rows * cols / group).iter().map(|x| 0.1 + 0.02 * x).collect();
                 let middle = (1 << (bits - 1)) as f32;
                 stored.scales = encode(float, &scales);
-                stored.biases =
+                stored.offsets =
                     encode(float, &scales.iter().map(|scale| -middle * scale).collect::<Vec<_>>());
-                stored.weight = (0..rows * cols * bits as usize / 8).map(|_| random.bits() as u8).collect();
+                stored.weight = random.bytes(rows * cols * bits as usize / 8);
+            }
+            Encoding::Mxfp4 => {
+                stored.weight = random.bytes(rows * cols / 2);
+                // Scales of 2^-5 to 2^-2.
+                stored.scales = random.bytes(rows * cols / 32).iter().map(|byte| 122 + byte % 4).collect();
+            }
+            Encoding::Q4_0 => {
+                for _ in 0..rows * cols / 32 {
+                    stored.weight.extend(encode(Float::F16, &[0.1 + 0.02 * random.number()]));
+                    stored.weight.extend(random.bytes(16));
+                }
             }
         }
         stored
@@ -73,13 +90,16 @@ impl Stored {
             let row_bytes = bytes.len() / rows;
             Strided { bytes, stride: row_bytes, row_bytes }
         }
-        let quantized = matches!(self.encoding, Encoding::Affine { .. });
+        fn apart(bytes: &[u8], rows: usize) -> Option<Strided<'_>> {
+            (!bytes.is_empty()).then(|| view(bytes, rows))
+        }
         MatrixSource {
             rows: self.rows,
             cols: self.cols,
             encoding: self.encoding,
             weight: view(&self.weight, self.rows),
-            scales: quantized.then(|| (view(&self.scales, self.rows), view(&self.biases, self.rows))),
+            scales: apart(&self.scales, self.rows),
+            offsets: apart(&self.offsets, self.rows),
             bias: self.bias.clone(),
             pages: None,
         }

@@ -16,6 +16,7 @@ fn encodings() -> Vec<Encoding> {
             all.push(Encoding::Affine { bits, group, scales });
         }
     }
+    all.extend([Encoding::Mxfp4, Encoding::Q4_0]);
     all
 }
 

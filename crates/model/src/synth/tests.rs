@@ -12,7 +12,7 @@ fn tiny() -> Shape {
     Shape::named("qwen3-tiny").expect("it is listed")
 }
 
-/// A written folder, and what keeps it.
+/// A written folder. It is deleted with the first value.
 fn written(shape: &Shape, quantization: Quantization, shard_bytes: u64) -> (TempDir, PathBuf) {
     let temporary = tempfile::tempdir().expect("a folder");
     let folder = temporary.path().join("model");
@@ -27,7 +27,7 @@ fn written(shape: &Shape, quantization: Quantization, shard_bytes: u64) -> (Temp
     (temporary, folder)
 }
 
-/// Opens it and compares the sums of what the ranks take with what its weights must take.
+/// Writes and opens a folder; the ranks' weight bytes must add up to the bytes of its weights.
 fn check(shape: &Shape, quantization: Quantization, shard_bytes: u64, files: usize) {
     let (_temporary, path) = written(shape, quantization, shard_bytes);
     let weight_files = fs::read_dir(&path)
@@ -64,13 +64,13 @@ fn every_format_opens_and_has_the_right_size() {
 
 #[test]
 fn files_are_cut_at_the_limit() {
-    // The embedding alone is larger than the limit.
+    // The embedding alone exceeds the limit.
     check(&tiny(), Some((4, 64)), 100_000, 10);
     check(&Shape { tied: true, ..tiny() }, None, 1_000_000, 3);
 }
 
 #[test]
-fn every_family_has_the_tensors_that_its_loader_wants() {
+fn every_family_has_the_tensors_that_loading_asks_for() {
     for (model_type, stretch) in [
         ("llama", Stretch::Llama3 { factor: 8.0 }),
         ("mistral", Stretch::None),
@@ -94,7 +94,7 @@ fn every_shape_can_be_laid_out_in_every_common_format() {
 }
 
 #[test]
-fn shapes_have_their_makers_parameter_counts() {
+fn shapes_have_the_published_parameter_counts() {
     let counts = [
         ("llama-1b", 1_235_814_400),
         ("llama-3b", 3_212_749_824),
@@ -118,7 +118,7 @@ fn shapes_have_their_makers_parameter_counts() {
 }
 
 #[test]
-fn the_tokenizer_takes_any_text_and_names_every_id() {
+fn the_tokenizer_encodes_any_text_and_decodes_every_id() {
     let (_temporary, path) = written(&tiny(), Some((4, 64)), SHARD_BYTES);
     let folder = ModelFolder::open(&path).expect("it opens");
     let tokenizer = folder.tokenizer().expect("a tokenizer");
@@ -145,9 +145,10 @@ fn embedding(folder: &ModelFolder, quantization: Quantization) -> Vec<f64> {
         pairs.iter().map(|&pair| half::bf16::from_le_bytes(pair).to_f64()).collect()
     };
     let Some((bits, group)) = quantization else { return bf16_values(table.weight) };
-    let [scales, biases] = table.scales.expect("scales").map(bf16_values);
+    let [scales, biases] =
+        [table.scales, table.offsets].map(|numbers| bf16_values(numbers.expect("numbers")));
     let packed = table.weight;
-    // All rows are whole words, so the tensor is one stream of bits.
+    // Rows are whole words, so the tensor is one stream of bits.
     let bit = |at: usize| u32::from(packed[at / 8] >> (at % 8) & 1);
     let bits = bits as usize;
     (0..scales.len() * group)
@@ -159,7 +160,7 @@ fn embedding(folder: &ModelFolder, quantization: Quantization) -> Vec<f64> {
 }
 
 #[test]
-fn weights_are_of_the_deviation_that_keeps_activations_small() {
+fn weights_have_the_deviation_that_keeps_activations_small() {
     for quantization in [None, Some((2, 32)), Some((3, 64)), Some((4, 64)), Some((8, 128))] {
         let (_temporary, path) = written(&tiny(), quantization, SHARD_BYTES);
         let folder = ModelFolder::open(&path).expect("it opens");
@@ -170,7 +171,7 @@ fn weights_are_of_the_deviation_that_keeps_activations_small() {
         }
         let count = 4096.0 * 128.0;
         let deviation = (squares / count).sqrt() * 128f64.sqrt();
-        // The scales, of 3/4 to 5/4, add about 1 %.
+        // Scales between 3/4 and 5/4 add about 1 %.
         assert!((deviation - 0.8).abs() < 0.02, "{quantization:?}: {deviation}");
         assert!((sum / count).abs() < 0.001, "{quantization:?}: mean {}", sum / count);
     }
@@ -214,7 +215,7 @@ fn a_folder_in_use_is_left_alone() {
 }
 
 #[test]
-fn a_disk_that_is_too_small_is_named_with_the_sums() {
+fn a_disk_that_is_too_small_is_named_with_the_sizes() {
     let temporary = tempfile::tempdir().expect("a folder");
     let layout = Layout::new(&Shape::named("devstral-123b").expect("listed"), Some((4, 64)), 0, SHARD_BYTES);
     let folder = temporary.path().join("new/folder");
@@ -226,7 +227,7 @@ fn a_disk_that_is_too_small_is_named_with_the_sums() {
 }
 
 #[test]
-fn formats_that_do_not_exist_are_refused() {
+fn impossible_formats_are_refused() {
     let refusal = |shape: &Shape, quantization| {
         Layout::new(shape, quantization, 0, SHARD_BYTES).err().expect("refused").to_string()
     };
@@ -243,7 +244,7 @@ fn a_disk_that_fails_leaves_nothing_behind() {
     let temporary = tempfile::tempdir().expect("a folder");
     let folder = temporary.path().join("model");
     let layout = Layout::new(&tiny(), Some((4, 64)), 0, SHARD_BYTES).expect("a layout");
-    // A folder of the name of a file to come makes its writing fail.
+    // A folder with the name of a later file makes writing fail.
     let trap = folder.join("tokenizer.json");
     let error = layout.write(&folder, &mut |_, _| {
         fs::create_dir_all(&trap).expect("created");

@@ -115,34 +115,40 @@ impl WeightSource for HuggingFace {
         let stack = stacked.then_some(role);
         let encoding = self.encoding(&path)?;
         let ([rows, cols], weight) = (shape, format!("{path}.weight"));
-        let (weight, scales) = match encoding {
-            Encoding::Float(_) => (self.part(&weight, stack, &shape, None)?, None),
-            Encoding::Affine { bits, group, scales } => {
-                if cols % group != 0 {
-                    return Err(ModelError::Shape {
-                        name: weight,
-                        actual: format!("quantized in groups of {group}"),
-                        expected: format!("{cols} columns, which are no whole number of groups"),
-                    });
-                }
-                let words = [rows, cols * bits as usize / 32];
-                let numbers = |end: &str| {
-                    let name = format!("{path}.{end}");
-                    let tensor = self.part(&name, stack, &[rows, cols / group], None)?;
-                    if float(&name, &tensor)? != scales {
-                        return Err(ModelError::Shape {
-                            name,
-                            actual: format!("{:?}", tensor.dtype),
-                            expected: format!("{scales:?}, as the scales are"),
-                        });
-                    }
-                    Ok(tensor.bytes)
-                };
-                let weight = self.part(&weight, stack, &words, Some(Dtype::U32))?;
-                (weight, Some([numbers("scales")?, numbers("biases")?]))
-            }
+        let plain = StoredMatrix {
+            rows,
+            cols,
+            encoding,
+            weight: &[],
+            scales: None,
+            offsets: None,
+            pages: Some(self),
         };
-        Ok(StoredMatrix { rows, cols, encoding, weight: weight.bytes, scales, pages: Some(self) })
+        let Encoding::Affine { bits, group, scales } = encoding else {
+            return Ok(StoredMatrix { weight: self.part(&weight, stack, &shape, None)?.bytes, ..plain });
+        };
+        if cols % group != 0 {
+            return Err(ModelError::Shape {
+                name: weight,
+                actual: format!("quantized in groups of {group}"),
+                expected: format!("{cols} columns, which are no whole number of groups"),
+            });
+        }
+        let words = [rows, cols * bits as usize / 32];
+        let weight = self.part(&weight, stack, &words, Some(Dtype::U32))?.bytes;
+        let numbers = |end: &str| {
+            let name = format!("{path}.{end}");
+            let tensor = self.part(&name, stack, &[rows, cols / group], None)?;
+            if float(&name, &tensor)? != scales {
+                return Err(ModelError::Shape {
+                    name,
+                    actual: format!("{:?}", tensor.dtype),
+                    expected: format!("{scales:?}, as the scales are"),
+                });
+            }
+            Ok(Some(tensor.bytes))
+        };
+        Ok(StoredMatrix { weight, scales: numbers("scales")?, offsets: numbers("biases")?, ..plain })
     }
 
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {

@@ -1,4 +1,4 @@
-//! The weight files of a folder: memory-mapped safetensors, found by tensor name, read where they lie.
+//! Memory-mapped safetensors files, by tensor name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,13 +14,14 @@ use thunder_compute::source::FilePages;
 
 use crate::error::ModelError;
 
-/// A fault maps more than the page it is for: as much as the kernel has cached in one piece around it, up to 2 MiB. Ranks
-/// that read windows of many tensors would keep the edges of all.
+/// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB. Ranks that read windows of
+/// many tensors would keep the edges of all of them, so releasing drops this much on both sides.
 const MAPPED_AROUND_BYTES: usize = 2 << 20;
 
-/// Tensors, and bytes of each, of which a fingerprint looks at the contents: enough to tell fine-tunes of one model apart,
-/// few enough that a rank does not read a model for it.
+/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model apart, without reading the
+/// model.
 const SAMPLED_TENSORS: usize = 64;
+/// Bytes that a fingerprint samples of a tensor.
 const SAMPLE_BYTES: usize = 256;
 
 /// All tensors of a model folder.
@@ -43,7 +44,7 @@ struct Entry {
     shape: Vec<usize>,
 }
 
-/// A tensor where it lies in its file.
+/// A tensor in its mapped file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tensor<'a> {
     /// Element type.
@@ -60,7 +61,7 @@ struct Index {
 }
 
 impl SafetensorsFiles {
-    /// Maps the files of a folder: those that model.safetensors.index.json names, or model.safetensors.
+    /// Maps the files of a folder: those in model.safetensors.index.json, or model.safetensors.
     ///
     /// # Errors
     /// When a file is missing, truncated or malformed.
@@ -97,8 +98,8 @@ impl SafetensorsFiles {
     fn map(&mut self, path: &Path) -> Result<(), ModelError> {
         let io = |error| ModelError::io(path, "weights (safetensors)", error);
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only; a file that is truncated by someone else while it is used ends the process, which
-        // is true of every program that maps its models.
+        // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it ends this process, as in
+        // every program that maps its models.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
@@ -131,17 +132,17 @@ impl SafetensorsFiles {
         Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
-    /// Whether a tensor exists.
+    /// True if a tensor exists.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Any tensor name that ends so, for hints and for finding a model's prefix.
+    /// The first tensor name with this ending, for hints and for finding a model's prefix.
     pub fn name_ending(&self, end: &str) -> Option<&str> {
         self.tensors.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
     }
 
-    /// What tells these weights from others: names, types, shapes and places of all tensors, and a sample of their contents.
+    /// A hash of names, types, shapes and places of all tensors, and of samples of their contents.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut entries: Vec<_> = self.tensors.iter().collect();
         entries.sort_unstable_by_key(|(name, _)| name.as_str());
@@ -166,7 +167,7 @@ impl SafetensorsFiles {
     }
 }
 
-/// The length that the header of a safetensors file describes.
+/// The file length that a safetensors header describes.
 fn described_bytes(file: &[u8]) -> Option<u64> {
     let (len, rest) = file.split_first_chunk::<8>()?;
     let len = u64::from_le_bytes(*len);
@@ -175,7 +176,7 @@ fn described_bytes(file: &[u8]) -> Option<u64> {
 }
 
 impl SafetensorsFiles {
-    /// The file that `bytes` lie in, and from where to where.
+    /// The file that holds `bytes`, and their range in it.
     fn place(&self, bytes: &[u8]) -> Option<(&Mmap, std::ops::Range<usize>)> {
         let start = bytes.as_ptr() as usize;
         self.files.iter().find_map(|Mapped { map }| {
@@ -186,25 +187,25 @@ impl SafetensorsFiles {
 }
 
 impl FilePages for SafetensorsFiles {
-    /// Maps the pages in one call: a fault for every few of them costs twice as much.
+    /// Maps the pages in one call. Faults for a few pages each take twice as long.
     fn need(&self, bytes: &[u8]) {
         #[cfg(target_os = "linux")]
         if let Some((map, range)) = self.place(bytes) {
-            // A system that does not know the advice (Linux before 5.14) maps the pages when they are read.
+            // Linux before 5.14 does not know this advice and maps the pages when they are read.
             drop(map.advise_range(Advice::PopulateRead, range.start, range.len()));
         }
         #[cfg(not(target_os = "linux"))]
         let _ = bytes;
     }
 
-    /// Drops the pages from this process; they stay in the system's cache, for other ranks.
+    /// Drops the pages from this process. They stay in the system's cache for other ranks.
     fn release(&self, bytes: &[u8]) {
         let Some((map, range)) = self.place(bytes) else { return };
         let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
         let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
-        // SAFETY: the map is a clean, read-only view of a file: dropped pages are read again when touched.
+        // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again when touched.
         let dropped = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
-        // Advice that is refused only leaves the pages to the system's own judgement.
+        // If the advice is refused, the system decides when to drop the pages.
         drop(dropped);
     }
 }

@@ -10,20 +10,22 @@ use thunder_compute::{Encoding, FilePages, MatrixSource, Strided};
 pub struct StoredMatrix<'a> {
     /// Output features.
     pub rows: usize,
-    /// Input features; a multiple of the format's column unit.
+    /// Input features; a multiple of the encoding's column unit.
     pub cols: usize,
     /// How the elements are stored.
     pub encoding: Encoding,
     /// The elements.
     pub weight: &'a [u8],
-    /// Scales and biases of the groups, for formats that store them apart.
-    pub scales: Option<[&'a [u8]; 2]>,
+    /// Scales of the groups, for encodings that store them apart.
+    pub scales: Option<&'a [u8]>,
+    /// Offsets of the groups, for encodings that store them apart.
+    pub offsets: Option<&'a [u8]>,
     /// Told which pages are read, if the bytes are a mapped file's.
     pub pages: Option<&'a dyn FilePages>,
 }
 
 impl<'a> StoredMatrix<'a> {
-    /// Bytes in the files, scales and biases included.
+    /// Bytes in the files, scales and offsets included.
     pub fn bytes(&self) -> u64 {
         self.encoding.bytes(self.rows, self.cols) as u64
     }
@@ -41,7 +43,8 @@ impl<'a> StoredMatrix<'a> {
             cols: cols.len(),
             encoding: self.encoding,
             weight: window(self.weight, &|cols| self.encoding.weight_bytes(cols)),
-            scales: self.scales.map(|[scales, biases]| (numbers(scales), numbers(biases))),
+            scales: self.scales.map(numbers),
+            offsets: self.offsets.map(numbers),
             bias: None,
             pages: self.pages,
         }

@@ -115,15 +115,15 @@ fn a_quantized_expert_has_its_own_scales() {
     let last = source.matrix(role(2), [8, 128]).expect("found");
     assert_eq!(last.encoding, Encoding::Affine { bits: 4, group: 64, scales: Float::F16 });
     assert_eq!(last.bytes(), 8 * (64 + 2 * 4));
-    let [first_scales, last_scales] = [first, last].map(|matrix| matrix.scales.expect("scales"));
-    for (first, last) in first_scales.iter().zip(last_scales) {
+    for (first, last) in [(first.scales, last.scales), (first.offsets, last.offsets)] {
+        let [first, last] = [first, last].map(|numbers| numbers.expect("numbers of the groups"));
         assert_eq!(last.as_ptr() as usize - first.as_ptr() as usize, 2 * 8 * 2 * 2);
     }
     // Columns 64..128 are the second half of each row and its second scale.
     let window = last.window(1..3, 64..128);
     assert_eq!(place(last.weight, window.weight.row(0)), 64 + 32..2 * 64);
-    let (scales, _) = window.scales.expect("scales");
-    assert_eq!(place(last_scales[0], scales.row(1)), 2 * 4 + 2..3 * 4);
+    let (all, own) = (last.scales.expect("scales"), window.scales.expect("scales"));
+    assert_eq!(place(all, own.row(1)), 2 * 4 + 2..3 * 4);
 }
 
 #[test]

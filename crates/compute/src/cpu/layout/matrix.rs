@@ -16,10 +16,10 @@
 //!
 //! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
 
-use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
-use crate::source::Encoding;
+use crate::source::PackedFormat;
 
 /// Columns of a block.
 pub(in crate::cpu) const BLOCK32: usize = 32;
@@ -33,7 +33,7 @@ pub(in crate::cpu) const STEPS: usize = 8;
 pub struct Matrix {
     pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) cols: usize,
-    pub(in crate::cpu) encoding: Encoding,
+    pub(in crate::cpu) format: PackedFormat,
     pub(in crate::cpu) panels: Region,
     /// The unit of each quantized row: its weights are integers times the unit. `[panels × 16]`;
     /// empty for floats.
@@ -69,9 +69,9 @@ impl Matrix {
 
     /// Bytes of one panel.
     pub(in crate::cpu) fn panel_bytes(&self) -> usize {
-        match self.encoding {
-            Encoding::Float(float) => LANES * self.cols * float.bytes(),
-            Encoding::Affine { bits, group, .. } => self.cols / group * record_bytes(bits, group),
+        match self.format {
+            PackedFormat::Float(float) => LANES * self.cols * float.bytes(),
+            PackedFormat::Affine { bits, group } => self.cols / group * record_bytes(bits, group),
         }
     }
 
@@ -84,15 +84,15 @@ impl Matrix {
     pub(in crate::cpu) fn row(&self, row: usize, out: &mut [f32]) {
         let panel = &self.panels[row / LANES * self.panel_bytes()..][..self.panel_bytes()];
         let lane = row % LANES;
-        match self.encoding {
-            Encoding::Float(float) => {
+        match self.format {
+            PackedFormat::Float(float) => {
                 let size = float.bytes();
                 for (col, x) in out.iter_mut().enumerate() {
                     float.decode(&panel[(col * LANES + lane) * size..][..size], std::slice::from_mut(x));
                 }
             }
-            Encoding::Affine { bits, group, .. } => {
-                let (fixed, unit) = (Fixed::of(bits), self.units[row]);
+            PackedFormat::Affine { bits, group } => {
+                let (fixed, unit) = (FixedPoint::of(bits), self.units[row]);
                 let records = panel.chunks_exact(record_bytes(bits, group));
                 for (record, out) in records.zip(out.chunks_exact_mut(group)) {
                     let (header, blocks) = record.split_at(HEADER_BYTES);

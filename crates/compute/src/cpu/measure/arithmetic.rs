@@ -12,7 +12,7 @@ use crate::cpu::product::quantize::Activations;
 use crate::cpu::product::{amx, bf16};
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::threads::pool::Pool;
-use crate::source::Encoding;
+use crate::source::PackedFormat;
 
 /// The arithmetic of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Arithmetic {
     pub fn of_product(
         isa: Isa,
         activations: Activations,
-        encoding: Encoding,
+        encoding: PackedFormat,
         (rows, prompts): (usize, bool),
     ) -> Self {
         match (Numerics { isa, activations, prompts }).format(encoding) {

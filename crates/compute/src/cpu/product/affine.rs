@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
-use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -262,7 +262,7 @@ impl<S: Simd> GroupScales<S> {
     #[inline(always)]
     pub unsafe fn of<const BITS: u32>(header: *const u8) -> Self {
         let header = header.cast::<i16>();
-        let bias_unit = (1u32 << Fixed::of(BITS).shift) as f32;
+        let bias_unit = (1u32 << FixedPoint::of(BITS).shift) as f32;
         Self {
             scales: S::load_i16(header),
             biases: S::mul(S::load_i16(header.add(LANES)), S::splat(bias_unit)),

@@ -11,7 +11,7 @@ use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
-use crate::source::{Encoding, Float};
+use crate::source::{Float, PackedFormat};
 
 /// Bytes of four columns of a panel.
 const FOUR: usize = 4 * LANES * size_of::<u16>();
@@ -29,7 +29,9 @@ pub(in crate::cpu) unsafe fn multiply(
     rows: Range<usize>,
     out: Output,
 ) {
-    let Encoding::Float(float) = w.encoding else { unreachable!("the caller takes other weights elsewhere") };
+    let PackedFormat::Float(float) = w.format else {
+        unreachable!("the caller takes other weights elsewhere")
+    };
     for panel in panels {
         let data = w.panels.as_ptr().add(panel * w.panel_bytes());
         for first in rows.clone().step_by(TILE_ROWS) {

@@ -12,7 +12,7 @@ use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
 use crate::cpu::product::affine::GroupScales;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
-use crate::source::Encoding;
+use crate::source::PackedFormat;
 
 /// A byte dot product with one of these selects one of four bytes.
 const UNITS: [[i8; 4]; 4] = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]];
@@ -45,7 +45,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     row: usize,
     out: Output,
 ) {
-    let Encoding::Affine { group, .. } = w.encoding else { unreachable!("chosen by the caller") };
+    let PackedFormat::Affine { group, .. } = w.format else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
     let mut acc = [S::splat(0.0); M];
     for _ in 0..w.cols / group {

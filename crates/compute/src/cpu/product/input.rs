@@ -81,7 +81,7 @@ impl<'a> Inputs<'a> {
         let row = |thread, row| unsafe { x.row(isa, row, cols, normed.at(thread * stride)) };
         let (mut has_floats, mut has_bf16, mut groups) = (norm.is_none(), given.is_some(), 0);
         for part in &w.parts {
-            match numerics.format(part.encoding) {
+            match numerics.format(part.format) {
                 ActivationFormat::F32 if !std::mem::replace(&mut has_floats, true) => {
                     let to = SendPtr(grown(floats, count * cols, 0.0).as_mut_ptr());
                     // SAFETY: each row is written by one thread.
@@ -117,7 +117,7 @@ impl<'a> Inputs<'a> {
 
     /// The rows in the format that a part needs.
     pub fn of(&self, part: &Matrix) -> Input<'a> {
-        match self.numerics.format(part.encoding) {
+        match self.numerics.format(part.format) {
             ActivationFormat::F32 => {
                 // SAFETY: the address of the first row.
                 let data = unsafe { self.floats.at(0) };

@@ -19,7 +19,7 @@ use crate::cpu::product::{affine, dequantized, floats};
 use crate::cpu::product::{amx, bf16, numerics::takes_tiles};
 use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::Simd;
-use crate::source::Encoding;
+use crate::source::PackedFormat;
 
 /// Bytes of activations that are multiplied with one panel after the other. They share the
 /// second-level cache with the weights, which are read again for the next rows.
@@ -115,7 +115,7 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     rows: Range<usize>,
     out: Output,
 ) {
-    if let (Encoding::Affine { bits, .. }, Input::Quantized(x)) = (w.encoding, x) {
+    if let (PackedFormat::Affine { bits, .. }, Input::Quantized(x)) = (w.format, x) {
         return affine::multiply::<S>(bits, w, panels, x, rows, out);
     }
     let Input::Floats { data: x, stride } = x else {
@@ -124,9 +124,9 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     for panel in panels {
         let data = w.panels.as_ptr().add(panel * w.panel_bytes());
         let rows = rows.clone();
-        match w.encoding {
-            Encoding::Float(float) => floats::panel::<S>(float, w, panel, data, x, stride, rows, out),
-            Encoding::Affine { bits, .. } => {
+        match w.format {
+            PackedFormat::Float(float) => floats::panel::<S>(float, w, panel, data, x, stride, rows, out),
+            PackedFormat::Affine { bits, .. } => {
                 of_bits!(bits, [dequantized::panel], [S], (w, panel, data, x, stride, rows, out));
             }
         }

@@ -6,7 +6,7 @@ use crate::cpu::layout::matrix::Linear;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::product::amx;
 use crate::cpu::product::quantize::Activations;
-use crate::source::{Encoding, Float};
+use crate::source::{Float, PackedFormat};
 
 /// The format in which activations enter a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,28 +30,28 @@ pub(in crate::cpu) struct Numerics {
 
 impl Numerics {
     /// The format of rows that are multiplied with weights of this encoding.
-    pub fn format(self, encoding: Encoding) -> ActivationFormat {
+    pub fn format(self, encoding: PackedFormat) -> ActivationFormat {
         let Self { isa, activations, prompts } = self;
         match (activations, encoding) {
             _ if prompts && activations.allows_bf16() && takes_bf16(isa, encoding) => ActivationFormat::Bf16,
-            (Activations::F32, _) | (_, Encoding::Float(_)) => ActivationFormat::F32,
-            (_, Encoding::Affine { group, .. }) => ActivationFormat::Quantized { group },
+            (Activations::F32, _) | (_, PackedFormat::Float(_)) => ActivationFormat::F32,
+            (_, PackedFormat::Affine { group, .. }) => ActivationFormat::Quantized { group },
         }
     }
 
     /// True if all parts of a matrix take these rows in bf16.
     pub fn bf16_only(self, w: &Linear) -> bool {
-        w.parts.iter().all(|part| self.format(part.encoding) == ActivationFormat::Bf16)
+        w.parts.iter().all(|part| self.format(part.format) == ActivationFormat::Bf16)
     }
 }
 
 /// True if prompts are multiplied with weights of this encoding in bf16. Without a matrix unit,
 /// bf16 is faster only where integers are impossible.
-fn takes_bf16(isa: Isa, encoding: Encoding) -> bool {
+fn takes_bf16(isa: Isa, encoding: PackedFormat) -> bool {
     match (isa, encoding) {
-        (_, Encoding::Float(Float::F32)) => false,
+        (_, PackedFormat::Float(Float::F32)) => false,
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, _) | (Isa::Avx512Bf16, Encoding::Float(_)) => true,
+        (Isa::Amx, _) | (Isa::Avx512Bf16, PackedFormat::Float(_)) => true,
         _ => false,
     }
 }

@@ -142,6 +142,7 @@ fn transposed<B: Backend>(
             encoding: Encoding::Float(Float::F32),
             weight: Strided { bytes: &bytes, stride: row_bytes, row_bytes },
             scales: None,
+            offsets: None,
             bias: None,
             pages: None,
         },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
-use thunder_compute::{Activations, Encoding, Float, Isa, memory};
+use thunder_compute::{Activations, Float, Isa, PackedFormat, memory};
 use thunder_engine::assembly::ThreadCounts;
 
 use super::ModelWork;
@@ -23,7 +23,7 @@ pub struct Peaks {
     reader: memory::Reader,
     isa: Isa,
     activations: Activations,
-    encoding: Encoding,
+    format: PackedFormat,
     threads: ThreadCounts,
 }
 
@@ -31,15 +31,15 @@ impl Peaks {
     /// Allocates what is read.
     pub fn new(activations: Activations, work: &ModelWork, threads: ThreadCounts) -> anyhow::Result<Self> {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-        let encoding = match work.is_quantized {
-            true => Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
-            false => Encoding::Float(Float::BF16),
+        let format = match work.is_quantized {
+            true => PackedFormat::Affine { bits: 4, group: 64 },
+            false => PackedFormat::Float(Float::BF16),
         };
         Ok(Self {
             reader: memory::Reader::new(threads.on_host, BANDWIDTH_BYTES, isa)?,
             isa,
             activations,
-            encoding,
+            format,
             threads,
         })
     }
@@ -47,7 +47,7 @@ impl Peaks {
     /// Bytes per second, and operations per second in products. `rows`: rows of a step, and whether
     /// they are a prompt's.
     pub fn measure(&mut self, rows: (usize, bool)) -> [f64; 2] {
-        let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.encoding, rows);
+        let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.format, rows);
         let operations = arithmetic::operations_per_s(self.isa, arithmetic, self.threads.on_host, PEAK_TIME);
         let hosts = self.threads.in_group as f64 / self.threads.on_host as f64;
         [hosts * self.reader.bytes_per_s(BANDWIDTH_TIME), hosts * operations]

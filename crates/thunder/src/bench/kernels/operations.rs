@@ -8,7 +8,7 @@ use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Encoding, Float,
-    Isa, KvFormat, LinearInput, MatrixSource, Rope, Step, Strided,
+    Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, Step, Strided,
 };
 
 /// Most rows of a step.
@@ -26,7 +26,7 @@ const FEW_OUTPUTS: usize = 16;
 /// Few inputs: a product is small compared with a model's.
 const FEW_INPUTS: usize = 64;
 
-const SMALL: Encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
+const SMALL: PackedFormat = PackedFormat::Affine { bits: 4, group: 64 };
 
 /// Heads of an 8B model.
 const HEAD_DIM: usize = 128;
@@ -44,7 +44,7 @@ const LAYERS: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A product with weights.
-    Linear(Encoding),
+    Linear(PackedFormat),
     /// Attention over a KV cache of this format.
     Attention(KvFormat),
     /// A norm fused into a product with few outputs.
@@ -56,12 +56,12 @@ pub enum Operation {
 impl Operation {
     /// All operations, the most important first.
     pub fn all() -> Vec<Self> {
-        let affine = |bits, group| Encoding::Affine { bits, group, scales: Float::F16 };
+        let affine = |bits, group| PackedFormat::Affine { bits, group };
         let mut all = Vec::new();
         for bits in [4, 8, 2, 3, 5, 6] {
             all.extend([64, 32, 128].map(|group| Self::Linear(affine(bits, group))));
         }
-        all.extend([Float::BF16, Float::F16].map(|float| Self::Linear(Encoding::Float(float))));
+        all.extend([Float::BF16, Float::F16].map(|float| Self::Linear(PackedFormat::Float(float))));
         all.extend([KvFormat::F16, KvFormat::Int8].map(Self::Attention));
         all.extend([Self::Norm, Self::Swiglu]);
         all
@@ -72,7 +72,7 @@ impl FromStr for Operation {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let float = |float| Ok(Self::Linear(Encoding::Float(float)));
+        let float = |float| Ok(Self::Linear(PackedFormat::Float(float)));
         match text {
             "attention" => Ok(Self::Attention(KvFormat::F16)),
             "attention-int8" => Ok(Self::Attention(KvFormat::Int8)),
@@ -93,10 +93,10 @@ impl FromStr for Operation {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Linear(Encoding::Affine { bits, group, .. }) => write!(f, "{bits}/{group}"),
-            Self::Linear(Encoding::Float(Float::BF16)) => f.write_str("bf16"),
-            Self::Linear(Encoding::Float(Float::F16)) => f.write_str("f16"),
-            Self::Linear(Encoding::Float(Float::F32)) => f.write_str("f32"),
+            Self::Linear(PackedFormat::Affine { bits, group }) => write!(f, "{bits}/{group}"),
+            Self::Linear(PackedFormat::Float(Float::BF16)) => f.write_str("bf16"),
+            Self::Linear(PackedFormat::Float(Float::F16)) => f.write_str("f16"),
+            Self::Linear(PackedFormat::Float(Float::F32)) => f.write_str("f32"),
             Self::Attention(KvFormat::F16) => f.write_str("attention"),
             Self::Attention(KvFormat::Int8) => f.write_str("attention-int8"),
             Self::Norm => f.write_str("norm"),
@@ -125,7 +125,7 @@ type Attention = AttentionSpec<<CpuBackend as Backend>::Vector>;
 pub enum Subject {
     /// Uses the matrices in turn.
     Linear {
-        encoding: Encoding,
+        format: PackedFormat,
         matrices: Vec<Matrix>,
         next: usize,
         x: Buffer,
@@ -163,12 +163,12 @@ impl Subject {
     /// Allocates and fills the operands.
     pub fn new(operation: Operation, backend: &mut CpuBackend) -> Result<Self, ComputeError> {
         Ok(match operation {
-            Operation::Linear(encoding) => Self::Linear {
-                encoding,
+            Operation::Linear(format) => Self::Linear {
+                format,
                 matrices: matrices(
-                    (WEIGHT_BYTES.div_ceil(encoding.bytes(OUTPUTS, INPUTS)), 1),
+                    (WEIGHT_BYTES.div_ceil(stored(format).bytes(OUTPUTS, INPUTS)), 1),
                     [OUTPUTS, INPUTS],
-                    encoding,
+                    format,
                     backend,
                 )?,
                 next: 0,
@@ -219,11 +219,10 @@ impl Subject {
         (0..sequences_of(rows)).for_each(|sequence| push(&mut step, sequence, 0, of_each));
         backend.begin(&step, &[])?;
         let (bytes, operations, arithmetic) = match self {
-            Self::Linear { encoding, x, .. } => {
+            Self::Linear { format, x, .. } => {
                 backend.write(&numbers(rows * INPUTS), x)?;
-                let arithmetic =
-                    Arithmetic::of_product(isa, activations, *encoding, (rows, rows > SEQUENCES));
-                (encoding.bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
+                let arithmetic = Arithmetic::of_product(isa, activations, *format, (rows, rows > SEQUENCES));
+                (stored(*format).bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
             }
             Self::Attention(sequences) => {
                 backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv)?;
@@ -303,15 +302,23 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// The encoding in a file that packs to this format.
+fn stored(format: PackedFormat) -> Encoding {
+    match format {
+        PackedFormat::Float(float) => Encoding::Float(float),
+        PackedFormat::Affine { bits, group } => Encoding::Affine { bits, group, scales: Float::F16 },
+    }
+}
+
 /// `count` matrices of `parts` parts each, all with the same weights.
 fn matrices(
     (count, parts): (usize, usize),
     [rows, cols]: [usize; 2],
-    encoding: Encoding,
+    format: PackedFormat,
     backend: &mut CpuBackend,
 ) -> Result<Vec<Matrix>, ComputeError> {
-    let (weight, numbers_of_groups) = match encoding {
-        Encoding::Float(float) => {
+    let (weight, numbers_of_groups) = match format {
+        PackedFormat::Float(float) => {
             let bytes = |x: f32| match float {
                 Float::F32 => x.to_le_bytes().to_vec(),
                 Float::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
@@ -319,7 +326,7 @@ fn matrices(
             };
             (numbers(rows * cols).into_iter().flat_map(bytes).collect(), Vec::new())
         }
-        Encoding::Affine { bits, group, .. } => {
+        PackedFormat::Affine { bits, group } => {
             let levels = numbers(rows * cols * bits as usize / 8);
             let levels: Vec<u8> = levels.iter().map(|x| (x * 128.0) as i8 as u8).collect();
             (levels, f16::from_f32(0.01).to_le_bytes().repeat(rows * cols / group))
@@ -330,13 +337,14 @@ fn matrices(
         Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows }
     };
     let weight: Vec<u8> = weight;
+    let quantized = matches!(format, PackedFormat::Affine { .. });
     let source = MatrixSource {
         rows,
         cols,
-        encoding,
+        encoding: stored(format),
         weight: view(&weight),
-        scales: matches!(encoding, Encoding::Affine { .. })
-            .then(|| (view(&numbers_of_groups), view(&numbers_of_groups))),
+        scales: quantized.then(|| view(&numbers_of_groups)),
+        offsets: quantized.then(|| view(&numbers_of_groups)),
         bias: None,
         pages: None,
     };

@@ -21,7 +21,7 @@ use crate::cpu::product::affine::{GroupScales, ahead, ahead_of_pair, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{LINE_COLUMNS, QuantRows, STRIP_ROWS};
 use crate::cpu::simd::{LANES, avx512::Avx512};
-use crate::source::Encoding;
+use crate::source::PackedFormat;
 
 /// True if tiles are faster than byte dot products.
 ///
@@ -59,7 +59,7 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut ExactScratch,
 ) {
-    let Encoding::Affine { bits, .. } = w.encoding else {
+    let PackedFormat::Affine { bits, .. } = w.format else {
         unreachable!("quantized rows are multiplied with quantized weights")
     };
     let lines = x.planes * x.strip_rows;

@@ -108,7 +108,7 @@ unsafe fn sum(sums: &TileSums, row: usize, side: usize) -> __m512 {
 /// The units of a panel's sums.
 #[inline(always)]
 unsafe fn units((w, panel): Panel<'_>) -> __m512 {
-    let unit = _mm512_set1_ps(unpack::unit(w.encoding));
+    let unit = _mm512_set1_ps(unpack::unit(w.format));
     if w.units.is_empty() {
         return unit;
     }

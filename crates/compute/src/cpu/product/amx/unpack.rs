@@ -14,12 +14,12 @@ use super::tiles::{Tile, WeightTiles};
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::bf16_rows::TILE_COLUMNS;
 use crate::cpu::layout::block32::unpack_block32;
-use crate::cpu::layout::fixed_point::{Fixed, HEADER_BYTES};
+use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
 use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::product::bf16::four_columns;
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
-use crate::source::{Encoding, Float};
+use crate::source::{Float, PackedFormat};
 
 /// A matrix and the index of one of its panels.
 pub(super) type Panel<'a> = (&'a Matrix, usize);
@@ -29,10 +29,10 @@ pub(super) type Panel<'a> = (&'a Matrix, usize);
 const UNPACKED_SCALE: f32 = 1.0 / 65536.0;
 
 /// The factor of a product's sums, in addition to the weights' units.
-pub(super) fn unit(encoding: Encoding) -> f32 {
+pub(super) fn unit(encoding: PackedFormat) -> f32 {
     match encoding {
-        Encoding::Affine { bits, .. } => (1u32 << Fixed::of(bits).shift) as f32 / UNPACKED_SCALE,
-        Encoding::Float(_) => 1.0,
+        PackedFormat::Affine { bits, .. } => (1u32 << FixedPoint::of(bits).shift) as f32 / UNPACKED_SCALE,
+        PackedFormat::Float(_) => 1.0,
     }
 }
 
@@ -44,12 +44,12 @@ fn columns_of(w: &Matrix, depth: &Range<usize>) -> Range<usize> {
 /// The packed bytes of these column tiles of a panel.
 pub(super) fn packed<'a>((w, panel): Panel<'a>, depth: &Range<usize>) -> &'a [u8] {
     let columns = columns_of(w, depth);
-    let bytes = match w.encoding {
-        Encoding::Affine { bits, group, .. } => {
+    let bytes = match w.format {
+        PackedFormat::Affine { bits, group } => {
             let record = record_bytes(bits, group);
             columns.start / group * record..columns.end.div_ceil(group) * record
         }
-        Encoding::Float(float) => {
+        PackedFormat::Float(float) => {
             let column = LANES * float.bytes();
             columns.start * column..columns.end * column
         }
@@ -78,11 +78,11 @@ pub(super) unsafe fn chunk(
         out[depth.len() - 1][side].0.as_flattened_mut().fill(0);
     }
     let out = out.as_mut_ptr().cast::<Tile>().add(side).cast();
-    match w.encoding {
-        Encoding::Affine { bits, group, .. } => {
+    match w.format {
+        PackedFormat::Affine { bits, group } => {
             of_bits!(bits, [affine], [], (group, panel, columns, in_order, out))
         }
-        Encoding::Float(float) => floats(float, panel, columns, out),
+        PackedFormat::Float(float) => floats(float, panel, columns, out),
     }
 }
 
@@ -135,7 +135,7 @@ impl Affine {
     unsafe fn load<const BITS: u32>(header: *const i16) -> Self {
         const { assert!(HEADER_BYTES == 2 * LANES * size_of::<i16>()) };
         // Biases are stored in multiples of `1 / unit` already.
-        let unit = 1.0 / (1u32 << Fixed::of(BITS).shift) as f32;
+        let unit = 1.0 / (1u32 << FixedPoint::of(BITS).shift) as f32;
         Self { scale: twice(header, unit), bias: twice(header.add(LANES), 1.0) }
     }
 
