@@ -1,7 +1,7 @@
-//! Messages to a prompt, by the Jinja template that a model folder carries.
+//! Chat templates: from messages to a prompt, by the Jinja template of a model folder.
 //!
-//! Renders as Hugging Face's `apply_chat_template` does. What a template prints of values that are not strings
-//! is Python's form of them (`True`, `None`, `{'a': 1}`).
+//! Output equals that of Hugging Face's `apply_chat_template`. Values that are not strings print in Python's form (`True`,
+//! `None`, `{'a': 1}`).
 
 mod environment;
 mod python;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and the like, by their names in tokenizer_config.json.
+    /// Special tokens (`bos_token`, `eos_token`, …) by their names in tokenizer_config.json.
     tokens: Map<String, Value>,
 }
 
@@ -25,28 +25,27 @@ pub enum ChatError {
     /// The template or its file is malformed.
     #[error("chat template of {path}: {reason}")]
     Load {
-        /// Where it came from.
+        /// The file.
         path: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The template refused these messages (`raise_exception`) or failed on them.
+    /// The template refused the messages (`raise_exception`) or failed.
     #[error("the chat template refused the messages: {0}")]
     Render(String),
 }
 
-/// The names of the templates in the environment: the usual one, and the one that some folders have for requests with
-/// tools.
+/// Name of the usual template.
 const DEFAULT: &str = "default";
+/// Name of the template for requests with tools, which some folders have.
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
-    /// The template of a folder: chat_template.jinja, chat_template.json, or tokenizer_config.json's `chat_template`
-    /// (a string, or a list of named ones of which `default` is taken, and `tool_use` for requests with tools). `None`
-    /// if the folder has none.
+    /// Loads a folder's template: chat_template.jinja, chat_template.json, or `chat_template` in tokenizer_config.json. That is a
+    /// string, or a list of named templates: `default`, and `tool_use` for requests with tools. `None` if the folder has none.
     ///
     /// # Errors
-    /// When there is one and it is malformed.
+    /// When the template is malformed.
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatError> {
         let config_path = folder.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or_default();
@@ -55,7 +54,7 @@ impl ChatTemplate {
         let (path, template) = if let Some(text) = read_text(&jinja_path)? {
             (&jinja_path, Value::String(text))
         } else if let Some(mut file) = read_json(&json_path)? {
-            // Either the template itself or an object around it.
+            // The file holds the template or an object with the template.
             let inner = file.get_mut("chat_template").map(Value::take);
             (&json_path, inner.unwrap_or(file))
         } else {
@@ -82,9 +81,9 @@ impl ChatTemplate {
         Ok(Some(Self { environment, tokens: special_tokens(&config) }))
     }
 
-    /// Renders messages (OpenAI's JSON objects: role, content, …) to the prompt's text, with the opening of the
-    /// assistant's turn at the end. `extra` are further template variables (`tools`, `enable_thinking`, …); they
-    /// override those that are set here, so `add_generation_prompt: false` leaves that opening out.
+    /// Renders messages (OpenAI's JSON objects: role, content, …) to a prompt that ends with the start of the assistant's turn.
+    /// `extra` has further template variables (`tools`, `enable_thinking`, …). They override the variables set here:
+    /// `add_generation_prompt: false` leaves out the start of the assistant's turn.
     ///
     /// # Errors
     /// When the template refuses or fails.
@@ -126,7 +125,7 @@ fn named_templates(template: &Value) -> Result<Vec<(&str, &str)>, String> {
     }
 }
 
-/// The `…_token` entries of tokenizer_config.json; each is a string, or an object with `content`.
+/// The `…_token` entries of tokenizer_config.json: strings, or objects with `content`.
 fn special_tokens(config: &Value) -> Map<String, Value> {
     let entries = config.as_object().into_iter().flatten();
     entries
@@ -138,7 +137,7 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
         .collect()
 }
 
-/// A file's text; `None` if it is not there.
+/// A file's text; `None` if the file does not exist.
 fn read_text(path: &Path) -> Result<Option<String>, ChatError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

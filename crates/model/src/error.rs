@@ -1,16 +1,17 @@
-//! What can be wrong with a model folder.
+//! Errors of loading and planning a model.
 
 use std::path::{Path, PathBuf};
 
-/// Why a model could not be loaded or planned. Each text names the file or value, and what to do where that is known.
+/// Why a model could not be loaded, planned or written. Each text names the file or value that was wrong, and what to do if
+/// that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A file is not there.
+    /// A file is missing.
     #[error("{}: no such file: a model folder needs {needs}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// What it is for.
+        /// What the file is for.
         needs: &'static str,
     },
     /// A file could not be read.
@@ -21,7 +22,7 @@ pub enum ModelError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file's content is not what its name promises.
     #[error("{}: {reason}", path.display())]
     Malformed {
         /// The file.
@@ -39,16 +40,16 @@ pub enum ModelError {
         path: PathBuf,
         /// Its length.
         actual: u64,
-        /// The length that its header describes.
+        /// The length in its header.
         expected: u64,
     },
-    /// The config names an architecture that is not known.
+    /// The config names an unknown architecture.
     #[error("unknown architecture {name:?}: known are {}", crate::arch::KNOWN.join(", "))]
     UnknownArchitecture {
         /// `model_type` of config.json.
         name: String,
     },
-    /// The config asks for something that is not implemented.
+    /// The config asks for something unsupported.
     #[error("config.json: {field} is {value}, which is not supported: {supported}")]
     Unsupported {
         /// The field.
@@ -63,10 +64,10 @@ pub enum ModelError {
     NoTensor {
         /// Its name.
         name: String,
-        /// What may be the reason.
+        /// A possible reason.
         hint: String,
     },
-    /// A tensor is there, but of another form.
+    /// A tensor has another type or shape than the config implies.
     #[error("tensor {name:?} is {actual}, but the config asks for {expected}")]
     Shape {
         /// Its name.
@@ -76,7 +77,7 @@ pub enum ModelError {
         /// What the config implies.
         expected: String,
     },
-    /// The split cannot be made.
+    /// The model cannot be split as asked.
     #[error("{0}")]
     Plan(String),
     /// The weights and the cache are larger than the memory.
@@ -86,7 +87,7 @@ pub enum ModelError {
         human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*available)
     )]
     DoesNotFit {
-        /// The rank that is short.
+        /// The rank that lacks memory.
         rank: usize,
         /// Bytes of its weights.
         weights: u64,
@@ -94,13 +95,13 @@ pub enum ModelError {
         kv: u64,
         /// Tokens of the cache.
         tokens: usize,
-        /// Bytes there are.
+        /// Bytes available.
         available: u64,
     },
-    /// Whoever asked for the model changed their mind while it was loading.
+    /// The caller stopped the loading.
     #[error("the loading was stopped")]
     Stopped,
-    /// No such model can be made up.
+    /// A model of this shape cannot be written.
     #[error("cannot write {name}: {reason}")]
     Synth {
         /// The shape.
@@ -108,13 +109,13 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
-    /// A folder that a model would be written to holds something.
+    /// The folder for a new model is not empty.
     #[error("{}: the folder is not empty: give a new one, or delete it if it is not needed", path.display())]
     NotEmpty {
         /// The folder.
         path: PathBuf,
     },
-    /// The disk is too small for a model that would be written.
+    /// The disk is too small for a new model.
     #[error(
         "{what} takes {}, but {} has {} free: free some, or give a folder on another disk",
         human_bytes(*needed), path.display(), human_bytes(*available)
@@ -122,11 +123,11 @@ pub enum ModelError {
     NoSpace {
         /// The model.
         what: String,
-        /// A folder of that disk.
+        /// A folder on that disk.
         path: PathBuf,
         /// Bytes of the model.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes available.
         available: u64,
     },
     /// The backend refused.
@@ -146,7 +147,7 @@ impl ModelError {
     }
 }
 
-/// Bytes as people write them, in powers of 1024.
+/// Bytes with a unit, in powers of 1024.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,5 +1,29 @@
-//! Model folders: configuration, weight files, quantization formats, tokenizer, chat template, architectures and shard
-//! plans.
+//! Reads model folders, plans which rank holds which part, and computes that part: config.json, weights, quantization,
+//! tokenizer, chat template, shard plan and forward pass.
+//!
+//! A [`ModelFolder`] becomes a [`ModelSpec`] and a [`weights::WeightSource`]. A [`ShardPlan`] divides the spec among ranks, and
+//! [`Model::load`] packs one rank's part for a [`Backend`](thunder_compute::Backend).
+//!
+//! ```
+//! use thunder_compute::KvFormat;
+//! use thunder_model::model::shard_footprints;
+//! use thunder_model::synth::{self, Shape};
+//! use thunder_model::{ModelFolder, Parallelism, ShardPlan};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let temporary = tempfile::tempdir()?;
+//! # let path = temporary.path().join("model");
+//! // A small model with random weights: 4 bits in groups of 64.
+//! let shape = Shape::named("qwen3-tiny").expect("a listed shape");
+//! synth::write(&shape, Some(4), 64, &path, 0, &mut |_, _| {})?;
+//!
+//! let folder = ModelFolder::open(&path)?;
+//! let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[3.0, 1.0])?;
+//! let ranks = shard_footprints(&folder, &plan, KvFormat::F16)?;
+//! assert!(ranks[0].weight_bytes > ranks[1].weight_bytes);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod arch;
 pub mod chat;

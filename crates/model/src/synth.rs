@@ -1,7 +1,7 @@
-//! Model folders of true shape with random weights, in MLX's affine format or bf16: what a cluster is measured with before
-//! anything is downloaded.
+//! Model folders of real shapes with random weights, in MLX's affine format or bf16, to measure a cluster before anything is
+//! downloaded.
 //!
-//! Quantized weights need no quantizer: any bits are some weights, and the scales make them the right size.
+//! Quantized weights need no quantizer: any bits are valid levels, and the scales give them the right size.
 
 mod disk;
 mod random;
@@ -23,18 +23,18 @@ use crate::error::ModelError;
 pub use shapes::{Shape, Stretch};
 use tensors::{Quantization, Tensor};
 
-/// Weight files are cut before they get larger than this.
+/// Largest weight file, unless one tensor is larger.
 const SHARD_BYTES: u64 = 4 << 30;
 
-/// What is made in memory before it is written: a compromise between system calls and caches.
+/// Bytes per write: a compromise between system calls and cache use.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Writes a model folder. `bits` and `group` say how it is quantized (no bits: bf16), the seed which random numbers it
-/// has: the same arguments give the same bytes. `progress` is told how many bytes are written, of how many.
+/// Writes a model folder, quantized to `bits` in groups of `group`, or in bf16 without bits. The same arguments give the same
+/// bytes. `progress` gets the bytes written so far and their total.
 ///
 /// # Errors
-/// When there is no such quantization of this shape, the folder holds anything, or the disk is too small or fails; what has
-/// been written by then is deleted.
+/// When the shape cannot be quantized like this, the folder is not empty, or the disk is too small or fails. A failed write
+/// deletes its files.
 pub fn write(
     shape: &Shape,
     bits: Option<u32>,
@@ -59,12 +59,12 @@ pub(crate) fn write_weights(
     Layout { what: "a test's model".into(), shards, texts }.write(folder, &mut |_, _| {})
 }
 
-/// All files of a folder, the weights as the recipe for them.
+/// All files of a folder; weights are generated as they are written.
 struct Layout {
     /// For error texts.
     what: String,
     shards: Vec<Shard>,
-    /// Small files by name; config.json is the last, so that a folder that has it is whole.
+    /// Small files by name. config.json is the last, so a folder that has it is complete.
     texts: Vec<(&'static str, String)>,
 }
 
@@ -92,14 +92,14 @@ impl Layout {
             None => format!("{} in bf16", shape.name),
         };
         let config = shape.config(quantization, shape.vocab as u32 - 1);
-        // The readers of config.json check it: what is written can be read.
+        // config.json is checked by its readers.
         let spec = arch::spec(&config, Path::new("config.json"))?;
         crate::weights::Quantization::read(&config, Path::new("config.json"))?;
         if let Some((_, group)) = quantization {
             let widths = [shape.hidden, shape.heads * shape.head_dim, shape.channels];
             if let Some(width) = widths.into_iter().find(|width| width % group != 0) {
                 return Err(refuse(format!(
-                    "its matrices of {width} columns are no whole number of groups of {group}: use smaller groups"
+                    "its matrices of {width} columns do not divide into groups of {group}: use smaller groups"
                 )));
             }
         }
@@ -129,7 +129,7 @@ impl Layout {
         if result.is_err() {
             let shards = self.shards.iter().map(|shard| shard.name.as_str());
             for name in shards.chain(self.texts.iter().map(|(name, _)| *name)) {
-                // The error that is being returned matters more than one of the cleaning up.
+                // The first error matters more than an error of the clean-up.
                 fs::remove_file(folder.join(name)).ok();
             }
         }
@@ -195,7 +195,7 @@ impl Shard {
     }
 }
 
-/// Cuts the tensors into files of at most so many bytes, or of one tensor that is larger.
+/// Distributes tensors over files of at most `shard_bytes`; a larger tensor gets a file of its own.
 fn shards(tensors: Vec<Tensor>, shard_bytes: u64) -> Vec<Shard> {
     let mut files: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -224,7 +224,7 @@ fn shards(tensors: Vec<Tensor>, shard_bytes: u64) -> Vec<Shard> {
         .collect()
 }
 
-/// The start of a safetensors file: the length of a JSON object, and the object, filled up to whole words.
+/// The start of a safetensors file: the length of a JSON object, then the object, padded to whole words.
 fn header(tensors: &[Tensor]) -> Vec<u8> {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({ "format": "mlx" }));

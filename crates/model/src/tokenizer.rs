@@ -1,12 +1,11 @@
 //! Text to token ids and back, from a folder's tokenizer.json.
 //!
-//! Ids come from the `tokenizers` library (its byte pairs from tables of our own, which give the same), so they are Hugging
-//! Face's. The way back does not: a table made at load gives
-//! each token's bytes, so that decoding a stream costs one look-up a token and never goes over earlier tokens again.
+//! Encoding uses the `tokenizers` library, with smaller tables for byte pairs (`bpe.rs`) that give the same ids. Decoding uses
+//! a table of each token's bytes, made at load: a stream costs one look-up per token and never decodes earlier tokens again.
 
 mod bpe;
-mod pieces;
 mod stream;
+mod token_bytes;
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -16,16 +15,16 @@ use tokenizers::{
 };
 
 use bpe::Pairs;
-use pieces::Pieces;
-use stream::Text;
+use stream::PartialText;
 pub use stream::TokenStream;
+use token_bytes::TokenBytes;
 
-/// White space in a row above this is refused: from a million on, the library's regular expressions give up, and the ids
-/// would silently differ from Python's.
+/// Longest accepted run of white space, in bytes. From a million, the library's regular expressions give up, and the ids would
+/// silently differ from Python's.
 const MAX_WHITE_SPACE_RUN: usize = 500_000;
 
-/// Ids above this are refused: tables are indexed by id, and a malformed file must not make them fill the memory.
-/// Vocabularies in use have at most some 300,000 tokens.
+/// Largest accepted id. Tables are indexed by id, and a malformed file must not make them fill the memory. Published
+/// vocabularies have at most about 300,000 tokens.
 const MAX_TOKEN_ID: u32 = 1 << 23;
 
 fn too_large(id: u32) -> String {
@@ -35,13 +34,13 @@ fn too_large(id: u32) -> String {
 type Library =
     TokenizerImpl<Pairs, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// A tokenizer of Hugging Face's format.
+/// A tokenizer in Hugging Face's format.
 pub struct Tokenizer {
     inner: Library,
-    pieces: Pieces,
+    tokens: TokenBytes,
 }
 
-/// Why text could not be tokenized or a tokenizer not be loaded.
+/// Why a tokenizer could not be loaded, or a text not be tokenized.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file is missing or not a tokenizer.
@@ -58,7 +57,7 @@ pub enum TokenizerError {
 }
 
 impl Tokenizer {
-    /// Loads tokenizer.json (and tokenizer_config.json, where there is one) of a model folder.
+    /// Loads tokenizer.json, and tokenizer_config.json if it exists, from a model folder.
     ///
     /// # Errors
     /// When a file is missing or malformed.
@@ -75,17 +74,17 @@ impl Tokenizer {
         })?;
         let mut inner: Library = serde_json::from_slice(&bytes)
             .map_err(|error| wrong(format!("not a tokenizer of Hugging Face's format: {error}")))?;
-        // Limits for training batches that some files carry; transformers resets them too.
+        // Some files have limits for training batches; transformers resets them too.
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
         inner.with_padding(None);
         add_configured_tokens(&mut inner, &folder.join("tokenizer_config.json"))?;
         let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| wrong(error.to_string()))?;
-        let pieces = Pieces::new(&inner, &decoder).map_err(wrong)?;
-        Ok(Self { inner, pieces })
+        let tokens = TokenBytes::new(&inner, &decoder).map_err(wrong)?;
+        Ok(Self { inner, tokens })
     }
 
-    /// Token ids of a text. `special` adds the tokens that the tokenizer's post-processor adds (a leading BOS, say);
-    /// prompts made by a chat template hold theirs already, so pass `false` for these.
+    /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A chat template's output has them
+    /// already: pass `false` for it.
     ///
     /// # Errors
     /// When the library refuses the text, or it has more than 500,000 bytes of white space in a row.
@@ -103,13 +102,13 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of token ids; invalid UTF-8 becomes U+FFFD. Ids that the vocabulary does not have give nothing.
+    /// The text of token ids. Invalid UTF-8 becomes U+FFFD; unknown ids have no text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut text = Text::new(&self.pieces);
+        let mut text = PartialText::new(&self.tokens);
         let mut out = String::new();
         for &id in ids {
-            if !(skip_special && self.pieces.is_special(id)) {
-                text.push(&self.pieces, id, &mut out);
+            if !(skip_special && self.tokens.is_special(id)) {
+                text.push(&self.tokens, id, &mut out);
             }
         }
         text.finish(&mut out);
@@ -118,18 +117,18 @@ impl Tokenizer {
 
     /// The bytes of one token as it appears inside a text; empty for special tokens.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        if self.pieces.is_special(id) {
+        if self.tokens.is_special(id) {
             return Vec::new();
         }
-        self.pieces.bytes(id).unwrap_or_default().to_vec()
+        self.tokens.bytes(id).unwrap_or_default().to_vec()
     }
 
-    /// Whether a token is special (never shown).
+    /// True if a token is special: it has no text for users.
     pub fn is_special(&self, id: u32) -> bool {
-        self.pieces.is_special(id)
+        self.tokens.is_special(id)
     }
 
-    /// The id of a token by its text.
+    /// The id of the token with this text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -143,12 +142,11 @@ impl Tokenizer {
 impl fmt::Debug for Tokenizer {
     /// Without the vocabulary, which fills the screen.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("tokens", &self.pieces.len()).finish_non_exhaustive()
+        f.debug_struct("Tokenizer").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
 }
 
-/// Adds the tokens that only tokenizer_config.json (`added_tokens_decoder`) knows, in the order of their ids, as
-/// transformers does.
+/// Adds the tokens that only tokenizer_config.json has (`added_tokens_decoder`), by ascending id as transformers does.
 fn add_configured_tokens(inner: &mut Library, path: &Path) -> Result<(), TokenizerError> {
     let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
     let bytes = match std::fs::read(path) {

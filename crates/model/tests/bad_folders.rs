@@ -1,4 +1,4 @@
-//! Bad model folders, each with the error that tells what is wrong with it, and random ones, which must not end the program.
+//! Bad model folders and the errors that they must give, and random folders, which must not panic.
 
 use std::error::Error;
 use std::fs;
@@ -26,7 +26,7 @@ fn good() -> &'static Path {
     folder.path()
 }
 
-/// Its copy, to be damaged.
+/// A copy of the good folder, to damage.
 fn copy() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(good()).expect("a folder") {
@@ -36,7 +36,7 @@ fn copy() -> TempDir {
     folder
 }
 
-/// All that is read of a folder before its weights are packed.
+/// Reads everything that is read before weights are packed.
 fn read(folder: &Path) -> Result<(), Box<dyn Error>> {
     let folder = ModelFolder::open(folder)?;
     shard_footprints(
@@ -75,7 +75,7 @@ fn config(folder: &Path, field: &str, value: Value) {
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Puts another header before the tensors' bytes.
+/// Edits the header of the weight file.
 fn edit_header(folder: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
     let bytes = fs::read(folder.join(WEIGHTS)).expect("weights");
     let (len, rest) = bytes.split_first_chunk::<8>().expect("a length");
@@ -89,12 +89,12 @@ fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// Changes what the header says of a tensor.
+/// Sets a field of a tensor in the header.
 fn edit_tensor(folder: &Path, name: &str, field: &str, value: Value) {
     edit_header(folder, |header| header[name][field] = value);
 }
 
-/// What is wrong, how it is made so, and what the error must say.
+/// What is wrong, how to damage the folder, and what the error must contain.
 type Case = (&'static str, fn(&Path), &'static [&'static str]);
 
 const CASES: [Case; 46] = [
@@ -354,7 +354,7 @@ fn each_kind_of_bad_folder_has_its_clear_error() {
         let folder = copy();
         damage(folder.path());
         match read(folder.path()) {
-            Ok(()) => wrong.push(format!("{what}: it was taken")),
+            Ok(()) => wrong.push(format!("{what}: it was accepted")),
             Err(error) => {
                 let text = error.to_string();
                 let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
@@ -367,7 +367,7 @@ fn each_kind_of_bad_folder_has_its_clear_error() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// JSON of any kind, with numbers that are hard on sizes.
+/// Any JSON, with numbers that strain sizes.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -411,7 +411,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Fields of config.json that are read.
+/// config.json fields that are read.
 const FIELDS: [&str; 24] = [
     "model_type",
     "text_config",
@@ -442,14 +442,14 @@ const FIELDS: [&str; 24] = [
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// What comes out does not matter; that something does, does: no panic, no endless loop, no exhausted memory.
+    /// The result does not matter: there must be one, without a panic, an endless loop or exhausted memory.
     #[test]
     fn random_bytes_never_panic(
         name in prop::sample::select(vec!["config.json", INDEX, WEIGHTS, "generation_config.json"]),
         bytes in prop::collection::vec(any::<u8>(), 0..200), header in any::<bool>(),
     ) {
         let folder = copy();
-        // Behind a right length, more than the length itself is read.
+        // Behind a valid length, the header is read too.
         let bytes = if header && name == WEIGHTS { safetensors(&bytes, &[0; 64]) } else { bytes };
         write(folder.path(), name, bytes);
         prop_assert!(read(folder.path()).is_err());
@@ -461,7 +461,7 @@ proptest! {
         for (field, value) in fields {
             config(folder.path(), field, value);
         }
-        // Some are taken: not every field matters to this model.
+        // Some folders open: not every field matters to this model.
         drop(read(folder.path()));
     }
 

@@ -1,4 +1,4 @@
-//! Chat templates against what transformers renders (tests/fixtures/text/make_chats.py).
+//! Chat templates against transformers' output (tests/fixtures/text/make_chats.py).
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{fs, path::Path, time::Duration};
@@ -39,7 +39,7 @@ fn load_error(files: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn texts_and_refusals_are_those_of_transformers() {
+fn prompts_and_refusals_equal_those_of_transformers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text/chats.json");
     let file: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let config = json!({"bos_token": file["tokens"]["bos_token"],
@@ -84,7 +84,7 @@ fn a_template_is_found_in_each_of_its_places() {
 }
 
 #[test]
-fn of_named_templates_the_fitting_one_is_taken() {
+fn requests_with_tools_use_the_template_for_tools() {
     let config = json!({"chat_template": [
         {"name": "tool_use", "template": "with {{ tools | length }}"}, {"name": "default", "template": "plain"}]});
     let folder = folder_with(&[("tokenizer_config.json", &config.to_string())]);
@@ -132,7 +132,7 @@ fn a_template_cannot_run_for_ever() {
 }
 
 #[test]
-fn the_time_is_told() {
+fn templates_can_ask_for_the_time() {
     let text = render("{{ strftime_now('%Y|%d %b %Y|%H:%M') }}").unwrap();
     let parts: Vec<&str> = text.split('|').collect();
     let year: u32 = parts[0].parse().unwrap();
@@ -144,7 +144,7 @@ fn the_time_is_told() {
 }
 
 #[test]
-fn marks_for_training_keep_the_white_space_around_them() {
+fn training_marks_leave_the_white_space_around_them() {
     assert_eq!(render("a {%- generation -%} b {%- endgeneration %} c").unwrap(), "ab c");
     assert_eq!(render("a {%generation%}b{% endgeneration %} c").unwrap(), "a b c");
     assert_eq!(

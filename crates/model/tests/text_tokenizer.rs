@@ -1,4 +1,4 @@
-//! The tokenizer against what Hugging Face's Python library gives (tests/fixtures/text/make_tokenizers.py).
+//! The tokenizer against Hugging Face's Python library (tests/fixtures/text/make_tokenizers.py).
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
@@ -39,7 +39,7 @@ fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
 }
 
 #[test]
-fn ids_and_texts_are_those_of_hugging_face() {
+fn ids_and_texts_equal_those_of_hugging_face() {
     for style in STYLES {
         let tokenizer = load(style);
         for case in cases(style) {
@@ -55,8 +55,8 @@ fn ids_and_texts_are_those_of_hugging_face() {
 }
 
 #[test]
-fn a_long_run_of_spaces_does_not_stop_the_split() {
-    // The library's regular expressions give up after so many steps; then ids would differ from Python's.
+fn a_long_run_of_spaces_is_split_like_in_python() {
+    // The library's regular expressions give up after a number of steps. The ids would then differ from Python's.
     let tokenizer = load("llama3");
     let text = format!("{}x", " ".repeat(500_000));
     let ids = tokenizer.encode(&text, false).unwrap();
@@ -87,7 +87,7 @@ fn a_stream_holds_back_unfinished_characters() {
 }
 
 #[test]
-fn special_tokens_are_not_shown_and_others_added_are() {
+fn special_tokens_are_hidden_and_other_added_tokens_shown() {
     let tokenizer = load("qwen");
     let ids = tokenizer.encode("<|im_start|>a<think>b</think><|im_end|>", false).unwrap();
     assert_eq!(streamed(&tokenizer, &ids), "a<think>b</think>");
@@ -102,7 +102,7 @@ fn special_tokens_are_not_shown_and_others_added_are() {
 }
 
 #[test]
-fn token_bytes_are_those_inside_a_text() {
+fn token_bytes_are_the_bytes_inside_a_text() {
     for (style, space, byte) in
         [("llama3", "Ġ", "ð"), ("mistral", "▁", "<0xF0>"), ("metaspace", "▁", "<0xF0>")]
     {
@@ -114,7 +114,7 @@ fn token_bytes_are_those_inside_a_text() {
 }
 
 #[test]
-fn tokens_of_tokenizer_config_are_added() {
+fn tokens_in_tokenizer_config_are_added() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(self::folder("llama3").join("tokenizer.json"), folder.path().join("tokenizer.json"))
         .unwrap();
@@ -173,14 +173,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn pushed_and_finished_is_decoded(style in 0..STYLES.len(), tokens in prop::collection::vec(0_u32..440, 0..60)) {
+    fn a_stream_gives_the_decoded_text(style in 0..STYLES.len(), tokens in prop::collection::vec(0_u32..440, 0..60)) {
         let tokenizer = load(STYLES[style]);
         prop_assert_eq!(streamed(&tokenizer, &tokens), tokenizer.decode(&tokens, true));
     }
 
-    /// Against the library's own decoder, for texts of any kind.
+    /// Any text, against the library's own decoder.
     #[test]
-    fn texts_come_back_as_the_library_gives_them(
+    fn texts_decode_like_in_the_library(
         style in 0..STYLES.len(),
         text in "([a-z ]|\\PC|[\\n\\t]|[🎉👩‍👧🇩🇪❤️]|[一-龥ぁ-ん]|[a-z][\u{300}-\u{36f}]){0,40}",
     ) {
@@ -193,14 +193,14 @@ proptest! {
         prop_assert_eq!(&streamed(&tokenizer, &ids), &decoded);
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
         let joined = String::from_utf8_lossy(&bytes).into_owned();
-        // In the middle of a text the space before the first word is kept.
+        // In the middle of a text, the space before the first word is kept.
         let whole = joined.strip_suffix(decoded.as_str()).is_some_and(|before| before.is_empty() || before == " ");
         prop_assert!(whole, "{:?} against {:?}", joined, decoded);
     }
 
-    /// Byte-level tokens in any order: the library replaces invalid bytes in the same way.
+    /// Byte-level tokens in any order; the library replaces invalid bytes in the same way.
     #[test]
-    fn random_bytes_come_back_as_the_library_gives_them(tokens in prop::collection::vec(0_u32..420, 0..60)) {
+    fn random_bytes_decode_like_in_the_library(tokens in prop::collection::vec(0_u32..420, 0..60)) {
         let tokenizer = load("llama3");
         let library = tokenizers::Tokenizer::from_file(folder("llama3").join("tokenizer.json")).unwrap();
         prop_assert_eq!(streamed(&tokenizer, &tokens), library.decode(&tokens, true).unwrap());

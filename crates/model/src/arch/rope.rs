@@ -1,4 +1,4 @@
-//! Frequencies of rotary position embedding and the ways in which checkpoints stretch them to longer contexts.
+//! Frequencies of rotary position embedding, and how checkpoints stretch them to longer contexts.
 
 use std::collections::BTreeMap;
 use std::f64::consts::PI;
@@ -27,12 +27,12 @@ pub(super) struct RopeParameters {
     mscale_all_dim: Option<f64>,
     attention_factor: Option<f64>,
     pub llama_4_scaling_beta: Option<f32>,
-    /// Sets for single kinds of layers, which no family here has.
+    /// Objects in here are parameter sets of single layer types, which no family here has.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
-/// The rotation of heads of which `dims` dimensions rotate.
+/// The rotation of the first `dims` dimensions of a head; `context` is the model's, in tokens.
 pub(super) fn rope(
     theta: f64,
     dims: usize,
@@ -85,7 +85,7 @@ pub(super) fn rope(
     })
 }
 
-/// Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated.
+/// Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
 fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
     let original = s.original_max_position_embeddings.unwrap_or(8192) as f64;
     let (low, high) = (s.low_freq_factor.unwrap_or(1.0), s.high_freq_factor.unwrap_or(4.0));
@@ -99,8 +99,8 @@ fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
         .collect()
 }
 
-/// YaRN (arXiv 2309.00071): dimensions that turn seldom within the original context are stretched, those that turn often
-/// kept, a ramp between; attention grows by `0.1 ln(factor) + 1`.
+/// YaRN (arXiv 2309.00071): dimensions with few turns within the original context are stretched, those with many turns kept,
+/// with a ramp between. Attention grows by `0.1 ln(factor) + 1`.
 fn yarn(
     plain: &[f64],
     theta: f64,
@@ -124,7 +124,7 @@ fn yarn(
         .collect();
     let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
     let amplitude = s.attention_factor.unwrap_or_else(|| {
-        // A zero mscale_all_dim stands for an absent one, as in transformers.
+        // As in transformers, an mscale_all_dim of zero counts as absent.
         match (s.mscale, s.mscale_all_dim.filter(|&all| all != 0.0)) {
             (Some(m), Some(all)) => mscale(m) / mscale(all),
             _ => mscale(1.0),

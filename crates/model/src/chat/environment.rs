@@ -1,4 +1,4 @@
-//! A Jinja environment with what Hugging Face's has.
+//! A Jinja environment with Hugging Face's filters, functions and settings.
 
 use std::{error::Error as _, fmt};
 
@@ -10,14 +10,14 @@ use minijinja::{
 
 use super::python;
 
-/// Steps that a template may take, so that none can run for ever: some seconds at most. A template of a page takes
-/// about 100 a message.
+/// Most steps of a rendering, a few seconds, so that no template runs for ever. A template of one page takes about 100 steps
+/// per message.
 const FUEL: u64 = 20_000_000;
 
 /// An environment without templates.
 pub(super) fn new() -> Environment<'static> {
     let mut environment = Environment::new();
-    // Cannot fail: the delimiters are the usual ones.
+    // Cannot fail: the delimiters are the default ones.
     if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
         environment.set_syntax(syntax);
     }
@@ -47,7 +47,7 @@ pub(super) fn new() -> Environment<'static> {
     environment
 }
 
-/// A message of `raise_exception`, as the cause of the error that ends the rendering.
+/// The message of `raise_exception`, as the cause of the rendering's error.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -64,7 +64,7 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 
-/// What a person should read of an error: a template's own message alone, or else what failed and in which line.
+/// An error's text for users: the template's own message alone, or what failed and in which line.
 pub(super) fn explain(error: &Error) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -93,7 +93,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     })
 }
 
-/// Python's `json.dumps`, with Hugging Face's defaults: no HTML escapes, other scripts as they are.
+/// Python's `json.dumps` with Hugging Face's defaults: no HTML escapes, no escapes of non-ASCII text.
 fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent {
@@ -126,7 +126,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(style.dumps(&json))
 }
 
-/// Methods of Python's types: those that the library has, and the two newer ones that templates use.
+/// Methods of Python's types: the library's, and two newer ones that templates use.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let (Some(text), "removeprefix" | "removesuffix", [affix]) = (value.as_str(), name, args) {
         let affix = affix.as_str().ok_or_else(|| {
@@ -139,8 +139,8 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Takes the marks `{% generation %}` and `{% endgeneration %}` out, which only training needs. Blocks that do nothing
-/// take their place, so that white space around them is treated the same.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which only training needs, by blocks without effect. White space around
+/// them is then treated the same.
 pub(super) fn without_generation_blocks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -40,7 +40,7 @@ fn repr(value: &Value) -> String {
     }
 }
 
-/// A string in Python's quotes: single ones, unless only double ones avoid an escape.
+/// A string in Python's quotes: single quotes, unless double quotes avoid an escape.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -76,7 +76,7 @@ fn float(number: f64) -> String {
 /// The options of Python's `json.dumps`.
 pub(super) struct JsonStyle {
     pub(super) indent: Option<usize>,
-    /// Between items, and after a key.
+    /// Separators between items, and after a key.
     pub(super) separators: Option<(String, String)>,
     pub(super) sort_keys: bool,
     pub(super) ensure_ascii: bool,
@@ -132,7 +132,7 @@ impl JsonStyle {
                 out.extend(std::iter::repeat_n(' ', indent * depth));
             }
         };
-        // With an indent, Python leaves out the space before the end of the line.
+        // With an indent, Python has no space at the end of a line.
         let default = if self.indent.is_some() { "," } else { ", " };
         let separator = self.separators.as_ref().map_or(default, |(item, _)| item);
         out.push(open);

@@ -1,11 +1,11 @@
-//! The shapes that can be written, as their makers' config.json files give them.
+//! Shapes of published models, from their config.json files.
 
 use serde_json::{Map, Value, json};
 
-/// What of a dense model's config.json decides its size and its speed.
+/// The config.json fields of a dense model that decide its size and speed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
-    /// What it is asked for by.
+    /// Its name on the command line.
     pub name: &'static str,
     /// `model_type`.
     pub model_type: &'static str,
@@ -15,39 +15,39 @@ pub struct Shape {
     pub layers: usize,
     /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// KV heads.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
     /// Channels of the MLP.
     pub channels: usize,
-    /// Tokens.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Positions.
+    /// Longest context, in tokens.
     pub context: usize,
-    /// Whether the output projection is the embedding.
+    /// True if the output head is the embedding.
     pub tied: bool,
     /// Epsilon of the norms.
     pub norm_eps: f64,
-    /// Base of the rotation.
+    /// Base of rotary position embedding.
     pub rope_theta: f64,
-    /// How the rotation is stretched.
+    /// How rotary position embedding is stretched.
     pub stretch: Stretch,
 }
 
-/// How a rotation is stretched to a longer context.
+/// How rotary position embedding is stretched to a longer context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stretch {
     /// Not at all.
     None,
     /// As in Llama 3.1 and later, from 8192 positions.
     Llama3 {
-        /// How far.
+        /// Factor of the context.
         factor: f64,
     },
     /// As in the Ministral 3 family, from 4096 positions.
     Yarn {
-        /// How far.
+        /// Factor of the context.
         factor: f64,
     },
 }

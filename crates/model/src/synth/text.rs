@@ -1,18 +1,18 @@
-//! A tokenizer without training: the 256 bytes, names for all other ids, and one token that ends a text.
+//! An untrained tokenizer: the 256 bytes, placeholder names for all other ids, and one token that ends a text.
 
 use serde_json::{Map, Value, json};
 
-/// The token that ends a text; it has the last id.
+/// The token that ends a text. Its id is the last one.
 const END: &str = "<|end|>";
 
-/// Tokens that a vocabulary must have at the least: the bytes and the end.
+/// Smallest vocabulary: the bytes and the end token.
 pub(super) const LEAST_TOKENS: usize = 257;
 
-/// Enough that the chat API takes requests.
+/// A minimal template, so that the chat API accepts requests.
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant: {% endif %}";
 
-/// tokenizer.json and the files about it, by name.
+/// tokenizer.json and its companion files, by name.
 pub(super) fn files(vocab: usize) -> [(&'static str, Value); 3] {
     let end = vocab - 1;
     let tokenizer = json!({
@@ -54,8 +54,8 @@ fn vocabulary(vocab: usize) -> Map<String, Value> {
     bytes.chain(names).chain([END.to_owned()]).zip((0..).map(Value::from)).collect()
 }
 
-/// The character that stands for each byte in byte-level vocabularies (GPT-2's): printable ones of Latin-1 for
-/// themselves, those from U+0100 on for the others, in order.
+/// The character of each byte in byte-level vocabularies (GPT-2's): printable Latin-1 bytes are themselves, the others are the
+/// code points from U+0100, in order.
 fn byte_characters() -> Vec<char> {
     let mut next = '\u{100}'..;
     (0..=u8::MAX)

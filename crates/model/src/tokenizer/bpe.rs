@@ -1,6 +1,6 @@
-//! Byte-pair encoding in tables of our own: the library's hold every token three times, which for a vocabulary of 128
-//! thousand is more memory than a rank's share of a small model may exceed its weights by, and take as long to build as
-//! the weights to load. Normalizers, splitting and added tokens stay the library's; so do models of other kinds.
+//! Byte-pair encoding in compact tables. The library's tables hold every token three times: with 128,000 tokens they take more
+//! memory than a rank of a small model may use beyond its weights, and as long to build as the weights to load. Normalizers,
+//! splitting, added tokens and models of other kinds stay the library's.
 
 use std::borrow::Cow;
 use std::collections::{BinaryHeap, HashMap};
@@ -16,21 +16,21 @@ use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::{Model, Token};
 
-/// A tokenizer's model: text without spaces around it (or what else the pre-tokenizer leaves) to tokens.
+/// A tokenizer's model: from a piece of the pre-tokenizer to tokens.
 pub(super) enum Pairs {
-    /// Byte pairs, as nearly all language models have them.
+    /// Byte pairs, in the form that nearly all language models use.
     Bpe(Box<Bpe>),
     /// Anything else.
     Library(Box<ModelWrapper>),
 }
 
-/// Byte pairs without what no language model uses: dropout, affixes, tokens for the unknown.
+/// Byte pairs, without features that no language model uses: dropout, affixes, tokens for unknown text.
 pub(super) struct Bpe {
     vocabulary: Vocabulary,
     merges: Merges,
-    /// The tokens of the 256 bytes, for characters that have none; empty if such characters vanish.
+    /// Tokens of the 256 bytes, for characters without a token; if empty, such characters vanish.
     bytes: Vec<u32>,
-    /// A text that is a token is that token, whatever the merges say.
+    /// A text that equals a token becomes that token, whatever the merges say.
     whole_first: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Bpe {
 #[derive(Default)]
 struct Vocabulary {
     texts: String,
-    /// By id: where its text begins and ends; empty where there is no such id.
+    /// Start and end of each id's text; empty for unknown ids.
     spans: Vec<(u32, u32)>,
     ids: HashTable<u32>,
     hasher: RandomState,
@@ -80,7 +80,7 @@ impl Vocabulary {
     }
 }
 
-/// What two tokens become, in the order in which it is tried.
+/// Merges of two tokens, by rank.
 #[derive(Default)]
 struct Merges {
     /// By rank: left, right, both.
@@ -104,7 +104,7 @@ impl Merges {
         let Self { list, ranks, hasher } = self;
         let of = |rank: &u32| [list[*rank as usize][0], list[*rank as usize][1]];
         match ranks.find_mut(hasher.hash_one([left, right]), |rank| of(rank) == [left, right]) {
-            // The library takes the last of merges that are there twice.
+            // As in the library, the last of equal merges wins.
             Some(known) => *known = rank,
             None => {
                 ranks.insert_unique(hasher.hash_one([left, right]), rank, |rank| hasher.hash_one(of(rank)));
@@ -113,11 +113,11 @@ impl Merges {
     }
 }
 
-/// A piece of the text that becomes one token, in a list.
+/// A part of the text that becomes one token, in a linked list.
 #[derive(Clone, Copy)]
 struct Symbol {
     id: u32,
-    /// Bytes of text; 0 once it has become part of the symbol before.
+    /// Bytes of text; 0 after it was merged into the symbol before.
     len: u32,
     previous: u32,
     next: u32,
@@ -126,7 +126,7 @@ struct Symbol {
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
-/// A merge that may be done: the lowest rank first, then the leftmost.
+/// A possible merge: the lowest rank first, then the leftmost.
 type Candidate = std::cmp::Reverse<(u32, u32, u32)>;
 
 impl Bpe {
@@ -162,8 +162,7 @@ impl Bpe {
         while let Some(std::cmp::Reverse((_, left, both))) = queue.pop() {
             let Symbol { id, len, next, previous } = symbols[left as usize];
             let Some(&right) = symbols.get(next as usize) else { continue };
-            // One of the two may have become something else since. As in the library, another pair with the same result
-            // is taken for this one.
+            // Either symbol may have changed since. As in the library, another pair with the same result counts as this one.
             if len == 0 || self.merges.get(id, right.id).is_none_or(|(_, now)| now != both) {
                 continue;
             }
@@ -309,14 +308,14 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// What the library asks of a model that it might write; see `save`.
+/// The library requires this of every model, for writing; see `save`.
 impl Serialize for Pairs {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
         Err(serde::ser::Error::custom("a tokenizer is only read here"))
     }
 }
 
-/// Borrowed from the file where it can be.
+/// A string that is borrowed from the file if possible.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 

@@ -1,41 +1,41 @@
-//! Tokens to text as they come.
+//! Incremental decoding of tokens.
 
 use std::{fmt, sync::Arc};
 
 use super::{
     Tokenizer,
-    pieces::{Leading, Pieces},
+    token_bytes::{Leading, TokenBytes},
 };
 
-/// Turns tokens into text as they come. Emits whole characters only.
+/// Decodes tokens one by one into whole characters.
 ///
-/// The texts that [`push`](Self::push) and [`finish`](Self::finish) return, joined, are what
-/// [`Tokenizer::decode`] gives for all the tokens without the special ones.
+/// The texts of [`push`](Self::push) and [`finish`](Self::finish), joined, equal [`Tokenizer::decode`] of all tokens that are
+/// not special.
 pub struct TokenStream {
     tokenizer: Arc<Tokenizer>,
-    text: Text,
+    text: PartialText,
 }
 
 impl TokenStream {
     pub(super) fn new(tokenizer: Arc<Tokenizer>) -> Self {
-        let text = Text::new(&tokenizer.pieces);
+        let text = PartialText::new(&tokenizer.tokens);
         Self { tokenizer, text }
     }
 
-    /// Takes one token and returns the text that became certain with it; often empty in mid-character.
+    /// Adds one token and returns the characters that it completes; often none.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();
-        if !self.tokenizer.pieces.is_special(id) {
-            self.text.push(&self.tokenizer.pieces, id, &mut out);
+        if !self.tokenizer.tokens.is_special(id) {
+            self.text.push(&self.tokenizer.tokens, id, &mut out);
         }
         out
     }
 
-    /// What is left at the end: an unfinished character as U+FFFD. The stream then begins a new text.
+    /// Ends the text: returns U+FFFD if a character is unfinished. The stream then begins a new text.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         self.text.finish(&mut out);
-        self.text = Text::new(&self.tokenizer.pieces);
+        self.text = PartialText::new(&self.tokenizer.tokens);
         out
     }
 }
@@ -47,27 +47,27 @@ impl fmt::Debug for TokenStream {
 }
 
 /// The state of a text that is being decoded.
-pub(super) struct Text {
-    /// The beginning of a character whose other bytes have not come: 3 bytes at most between calls.
+pub(super) struct PartialText {
+    /// The first bytes of an unfinished character: at most 3 between calls.
     pending: Vec<u8>,
-    /// No token has come yet.
+    /// No token was added yet.
     at_start: bool,
-    /// The leading characters that may still go.
+    /// Leading characters that may still be removed.
     strip: Option<(char, usize)>,
 }
 
-impl Text {
-    pub(super) fn new(pieces: &Pieces) -> Self {
-        let strip = match pieces.leading() {
+impl PartialText {
+    pub(super) fn new(tokens: &TokenBytes) -> Self {
+        let strip = match tokens.leading() {
             Leading::Strip { content, count } => Some((content, count)),
             Leading::Keep | Leading::DropFromFirstToken(_) => None,
         };
         Self { pending: Vec::new(), at_start: true, strip }
     }
 
-    /// Appends to `out` what one token makes certain.
-    pub(super) fn push(&mut self, pieces: &Pieces, id: u32, out: &mut String) {
-        let bytes = if self.at_start { pieces.first_bytes(id) } else { pieces.bytes(id) };
+    /// Appends to `out` the characters that one token completes.
+    pub(super) fn push(&mut self, tokens: &TokenBytes, id: u32, out: &mut String) {
+        let bytes = if self.at_start { tokens.first_bytes(id) } else { tokens.bytes(id) };
         let Some(bytes) = bytes else { return };
         self.at_start = false;
         self.pending.extend_from_slice(bytes);
@@ -77,7 +77,7 @@ impl Text {
         self.strip_leading(start, out);
     }
 
-    /// Appends U+FFFD to `out` for a character that was never finished.
+    /// Appends U+FFFD to `out` for an unfinished character.
     pub(super) fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
             out.push(char::REPLACEMENT_CHARACTER);
@@ -85,7 +85,7 @@ impl Text {
         }
     }
 
-    /// Takes away the leading characters that go, from the text that begins at `start` of `out`.
+    /// Removes leading characters from the text at `start` of `out`.
     fn strip_leading(&mut self, start: usize, out: &mut String) {
         while let Some((content, count)) = self.strip
             && let Some(first) = out[start..].chars().next()
@@ -100,8 +100,8 @@ impl Text {
     }
 }
 
-/// Appends the characters of `bytes` to `out`, U+FFFD for each invalid sequence, and returns how many bytes that were:
-/// all but the beginning of a character at the end.
+/// Appends the characters of `bytes` to `out`, U+FFFD for each invalid sequence. Returns the bytes used: all except an
+/// unfinished character at the end.
 fn decode_certain(bytes: &[u8], out: &mut String) -> usize {
     let mut done = 0;
     loop {

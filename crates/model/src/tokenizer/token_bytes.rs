@@ -1,29 +1,27 @@
-//! The bytes of every token, worked out once from the tokenizer's decoder.
+//! The bytes of every token, computed once from the tokenizer's decoder.
 
 use serde_json::Value;
 
 use super::{Library, MAX_TOKEN_ID, too_large};
 
-/// What happens at the start of a text only.
+/// The decoder's rule for the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leading {
-    /// Nothing.
+    /// No rule.
     Keep,
-    /// Up to `count` of this character go (SentencePiece puts a space before the first word).
+    /// Up to `count` of this character are removed (SentencePiece puts a space before the first word).
     Strip { content: char, count: usize },
-    /// All of this character in the first token go, before they become spaces (Metaspace as the decoder).
+    /// This character is removed everywhere in the first token, before it would become a space (Metaspace decoders).
     DropFromFirstToken(char),
 }
 
-/// Each token's bytes in the middle of a text, and whether it is special.
-pub(super) struct Pieces {
+/// The bytes of each token in the middle of a text, and which tokens are special.
+pub(super) struct TokenBytes {
     bytes: Vec<u8>,
-    /// For each id: where its bytes end (they begin where those of the id before end), whether there is such a token,
-    /// whether it is special.
+    /// By id. A token's bytes begin where those of the id before end.
     entries: Vec<Entry>,
     leading: Leading,
-    /// Tokens as in the file, kept for `Leading::DropFromFirstToken` only: the first token of a text with all of
-    /// that character gone, for those ids that have it.
+    /// For `Leading::DropFromFirstToken`: bytes at the start of a text, of the tokens that contain the character.
     first: std::collections::HashMap<u32, Vec<u8>>,
 }
 
@@ -46,8 +44,8 @@ enum Step {
     },
 }
 
-impl Pieces {
-    /// Errors name what is wrong with the file.
+impl TokenBytes {
+    /// Computes the bytes of all tokens. Errors say what is wrong with the file.
     pub(super) fn new(inner: &Library, decoder: &Value) -> Result<Self, String> {
         let (steps, leading) = parse_decoder(decoder)?;
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
@@ -57,7 +55,7 @@ impl Pieces {
             return Err(too_large(last));
         }
         let byte_of_char = byte_level_table();
-        let mut pieces = Self {
+        let mut tokens = Self {
             bytes: Vec::new(),
             entries: Vec::with_capacity(last as usize + 1),
             leading,
@@ -65,19 +63,19 @@ impl Pieces {
         };
         for id in 0..=last {
             let Some(text) = inner.id_to_token(id) else {
-                pieces.close(false, false)?;
+                tokens.close(false, false)?;
                 continue;
             };
             if let Leading::DropFromFirstToken(content) = leading
                 && text.contains(content)
             {
                 let without = text.replace(content, "");
-                pieces.first.insert(id, token_bytes(without, &steps, &byte_of_char));
+                tokens.first.insert(id, token_bytes(without, &steps, &byte_of_char));
             }
-            pieces.bytes.extend(token_bytes(text, &steps, &byte_of_char));
-            pieces.close(true, added.get(&id).is_some_and(|token| token.special))?;
+            tokens.bytes.extend(token_bytes(text, &steps, &byte_of_char));
+            tokens.close(true, added.get(&id).is_some_and(|token| token.special))?;
         }
-        Ok(pieces)
+        Ok(tokens)
     }
 
     /// Ends the entry of the next id at the bytes written so far.
@@ -123,7 +121,7 @@ fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) ->
                     .chars()
                     .map(|c| byte_of_char.get(u32::from(c) as usize).copied().flatten())
                     .collect();
-                // A token with any other character (an added one) stands for itself.
+                // A token with any other character (an added token) is its own text.
                 return bytes.unwrap_or_else(|| text.into_bytes());
             }
             Step::ByteFallback => {
@@ -140,8 +138,8 @@ fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) ->
     text.into_bytes()
 }
 
-/// Reads the decoder's JSON. Only decoders under which a token's bytes do not hang on its neighbours are taken; these
-/// are all that language models use.
+/// Reads the decoder's JSON. Supported are decoders in which a token's bytes do not depend on its neighbours; language models
+/// use no others.
 fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
     let mut steps = Vec::new();
     let mut leading = Leading::Keep;
@@ -154,7 +152,7 @@ fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
     for part in parts {
         let unsupported = || format!("its decoder has a part that is not supported: {part}");
         let kind = part["type"].as_str().ok_or_else(unsupported)?;
-        // After Fuse, and after a leading rule, only what acts on the start of the whole text makes sense.
+        // After Fuse, only a rule for the start of the text is meaningful; after such a rule, nothing is.
         if fused && kind != "Strip" || leading != Leading::Keep {
             return Err(unsupported());
         }
@@ -192,8 +190,7 @@ fn single_char(value: &Value) -> Option<char> {
     chars.next().is_none().then_some(first)
 }
 
-/// GPT-2's table, by code point: printable characters of Latin-1 stand for themselves, the other bytes, in order, for
-/// the code points from 256 on.
+/// GPT-2's table, by code point: printable Latin-1 bytes are themselves, the others are the code points from 256, in order.
 fn byte_level_table() -> Vec<Option<u8>> {
     let mut table = vec![None; 512];
     let mut next = 256;
