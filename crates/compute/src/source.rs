@@ -1,4 +1,5 @@
-//! Weights where they lie in a file, described so that a backend can read a rank's rows and columns.
+//! Weights where they lie in a file, described so that a backend can read a rank's rows and
+//! columns.
 //!
 //! A file format is an [`Encoding`] with a [`GroupReader`] of its own: see `source/q4_0.rs`.
 
@@ -25,7 +26,8 @@ pub struct Strided<'a> {
 }
 
 impl<'a> Strided<'a> {
-    /// All bytes from the first of these rows to the last, with the columns outside of the window between them.
+    /// All bytes from the first of these rows to the last, with the columns outside of the window
+    /// between them.
     pub fn span(&self, rows: std::ops::Range<usize>) -> &'a [u8] {
         if rows.is_empty() || self.row_bytes == 0 {
             return &[];

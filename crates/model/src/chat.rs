@@ -1,7 +1,7 @@
 //! Chat templates: from messages to a prompt, by the Jinja template of a model folder.
 //!
-//! Output equals that of Hugging Face's `apply_chat_template`. Values that are not strings print in Python's form (`True`,
-//! `None`, `{'a': 1}`).
+//! Output equals that of Hugging Face's `apply_chat_template`. Values that are not strings print in
+//! Python's form (`True`, `None`, `{'a': 1}`).
 
 mod environment;
 mod python;
@@ -41,8 +41,9 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
-    /// Loads a folder's template: chat_template.jinja, chat_template.json, or `chat_template` in tokenizer_config.json. That is a
-    /// string, or a list of named templates: `default`, and `tool_use` for requests with tools. `None` if the folder has none.
+    /// Loads a folder's template: chat_template.jinja, chat_template.json, or `chat_template` in
+    /// tokenizer_config.json. That is a string, or a list of named templates: `default`, and
+    /// `tool_use` for requests with tools. `None` if the folder has none.
     ///
     /// # Errors
     /// When the template is malformed.
@@ -81,9 +82,10 @@ impl ChatTemplate {
         Ok(Some(Self { environment, tokens: special_tokens(&config) }))
     }
 
-    /// Renders messages (OpenAI's JSON objects: role, content, …) to a prompt that ends with the start of the assistant's turn.
-    /// `extra` has further template variables (`tools`, `enable_thinking`, …). They override the variables set here:
-    /// `add_generation_prompt: false` leaves out the start of the assistant's turn.
+    /// Renders messages (OpenAI's JSON objects: role, content, …) to a prompt that ends with the
+    /// start of the assistant's turn. `extra` has further template variables (`tools`,
+    /// `enable_thinking`, …). They override the variables set here: `add_generation_prompt: false`
+    /// leaves out the start of the assistant's turn.
     ///
     /// # Errors
     /// When the template refuses or fails.

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Why a model could not be loaded, planned or written. Each text names the file or value that was wrong, and what to do if
-/// that is known.
+/// Why a model could not be loaded, planned or written. Each text names the file or value that was
+/// wrong, and what to do if that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A file is missing.

@@ -1,8 +1,9 @@
-//! Reads model folders, plans which rank holds which part, and computes that part: config.json, weights, quantization,
-//! tokenizer, chat template, shard plan and forward pass.
+//! Reads model folders, plans which rank holds which part, and computes that part: config.json,
+//! weights, quantization, tokenizer, chat template, shard plan and forward pass.
 //!
-//! A [`ModelFolder`] becomes a [`ModelSpec`] and a [`weights::WeightSource`]. A [`ShardPlan`] divides the spec among ranks, and
-//! [`Model::load`] packs one rank's part for a [`Backend`](thunder_compute::Backend).
+//! A [`ModelFolder`] becomes a [`ModelSpec`] and a [`weights::WeightSource`]. A [`ShardPlan`]
+//! divides the spec among ranks, and [`Model::load`] packs one rank's part for a
+//! [`Backend`](thunder_compute::Backend).
 //!
 //! ```
 //! use thunder_compute::KvFormat;

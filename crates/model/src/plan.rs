@@ -1,8 +1,9 @@
 //! Which part of a model each rank holds.
 //!
-//! Ranks form `stages` of consecutive layers (pipeline parallel), and the ranks of a stage split each layer (tensor
-//! parallel). Splits follow weights and need not be even: what is divided are units (KV-head groups, quantization groups
-//! of channels, panels of vocabulary rows), and each rank takes a run of them.
+//! Ranks form `stages` of consecutive layers (pipeline parallel), and the ranks of a stage split
+//! each layer (tensor parallel). Splits follow weights and need not be even: what is divided are
+//! units (KV-head groups, quantization groups of channels, panels of vocabulary rows), and each
+//! rank takes a run of them.
 
 use std::ops::Range;
 
@@ -105,7 +106,8 @@ pub struct HeadShare {
     pub queries: Range<usize>,
     /// The KV heads that these read.
     pub kv: Range<usize>,
-    /// For each of these KV heads, the rank's own query heads that read it, counted from the rank's first.
+    /// For each of these KV heads, the rank's own query heads that read it, counted from the rank's
+    /// first.
     pub queries_of: Vec<Range<usize>>,
 }
 
@@ -125,7 +127,8 @@ impl Shard<'_> {
         self.stage + 1 == self.plan.stages.len()
     }
 
-    /// Whether what must be added once (a bias of a product that is split by columns) is added here.
+    /// Whether what must be added once (a bias of a product that is split by columns) is added
+    /// here.
     pub fn adds_once(&self) -> bool {
         self.tensor_rank == 0
     }
@@ -134,8 +137,8 @@ impl Shard<'_> {
         split(units, &self.plan.weights).swap_remove(self.tensor_rank)
     }
 
-    /// Heads of an attention layer. Query heads that share a KV head stay together, unless there are more ranks than KV
-    /// heads: then KV heads are replicated.
+    /// Heads of an attention layer. Query heads that share a KV head stay together, unless there
+    /// are more ranks than KV heads: then KV heads are replicated.
     pub fn heads(&self, shape: &AttentionShape) -> HeadShare {
         let group = shape.heads / shape.kv_heads;
         let unit = if self.plan.weights.len() > shape.kv_heads { 1 } else { group };
@@ -169,7 +172,8 @@ impl Shard<'_> {
     }
 }
 
-/// Cuts `0..units` into runs in proportion to the weights, each boundary rounded to the nearest unit.
+/// Cuts `0..units` into runs in proportion to the weights, each boundary rounded to the nearest
+/// unit.
 fn split(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let total: f64 = weights.iter().sum();
     let mut sum = 0.0;

@@ -1,7 +1,9 @@
-//! What a model is, as far as computing it goes: the description that every architecture's config is read into.
+//! What a model is, as far as computing it goes: the description that every architecture's config
+//! is read into.
 //!
-//! A decoder layer is a *mixer* (attention, today) and a *feed-forward* (a gated MLP, today), each behind a norm and added
-//! to the residual stream. Families differ in which they use and in these shapes, not in code of their own.
+//! A decoder layer is a *mixer* (attention, today) and a *feed-forward* (a gated MLP, today), each
+//! behind a norm and added to the residual stream. Families differ in which they use and in these
+//! shapes, not in code of their own.
 
 use thunder_compute::Rope;
 
@@ -18,8 +20,8 @@ pub struct ModelSpec {
     pub context: usize,
     /// Epsilon of all norms of the residual stream.
     pub norm_eps: f32,
-    /// Whether the output projection is the embedding; `None` where the config does not say: then it is, unless the
-    /// files hold an `lm_head`.
+    /// Whether the output projection is the embedding; `None` where the config does not say: then
+    /// it is, unless the files hold an `lm_head`.
     pub tied: Option<bool>,
     /// The rotations that layers use.
     pub ropes: Vec<Rope>,
@@ -30,7 +32,8 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Weights of the layers' products, over all ranks: what each token is multiplied with, apart from attention's scores and the head.
+    /// Weights of the layers' products, over all ranks: what each token is multiplied with, apart
+    /// from attention's scores and the head.
     pub fn layer_weights(&self) -> u64 {
         let of_layer = |layer: &LayerSpec| {
             let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
@@ -121,7 +124,8 @@ pub struct GatedShape {
     pub bias: bool,
 }
 
-/// Latent attention of a layer, over all ranks. Keys and values of all heads are products of one compressed vector per token.
+/// Latent attention of a layer, over all ranks. Keys and values of all heads are products of one
+/// compressed vector per token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentShape {
     /// Query heads.
@@ -132,7 +136,8 @@ pub struct LatentShape {
     pub rank: usize,
     /// Columns of a query head that are not rotated.
     pub plain: usize,
-    /// Columns of a query head that are rotated, and width of the rotated key part that all heads share.
+    /// Columns of a query head that are rotated, and width of the rotated key part that all heads
+    /// share.
     pub rotated: usize,
     /// Width of a value head.
     pub value_dim: usize,

@@ -1,7 +1,8 @@
-//! Model folders of real shapes with random weights, in MLX's affine format or bf16, to measure a cluster before anything is
-//! downloaded.
+//! Model folders of real shapes with random weights, in MLX's affine format or bf16, to measure a
+//! cluster before anything is downloaded.
 //!
-//! Quantized weights need no quantizer: any bits are valid levels, and the scales give them the right size.
+//! Quantized weights need no quantizer: any bits are valid levels, and the scales give them the
+//! right size.
 
 mod disk;
 mod random;
@@ -29,12 +30,12 @@ const SHARD_BYTES: u64 = 4 << 30;
 /// Bytes per write: a compromise between system calls and cache use.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Writes a model folder, quantized to `bits` in groups of `group`, or in bf16 without bits. The same arguments give the same
-/// bytes. `progress` gets the bytes written so far and their total.
+/// Writes a model folder, quantized to `bits` in groups of `group`, or in bf16 without bits. The
+/// same arguments give the same bytes. `progress` gets the bytes written so far and their total.
 ///
 /// # Errors
-/// When the shape cannot be quantized like this, the folder is not empty, or the disk is too small or fails. A failed write
-/// deletes its files.
+/// When the shape cannot be quantized like this, the folder is not empty, or the disk is too small
+/// or fails. A failed write deletes its files.
 pub fn write(
     shape: &Shape,
     bits: Option<u32>,
@@ -224,7 +225,8 @@ fn shards(tensors: Vec<Tensor>, shard_bytes: u64) -> Vec<Shard> {
         .collect()
 }
 
-/// The start of a safetensors file: the length of a JSON object, then the object, padded to whole words.
+/// The start of a safetensors file: the length of a JSON object, then the object, padded to whole
+/// words.
 fn header(tensors: &[Tensor]) -> Vec<u8> {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({ "format": "mlx" }));

@@ -1,7 +1,8 @@
 //! Text to token ids and back, from a folder's tokenizer.json.
 //!
-//! Encoding uses the `tokenizers` library, with smaller tables for byte pairs (`bpe.rs`) that give the same ids. Decoding uses
-//! a table of each token's bytes, made at load: a stream costs one look-up per token and never decodes earlier tokens again.
+//! Encoding uses the `tokenizers` library, with smaller tables for byte pairs (`bpe.rs`) that give
+//! the same ids. Decoding uses a table of each token's bytes, made at load: a stream costs one
+//! look-up per token and never decodes earlier tokens again.
 
 mod bpe;
 mod stream;
@@ -19,12 +20,12 @@ use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;
 
-/// Longest accepted run of white space, in bytes. From a million, the library's regular expressions give up, and the ids would
-/// silently differ from Python's.
+/// Longest accepted run of white space, in bytes. From a million, the library's regular expressions
+/// give up, and the ids would silently differ from Python's.
 const MAX_WHITE_SPACE_RUN: usize = 500_000;
 
-/// Largest accepted id. Tables are indexed by id, and a malformed file must not make them fill the memory. Published
-/// vocabularies have at most about 300,000 tokens.
+/// Largest accepted id. Tables are indexed by id, and a malformed file must not make them fill the
+/// memory. Published vocabularies have at most about 300,000 tokens.
 const MAX_TOKEN_ID: u32 = 1 << 23;
 
 fn too_large(id: u32) -> String {
@@ -83,11 +84,12 @@ impl Tokenizer {
         Ok(Self { inner, tokens })
     }
 
-    /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A chat template's output has them
-    /// already: pass `false` for it.
+    /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A
+    /// chat template's output has them already: pass `false` for it.
     ///
     /// # Errors
-    /// When the library refuses the text, or it has more than 500,000 bytes of white space in a row.
+    /// When the library refuses the text, or it has more than 500,000 bytes of white space in a
+    /// row.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
         let longest_run = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or(0);
         if longest_run > MAX_WHITE_SPACE_RUN {
@@ -146,7 +148,8 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Adds the tokens that only tokenizer_config.json has (`added_tokens_decoder`), by ascending id as transformers does.
+/// Adds the tokens that only tokenizer_config.json has (`added_tokens_decoder`), by ascending id as
+/// transformers does.
 fn add_configured_tokens(inner: &mut Library, path: &Path) -> Result<(), TokenizerError> {
     let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
     let bytes = match std::fs::read(path) {

@@ -1,7 +1,7 @@
 //! The weights of a model by role: where each tensor lies in the files, and how it is stored.
 //!
-//! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors. Another file format is another
-//! implementation, with its own table from [`Role`] to names.
+//! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors. Another file
+//! format is another implementation, with its own table from [`Role`] to names.
 
 mod hugging_face;
 mod names;
@@ -24,8 +24,8 @@ pub use stored::StoredMatrix;
 
 /// The weights of one model, found by role.
 ///
-/// Opening a source reads headers only. A matrix is handed out as the bytes where it lies, so that a rank reads only the
-/// pages of its own windows; [`FilePages`] tells the source which these are.
+/// Opening a source reads headers only. A matrix is handed out as the bytes where it lies, so that
+/// a rank reads only the pages of its own windows; [`FilePages`] tells the source which these are.
 pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// True if the files have a tensor for this role.
     fn has(&self, role: Role) -> bool;
@@ -36,8 +36,8 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// When the tensor is missing or of an unknown type.
     fn format(&self, role: Role) -> Result<Encoding, ModelError>;
 
-    /// The whole matrix of a role; `shape` is `[outputs, inputs]`. For a [`Role::Expert`] it is one matrix of the stack, if
-    /// the files stack them.
+    /// The whole matrix of a role; `shape` is `[outputs, inputs]`. For a [`Role::Expert`] it is one
+    /// matrix of the stack, if the files stack them.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
@@ -61,6 +61,7 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// True if matrices are quantized unless a module says otherwise.
     fn is_quantized(&self) -> bool;
 
-    /// Tells these weights from others: names, types, shapes and places of all tensors, and samples of their contents.
+    /// Tells these weights from others: names, types, shapes and places of all tensors, and samples
+    /// of their contents.
     fn fingerprint(&self) -> [u8; 32];
 }

@@ -1,5 +1,5 @@
-//! What quantized activations and a quantized cache cost: the next-token distributions of the built-in model along its golden
-//! answers, against the same weights multiplied with plain floats.
+//! What quantized activations and a quantized cache cost: the next-token distributions of the
+//! built-in model along its golden answers, against the same weights multiplied with plain floats.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

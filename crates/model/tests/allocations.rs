@@ -13,7 +13,8 @@ use thunder_testing::builtin_model;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Decodes two sequences from different positions on, over the edge of a block; allocations of the last steps.
+/// Decodes two sequences from different positions on, over the edge of a block; allocations of the
+/// last steps.
 fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
     const WARM: usize = 4;
     let folder = ModelFolder::open(&builtin_model()).unwrap();

@@ -45,7 +45,8 @@ fn golden(case: &Path) -> Vec<Golden> {
         .collect()
 }
 
-/// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk` tokens.
+/// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk`
+/// tokens.
 fn logits(
     folder: &ModelFolder,
     plan: &ShardPlan,
@@ -109,7 +110,8 @@ fn sharded_logits(
         .collect()
 }
 
-/// Relative error over all kept positions, and the share of positions with the same most likely token.
+/// Relative error over all kept positions, and the share of positions with the same most likely
+/// token.
 fn compare(case: &Path, ours: &[Vec<f32>]) -> (f64, f64) {
     let (mut error, mut norm, mut same, mut positions) = (0.0, 0.0, 0, 0);
     for (golden, ours) in golden(case).iter().zip(ours) {
@@ -185,7 +187,8 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     let splits: [&[f64]; 6] = [&[1.0; 2], &[3.0, 1.0], &[1.0; 3], &[1.0, 0.2, 2.0], &[1.0; 4], &[1.0; 5]];
     for (index, case) in cases().iter().enumerate() {
         let folder = ModelFolder::open(case).unwrap();
-        // Every case with every number of ranks would take minutes; each case takes two of the splits in turn.
+        // Every case with every number of ranks would take minutes; each case takes two of the
+        // splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             for activations in [Activations::Int16, Activations::Bf16, Activations::Auto] {
@@ -198,7 +201,8 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     }
 }
 
-/// Wrapped checkpoints call the text model differently, and some leave out whether the head is the embedding.
+/// Wrapped checkpoints call the text model differently, and some leave out whether the head is the
+/// embedding.
 #[test]
 fn a_wrapped_checkpoint_finds_its_head() {
     let case = cases().into_iter().find(|case| case.ends_with("llama-f32")).unwrap();

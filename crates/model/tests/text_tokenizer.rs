@@ -56,7 +56,8 @@ fn ids_and_texts_equal_those_of_hugging_face() {
 
 #[test]
 fn a_long_run_of_spaces_is_split_like_in_python() {
-    // The library's regular expressions give up after a number of steps. The ids would then differ from Python's.
+    // The library's regular expressions give up after a number of steps. The ids would then differ
+    // from Python's.
     let tokenizer = load("llama3");
     let text = format!("{}x", " ".repeat(500_000));
     let ids = tokenizer.encode(&text, false).unwrap();

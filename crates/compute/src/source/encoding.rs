@@ -7,8 +7,8 @@ use super::{Float, mxfp4, q4_0};
 pub enum Encoding {
     /// Plain numbers.
     Float(Float),
-    /// MLX's affine quantization: `w = scale * level + offset`, with a scale and an offset for each `group` elements of a
-    /// row. A row is one little-endian bit stream with `bits` an element.
+    /// MLX's affine quantization: `w = scale * level + offset`, with a scale and an offset for each
+    /// `group` elements of a row. A row is one little-endian bit stream with `bits` an element.
     Affine {
         /// 2, 3, 4, 5, 6 or 8.
         bits: u32,
@@ -66,7 +66,8 @@ impl Encoding {
         }
     }
 
-    /// Bytes of the scales of `cols` elements of a row, if they are stored apart; offsets take as many.
+    /// Bytes of the scales of `cols` elements of a row, if they are stored apart; offsets take as
+    /// many.
     pub const fn scale_bytes(self, cols: usize) -> usize {
         match self {
             Self::Affine { group, scales, .. } => cols / group * scales.bytes(),

@@ -45,12 +45,13 @@ impl Float {
     }
 }
 
-/// The value of f16 bits. `half::f16::to_f32` checks for the CPU's conversion instruction at each call, which keeps loops from
-/// being vectorised.
+/// The value of f16 bits. `half::f16::to_f32` checks for the CPU's conversion instruction at each
+/// call, which keeps loops from being vectorised.
 #[inline(always)]
 pub(super) fn f16_to_f32(bits: u16) -> f32 {
     let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
-    // The exponents' biases differ by 112. Multiplying by 2^112 is right for subnormals too, adding is not.
+    // The exponents' biases differ by 112. Multiplying by 2^112 is right for subnormals too, adding
+    // is not.
     let finite = (f32::from_bits(rest) * f32::from_bits((112 + 127) << 23)).to_bits();
     let special = rest | 0x7f80_0000;
     f32::from_bits(sign | if rest >= 0x0f80_0000 { special } else { finite })

@@ -1,4 +1,5 @@
-//! Quantized formats as groups: what a reader of a file format gives to a packer, or to anything that wants the weights.
+//! Quantized formats as groups: what a reader of a file format gives to a packer, or to anything
+//! that wants the weights.
 
 use super::{Encoding, MatrixSource, affine::AffineReader, mxfp4::Mxfp4Reader, q4_0::Q4_0Reader};
 
@@ -13,8 +14,8 @@ pub struct GroupScale {
 
 /// Reads the groups of a quantized matrix. One implementation for each file format.
 pub trait GroupReader {
-    /// Writes the levels of group `group` of row `row`, one byte each, and returns their scale. `levels` has the length of a
-    /// group, and levels have the bits that [`Encoding::packed`] says.
+    /// Writes the levels of group `group` of row `row`, one byte each, and returns their scale.
+    /// `levels` has the length of a group, and levels have the bits that [`Encoding::packed`] says.
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale;
 }
 

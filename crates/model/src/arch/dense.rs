@@ -140,7 +140,8 @@ pub(super) fn spec(config: Config, family: &DenseFamily, path: &Path) -> Result<
     })
 }
 
-/// Refuses sizes that would exhaust memory before any weight is read: lists are made of layers, heads and dimensions.
+/// Refuses sizes that would exhaust memory before any weight is read: lists are made of layers,
+/// heads and dimensions.
 fn check_sizes(config: &Config) -> Result<(), String> {
     let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
     for (field, value, most) in [

@@ -85,7 +85,8 @@ pub(super) fn rope(
     })
 }
 
-/// Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
+/// Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between
+/// interpolated.
 fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
     let original = s.original_max_position_embeddings.unwrap_or(8192) as f64;
     let (low, high) = (s.low_freq_factor.unwrap_or(1.0), s.high_freq_factor.unwrap_or(4.0));
@@ -99,8 +100,8 @@ fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
         .collect()
 }
 
-/// YaRN (arXiv 2309.00071): dimensions with few turns within the original context are stretched, those with many turns kept,
-/// with a ramp between. Attention grows by `0.1 ln(factor) + 1`.
+/// YaRN (arXiv 2309.00071): dimensions with few turns within the original context are stretched,
+/// those with many turns kept, with a ramp between. Attention grows by `0.1 ln(factor) + 1`.
 fn yarn(
     plain: &[f64],
     theta: f64,

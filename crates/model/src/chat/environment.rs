@@ -10,8 +10,8 @@ use minijinja::{
 
 use super::python;
 
-/// Most steps of a rendering, a few seconds, so that no template runs for ever. A template of one page takes about 100 steps
-/// per message.
+/// Most steps of a rendering, a few seconds, so that no template runs for ever. A template of one
+/// page takes about 100 steps per message.
 const FUEL: u64 = 20_000_000;
 
 /// An environment without templates.
@@ -93,7 +93,8 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     })
 }
 
-/// Python's `json.dumps` with Hugging Face's defaults: no HTML escapes, no escapes of non-ASCII text.
+/// Python's `json.dumps` with Hugging Face's defaults: no HTML escapes, no escapes of non-ASCII
+/// text.
 fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent {
@@ -139,8 +140,8 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which only training needs, by blocks without effect. White space around
-/// them is then treated the same.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which only training needs, by blocks
+/// without effect. White space around them is then treated the same.
 pub(super) fn without_generation_blocks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

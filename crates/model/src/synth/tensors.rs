@@ -140,7 +140,8 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
     list.tensors
 }
 
-/// The factor by which a product scales its input's deviation; below one, so that activations stay small.
+/// The factor by which a product scales its input's deviation; below one, so that activations stay
+/// small.
 const GAIN: f32 = 0.8;
 
 /// Typical deviation of biases in trained models.

@@ -86,7 +86,8 @@ fn every_shape_can_be_laid_out_in_every_common_format() {
     let formats = [None, Some((4, 64)), Some((8, 128)), Some((3, 32))];
     for (index, name) in Shape::names().enumerate() {
         let shape = Shape::named(name).expect("it is listed");
-        // A layout takes the time of a vocabulary: each shape in one format here, in all with `./test --long`.
+        // A layout takes the time of a vocabulary: each shape in one format here, in all with
+        // `./test --long`.
         for quantization in formats.into_iter().cycle().skip(index).take(thunder_testing::runs(1, 4)) {
             Layout::new(&shape, quantization, 0, SHARD_BYTES).expect(name);
         }

@@ -1,4 +1,5 @@
-//! An untrained tokenizer: the 256 bytes, placeholder names for all other ids, and one token that ends a text.
+//! An untrained tokenizer: the 256 bytes, placeholder names for all other ids, and one token that
+//! ends a text.
 
 use serde_json::{Map, Value, json};
 
@@ -54,8 +55,8 @@ fn vocabulary(vocab: usize) -> Map<String, Value> {
     bytes.chain(names).chain([END.to_owned()]).zip((0..).map(Value::from)).collect()
 }
 
-/// The character of each byte in byte-level vocabularies (GPT-2's): printable Latin-1 bytes are themselves, the others are the
-/// code points from U+0100, in order.
+/// The character of each byte in byte-level vocabularies (GPT-2's): printable Latin-1 bytes are
+/// themselves, the others are the code points from U+0100, in order.
 fn byte_characters() -> Vec<char> {
     let mut next = '\u{100}'..;
     (0..=u8::MAX)

@@ -1,6 +1,7 @@
-//! Byte-pair encoding in compact tables. The library's tables hold every token three times: with 128,000 tokens they take more
-//! memory than a rank of a small model may use beyond its weights, and as long to build as the weights to load. Normalizers,
-//! splitting, added tokens and models of other kinds stay the library's.
+//! Byte-pair encoding in compact tables. The library's tables hold every token three times: with
+//! 128,000 tokens they take more memory than a rank of a small model may use beyond its weights,
+//! and as long to build as the weights to load. Normalizers, splitting, added tokens and models of
+//! other kinds stay the library's.
 
 use std::borrow::Cow;
 use std::collections::{BinaryHeap, HashMap};
@@ -24,7 +25,8 @@ pub(super) enum Pairs {
     Library(Box<ModelWrapper>),
 }
 
-/// Byte pairs, without features that no language model uses: dropout, affixes, tokens for unknown text.
+/// Byte pairs, without features that no language model uses: dropout, affixes, tokens for unknown
+/// text.
 pub(super) struct Bpe {
     vocabulary: Vocabulary,
     merges: Merges,
@@ -162,7 +164,8 @@ impl Bpe {
         while let Some(std::cmp::Reverse((_, left, both))) = queue.pop() {
             let Symbol { id, len, next, previous } = symbols[left as usize];
             let Some(&right) = symbols.get(next as usize) else { continue };
-            // Either symbol may have changed since. As in the library, another pair with the same result counts as this one.
+            // Either symbol may have changed since. As in the library, another pair with the same
+            // result counts as this one.
             if len == 0 || self.merges.get(id, right.id).is_none_or(|(_, now)| now != both) {
                 continue;
             }

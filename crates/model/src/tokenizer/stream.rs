@@ -9,8 +9,8 @@ use super::{
 
 /// Decodes tokens one by one into whole characters.
 ///
-/// The texts of [`push`](Self::push) and [`finish`](Self::finish), joined, equal [`Tokenizer::decode`] of all tokens that are
-/// not special.
+/// The texts of [`push`](Self::push) and [`finish`](Self::finish), joined, equal
+/// [`Tokenizer::decode`] of all tokens that are not special.
 pub struct TokenStream {
     tokenizer: Arc<Tokenizer>,
     text: PartialText,
@@ -31,7 +31,8 @@ impl TokenStream {
         out
     }
 
-    /// Ends the text: returns U+FFFD if a character is unfinished. The stream then begins a new text.
+    /// Ends the text: returns U+FFFD if a character is unfinished. The stream then begins a new
+    /// text.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         self.text.finish(&mut out);
@@ -100,8 +101,8 @@ impl PartialText {
     }
 }
 
-/// Appends the characters of `bytes` to `out`, U+FFFD for each invalid sequence. Returns the bytes used: all except an
-/// unfinished character at the end.
+/// Appends the characters of `bytes` to `out`, U+FFFD for each invalid sequence. Returns the bytes
+/// used: all except an unfinished character at the end.
 fn decode_certain(bytes: &[u8], out: &mut String) -> usize {
     let mut done = 0;
     loop {

@@ -9,9 +9,11 @@ use super::{Library, MAX_TOKEN_ID, too_large};
 pub(super) enum Leading {
     /// No rule.
     Keep,
-    /// Up to `count` of this character are removed (SentencePiece puts a space before the first word).
+    /// Up to `count` of this character are removed (SentencePiece puts a space before the first
+    /// word).
     Strip { content: char, count: usize },
-    /// This character is removed everywhere in the first token, before it would become a space (Metaspace decoders).
+    /// This character is removed everywhere in the first token, before it would become a space
+    /// (Metaspace decoders).
     DropFromFirstToken(char),
 }
 
@@ -21,7 +23,8 @@ pub(super) struct TokenBytes {
     /// By id. A token's bytes begin where those of the id before end.
     entries: Vec<Entry>,
     leading: Leading,
-    /// For `Leading::DropFromFirstToken`: bytes at the start of a text, of the tokens that contain the character.
+    /// For `Leading::DropFromFirstToken`: bytes at the start of a text, of the tokens that contain
+    /// the character.
     first: std::collections::HashMap<u32, Vec<u8>>,
 }
 
@@ -138,8 +141,8 @@ fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) ->
     text.into_bytes()
 }
 
-/// Reads the decoder's JSON. Supported are decoders in which a token's bytes do not depend on its neighbours; language models
-/// use no others.
+/// Reads the decoder's JSON. Supported are decoders in which a token's bytes do not depend on its
+/// neighbours; language models use no others.
 fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
     let mut steps = Vec::new();
     let mut leading = Leading::Keep;
@@ -152,7 +155,8 @@ fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
     for part in parts {
         let unsupported = || format!("its decoder has a part that is not supported: {part}");
         let kind = part["type"].as_str().ok_or_else(unsupported)?;
-        // After Fuse, only a rule for the start of the text is meaningful; after such a rule, nothing is.
+        // After Fuse, only a rule for the start of the text is meaningful; after such a rule,
+        // nothing is.
         if fused && kind != "Strip" || leading != Leading::Keep {
             return Err(unsupported());
         }
@@ -190,7 +194,8 @@ fn single_char(value: &Value) -> Option<char> {
     chars.next().is_none().then_some(first)
 }
 
-/// GPT-2's table, by code point: printable Latin-1 bytes are themselves, the others are the code points from 256, in order.
+/// GPT-2's table, by code point: printable Latin-1 bytes are themselves, the others are the code
+/// points from 256, in order.
 fn byte_level_table() -> Vec<Option<u8>> {
     let mut table = vec![None; 512];
     let mut next = 256;

@@ -29,7 +29,8 @@ impl HuggingFace {
         Ok(Self { files, names, quantization })
     }
 
-    /// The name that the files use for a role, or the first possible one if they have none. `suffix` completes a module.
+    /// The name that the files use for a role, or the first possible one if they have none.
+    /// `suffix` completes a module.
     fn name(&self, role: Role, suffix: &str) -> Name {
         let mut names = self.names.of(role);
         let found = names.iter().position(|name| self.files.has(&format!("{}{suffix}", name.path)));

@@ -15,14 +15,16 @@ pub(super) struct Names {
 /// A name under which a role may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
-    /// The module of a matrix (its tensors are `.weight`, `.scales`, …), or the whole name of a vector.
+    /// The module of a matrix (its tensors are `.weight`, `.scales`, …), or the whole name of a
+    /// vector.
     pub path: String,
     /// True if the tensor is a stack over all experts.
     pub stacked: bool,
 }
 
 impl Names {
-    /// Wrapped models put the language model under different prefixes, so the prefix is read from the files.
+    /// Wrapped models put the language model under different prefixes, so the prefix is read from
+    /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
         const TABLE: &str = "embed_tokens.weight";
         const HEAD: &str = "lm_head";

@@ -51,7 +51,8 @@ pub enum LayerRole {
     QueryDownNorm,
     /// Latent attention: from compressed queries to heads (`q_b`).
     QueryUp,
-    /// Latent attention: from the residual stream to the latent vector and the rotated key part (`kv_a`).
+    /// Latent attention: from the residual stream to the latent vector and the rotated key part
+    /// (`kv_a`).
     KvDown,
     /// Latent attention: norm of the latent vector, `[rank]`.
     KvDownNorm,

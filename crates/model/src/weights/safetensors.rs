@@ -14,12 +14,13 @@ use thunder_compute::source::FilePages;
 
 use crate::error::ModelError;
 
-/// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB. Ranks that read windows of
-/// many tensors would keep the edges of all of them, so releasing drops this much on both sides.
+/// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB.
+/// Ranks that read windows of many tensors would keep the edges of all of them, so releasing drops
+/// this much on both sides.
 const MAPPED_AROUND_BYTES: usize = 2 << 20;
 
-/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model apart, without reading the
-/// model.
+/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model
+/// apart, without reading the model.
 const SAMPLED_TENSORS: usize = 64;
 /// Bytes that a fingerprint samples of a tensor.
 const SAMPLE_BYTES: usize = 256;
@@ -98,8 +99,8 @@ impl SafetensorsFiles {
     fn map(&mut self, path: &Path) -> Result<(), ModelError> {
         let io = |error| ModelError::io(path, "weights (safetensors)", error);
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it ends this process, as in
-        // every program that maps its models.
+        // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it
+        // ends this process, as in every program that maps its models.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
@@ -203,7 +204,8 @@ impl FilePages for SafetensorsFiles {
         let Some((map, range)) = self.place(bytes) else { return };
         let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
         let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
-        // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again when touched.
+        // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again
+        // when touched.
         let dropped = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
         // If the advice is refused, the system decides when to drop the pages.
         drop(dropped);

@@ -1,8 +1,9 @@
-//! Quantized weights as integers: `w = unit × (scale × level + (offset << shift))`, with one unit for each row of a matrix.
+//! Quantized weights as integers: `w = unit × (scale × level + (offset << shift))`, with one unit
+//! for each row of a matrix.
 //!
-//! A group's scale and offset take two bytes each, in a format that every instruction set converts to floats. Packing moves a
-//! weight by at most 2⁻¹⁵ of the largest weight of its row, less with 5 bits or more: below the resolution of the file's 16-bit
-//! scales.
+//! A group's scale and offset take two bytes each, in a format that every instruction set converts
+//! to floats. Packing moves a weight by at most 2⁻¹⁵ of the largest weight of its row, less with 5
+//! bits or more: below the resolution of the file's 16-bit scales.
 
 use crate::cpu::simd::LANES;
 
@@ -39,7 +40,8 @@ impl FixedPoint {
         }
     }
 
-    /// The units of 16 rows whose groups have these scales and offsets; 0 if all weights of a row are 0.
+    /// The units of 16 rows whose groups have these scales and offsets; 0 if all weights of a row
+    /// are 0.
     #[inline(always)]
     pub fn units<'a>(&self, groups: impl Iterator<Item = (&'a Numbers, &'a Numbers)>) -> Numbers {
         let levels = 2.0 * self.middle;
@@ -70,15 +72,17 @@ impl FixedPoint {
     /// The scales and offsets of a group of 16 rows in units.
     #[inline(always)]
     pub fn encode(&self, inverse: &[f64; LANES], scales: &Numbers, offsets: &Numbers) -> [[i16; LANES]; 2] {
-        // Adding this leaves the nearest integer in the lowest bits, ties to even. (`f64::round_ties_even` is a function call on
-        // instruction sets without such an instruction, and saturating casts are not vectorised.)
+        // Adding this leaves the nearest integer in the lowest bits, ties to even.
+        // (`f64::round_ties_even` is a function call on instruction sets without such an
+        // instruction, and saturating casts are not vectorised.)
         const ROUNDING: f64 = 1.5 * (1u64 << 52) as f64;
         let mut encoded = [[0; LANES]; 2];
         for lane in 0..LANES {
             let (scale, offset) =
                 (f64::from(scales[lane]) * inverse[lane], f64::from(offsets[lane]) * inverse[lane]);
             let rounded = scale + ROUNDING;
-            // The offset corrects the scale's rounding error at the middle level, which halves the largest error.
+            // The offset corrects the scale's rounding error at the middle level, which halves the
+            // largest error.
             let offset = offset + (scale - (rounded - ROUNDING)) * self.middle;
             encoded[0][lane] = rounded.to_bits() as i16;
             encoded[1][lane] = (offset * self.offset_units + ROUNDING).to_bits() as i16;
@@ -144,7 +148,8 @@ mod tests {
         }
     }
 
-    /// The unit, scale and offset of the first group of a row; the panel's other rows have other values.
+    /// The unit, scale and offset of the first group of a row; the panel's other rows have other
+    /// values.
     fn encoded(fixed: &FixedPoint, row: [(f32, f32); 2]) -> (f32, i16, i16) {
         const LANE: usize = 5;
         let lanes = |x: f32| std::array::from_fn(|lane| if lane == LANE { x } else { lane as f32 });

@@ -1,8 +1,8 @@
 //! Packing: from rows in a file to the panels that `layout/matrix.rs` describes.
 //!
-//! Plain numbers and MLX's affine bit streams have fast paths. Every other format is read group by group through its
-//! [`GroupReader`](crate::source::GroupReader). A thread packs a contiguous part of a matrix, requests the file's pages one
-//! piece ahead of reading and releases them afterwards.
+//! Plain numbers and MLX's affine bit streams have fast paths. Every other format is read group by
+//! group through its [`GroupReader`](crate::source::GroupReader). A thread packs a contiguous part
+//! of a matrix, requests the file's pages one piece ahead of reading and releases them afterwards.
 
 mod affine;
 mod groups;
@@ -26,7 +26,8 @@ use affine::pack_block32;
 use groups::GroupPacker;
 use transpose::{Rows, columns};
 
-/// Bytes that a thread packs before it releases the file's pages; each thread holds about this much of them.
+/// Bytes that a thread packs before it releases the file's pages; each thread holds about this much
+/// of them.
 const PIECE_BYTES: usize = 2 << 20;
 
 impl Matrix {
@@ -76,7 +77,8 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
                 pages.need(weights);
             }
             for panel in panels {
-                // SAFETY: each panel is written by one thread, inside the region allocated for all panels.
+                // SAFETY: each panel is written by one thread, inside the region allocated for all
+                // panels.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
                 let units = match format {
@@ -93,7 +95,8 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
             }
         }
     });
-    // Scales are few pages, shared by neighbouring threads: they are released when all threads are done.
+    // Scales are few pages, shared by neighbouring threads: they are released when all threads are
+    // done.
     if let Some(pages) = source.pages {
         numbers().for_each(|part| pages.release(part.span(0..source.rows)));
     }
@@ -131,7 +134,8 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Packs one panel. Wider vectors are an eighth faster where the CPU has them; the bytes are the same.
+    /// Packs one panel. Wider vectors are an eighth faster where the CPU has them; the bytes are
+    /// the same.
     pub fn panel(&mut self, panel: usize, out: &mut [u8], units: Option<&mut [f32; LANES]>) {
         #[cfg(target_arch = "x86_64")]
         {

@@ -79,10 +79,11 @@ impl<'a> AttentionSources<'a> {
     }
 }
 
-/// The columns of the output projection that belong to these heads, and where the heads begin in them.
+/// The columns of the output projection that belong to these heads, and where the heads begin in
+/// them.
 ///
-/// Heads may begin inside of a quantization group. Then the window takes the whole group, and the rank's input is zero in
-/// the columns of other ranks' heads.
+/// Heads may begin inside of a quantization group. Then the window takes the whole group, and the
+/// rank's input is zero in the columns of other ranks' heads.
 fn out_projection<'a>(
     view: &ShardView<'a>,
     layer: usize,

@@ -46,7 +46,8 @@ impl<'a> GatedSources<'a> {
     }
 }
 
-/// Channels that are not divided: a quantization group of the down projection, at least [`LEAST_CHANNELS`].
+/// Channels that are not divided: a quantization group of the down projection, at least
+/// [`LEAST_CHANNELS`].
 pub(super) fn channel_unit(weights: &dyn WeightSource, layer: usize) -> Result<usize, ModelError> {
     Ok(weights.format(LayerRole::Down.of(layer))?.column_unit().max(LEAST_CHANNELS))
 }

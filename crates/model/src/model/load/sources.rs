@@ -1,4 +1,5 @@
-//! The one description of what a rank reads: plans, the check that a model fits, and loading all use it.
+//! The one description of what a rank reads: plans, the check that a model fits, and loading all
+//! use it.
 
 use std::ops::Range;
 
@@ -122,7 +123,8 @@ pub(super) fn is_tied(folder: &ModelFolder) -> bool {
     folder.spec.tied.unwrap_or(!folder.weights.has(Role::OutputHead))
 }
 
-/// Heads that are not divided: as many as it takes for their columns to fill whole groups of `unit` columns.
+/// Heads that are not divided: as many as it takes for their columns to fill whole groups of `unit`
+/// columns.
 pub(super) fn whole_groups(head_columns: usize, unit: usize) -> usize {
     let (mut a, mut b) = (unit, head_columns);
     while b > 0 {

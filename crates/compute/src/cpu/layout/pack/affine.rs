@@ -1,5 +1,5 @@
-//! MLX's affine format: bit streams are moved as 32-bit words, and the levels in a word are put in the kernels' order for all
-//! lanes at once, about as fast as memory is copied.
+//! MLX's affine format: bit streams are moved as 32-bit words, and the levels in a word are put in
+//! the kernels' order for all lanes at once, about as fast as memory is copied.
 
 use super::planes::in_planes;
 use super::transpose::{QUAD, QUAD_BYTES, Rows, store, transposed};
@@ -54,7 +54,8 @@ fn one_step<const BITS: u32>(word: u32) -> u32 {
     (pairs & (level * 0x1_0001)) | (pairs & ((level << BITS) * 0x1_0001)) << (8 - BITS)
 }
 
-/// Eight levels of 4 bits: byte `i` of the result holds level `i` in its low bits and level `i + 4` in its high bits.
+/// Eight levels of 4 bits: byte `i` of the result holds level `i` in its low bits and level `i + 4`
+/// in its high bits.
 #[inline(always)]
 fn two_steps(word: u32) -> u32 {
     // Each 16 bits hold a byte of the first four levels, then a byte of the last four.

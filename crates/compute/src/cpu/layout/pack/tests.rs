@@ -56,7 +56,8 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
     }
 }
 
-/// Weights move by 2⁻¹⁵ of the row's largest level at most. Formats that leave upper levels unused lose up to one bit more.
+/// Weights move by 2⁻¹⁵ of the row's largest level at most. Formats that leave upper levels unused
+/// lose up to one bit more.
 fn check(source: &MatrixSource<'_>) {
     let matrix = packed(source, 2);
     let (mut expected, mut values) = (vec![0.0; source.cols], vec![0.0; source.cols]);

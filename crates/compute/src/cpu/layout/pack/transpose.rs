@@ -52,14 +52,15 @@ pub(super) fn store(line: &mut [u8], quad: usize, words: &[u32; QUAD]) {
     }
 }
 
-/// Four words of four rows from byte `at`; the rows' first words come first. The compiler does not find these shuffles, and
-/// they make all of packing twice as fast.
+/// Four words of four rows from byte `at`; the rows' first words come first. The compiler does not
+/// find these shuffles, and they make all of packing twice as fast.
 ///
 /// # Safety
 /// The rows have 16 bytes from `at`.
 #[inline(always)]
 pub(super) unsafe fn transposed(rows: &Rows, quad: usize, at: usize) -> [[u32; QUAD]; QUAD] {
-    // SAFETY: the caller's; the instructions are part of every CPU of these architectures, and a vector is its words.
+    // SAFETY: the caller's; the instructions are part of every CPU of these architectures, and a
+    // vector is its words.
     unsafe {
         let row = |index: usize| rows[quad * QUAD + index].add(at);
         #[cfg(target_arch = "x86_64")]
