@@ -1,9 +1,9 @@
-//! Which part of a model each rank holds.
+//! The part of a model that each rank holds.
 //!
 //! Ranks form `stages` of consecutive layers (pipeline parallel), and the ranks of a stage split
-//! each layer (tensor parallel). Splits follow weights and need not be even: what is divided are
-//! units (KV-head groups, quantization groups of channels, panels of vocabulary rows), and each
-//! rank takes a run of them.
+//! each layer (tensor parallel). Splits follow the ranks' weights and need not be even. The units
+//! of a split are KV-head groups, quantization groups of channels, and panels of vocabulary rows;
+//! each rank takes consecutive units.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::ModelError;
 use crate::spec::{AttentionShape, ModelSpec};
 
-/// How a model is spread over ranks.
+/// How a model is divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
@@ -23,7 +23,7 @@ pub enum Parallelism {
     Pipeline,
 }
 
-/// The shares of all ranks.
+/// The parts of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardPlan {
     /// Layers of each stage.
@@ -32,7 +32,7 @@ pub struct ShardPlan {
     weights: Vec<f64>,
 }
 
-/// Rows of vocabulary that are not divided: the rows that kernels work on together.
+/// Vocabulary rows are divided in whole panels of the kernels.
 const VOCAB_UNIT: usize = 16;
 
 impl ShardPlan {
@@ -79,7 +79,7 @@ impl ShardPlan {
         self.stages.len()
     }
 
-    /// The part of one rank.
+    /// The part of `rank`.
     ///
     /// # Panics
     /// When the rank is not below [`ShardPlan::ranks`].
@@ -93,9 +93,9 @@ impl ShardPlan {
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
     plan: &'a ShardPlan,
-    /// Its stage of the pipeline.
+    /// The rank's stage of the pipeline.
     pub stage: usize,
-    /// Its place among the ranks of the stage.
+    /// The rank's index among the ranks of the stage.
     pub tensor_rank: usize,
 }
 
@@ -104,10 +104,9 @@ pub struct Shard<'a> {
 pub struct HeadShare {
     /// Query heads.
     pub queries: Range<usize>,
-    /// The KV heads that these read.
+    /// KV heads that these query heads read.
     pub kv: Range<usize>,
-    /// For each of these KV heads, the rank's own query heads that read it, counted from the rank's
-    /// first.
+    /// For each of these KV heads, the query heads that read it, counted from the rank's first.
     pub queries_of: Vec<Range<usize>>,
 }
 
@@ -117,18 +116,17 @@ impl Shard<'_> {
         self.plan.stages[self.stage].clone()
     }
 
-    /// Whether this rank embeds tokens.
+    /// True if this rank embeds tokens.
     pub fn is_first(&self) -> bool {
         self.stage == 0
     }
 
-    /// Whether this rank makes logits.
+    /// True if this rank computes logits.
     pub fn is_last(&self) -> bool {
         self.stage + 1 == self.plan.stages.len()
     }
 
-    /// Whether what must be added once (a bias of a product that is split by columns) is added
-    /// here.
+    /// True if this rank adds the bias of a product that is split by columns: one rank must.
     pub fn adds_once(&self) -> bool {
         self.tensor_rank == 0
     }
@@ -172,8 +170,7 @@ impl Shard<'_> {
     }
 }
 
-/// Cuts `0..units` into runs in proportion to the weights, each boundary rounded to the nearest
-/// unit.
+/// Divides `0..units` in proportion to the weights, with each boundary rounded to the nearest unit.
 fn split(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let total: f64 = weights.iter().sum();
     let mut sum = 0.0;
@@ -190,7 +187,7 @@ fn split(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// As [`split`], but nobody gets nothing. Needs at least as many units as weights.
+/// Like [`split`], but each range has at least one unit. Needs at least as many units as weights.
 fn split_at_least_one(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let spare = split(units - weights.len(), weights);
     spare.into_iter().enumerate().map(|(i, range)| range.start + i..range.end + i + 1).collect()

@@ -1,9 +1,8 @@
-//! What a model is, as far as computing it goes: the description that every architecture's config
-//! is read into.
+//! The description of a model that its config.json is read into, whatever the architecture.
 //!
-//! A decoder layer is a *mixer* (attention, today) and a *feed-forward* (a gated MLP, today), each
-//! behind a norm and added to the residual stream. Families differ in which they use and in these
-//! shapes, not in code of their own.
+//! A decoder layer is a *mixer* (attention, latent attention, delta rule) and a *feed-forward* (a
+//! gated MLP). Each has a norm before it and is added to the residual stream. Families differ in
+//! the mixers, feed-forwards and shapes that they use, not in code.
 
 use thunder_compute::Rope;
 
@@ -16,14 +15,14 @@ pub struct ModelSpec {
     pub hidden: usize,
     /// Rows of the embedding.
     pub vocab: usize,
-    /// Positions that the model was made for.
+    /// Longest context that the model was trained for, in tokens.
     pub context: usize,
     /// Epsilon of all norms of the residual stream.
     pub norm_eps: f32,
-    /// Whether the output projection is the embedding; `None` where the config does not say: then
-    /// it is, unless the files hold an `lm_head`.
+    /// True if the output head is the embedding. `None` if the config does not say: then it is,
+    /// unless the files have an output head.
     pub tied: Option<bool>,
-    /// The rotations that layers use.
+    /// Rotary position embeddings that layers refer to.
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
@@ -32,8 +31,8 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Weights of the layers' products, over all ranks: what each token is multiplied with, apart
-    /// from attention's scores and the head.
+    /// Number of weights in the layers' products, over all ranks. Each token is multiplied with all
+    /// of them; attention scores and the output head are not included.
     pub fn layer_weights(&self) -> u64 {
         let of_layer = |layer: &LayerSpec| {
             let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
@@ -46,13 +45,13 @@ impl ModelSpec {
 /// One decoder layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
-    /// What moves information between tokens.
+    /// Moves information between tokens.
     pub mixer: MixerSpec,
-    /// What works on each token.
+    /// Works on each token by itself.
     pub feed_forward: FeedForwardSpec,
 }
 
-/// What moves information between tokens.
+/// A layer part that moves information between tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerSpec {
     /// Grouped-query attention.
@@ -85,7 +84,7 @@ impl MixerSpec {
     }
 }
 
-/// What works on each token.
+/// A layer part that works on each token by itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForwardSpec {
     /// `down(silu(gate(x)) * up(x))`.
@@ -97,30 +96,30 @@ pub enum FeedForwardSpec {
 pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values; divides `heads`.
+    /// KV heads; divides `heads`.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Whether queries, keys and values have a bias.
+    /// True if queries, keys and values have a bias.
     pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
+    /// True if the output projection has a bias.
     pub out_bias: bool,
-    /// Whether query and key heads are normed before rotation.
+    /// True if query and key heads are normed before rotation.
     pub qk_norm: bool,
-    /// Tokens that a token sees, itself included; `None`: all before it.
+    /// Tokens that a token attends to, itself included. `None`: all tokens before it.
     pub window: Option<usize>,
     /// Index into [`ModelSpec::ropes`].
     pub rope: Option<usize>,
-    /// Growth of the queries with the position: beta and original context.
+    /// Temperature tuning, by which queries grow with the position: beta and original context.
     pub temperature: Option<(f32, usize)>,
 }
 
 /// A gated MLP of a layer, over all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatedShape {
-    /// Channels between gate/up and down.
+    /// Outputs of the gate and up projections.
     pub channels: usize,
-    /// Whether the three projections have biases.
+    /// True if the three projections have biases.
     pub bias: bool,
 }
 

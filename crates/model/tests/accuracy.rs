@@ -1,5 +1,5 @@
-//! What quantized activations and a quantized cache cost: the next-token distributions of the
-//! built-in model along its golden answers, against the same weights multiplied with plain floats.
+//! The cost of quantized activations and of a quantized cache: next-token distributions of the
+//! built-in model along its golden answers, compared with products in f32.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,12 +13,12 @@ use thunder_testing::{builtin_golden, builtin_model};
 /// A prompt and its answer.
 type Text = [Vec<u32>; 2];
 
-/// Which tokens are computed as a prompt's, which are bf16 on a matrix unit.
+/// Tokens that are computed as prompt tokens, in bf16 on a matrix unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Prompts {
-    /// The prompt's, as in serving.
+    /// The tokens of the prompt, as in serving.
     Served,
-    /// None, so that all are integers.
+    /// None: all products are of integers.
     None,
 }
 
@@ -96,7 +96,7 @@ fn relative_error(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f64 {
 }
 
 #[test]
-fn the_next_token_is_mlx_s_and_its_distribution_bears_quantized_activations_and_cache() {
+fn next_tokens_equal_mlx_and_quantized_distributions_stay_near_f32() {
     let golden = std::fs::read(builtin_golden()).unwrap();
     let golden: Vec<Value> = serde_json::from_slice(&golden).unwrap();
     let ids = |value: &Value| -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! A token's way through the model takes no memory from the allocator.
+//! Decoding a token allocates nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,8 +13,8 @@ use thunder_testing::builtin_model;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Decodes two sequences from different positions on, over the edge of a block; allocations of the
-/// last steps.
+/// Decodes two sequences from different positions across the end of a block. Returns the
+/// allocations of the last steps.
 fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) -> usize {
     const WARM: usize = 4;
     let folder = ModelFolder::open(&builtin_model()).unwrap();
@@ -44,12 +44,12 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     }
     let after = allocations::total();
     assert!(before > 0, "allocations are not counted");
-    // What a rank takes and gives back at its end is not the others' steps.
+    // A rank that ends allocates, so all ranks count before any ends.
     done.wait();
     after - before
 }
 
-// One test, as others would allocate at the same time.
+// One test: others in this process would allocate at the same time.
 #[test]
 fn decoding_allocates_nothing() {
     for activations in

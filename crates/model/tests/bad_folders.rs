@@ -318,14 +318,14 @@ const CASES: [Case; 46] = [
                 json!({ "weight_map": { "model.norm.weight": "../model.safetensors" } }).to_string(),
             );
         },
-        &["index.json", "\"../model.safetensors\"", "only files beside it"],
+        &["index.json", "\"../model.safetensors\"", "only files in the same folder"],
     ),
     (
         "index names the folder above",
         |f| {
             write(f, INDEX, json!({ "weight_map": { "model.norm.weight": ".." } }).to_string());
         },
-        &["index.json", "\"..\"", "only files beside it"],
+        &["index.json", "\"..\"", "only files in the same folder"],
     ),
     (
         "index names a file that is not there",

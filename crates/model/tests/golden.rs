@@ -1,4 +1,4 @@
-//! Logits against MLX-LM's, for every architecture and weight format, on one rank and on several.
+//! Logits against MLX-LM, for every architecture and weight format, on one rank and on several.
 //!
 //! The fixtures and how they were made: tests/golden/README.md.
 
@@ -21,7 +21,7 @@ fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// One prompt of a fixture and what MLX-LM made of it.
+/// One prompt of a fixture and MLX-LM's results for it.
 struct Golden {
     tokens: Vec<u32>,
     positions: Vec<usize>,
@@ -71,7 +71,7 @@ fn logits(
             for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
                 let mut step = Step::default();
                 step.push(tokens, index * chunk, &blocks, 0, false);
-                // As if generated where there is a matrix unit, on which prompts are bf16.
+                // On matrix units prompts are bf16. Generated tokens are integers there too.
                 let bytes = matches!(activations, Activations::Auto | Activations::Int8);
                 step.sequences[0].prompt &= !(bytes && isa.name() == "amx");
                 step.logit_rows = (0..tokens.len() as u32).collect();
@@ -84,7 +84,7 @@ fn logits(
         .collect()
 }
 
-/// All ranks' logits side by side, `[positions, vocabulary]`.
+/// The logits of all ranks joined, `[positions, vocabulary]`.
 fn sharded_logits(
     folder: &ModelFolder,
     plan: &ShardPlan,
@@ -131,7 +131,7 @@ fn compare(case: &Path, ours: &[Vec<f32>]) -> (f64, f64) {
     ((error / norm).sqrt(), same as f64 / positions as f64)
 }
 
-/// What is allowed: (relative error, share of the same argmax).
+/// Largest relative error, and smallest share of positions with the same argmax.
 fn limits(activations: Activations) -> (f64, f64) {
     match activations {
         Activations::Int16 | Activations::F32 => (1e-3, 0.995),
@@ -187,8 +187,7 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     let splits: [&[f64]; 6] = [&[1.0; 2], &[3.0, 1.0], &[1.0; 3], &[1.0, 0.2, 2.0], &[1.0; 4], &[1.0; 5]];
     for (index, case) in cases().iter().enumerate() {
         let folder = ModelFolder::open(case).unwrap();
-        // Every case with every number of ranks would take minutes; each case takes two of the
-        // splits in turn.
+        // All cases with all splits would take minutes, so each case has two of the splits in turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             for activations in [Activations::Int16, Activations::Bf16, Activations::Auto] {
@@ -201,8 +200,8 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     }
 }
 
-/// Wrapped checkpoints call the text model differently, and some leave out whether the head is the
-/// embedding.
+/// Wrapped checkpoints put the text model under other prefixes, and some do not say whether the
+/// head is the embedding.
 #[test]
 fn a_wrapped_checkpoint_finds_its_head() {
     let case = cases().into_iter().find(|case| case.ends_with("llama-f32")).unwrap();

@@ -88,7 +88,8 @@ impl SafetensorsFiles {
         for name in names {
             let mut parts = Path::new(&name).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-                let reason = format!("it names the weight file {name:?}: only files beside it are allowed");
+                let reason =
+                    format!("it names the weight file {name:?}: only files in the same folder are allowed");
                 return Err(ModelError::Malformed { path: index, reason });
             }
             weights.map(&folder.join(name))?;
