@@ -2,8 +2,8 @@
 //! for each row of a matrix.
 //!
 //! A group's scale and offset take two bytes each, in a format that every instruction set converts
-//! to floats. Packing moves a weight by at most 2⁻¹⁵ of the largest weight of its row, less with 5
-//! bits or more: below the resolution of the file's 16-bit scales.
+//! to floats. Packing moves a weight by less than 2⁻¹² of the largest weight of its row: below the
+//! resolution of the file's 16-bit scales.
 
 use crate::cpu::simd::LANES;
 
