@@ -5,7 +5,7 @@
 #   bench/llama_cpp.sh build                        build llama-bench and print its path (9 minutes)
 #   bench/llama_cpp.sh model [SHAPE [TYPE]]         write a GGUF with random weights, print its path
 #   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]  both, then decode 64 tokens with one thread
-#   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]  the same over two RPC servers, by layer and tensor
+#   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]  the same over two RPC servers
 #
 # SHAPE: llama-1b (default), llama-8b, qwen3-0.6b. TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits
 # in groups of 64), q4_1 (5 bits, like groups of 32), q8_0. ARG: options of llama-bench, added after

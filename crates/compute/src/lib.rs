@@ -6,7 +6,8 @@
 //!
 //! ```
 //! use thunder_collectives::Group;
-//! use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Encoding, Float, Isa, MatrixSource, Strided};
+//! use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Encoding, Float, Isa};
+//! use thunder_compute::{MatrixSource, Strided};
 //!
 //! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
 //! let source = MatrixSource {

@@ -1,4 +1,4 @@
-//! One pass through the model: which tokens of which sequences, and where their caches are.
+//! One pass through the model: the tokens of each sequence, and where its caches are.
 
 use std::ops::Range;
 

@@ -21,7 +21,8 @@
 //!     let wanted = step.parts().filter(|part| part.wants_token);
 //!     let tokens: Vec<u32> = wanted.map(|part| part.tokens[part.tokens.len() - 1] + 1).collect();
 //!     scheduler.apply(&tokens, &mut events);
-//!     answer.extend(events.drain(..).filter(|event| event.request == request).map(|event| event.token));
+//!     let of_request = events.drain(..).filter(|event| event.request == request);
+//!     answer.extend(of_request.map(|event| event.token));
 //! }
 //! assert_eq!(answer, [8, 9, 10]);
 //! # Ok::<(), thunder_engine::SubmitError>(())

@@ -11,8 +11,8 @@ use common::{PATIENCE, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
-/// The most tokens of an answer. With it, three sequences fit into the smallest cache here, and four
-/// do not.
+/// The most tokens of an answer. With it, three sequences fit into the smallest cache here, and
+/// four do not.
 const MAX_TOKENS: usize = 40;
 
 fn request(engine: &Engine, index: usize) -> Request {
@@ -41,7 +41,8 @@ fn answers_do_not_depend_on_preemptions() {
         (3, Parallelism::Pipeline),
     ];
     for (ranks, parallel) in layouts {
-        // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in flight.
+        // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in
+        // flight.
         let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6 };
         with_engine(ranks, parallel, limits, |engine| {
             let alone: Vec<_> =

@@ -1,8 +1,9 @@
 //! The description of a model that its config.json is read into, whatever the architecture.
 //!
 //! A decoder layer is a *mixer* (attention, latent attention, delta rule) and a *feed-forward* (a
-//! gated MLP). Each has a norm before it and is added to the residual stream. Families differ in
-//! the mixers, feed-forwards and shapes that they use, not in code.
+//! gated MLP). No config.json is read into latent attention or delta rule yet. Each has a norm
+//! before it and is added to the residual stream. Families differ in the mixers, feed-forwards and
+//! shapes that they use, not in code.
 
 use thunder_compute::Rope;
 

@@ -12,7 +12,8 @@
 //! let config = ServerConfig { api_keys: vec!["a-secret".into()], ..ServerConfig::default() };
 //! check_binding(address, &config.api_keys)?;
 //! let listener = tokio::net::TcpListener::bind(address).await?;
-//! serve(engine, listener, config, std::future::pending()).await?; // runs until the future is ready
+//! // Runs until the future is ready.
+//! serve(engine, listener, config, std::future::pending()).await?;
 //! # Ok(())
 //! # }
 //! ```

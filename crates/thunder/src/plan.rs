@@ -54,6 +54,7 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
                 "vocab_rows": range(&footprint.vocab),
                 "weight_bytes": footprint.weight_bytes,
                 "kv_bytes_per_token": footprint.kv_bytes_per_token,
+                "state_bytes_per_sequence": footprint.state_bytes_per_sequence,
             })
         })
         .collect();

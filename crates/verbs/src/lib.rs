@@ -17,7 +17,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let cable = Cable { context: Context::open("rdma_en3")?, local_address: None };
 //! let mut side_channel = TcpStream::connect("192.168.0.2:7000")?;
-//! let abort = Abort::new(); // devices do not notice a dead peer: call `raise` on it when the peer dies
+//! // Devices do not notice a dead peer: call `raise` on this when the peer dies.
+//! let abort = Abort::new();
 //! let prepared = Channel::prepare(&[cable], ChannelOptions::new(Mode::Uc))?;
 //! let mut channel = prepared.handshake(&mut side_channel, abort.clone())?;
 //! channel.send_all(b"hello", Duration::from_secs(2))?;

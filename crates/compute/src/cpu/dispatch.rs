@@ -77,7 +77,8 @@ macro_rules! of_bits {
             4 => $($kernel)::+::<$($generic,)* 4>($($argument),*),
             5 => $($kernel)::+::<$($generic,)* 5>($($argument),*),
             6 => $($kernel)::+::<$($generic,)* 6>($($argument),*),
-            _ => $($kernel)::+::<$($generic,)* 8>($($argument),*),
+            8 => $($kernel)::+::<$($generic,)* 8>($($argument),*),
+            bits => unreachable!("no kernel multiplies {bits}-bit levels"),
         }
     };
 }

@@ -35,16 +35,27 @@ pub struct ReadyToSend;
 /// A posted slot cannot be written:
 /// ```compile_fail,E0382
 /// # use thunder_verbs::{QueuePair, ReadyToSend};
-/// fn late(mut pair: QueuePair<ReadyToSend>) { let mut slot = pair.send_slot().unwrap(); slot.send(1).unwrap(); slot[0] = 1; }
+/// fn late(mut pair: QueuePair<ReadyToSend>) {
+///     let mut slot = pair.send_slot().unwrap();
+///     slot.send(1).unwrap();
+///     slot[0] = 1;
+/// }
 /// ```
 /// A reposted slot cannot be read, and a pair cannot be dropped while a slot is borrowed:
 /// ```compile_fail,E0382
 /// # use thunder_verbs::{QueuePair, ReadyToSend, Received};
-/// fn stale(mut pair: QueuePair<ReadyToSend>, token: Received) { pair.repost(token).unwrap(); pair.bytes(&token); }
+/// fn stale(mut pair: QueuePair<ReadyToSend>, token: Received) {
+///     pair.repost(token).unwrap();
+///     pair.bytes(&token);
+/// }
 /// ```
 /// ```compile_fail,E0505
 /// # use thunder_verbs::{QueuePair, ReadyToSend, Received};
-/// fn gone(pair: QueuePair<ReadyToSend>, token: Received) -> u8 { let bytes = pair.bytes(&token); drop(pair); bytes[0] }
+/// fn gone(pair: QueuePair<ReadyToSend>, token: Received) -> u8 {
+///     let bytes = pair.bytes(&token);
+///     drop(pair);
+///     bytes[0]
+/// }
 /// ```
 pub struct QueuePair<S> {
     raw: RawPair,

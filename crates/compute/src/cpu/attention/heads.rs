@@ -11,7 +11,8 @@ use crate::step::StepSequence;
 /// Queries of a KV head that a thread takes at once: as many as a matrix unit works on together.
 pub(in crate::cpu) const PIECE_QUERIES: usize = 128;
 
-/// Some rows of one sequence and one KV head. Queries are numbered by row, then by head among those that share the KV head.
+/// Some rows of one sequence and one KV head. Queries are numbered by row, then by head among those
+/// that share the KV head.
 pub(in crate::cpu) struct Heads<'a> {
     pub spec: &'a AttentionSpec<Arc<[f32]>>,
     pub kv: KvPart,

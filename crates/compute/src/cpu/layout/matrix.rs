@@ -57,7 +57,8 @@ pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
         4 => &[(4, 0)],
         5 => &[(4, 0), (1, 4)],
         6 => &[(4, 0), (2, 4)],
-        _ => &[(8, 0)],
+        8 => &[(8, 0)],
+        _ => panic!("levels have 2 to 6 or 8 bits"),
     }
 }
 

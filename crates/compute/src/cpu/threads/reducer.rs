@@ -78,8 +78,8 @@ impl Reducer {
         self.group.as_ref().is_some_and(|group| group.size() == 1)
     }
 
-    /// Measures the group. An all-reduce will have `row_bytes` per row, and for each of them a thread
-    /// reads `reread_bytes` of weights. All ranks call this together.
+    /// Measures the group. An all-reduce will have `row_bytes` per row, and for each of them a
+    /// thread reads `reread_bytes` of weights. All ranks call this together.
     pub fn tune(&mut self, row_bytes: usize, reread_bytes: usize) -> Result<(), CommError> {
         let group = self.group();
         group.tune()?;

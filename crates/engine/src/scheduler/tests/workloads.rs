@@ -79,8 +79,8 @@ impl Workload {
                 totals.cancelled += usize::from(self.cancel());
             }
             let issued = self.plan(totals);
-            // Mostly as the engine loop does it. Sometimes results come before the pipeline is full,
-            // and sometimes a step is asked of a full pipeline.
+            // Mostly as the engine loop does it. Sometimes results come before the pipeline is
+            // full, and sometimes a step is asked of a full pipeline.
             let is_full = self.scheduler.steps_in_flight() >= self.scheduler.stages;
             if !issued || is_full != self.one_in(5) {
                 self.apply();

@@ -2,8 +2,8 @@
 //!
 //! A tile row holds two columns of the 16 rows, as pairs: of each four columns first 0 and 2, then
 //! 1 and 3, the order in which they are unpacked from bytes. Activations have the same order.
-//! Weights are computed in f16, of which the CPU converts and multiplies twice as many at a time as
-//! of f32, and then lose 3 bits of their fraction.
+//! Weights are computed in f16, because the CPU converts and multiplies twice as many f16 as f32
+//! per instruction, and then lose 3 bits of their fraction.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
