@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn every_code_and_scale_has_its_value() {
         for exponent in [1, 100, 127, 128, 250] {
-            let codes: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (2 * i + 1) % 16 << 4).collect();
+            let codes: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
             let scales = [exponent];
             let source = MatrixSource {
                 rows: 1,

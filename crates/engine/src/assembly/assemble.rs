@@ -169,7 +169,7 @@ impl Assembly {
         if self.spec.is_head() {
             self.start_scheduler(rank, limits, transport, threads).map(RunningRank::Head)
         } else {
-            Ok(RunningRank::Follower(Follower { rank }))
+            Ok(RunningRank::Follower(Follower { rank: Box::new(rank) }))
         }
     }
 
@@ -282,7 +282,7 @@ impl RunningEngine {
 
 /// A rank other than 0.
 pub struct Follower {
-    rank: RankWorker<CpuBackend>,
+    rank: Box<RankWorker<CpuBackend>>,
 }
 
 impl Follower {

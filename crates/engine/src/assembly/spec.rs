@@ -346,7 +346,8 @@ mod tests {
     #[test]
     fn wrong_fields_are_named() {
         assert_eq!(spec().validate(), Ok(()));
-        let cases: &[(fn(&mut RankSpec), &str)] = &[
+        type Spoil = fn(&mut RankSpec);
+        let cases: &[(Spoil, &str)] = &[
             (|spec| spec.rank = 2, "rank is 2"),
             (|spec| spec.ranks = 3, "2 weights for 3 ranks"),
             (|spec| spec.local.index = 1, "local rank is 1 of 1"),

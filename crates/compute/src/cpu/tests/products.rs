@@ -154,7 +154,7 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
                         expected = out.to_vec();
                     }
                     assert!(
-                        out == &expected[..batch * rows],
+                        out == expected[..batch * rows],
                         "{encoding:?}, {activations:?}, {batch} rows on {}",
                         isa.name()
                     );

@@ -23,7 +23,7 @@ pub(super) struct LayerSources<'a> {
 }
 
 enum MixerSources<'a> {
-    Attention(AttentionSources<'a>),
+    Attention(Box<AttentionSources<'a>>),
     Latent(Box<LatentSources<'a>>),
     Delta(Box<DeltaSources<'a>>),
 }
@@ -39,7 +39,7 @@ impl<'a> LayerSources<'a> {
         let spec = &view.spec.layers[layer];
         let mixer = match &spec.mixer {
             MixerSpec::Attention(shape) => {
-                MixerSources::Attention(AttentionSources::describe(view, layer, shape)?)
+                MixerSources::Attention(Box::new(AttentionSources::describe(view, layer, shape)?))
             }
             MixerSpec::Latent(shape) => {
                 MixerSources::Latent(Box::new(LatentSources::describe(view, layer, shape)?))
