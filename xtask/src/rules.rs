@@ -1,8 +1,10 @@
 //! Tests of what ARCHITECTURE.md says about the source tree.
 
 use crate::repository;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Folders and files below `crates` that may have `unsafe`, as ARCHITECTURE.md lists them.
 const UNSAFE: [&str; 9] = [
@@ -83,5 +85,34 @@ fn paths_in_documents_exist() {
         for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
             assert!(folder.with_file_name("").join(link).exists(), "{document}: {link} does not exist");
         }
+    }
+}
+
+/// Each package of a build with its features, as cargo resolves them for this selection of packages
+/// and kinds of dependencies.
+fn resolved_features(selection: &[&str]) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut tree = Command::new(cargo);
+    tree.current_dir(repository()).args(["tree", "--locked", "--offline", "--prefix", "none"]);
+    let output = tree.args(["--format", "{p} {f}"]).args(selection).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo tree {selection:?}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.replace(" (proc-macro)", "").replace(" (*)", "")).collect()
+}
+
+/// A package with other features is built a second time, and so is all that depends on it.
+#[test]
+fn the_program_and_the_tests_build_dependencies_with_the_same_features() {
+    let tests = resolved_features(&["--workspace", "--edges", "normal,build,dev"]);
+    for selection in [&[][..], &["--package", "thunder"], &["--workspace"]] {
+        let program = resolved_features(&[selection, &["--edges", "normal,build"]].concat());
+        assert!(program.len() > 100, "cargo tree lists packages otherwise than this test reads them");
+        let different: Vec<_> = program.difference(&tests).collect();
+        assert!(
+            different.is_empty(),
+            "cargo build {selection:?} uses other features than the tests, which use more: name them in \
+             [workspace.dependencies] of Cargo.toml: {different:#?}"
+        );
     }
 }
