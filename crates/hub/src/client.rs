@@ -68,7 +68,10 @@ impl Client {
     /// The hub's JSON list of a revision's files.
     pub(crate) fn listing(&self, repo: &str, revision: &str) -> Result<Vec<u8>, Failure> {
         let url = format!("{}/api/models/{repo}/revision/{}", self.endpoint, escape(revision, false));
-        let response = self.follow("GET", url, None)?;
+        // Without a connection for the first request there is most likely none for a while.
+        let response = self
+            .follow("GET", url, None)
+            .map_err(|failure| Failure { retry: failure.retry && !failure.is_unreachable, ..failure })?;
         if !response.status().is_success() {
             return Err(Failure::of_status(&response));
         }
@@ -199,7 +202,7 @@ impl Client {
         attempts: u32,
     ) -> HubError {
         let (repo, file, endpoint) = (repo.to_owned(), file.to_owned(), self.endpoint.clone());
-        let Failure { reason, retry, status, code, .. } = failure;
+        let Failure { reason, retry, is_unreachable, status, code, .. } = failure;
         match (status, code.as_deref()) {
             (_, Some("GatedRepo")) => HubError::Gated { repo, file, endpoint },
             (_, Some("RevisionNotFound")) => {
@@ -212,6 +215,7 @@ impl Client {
             // Without a token, the hub also answers 401 for names that do not exist.
             (Some(401), _) if self.token.is_none() => HubError::RepoNotFound { repo, endpoint },
             (Some(status @ (401 | 403)), _) => HubError::Refused { repo, file, status },
+            _ if is_unreachable && file == FILE_LIST => HubError::Unreachable { repo, endpoint, reason },
             _ if retry => HubError::Network { repo, file, endpoint, reason, attempts },
             _ => HubError::Response { repo, file, reason },
         }

@@ -112,10 +112,22 @@ pub enum HubError {
         /// 401 or 403.
         status: u16,
     },
+    /// The first request found no way to the hub.
+    #[error(
+        "cannot reach {endpoint} to pull {repo}: {reason}; check this machine's network, or set HF_ENDPOINT to a mirror"
+    )]
+    Unreachable {
+        /// org/name.
+        repo: String,
+        /// The hub.
+        endpoint: String,
+        /// Why there is no connection.
+        reason: String,
+    },
     /// The network or the server failed on every attempt.
     #[error(
-        "{repo}: {file} at {endpoint}: {reason} (after {attempts} attempts); downloaded bytes are kept: pull again to \
-         resume"
+        "{repo}: {file} at {endpoint}: {reason} (after {attempts} attempts); pull again later: it continues where it \
+         stopped"
     )]
     Network {
         /// org/name.

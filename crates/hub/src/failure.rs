@@ -10,6 +10,8 @@ pub(crate) struct Failure {
     pub(crate) reason: String,
     /// True if another attempt may succeed.
     pub(crate) retry: bool,
+    /// True if there was no connection to the server at all.
+    pub(crate) is_unreachable: bool,
     /// The HTTP status, if the server answered.
     pub(crate) status: Option<u16>,
     /// The hub's error code (`X-Error-Code`).
@@ -21,7 +23,14 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure on the way, such as a broken connection. Another attempt may succeed.
     pub(crate) fn transient(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), retry: true, status: None, code: None, wait: None }
+        Self {
+            reason: reason.into(),
+            retry: true,
+            is_unreachable: false,
+            status: None,
+            code: None,
+            wait: None,
+        }
     }
 
     /// An invalid response. The server would send it again.
@@ -36,6 +45,7 @@ impl Failure {
         Self {
             reason: format!("HTTP status {status}{message}"),
             retry: status.is_server_error() || matches!(status.as_u16(), 408 | 429),
+            is_unreachable: false,
             status: Some(status.as_u16()),
             code: header("x-error-code").map(str::to_owned),
             wait: header("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
@@ -51,6 +61,22 @@ impl From<ureq::Error> for Failure {
             ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
             other => matches!(other, ureq::Error::InvalidProxyUrl),
         };
-        Self { retry: !permanent, ..Self::transient(error.to_string()) }
+        let is_unreachable = !permanent
+            && match &error {
+                // A broken connection; all other errors come before one, such as a name that the
+                // system cannot look up.
+                ureq::Error::Io(inner) => !matches!(
+                    inner.kind(),
+                    io::ErrorKind::ConnectionReset
+                        | io::ErrorKind::ConnectionAborted
+                        | io::ErrorKind::BrokenPipe
+                        | io::ErrorKind::UnexpectedEof
+                        | io::ErrorKind::TimedOut
+                        | io::ErrorKind::WouldBlock
+                ),
+                ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => true,
+                other => matches!(other, ureq::Error::HostNotFound | ureq::Error::ConnectionFailed),
+            };
+        Self { retry: !permanent, is_unreachable, ..Self::transient(error.to_string()) }
     }
 }

@@ -1,8 +1,14 @@
 //! The files of a repository, and those needed to run the model.
 
+use std::path::Path;
+
 use serde::Deserialize;
 
-use crate::{error::HubError, names};
+use crate::{
+    error::HubError,
+    locate::{GGUF_IS_NOT_READ, is_gguf},
+    names,
+};
 
 /// The hub's response to `/api/models/<repo>/revision/<revision>`, limited to the fields used here.
 #[derive(Debug, Deserialize)]
@@ -51,13 +57,15 @@ impl Listing {
             missing: missing.into(),
             hint: hint.into(),
         };
+        let has_weights = needed.iter().any(|name| name.ends_with(".safetensors"));
+        if !has_weights && top().any(|name| is_gguf(Path::new(name))) {
+            return Err(lacks(".safetensors files", &format!(": {GGUF_IS_NOT_READ}")));
+        }
         if !needed.contains(&"config.json") {
             return Err(lacks("config.json", ""));
         }
-        if !needed.iter().any(|name| name.ends_with(".safetensors")) {
-            let other = [".gguf", ".bin", ".pth", ".onnx", ".npz"]
-                .iter()
-                .find(|end| top().any(|n| n.ends_with(*end)));
+        if !has_weights {
+            let other = [".bin", ".pth", ".onnx", ".npz"].iter().find(|end| top().any(|n| n.ends_with(*end)));
             let hint = other.map(|end| {
                 format!(": its weights are {end} files; look for a safetensors or MLX version of the model")
             });
@@ -116,7 +124,8 @@ mod tests {
     fn a_repository_without_a_model_gives_the_reason() {
         let error = |files: &[&str]| needed(files).expect_err("not a model").to_string();
         assert!(error(&["model.safetensors"]).contains("has no config.json"));
-        assert!(error(&["config.json", "x.gguf"]).contains(".gguf files"));
+        assert!(error(&["config.json", "x.bin"]).contains(".bin files"));
+        assert!(error(&["README.md", "x-Q4_K_M.gguf"]).contains("GGUF is not read yet"));
         assert!(error(&["config.json", "../model.safetensors"]).contains("unsafe name"));
     }
 }

@@ -1,6 +1,7 @@
 //! Finds a model's folder by path or by name.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
@@ -30,7 +31,7 @@ pub struct Located {
 ///
 /// # Errors
 /// When it is in neither place (the error names both), or when the model in the cache lacks files.
-pub fn locate(name_or_path: &str) -> Result<Located, HubError> {
+pub fn locate(name_or_path: impl AsRef<OsStr>) -> Result<Located, HubError> {
     locate_in(name_or_path, &cache_root())
 }
 
@@ -38,11 +39,13 @@ pub fn locate(name_or_path: &str) -> Result<Located, HubError> {
 ///
 /// # Errors
 /// As [`locate`].
-pub fn locate_in(name_or_path: &str, cache: &Path) -> Result<Located, HubError> {
-    let path = Path::new(name_or_path);
+pub fn locate_in(name_or_path: impl AsRef<OsStr>, cache: &Path) -> Result<Located, HubError> {
+    let path = Path::new(name_or_path.as_ref());
     if path.join("config.json").is_file() {
         return Ok(Located { folder: path.to_owned(), repo: None, commit: None });
     }
+    // A path may be any bytes. A name has no sign that replaces what is not UTF-8.
+    let name_or_path = &*name_or_path.as_ref().to_string_lossy();
     let (repo, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
     let name_fault = match check_repo_name(repo) {
         Ok(()) if is_safe_path(revision) => None,
@@ -54,13 +57,16 @@ pub fn locate_in(name_or_path: &str, cache: &Path) -> Result<Located, HubError> 
     {
         return found;
     }
+    let not_a_model =
+        |reason: &str| Err(HubError::NotAModel { path: path.to_owned(), reason: reason.into() });
+    if has_gguf(path) {
+        return not_a_model(GGUF_IS_NOT_READ);
+    }
     if path.is_dir() {
-        let reason = "this folder has no config.json; give a model's folder".into();
-        return Err(HubError::NotAModel { path: path.to_owned(), reason });
+        return not_a_model("this folder has no config.json; give a model's folder");
     }
     if path.is_file() {
-        let reason = "this is a file; give its folder".into();
-        return Err(HubError::NotAModel { path: path.to_owned(), reason });
+        return not_a_model("this is a file; give its folder");
     }
     let (name, folder) = (name_or_path.to_owned(), absolute(path));
     Err(match name_fault {
@@ -74,12 +80,29 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// What to say of a model in llama.cpp's format.
+pub(crate) const GGUF_IS_NOT_READ: &str =
+    "GGUF is not read yet: pull the MLX or safetensors version of the model";
+
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
+}
+
+/// True for a GGUF file, or a folder with one.
+fn has_gguf(path: &Path) -> bool {
+    let mut entries = fs::read_dir(path).into_iter().flatten().flatten();
+    path.is_file() && is_gguf(path) || entries.any(|entry| is_gguf(&entry.path()))
+}
+
 /// Looks in the cache; `None` if it does not have this revision.
 fn in_cache(repo: &str, revision: &str, cache: &Path) -> Option<Result<Located, HubError>> {
     let repo_folder = RepoFolder::new(cache, repo);
     let commit = repo_folder.commit(revision).filter(|commit| repo_folder.snapshot(commit).is_dir())?;
     let folder = repo_folder.snapshot(&commit);
     Some(match missing_file(&folder) {
+        Some(_) if has_gguf(&folder) => {
+            Err(HubError::NotAModel { path: folder, reason: GGUF_IS_NOT_READ.into() })
+        }
         Some(missing) => Err(HubError::Incomplete { repo: repo.into(), folder, missing }),
         None => Ok(Located { folder, repo: Some(repo.into()), commit: Some(commit) }),
     })

@@ -62,3 +62,28 @@ fn a_missing_model_names_both_places_and_the_command_to_run() {
         assert!(matches!(error, HubError::BadName { .. }), "{error}");
     }
 }
+
+#[test]
+fn gguf_is_named_wherever_it_is_found() {
+    let place = tempfile::tempdir().unwrap();
+    let snapshot = place.path().join("models--org--name/snapshots").join(COMMIT);
+    write(&place.path().join("models--org--name/refs/main"), COMMIT);
+    write(&snapshot.join("m-Q4_K_M.gguf"), "GGUF");
+    let file = snapshot.join("m-Q4_K_M.gguf");
+    for given in [file.to_str().unwrap(), snapshot.to_str().unwrap(), "org/name"] {
+        let error = locate_in(given, place.path()).unwrap_err().to_string();
+        assert!(error.contains("GGUF is not read yet") && error.contains("safetensors"), "{given}: {error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_path_need_not_be_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join(std::ffi::OsStr::from_bytes(b"mod\xe8le"));
+    write(&folder.join("config.json"), "{}");
+    assert_eq!(locate_in(&folder, place.path()).unwrap().folder, folder);
+    let error = locate_in(folder.join("none"), place.path()).unwrap_err();
+    assert!(matches!(error, HubError::BadName { .. }), "{error}");
+}

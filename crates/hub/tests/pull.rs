@@ -260,13 +260,16 @@ fn a_stalled_connection_is_dropped_and_retried() {
 }
 
 #[test]
-fn an_endpoint_without_a_server_is_a_clear_error() {
+fn an_endpoint_that_cannot_be_reached_is_an_error_at_once() {
     let mut fixture = Fixture::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    fixture.options.endpoint = format!("http://127.0.0.1:{port}");
-    fixture.options.attempts = 2;
-    let error = fixture.error();
-    assert!(error.contains("org/name: list of files") && error.contains("after 2 attempts"), "{error}");
+    fixture.options.first_wait = Duration::from_secs(60);
+    for endpoint in [format!("http://127.0.0.1:{port}"), "http://no-such-host.invalid".into()] {
+        fixture.options.endpoint = endpoint.clone();
+        let error = fixture.error();
+        assert!(error.contains(&format!("cannot reach {endpoint} to pull org/name")), "{error}");
+        assert!(error.contains("network") && !error.contains("continues"), "nothing has come: {error}");
+    }
 }
 
 #[test]
