@@ -35,6 +35,7 @@ pub mod plan;
 pub mod spec;
 pub mod synth;
 pub mod tokenizer;
+mod unread;
 pub mod weights;
 
 pub use error::ModelError;
@@ -42,3 +43,4 @@ pub use folder::ModelFolder;
 pub use model::{Capacity, Model, ShardFootprint};
 pub use plan::{Parallelism, ShardPlan};
 pub use spec::ModelSpec;
+pub use unread::unread_tensors;

@@ -11,6 +11,7 @@ mod safetensors;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod watched_file;
 
 use std::fmt;
 
@@ -57,6 +58,12 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
 
     /// Bytes of all tensors in the files.
     fn bytes(&self) -> u64;
+
+    /// Names of the tensors that were not asked for so far, sorted. Formats that never have tensors
+    /// of no use have none.
+    fn unread(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// True if matrices are quantized unless a module says otherwise.
     fn is_quantized(&self) -> bool;

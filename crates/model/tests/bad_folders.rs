@@ -487,3 +487,20 @@ proptest! {
         drop(read(folder.path()));
     }
 }
+
+/// Tensors that no rank reads, by the sentence on them.
+fn unread(folder: &Path) -> Option<String> {
+    let folder = ModelFolder::open(folder).expect("it opens");
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0]).expect("a plan");
+    shard_footprints(&folder, &plan, KvFormat::F16).expect("described");
+    thunder_model::unread_tensors(&folder)
+}
+
+#[test]
+fn tensors_that_the_config_does_not_ask_for_are_named() {
+    assert_eq!(unread(good()), None, "a good folder has none");
+    let folder = copy();
+    config(folder.path(), "num_hidden_layers", json!(1));
+    let text = unread(folder.path()).expect("a layer too many");
+    assert!(text.contains("layer 1 (config.json has 1 layers)"), "{text}");
+}

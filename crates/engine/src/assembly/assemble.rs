@@ -129,6 +129,11 @@ impl Assembly {
         Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text })
     }
 
+    /// A sentence on tensors of the model that no rank reads, if there are any.
+    pub fn unread_tensors(&self) -> Option<String> {
+        thunder_model::unread_tensors(&self.folder)
+    }
+
     /// Loads the shard, together with all ranks of the group, and starts the scheduler on rank 0.
     ///
     /// # Errors

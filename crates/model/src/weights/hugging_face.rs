@@ -168,6 +168,10 @@ impl WeightSource for HuggingFace {
         self.files.bytes()
     }
 
+    fn unread(&self) -> Vec<String> {
+        self.files.unread()
+    }
+
     fn is_quantized(&self) -> bool {
         self.quantization.is_any()
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Component, Path};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thunder_compute::source::FilePages;
 
+use super::watched_file::WatchedFile;
 use crate::error::ModelError;
 
 /// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB.
@@ -34,6 +36,8 @@ pub(super) struct SafetensorsFiles {
 
 #[derive(Debug)]
 struct Mapped {
+    /// Before the map, so that it is dropped first.
+    _watched: WatchedFile,
     map: Mmap,
 }
 
@@ -43,6 +47,8 @@ struct Entry {
     range: std::ops::Range<usize>,
     dtype: Dtype,
     shape: Vec<usize>,
+    /// It was asked for.
+    is_read: AtomicBool,
 }
 
 /// A tensor in its mapped file.
@@ -101,8 +107,9 @@ impl SafetensorsFiles {
         let io = |error| ModelError::io(path, "weights (safetensors)", error);
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it
-        // ends this process, as in every program that maps its models.
+        // ends this process; `WatchedFile` says why.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let watched = WatchedFile::new(&map, path);
         let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
             let actual = map.len() as u64;
@@ -120,16 +127,23 @@ impl SafetensorsFiles {
         let file = self.files.len();
         for (name, info) in metadata.tensors() {
             let range = start + info.data_offsets.0..start + info.data_offsets.1;
-            let entry = Entry { file, range, dtype: info.dtype, shape: info.shape.clone() };
+            let entry = Entry {
+                file,
+                range,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                is_read: AtomicBool::new(false),
+            };
             self.tensors.insert(name, entry);
         }
-        self.files.push(Mapped { map });
+        self.files.push(Mapped { _watched: watched, map });
         Ok(())
     }
 
     /// A tensor by its name.
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
+        entry.is_read.store(true, Ordering::Relaxed);
         let bytes = &self.files[entry.file].map[entry.range.clone()];
         Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }
@@ -163,6 +177,14 @@ impl SafetensorsFiles {
         hasher.finalize().into()
     }
 
+    /// Names of the tensors that were not asked for, sorted.
+    pub fn unread(&self) -> Vec<String> {
+        let unread = self.tensors.iter().filter(|(_, entry)| !entry.is_read.load(Ordering::Relaxed));
+        let mut names: Vec<String> = unread.map(|(name, _)| name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.range.len() as u64).sum()
@@ -181,7 +203,7 @@ impl SafetensorsFiles {
     /// The file that holds `bytes`, and their range in it.
     fn place(&self, bytes: &[u8]) -> Option<(&Mmap, std::ops::Range<usize>)> {
         let start = bytes.as_ptr() as usize;
-        self.files.iter().find_map(|Mapped { map }| {
+        self.files.iter().find_map(|Mapped { map, .. }| {
             let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
             Some((map, first..first + bytes.len()))
         })

@@ -1,0 +1,78 @@
+//! Tensors that the files have and the config does not ask for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::folder::ModelFolder;
+
+/// Tensors of older files that are computed from the config in place of being read.
+const COMPUTED: &str = "rotary_emb.inv_freq";
+/// Groups of tensors that are named; the rest is counted.
+const MOST_GROUPS: usize = 4;
+
+/// A sentence on the tensors that no rank reads; `None` if all are read. Complete once
+/// [`shard_footprints`](crate::model::shard_footprints) has described all ranks of a plan.
+pub fn unread_tensors(folder: &ModelFolder) -> Option<String> {
+    describe(&folder.weights.unread(), folder.spec.layers.len())
+}
+
+fn describe(names: &[String], layers: usize) -> Option<String> {
+    let names: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| !name.ends_with(COMPUTED)).collect();
+    let count = names.len();
+    let further: BTreeSet<usize> =
+        names.iter().filter_map(|name| layer(name)).filter(|layer| *layer >= layers).collect();
+    let mut groups: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for name in names.into_iter().filter(|name| layer(name).is_none_or(|layer| layer < layers)) {
+        groups.entry(name.split('.').next().unwrap_or(name)).or_default().push(name);
+    }
+    let mut parts = Vec::new();
+    if let (Some(first), Some(last)) = (further.first(), further.last()) {
+        let which =
+            if first == last { format!("layer {first}") } else { format!("layers {first} to {last}") };
+        parts.push(format!("{which} (config.json has {layers} layers)"));
+    }
+    let left = groups.len().saturating_sub(MOST_GROUPS);
+    parts.extend(groups.into_iter().take(MOST_GROUPS).map(|(group, names)| match names[..] {
+        [name] => name.to_owned(),
+        [first, ..] => format!("{} of {group}, such as {first}", names.len()),
+        [] => group.to_owned(),
+    }));
+    if left > 0 {
+        parts.push(format!("and {left} groups more"));
+    }
+    let subject = if count == 1 {
+        "1 tensor in the model's files is".into()
+    } else {
+        format!("{count} tensors in the model's files are")
+    };
+    (count > 0).then(|| format!("{subject} not used: {}", parts.join("; ")))
+}
+
+/// The layer of a tensor, by its name.
+fn layer(name: &str) -> Option<usize> {
+    let (_, rest) = name.split_once("layers.")?;
+    rest.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_and_groups_are_named() {
+        let told = |names: &[&str]| describe(&names.iter().map(|&name| name.into()).collect::<Vec<_>>(), 2);
+        assert_eq!(told(&["model.layers.0.self_attn.rotary_emb.inv_freq"]), None);
+        assert_eq!(
+            told(&["lm_head.weight"]).as_deref(),
+            Some("1 tensor in the model's files is not used: lm_head.weight")
+        );
+        let text = told(&["model.layers.2.a", "model.layers.3.a", "vision.x", "vision.y", "z"]);
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "5 tensors in the model's files are not used: layers 2 to 3 (config.json has 2 layers); 2 of vision, such as \
+                 vision.x; z"
+            )
+        );
+    }
+}
