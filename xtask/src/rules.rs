@@ -107,7 +107,7 @@ fn the_program_and_the_tests_build_dependencies_with_the_same_features() {
     let tests = resolved_features(&["--workspace", "--edges", "normal,build,dev"]);
     for selection in [&[][..], &["--package", "thunder"], &["--workspace"]] {
         let program = resolved_features(&[selection, &["--edges", "normal,build"]].concat());
-        assert!(program.len() > 100, "cargo tree lists packages otherwise than this test reads them");
+        assert!(program.len() > 100, "cargo tree lists packages in another form");
         let different: Vec<_> = program.difference(&tests).collect();
         assert!(
             different.is_empty(),

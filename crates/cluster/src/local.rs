@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use thunder_collectives::{Config, InitError};
 
 use crate::ranks::{RankProcess, RankSet};
@@ -109,12 +110,34 @@ impl LocalRanks {
         Ok(Self { set })
     }
 
+    /// Kills these ranks from another thread, such as a signal's.
+    pub fn killer(&self) -> RankKiller {
+        RankKiller { groups: self.set.guarded_groups() }
+    }
+
     /// Waits for the ranks to end by themselves, and kills those that take longer than a grace
     /// time.
     pub fn finish(&mut self) {
         self.set.wait(Instant::now() + GRACE);
         // Dropping a rank that still runs kills it.
         self.set.ranks.clear();
+    }
+}
+
+/// The process groups of [`LocalRanks`]. Must not be used after these were dropped: the system may
+/// have given their numbers to others.
+#[derive(Debug, Clone)]
+pub struct RankKiller {
+    groups: Vec<i32>,
+}
+
+impl RankKiller {
+    /// Kills the ranks and what they started.
+    pub fn kill(&self) {
+        for group in self.groups.iter().filter_map(|group| Pid::from_raw(*group)) {
+            // Fails if the group has ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
     }
 }
 

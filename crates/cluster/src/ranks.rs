@@ -28,6 +28,11 @@ impl RankSet {
         Self { ranks: Vec::new(), grace }
     }
 
+    /// Time between TERM and KILL.
+    pub fn grace(&self) -> Duration {
+        self.grace
+    }
+
     /// Notices which processes have ended. Returns a rank that failed without having been told to
     /// end; of several, one that a signal killed, because its end is the likelier cause of the
     /// others' failures.

@@ -7,10 +7,9 @@ mod membw;
 
 use clap::{Args, Subcommand};
 
-/// Measure decode, prefill, kernels, memory bandwidth or collectives
+/// Measure a model's speed, or this machine's
 ///
-/// Compare figures from one run: a machine's speed varies over time, so ratios measured side by
-/// side mean more than absolute times.
+/// A machine's speed varies over time: compare figures of one run, or of runs made in turn.
 #[derive(Args)]
 pub struct BenchCommand {
     #[command(subcommand)]

@@ -1,130 +1,214 @@
 //! `thunder chat`.
 
+mod commands;
+mod conversation;
+mod input;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use clap::Args;
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
-use serde_json::Value;
-use thunder_engine::Engine;
+use thunder_engine::{Engine, FinishReason};
 
+use self::commands::{HELP, Line};
+use self::conversation::{Conversation, TooLong, Turn};
+use self::input::{LineEditor, Silence, Typed};
 use crate::engine_args::EngineArgs;
-use crate::prompt::{self, SamplingArgs};
-use crate::session;
+use crate::model_arg::ModelArg;
+use crate::prompt::{self, Answer, SamplingArgs};
+use crate::wrap::{self, Wrapper};
+use crate::{interrupt, session};
 
 /// Talk with a model in the terminal
 ///
-/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands.
+/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands. When the
+/// conversation no longer fits the context, its oldest questions are left out.
 #[derive(Args)]
 pub struct ChatCommand {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
-    #[arg(default_value = crate::builtin::NAME)]
-    model: String,
+    #[command(flatten)]
+    model: ModelArg,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-const HELP: &str = "/system TEXT  set the system prompt and start over\n/clear        start over\n/undo         remove \
-                    the last question and its answer\n/quit         end (so does Ctrl-D)";
+/// An answer gets at least this share of the context, if older turns can be left out for it.
+const ANSWER_SHARE: usize = 4;
 
 impl ChatCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
-        let talked = self.talk(&session.head.engine);
+        let Some(session) = session::open(self.model.name(), &self.engine)? else { return Ok(()) };
+        let conversation = Conversation::new(self.sampling.system.clone());
+        let chat = Chat { engine: &session.head.engine, sampling: self.sampling, conversation };
+        let talked = chat.talk();
         let closed = session.close();
         talked.and(closed)
     }
+}
 
-    fn talk(&self, engine: &Engine) -> anyhow::Result<()> {
-        let interrupted = Arc::new(AtomicBool::new(false));
-        let flag = interrupted.clone();
-        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot catch Ctrl-C")?;
-        let mut editor = DefaultEditor::new().context("cannot read from the terminal")?;
-        let mut system = self.sampling.system.clone();
-        let mut messages = new_conversation(system.as_deref());
+/// A conversation with an engine.
+struct Chat<'a> {
+    engine: &'a Engine,
+    sampling: SamplingArgs,
+    conversation: Conversation,
+}
+
+impl Chat<'_> {
+    fn talk(mut self) -> anyhow::Result<()> {
+        let unreadable = || "cannot read from the terminal";
+        let mut editor = LineEditor::new().with_context(unreadable)?;
+        let info = self.engine.info();
         eprintln!(
-            "{} on {} rank(s). /help lists commands, Ctrl-D ends.",
-            engine.info().name,
-            engine.info().ranks
+            "{} on {} rank(s), context of {} tokens. /help lists commands, Ctrl-D ends.",
+            info.name, info.ranks, info.context_length
         );
-        let mut leaving = false;
+        let mut is_leaving = false;
         loop {
-            let line = match editor.readline("> ") {
-                Ok(line) => line,
+            match editor.read().with_context(unreadable)? {
+                Typed::Line(line) => {
+                    is_leaving = false;
+                    if self.obey(&line)? == Go::Leave {
+                        return Ok(());
+                    }
+                }
                 // The first Ctrl-C may have been meant for an answer that had just ended.
-                Err(ReadlineError::Interrupted) if !leaving => {
+                Typed::Interrupted if !is_leaving => {
                     println!("Press Ctrl-C again, or Ctrl-D, to end.");
-                    leaving = true;
-                    continue;
+                    is_leaving = true;
                 }
-                Err(ReadlineError::Interrupted | ReadlineError::Eof) => return Ok(()),
-                Err(error) => return Err(error).context("cannot read from the terminal"),
-            };
-            leaving = false;
-            let line = line.trim();
-            if line.is_empty() {
-                continue;
-            }
-            // A failure to keep the history does not end the conversation.
-            let _ = editor.add_history_entry(line);
-            match line.split_once(' ').unwrap_or((line, "")) {
-                ("/quit" | "/exit", _) => return Ok(()),
-                ("/help", _) => println!("{HELP}"),
-                ("/clear", _) => messages = new_conversation(system.as_deref()),
-                ("/undo", _) => {
-                    let asked = messages.iter().rposition(|message| message["role"] == "user");
-                    messages.truncate(asked.unwrap_or(messages.len()));
-                }
-                ("/system", text) => {
-                    system = Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-                    messages = new_conversation(system.as_deref());
-                }
-                (command, _) if command.starts_with('/') => println!("unknown command {command}\n{HELP}"),
-                _ => self.answer(engine, &mut messages, line, &interrupted)?,
+                Typed::Interrupted | Typed::End => return Ok(()),
             }
         }
     }
 
-    fn answer(
-        &self,
-        engine: &Engine,
-        messages: &mut Vec<Value>,
-        question: &str,
-        interrupted: &AtomicBool,
-    ) -> anyhow::Result<()> {
-        messages.push(prompt::message("user", question));
-        let tokens = match prompt::tokens(engine, messages) {
-            Ok(tokens) => tokens,
+    fn obey(&mut self, line: &str) -> anyhow::Result<Go> {
+        match commands::parse(line) {
+            Line::Nothing => {}
+            Line::Question(question) => {
+                self.ask(question)?;
+            }
+            Line::Regenerate => match self.conversation.pop() {
+                Some(Turn { question, answer }) => {
+                    if !self.ask(&question)? {
+                        self.conversation.push(question, answer);
+                    }
+                }
+                None => println!("there is no question yet"),
+            },
+            Line::Undo => match self.conversation.pop() {
+                Some(Turn { question, .. }) => println!("removed: {}", first_line(&question)),
+                None => println!("there is no question yet"),
+            },
+            Line::Clear => self.conversation.clear(),
+            Line::System(text) => {
+                self.conversation = Conversation::new(Some(text.to_owned()).filter(|text| !text.is_empty()));
+            }
+            Line::Set(change) => {
+                let changed = change.map(|(name, value)| self.sampling.set(name, value, self.engine));
+                match changed {
+                    Some(Err(error)) => println!("{error:#}"),
+                    _ => println!("{}", self.sampling.shown(&self.engine.info().default_sampling)),
+                }
+            }
+            Line::Save(file) => match self.save(Path::new(file)) {
+                Ok(()) => println!("saved to {file}"),
+                Err(error) => println!("{}", crate::report::line(&error)),
+            },
+            Line::Help => println!("{HELP}"),
+            Line::Quit => return Ok(Go::Leave),
+            Line::Wrong(told) => println!("{told}"),
+        }
+        Ok(Go::On)
+    }
+
+    /// Answers a question and adds both to the conversation; false if it could not be asked.
+    fn ask(&mut self, question: &str) -> anyhow::Result<bool> {
+        let engine = self.engine;
+        let context = engine.info().context_length;
+        let room = self.sampling.max_tokens().unwrap_or(usize::MAX).min(context / ANSWER_SHARE);
+        let encode = |messages: &[_]| prompt::tokens(engine, messages);
+        let next = match self.conversation.prompt(question, (context - room, context), encode) {
+            Ok(Ok(next)) => next,
+            Ok(Err(TooLong { tokens })) => {
+                println!("this question has {tokens} tokens, but the context holds {context}: shorten it");
+                return Ok(false);
+            }
             // A chat template may reject a conversation.
             Err(error) => {
-                messages.pop();
-                println!("{error:#}; /clear starts over");
-                return Ok(());
+                println!("{}; /clear starts over", crate::report::line(&error));
+                return Ok(false);
             }
         };
-        let request = self.sampling.request(tokens, &engine.info().default_sampling);
-        interrupted.store(false, Ordering::Relaxed);
+        match next.left_out {
+            0 => {}
+            1 => println!("(the context is full: the oldest question and its answer are left out)"),
+            more => println!("(the context is full: the {more} oldest questions and answers are left out)"),
+        }
+        let request = self.sampling.request(next.tokens, &engine.info().default_sampling);
         let stream = match engine.submit(request) {
             Ok(stream) => stream,
             Err(error) if engine.stopped().is_none() => {
-                messages.pop();
                 println!("{error}; /clear starts over");
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => return Err(error.into()),
         };
-        let answer = prompt::read(stream, interrupted, prompt::print_now)?;
-        println!("{}", if answer.reason.is_none() { " (stopped)" } else { "" });
-        messages.push(prompt::message("assistant", &answer.text));
-        Ok(())
+        let answer = shown(stream)?;
+        println!("{}", self.remark(&answer));
+        self.conversation.push(question.to_owned(), answer.text);
+        Ok(true)
+    }
+
+    /// What to say after an answer that is not complete.
+    fn remark(&self, answer: &Answer) -> String {
+        match answer.reason {
+            Some(FinishReason::Stop) => String::new(),
+            None => " (stopped)".to_owned(),
+            Some(FinishReason::Length) => match self.sampling.max_tokens() {
+                Some(most) if answer.usage.completion_tokens >= most => {
+                    format!(" (cut off after max_tokens {most}: see /set)")
+                }
+                _ => " (cut off: the context is full)".to_owned(),
+            },
+        }
+    }
+
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let as_json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
+        let text = self.conversation.document(&self.engine.info().name, as_json);
+        let failed = || format!("cannot write {}", path.display());
+        let mut file = File::create_new(path).with_context(failed)?;
+        file.write_all(text.as_bytes()).with_context(failed)
     }
 }
 
-fn new_conversation(system: Option<&str>) -> Vec<Value> {
-    system.iter().map(|text| prompt::message("system", text)).collect()
+/// Whether the conversation goes on.
+#[derive(PartialEq)]
+enum Go {
+    On,
+    Leave,
+}
+
+/// Writes an answer to the terminal as it comes; Ctrl-C stops it.
+fn shown(stream: thunder_engine::EventStream) -> anyhow::Result<Answer> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let stop = is_stopped.clone();
+    let _asked = interrupt::on_next(move |signal| {
+        stop.store(true, Ordering::Relaxed);
+        signal == signal_hook::consts::SIGINT
+    });
+    let _silence = Silence::new();
+    let mut wrapper = Wrapper::default();
+    let show = |text: &str| prompt::print_now(&wrapper.push(text, wrap::terminal_width()));
+    prompt::read(stream, || is_stopped.load(Ordering::Relaxed), show)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
 }

@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use clap::Args;
@@ -70,14 +69,14 @@ impl DemoCommand {
         let layout = LayoutArgs { ranks: Some(ranks), ..self.engine.layout.clone() };
         let sharded = EngineArgs { layout, ..self.engine.clone() };
         if is_follower {
-            return session::open(builtin::NAME, &sharded).map(drop);
+            return session::open(builtin::NAME.as_ref(), &sharded).map(drop);
         }
         // Equal threads per rank, so that the comparison is of one machine with several.
         let threads = self.engine.threads.unwrap_or(1);
         let sharded = EngineArgs { threads: Some(threads), ..sharded };
         let layout = LayoutArgs { ranks: Some(1), split: Vec::new(), ..self.engine.layout.clone() };
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
-        let folder = session::open_folder(builtin::NAME)?;
+        let folder = session::open_folder(builtin::NAME.as_ref())?;
         sharded.layout.shard_plan(&folder, usize::from(ranks))?;
         // A port that is in use is an error before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
@@ -89,7 +88,7 @@ impl DemoCommand {
             if !self.json {
                 println!("── {ranks} rank{} {}", if ranks == 1 { "" } else { "s" }, "─".repeat(60));
             }
-            let Some(session) = session::open(builtin::NAME, &args)? else { return Ok(()) };
+            let Some(session) = session::open(builtin::NAME.as_ref(), &args)? else { return Ok(()) };
             results.push(self.ask(&session, &folder, ranks, question)?);
             if let Some(listener) = listener.take_if(|_| ranks > 1) {
                 self.conclude(&results);
@@ -113,7 +112,6 @@ impl DemoCommand {
             plan::print(folder, &session.head.plan, &session.head.footprints);
             println!("\n> {question}");
         }
-        let never = AtomicBool::new(false);
         let tokens = prompt::tokens(engine, &[prompt::message("user", question)])?;
         let request = thunder_engine::Request {
             prompt: tokens,
@@ -127,7 +125,7 @@ impl DemoCommand {
         for time in 0..TIMES {
             let before = engine.counters().times();
             let show = |text: &str| if self.json || time > 0 { Ok(()) } else { prompt::print_now(text) };
-            let answer = prompt::read(engine.submit(request.clone())?, &never, show)?;
+            let answer = prompt::read(engine.submit(request.clone())?, || false, show)?;
             let tokens_per_s = prompt::decode_rate(&answer.usage);
             if time > 0 && best.as_ref().is_none_or(|best| tokens_per_s > best.tokens_per_s) {
                 let reduce_share = engine.counters().reduce_share_since(before);
@@ -181,7 +179,7 @@ impl DemoCommand {
              thunder chat                                                  talk with the built-in model\n  \
              thunder model pull ORG/NAME                                   download another model\n  \
              thunder serve ORG/NAME --ranks 2                              serve it with an OpenAI-compatible API\n  \
-             thunder plan --model ORG/NAME --ranks 3                       show how it would be split"
+             thunder plan ORG/NAME --ranks 3                               show how it would be split"
         );
     }
 }

@@ -10,88 +10,122 @@ use clap::{Args, ValueEnum};
 use thunder_cluster::hostfile::{Hostfile, split_variable};
 use thunder_cluster::launch::{Backend, Input, Launch, LaunchReport, parse_hosts};
 
+/// Shown after the options.
+const HELP: &str = "\
+Examples:
+  thunder launch -n 4 -- ./program
+  thunder launch --hosts mac1,mac2 -- thunder serve MODEL
+  thunder launch --hostfile hosts.json --backend jaccl -- script.py --option";
+
 /// Run a program as the ranks of a group, on this machine or over ssh on others
 ///
-/// Sets Thunderhead's variables (THUNDER_RANK, THUNDER_WORLD_SIZE, THUNDER_COORDINATOR,
-/// THUNDER_SECRET) and MLX's (MLX_RANK, and MLX_HOSTFILE or MLX_IBV_DEVICES and
-/// MLX_JACCL_COORDINATOR), so that programs of both find their group. When a rank fails, the others
-/// are ended. The exit status is that of the first failing rank; 128 plus the signal's number if a
-/// signal ended it.
+/// Every rank gets the variables from which Thunderhead's programs find their group (THUNDER_RANK,
+/// THUNDER_WORLD_SIZE, THUNDER_COORDINATOR, THUNDER_SECRET), and those of MLX's programs (MLX_RANK,
+/// MLX_HOSTFILE, …).
 ///
-///     thunder launch -n 4 -- ./program
-///     thunder launch --hosts mac1,mac2 -- thunder serve model
-///     thunder launch --hostfile hosts.json --backend jaccl -- script.py --option
+/// When a rank fails, the others are ended. The exit status is that of the first failing rank, or
+/// 128 plus the signal's number if a signal ended it. Ctrl-C ends the ranks; a second Ctrl-C kills
+/// them at once.
 #[derive(Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = HELP)]
 pub struct LaunchCommand {
-    /// Hosts, separated by commas; `host:N` for N ranks there. localhost and this machine's own
-    /// name need no ssh
+    /// Hosts to start ranks on, separated by commas; HOST:N for N ranks there
+    ///
+    /// localhost and this machine's own name need no ssh.
     #[arg(long, value_name = "HOST,…", default_value = "localhost", conflicts_with = "hostfile")]
     hosts: String,
-    /// Ranks on each host that has no number of its own
+    /// Ranks to start on each host that is given without :N
     #[arg(short = 'n', long = "repeat-hosts", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     repeat: usize,
-    /// Host file in MLX's JSON: a list of {ssh, ips, rdma}, or an object with backend, envs and
-    /// hosts
+    /// File with the hosts, in place of --hosts, in MLX's JSON format
+    ///
+    /// A list of objects with ssh, ips and rdma, or an object with backend, envs and hosts.
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Transport between ranks [default: auto]
+    /// Transport between ranks [default: the host file's, else auto]
+    #[arg(long, value_enum, value_name = "BACKEND")]
+    backend: Option<BackendArg>,
+    /// Environment variable for every rank; may be repeated
     ///
-    /// Possible values:
-    /// - auto:       jaccl if the host file lists all RDMA devices, else ring
-    /// - ring:       MLX's ring over TCP. Thunderhead's programs choose their own transport
-    /// - jaccl:      RDMA, each rank cabled to every other; needs a host file with devices
-    /// - jaccl-ring: RDMA, each rank cabled to its two neighbours; needs a host file with devices
-    /// - nccl:       NCCL, for MLX's programs on NVIDIA GPUs
-    /// - shm:        shared memory; all ranks on one host (Thunderhead's programs only)
-    /// - tcp:        TCP, also within a host
-    #[arg(long, value_name = "BACKEND", verbatim_doc_comment)]
-    backend: Option<Backend>,
-    /// Variable for every rank; may be repeated. `NAME` alone passes on this process's value, which
-    /// keeps the value out of command lines
+    /// NAME alone passes on this process's value, which keeps the value out of command lines.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Working directory of every rank [default: this one if the host has it, else the home
-    /// directory]
+    /// Working directory of every rank [default: this directory, or the home directory on hosts
+    /// that lack it]
     #[arg(long, value_name = "DIR")]
     cwd: Option<PathBuf>,
-    /// Run COMMAND with this Python [default for a .py file: that of the active environment]
+    /// Python that runs COMMAND [default: for a .py file, that of the active environment]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
-    /// Which ranks get standard input
+    /// Which ranks read this terminal's or pipe's standard input
     #[arg(long, value_enum, default_value = "0")]
     stdin: InputOption,
     /// Do not print the rank before each line of output
     #[arg(long)]
     no_prefix: bool,
-    /// Seconds between TERM and KILL when ranks are ended
+    /// Seconds that ranks have to end after TERM, before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     grace: f64,
-    /// The coordinator's port; MLX's ring uses those after it [default: 32323; free ports if all
-    /// ranks are local]
+    /// Port where the ranks meet; MLX's ring also uses the ports after it [default: 32323, or free
+    /// ports if all ranks are local]
     #[arg(short = 'p', long = "port", value_name = "PORT", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Connections per address in MLX's ring; more can carry more on a fast network
+    /// TCP connections for each address in MLX's ring; more can carry more on a fast network
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     connections_per_ip: usize,
-    /// Program that reaches other machines
+    /// Program that runs commands on other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     ssh: String,
     /// Argument for --ssh's program, such as -p2222 or -i/path; may be repeated
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     ssh_arg: Vec<String>,
-    /// Print what would be run, with secrets hidden, and start nothing
+    /// Print the commands that would be run, with secrets hidden, and start nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print the result as JSON on standard output (with --dry-run: the plan); the ranks' output
-    /// goes to standard error
+    /// Print how the ranks ended as JSON on standard output (with --dry-run: the plan)
+    ///
+    /// The ranks' own output then goes to standard error.
     #[arg(long)]
     json: bool,
-    /// The program and its arguments
+    /// Program to run, and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
+/// `--backend`.
+#[derive(Clone, Copy, ValueEnum)]
+enum BackendArg {
+    /// jaccl if the host file lists all RDMA devices, else ring
+    Auto,
+    /// MLX's ring over TCP; Thunderhead's programs choose their own transport
+    Ring,
+    /// RDMA, each rank cabled to every other; needs a host file with devices
+    Jaccl,
+    /// RDMA, each rank cabled to its two neighbours; needs a host file with devices
+    JacclRing,
+    /// NCCL, for MLX's programs on NVIDIA GPUs
+    Nccl,
+    /// Shared memory, for Thunderhead's programs with all ranks on one host
+    Shm,
+    /// TCP, also within a host
+    Tcp,
+}
+
+impl From<BackendArg> for Backend {
+    fn from(backend: BackendArg) -> Self {
+        match backend {
+            BackendArg::Auto => Self::Auto,
+            BackendArg::Ring => Self::Ring,
+            BackendArg::Jaccl => Self::Jaccl,
+            BackendArg::JacclRing => Self::JacclRing,
+            BackendArg::Nccl => Self::Nccl,
+            BackendArg::Shm => Self::Shm,
+            BackendArg::Tcp => Self::Tcp,
+        }
+    }
+}
+
+/// `--stdin`.
 #[derive(Clone, Copy, ValueEnum)]
 enum InputOption {
     /// Rank 0
@@ -129,7 +163,8 @@ impl LaunchCommand {
 
     fn launch(self) -> Result<Launch> {
         let mut launch = Launch::new(self.command, Vec::new());
-        launch.backend = self.backend.unwrap_or_default();
+        let backend = self.backend.map(Backend::from);
+        launch.backend = backend.unwrap_or_default();
         launch.environment = self.env.iter().map(|entry| variable(entry)).collect::<Result<_>>()?;
         launch.directory = self.cwd;
         launch.python = self.python;
@@ -149,7 +184,7 @@ impl LaunchCommand {
                 let hostfile =
                     Hostfile::read(path).with_context(|| format!("host file {}", path.display()))?;
                 launch.apply(&hostfile, self.repeat)?;
-                if let Some(backend) = self.backend {
+                if let Some(backend) = backend {
                     launch.backend = backend;
                 }
             }

@@ -3,19 +3,25 @@
 mod bench;
 mod builtin;
 mod chat;
+mod completions;
 mod demo;
 mod doctor;
 mod engine_args;
+mod interrupt;
 mod launch_command;
 mod log;
+mod model_arg;
 mod model_command;
 mod plan;
 mod plot;
+mod progress;
 mod prompt;
+mod report;
 mod run;
 mod serve;
 mod session;
 mod table;
+mod wrap;
 
 use std::process::ExitCode;
 
@@ -45,6 +51,7 @@ enum Command {
     Model(model_command::ModelCommand),
     Launch(launch_command::LaunchCommand),
     Doctor(doctor::DoctorCommand),
+    Completions(completions::CompletionsCommand),
 }
 
 /// Ends the process quietly when println panics because its reader has closed the pipe, as in
@@ -61,8 +68,10 @@ fn end_quietly_on_a_closed_pipe() {
 }
 
 fn main() -> ExitCode {
+    completions::answer_shell::<Cli>();
     let command = Cli::parse().command;
-    if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_)) {
+    if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_) | Command::Completions(_))
+    {
         // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
         // sockets report errors.
         sigpipe::reset();
@@ -78,10 +87,11 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Completions(command) => command.run(),
         // The launcher's exit status is that of the first failing rank.
         Command::Launch(command) => {
             return command.run().unwrap_or_else(|error| {
-                eprintln!("error: {error:#}");
+                eprintln!("error: {}", report::line(&error));
                 ExitCode::FAILURE
             });
         }
@@ -89,7 +99,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", report::line(&error));
             ExitCode::FAILURE
         }
     }

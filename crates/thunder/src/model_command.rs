@@ -4,6 +4,8 @@ mod list;
 mod pull;
 mod synth;
 
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,6 +14,9 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use thunder_model::error::human_bytes;
 
+pub use list::cached_models;
+
+use crate::model_arg::completer;
 use crate::session;
 
 /// Download models, list them, or write random ones to measure with
@@ -40,8 +45,8 @@ enum Action {
 #[derive(Args)]
 struct Find {
     /// `builtin`, a folder, or the name of a model in the Hugging Face cache
-    #[arg(value_name = "MODEL")]
-    name: String,
+    #[arg(value_name = "MODEL", add = completer())]
+    name: OsString,
     /// Print one JSON object with name, folder and bytes
     #[arg(long)]
     json: bool,
@@ -66,7 +71,10 @@ impl Find {
         if self.json {
             println!("{}", json!({ "model": name, "folder": folder, "bytes": folder_bytes(&folder)? }));
         } else {
-            println!("{}", folder.display());
+            // A path for a shell: its bytes as they are.
+            let mut out = std::io::stdout().lock();
+            out.write_all(folder.as_os_str().as_encoded_bytes())?;
+            out.write_all(b"\n")?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use thunder_model::error::human_bytes;
 use thunder_model::{ModelFolder, ShardFootprint, ShardPlan};
 
 use crate::engine_args::LayoutArgs;
+use crate::model_arg::ModelArg;
 use crate::{session, table};
 
 /// Show how a model would be split over ranks
@@ -13,10 +14,12 @@ use crate::{session, table};
 /// Prints the heads, channels, layers and bytes of each rank, and the KV cache's bytes per token.
 /// Reads the model's headers only and starts no ranks.
 #[derive(Args)]
+#[command(mut_arg("ranks", |ranks| {
+    ranks.help("Ranks to plan for [default: the number of --split's weights, else 1]").long_help(None)
+}))]
 pub struct PlanCommand {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
-    #[arg(long, value_name = "MODEL", default_value = crate::builtin::NAME)]
-    model: String,
+    #[command(flatten)]
+    model: ModelArg,
     #[command(flatten)]
     layout: LayoutArgs,
     /// Print one JSON object instead of a table
@@ -27,9 +30,10 @@ pub struct PlanCommand {
 impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let folder = session::open_folder(&self.model)?;
+        let folder = session::open_folder(self.model.name())?;
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
         let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
+        thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
         if self.json {
             println!("{}", to_json(&folder, &plan, &footprints));
         } else {

@@ -1,7 +1,7 @@
 //! From the user's text to a request, and from its events to the terminal.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -80,6 +80,70 @@ impl SamplingArgs {
     }
 }
 
+/// The numbers that `/set` of a chat shows and changes.
+const SETTABLE: &str = "temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, \
+                        max_tokens";
+
+impl SamplingArgs {
+    /// Changes an option by its name; the value `default` removes it.
+    ///
+    /// # Errors
+    /// When there is no such option, or the value is no number or out of range.
+    pub fn set(&mut self, name: &str, value: &str, engine: &Engine) -> anyhow::Result<()> {
+        fn parsed<T: FromStr>(name: &str, value: &str) -> anyhow::Result<Option<T>> {
+            if value == "default" {
+                return Ok(None);
+            }
+            let number = value.parse().ok();
+            Ok(Some(number.with_context(|| format!("{name} is {value:?}, but must be a number or default"))?))
+        }
+        let mut changed = self.clone();
+        let name = name.replace('-', "_");
+        match name.as_str() {
+            "temperature" => changed.temperature = parsed(&name, value)?,
+            "top_p" => changed.top_p = parsed(&name, value)?,
+            "top_k" => changed.top_k = parsed(&name, value)?,
+            "min_p" => changed.min_p = parsed(&name, value)?,
+            "repetition_penalty" => changed.repetition_penalty = parsed(&name, value)?,
+            "presence_penalty" => changed.presence_penalty = parsed(&name, value)?,
+            "frequency_penalty" => changed.frequency_penalty = parsed(&name, value)?,
+            "seed" => changed.seed = parsed(&name, value)?,
+            "max_tokens" => changed.max_tokens = parsed(&name, value)?,
+            _ => bail!("no option {name:?}: there are {SETTABLE}"),
+        }
+        // Any prompt will do: the numbers are checked.
+        changed.request(vec![0], &engine.info().default_sampling).check(engine.info())?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// The options and their values, a line each.
+    pub fn shown(&self, default: &Sampling) -> String {
+        let Request { sampling, max_tokens, .. } = self.request(Vec::new(), default);
+        let of = |value: Option<String>, unset: &str| value.unwrap_or_else(|| unset.to_owned());
+        let rows = [
+            ("temperature", sampling.temperature.to_string()),
+            ("top_p", sampling.top_p.to_string()),
+            ("top_k", sampling.top_k.to_string()),
+            ("min_p", sampling.min_p.to_string()),
+            ("repetition_penalty", sampling.repetition_penalty.to_string()),
+            ("presence_penalty", sampling.presence_penalty.to_string()),
+            ("frequency_penalty", sampling.frequency_penalty.to_string()),
+            ("seed", of(sampling.seed.map(|seed| seed.to_string()), "another one for each answer")),
+            (
+                "max_tokens",
+                of(max_tokens.map(|most| most.to_string()), "as many as the context has room for"),
+            ),
+        ];
+        rows.map(|(name, value)| format!("{name:19} {value}")).join("\n")
+    }
+
+    /// Most tokens of an answer, if that is limited.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.max_tokens
+    }
+}
+
 /// One message of a conversation.
 pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
@@ -112,17 +176,17 @@ pub struct Answer {
 }
 
 /// Reads an answer to its end and passes each piece of text to `show`. Ends early once
-/// `interrupted` is set.
+/// `is_interrupted` says so.
 ///
 /// # Errors
 /// When the engine fails.
 pub fn read(
     mut stream: EventStream,
-    interrupted: &AtomicBool,
+    is_interrupted: impl Fn() -> bool,
     mut show: impl FnMut(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Answer> {
     let mut text = String::new();
-    while !interrupted.load(Ordering::Relaxed) {
+    while !is_interrupted() {
         let Some(event) = stream.next_within(CHECK_INTERRUPT_EVERY) else { continue };
         match event {
             Some(Event::Delta { text: more, .. }) => {

@@ -1,7 +1,9 @@
 //! `thunder run`.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Read};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -9,8 +11,10 @@ use serde_json::json;
 use thunder_engine::FinishReason;
 
 use crate::engine_args::EngineArgs;
+use crate::model_arg::completer;
 use crate::prompt::{self, SamplingArgs};
-use crate::session;
+use crate::wrap::{self, Wrapper};
+use crate::{interrupt, session};
 
 /// Answer one prompt
 ///
@@ -19,7 +23,8 @@ use crate::session;
 #[derive(Args)]
 pub struct RunCommand {
     /// `builtin`, a folder, or the name of a model in the Hugging Face cache
-    model: String,
+    #[arg(add = completer())]
+    model: OsString,
     /// The prompt [default: standard input]
     prompt: Option<String>,
     /// Continue the prompt as plain text, without the model's chat template
@@ -45,7 +50,10 @@ impl RunCommand {
             Some(prompt) => prompt.clone(),
             None if !is_head => String::new(),
             None if std::io::stdin().is_terminal() => {
-                bail!("no prompt: try thunder run {} \"What is a rank?\", or thunder chat", self.model)
+                bail!(
+                    "no prompt: try thunder run {} \"What is a rank?\", or thunder chat",
+                    self.model.display()
+                )
             }
             None => {
                 let mut text = String::new();
@@ -56,15 +64,28 @@ impl RunCommand {
             }
         };
         if is_head && question.trim().is_empty() {
-            bail!("the prompt is empty: try thunder run {} \"What is a rank?\"", self.model);
+            bail!("the prompt is empty: try thunder run {} \"What is a rank?\"", self.model.display());
         }
         let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
-        let answer = self.answer(&session, &question);
+        let signal = Arc::new(AtomicI32::new(0));
+        let first = {
+            let signal = signal.clone();
+            interrupt::on_next(move |number| {
+                eprintln!("\nending; Ctrl-C again ends at once");
+                signal.store(number, Ordering::Relaxed);
+                true
+            })
+        };
+        let answer = self.answer(&session, &question, &signal);
         let closed = session.close();
-        answer.and(closed)
+        drop(first);
+        match signal.load(Ordering::Relaxed) {
+            0 => answer.and(closed),
+            signal => interrupt::end(signal),
+        }
     }
 
-    fn answer(&self, session: &session::Session, question: &str) -> anyhow::Result<()> {
+    fn answer(&self, session: &session::Session, question: &str, signal: &AtomicI32) -> anyhow::Result<()> {
         let engine = &session.head.engine;
         let tokens = if self.raw {
             engine.info().tokenizer.encode(question, true)?
@@ -74,9 +95,13 @@ impl RunCommand {
             prompt::tokens(engine, &messages)?
         };
         let request = self.sampling.request(tokens, &engine.info().default_sampling);
-        let never = AtomicBool::new(false);
-        let show = |text: &str| if self.json { Ok(()) } else { prompt::print_now(text) };
-        let answer = prompt::read(engine.submit(request)?, &never, show)?;
+        let is_stopped = || signal.load(Ordering::Relaxed) != 0;
+        let mut wrapper = Wrapper::default();
+        let show = |text: &str| match self.json {
+            true => Ok(()),
+            false => prompt::print_now(&wrapper.push(text, wrap::terminal_width())),
+        };
+        let answer = prompt::read(engine.submit(request)?, is_stopped, show)?;
         let (usage, rate) = (&answer.usage, prompt::decode_rate(&answer.usage));
         if self.json {
             let reason = if answer.reason == Some(FinishReason::Stop) { "stop" } else { "length" };
@@ -94,6 +119,13 @@ impl RunCommand {
             return Ok(());
         }
         println!();
+        let is_cut = answer.reason == Some(FinishReason::Length) && self.sampling.max_tokens().is_none();
+        if is_cut {
+            eprintln!(
+                "the answer is cut off: the context of {} tokens is full",
+                engine.info().context_length
+            );
+        }
         if self.stats {
             eprintln!(
                 "{} prompt tokens, first token after {:.0} ms, {} tokens at {rate:.1} tokens/s on {} rank(s)",

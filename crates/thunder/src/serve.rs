@@ -9,21 +9,19 @@ use thunder_engine::Engine;
 use thunder_server::ServerConfig;
 
 use crate::engine_args::EngineArgs;
+use crate::interrupt;
+use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 
 /// Serve a model with an OpenAI-compatible API
 ///
 /// Answers /v1/chat/completions, /v1/completions, /v1/models and /health. Point any OpenAI client
 /// to http://HOST:PORT/v1. Other machines can connect only with --host, which requires --api-key.
-/// After Ctrl-C, answers in flight are completed.
+/// After Ctrl-C, answers in flight are completed; a second Ctrl-C ends at once.
 #[derive(Args)]
 pub struct ServeCommand {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache [default: builtin]
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
-    positional: Option<String>,
-    /// The same as MODEL
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelArg,
     /// Address to listen on; 0.0.0.0 accepts connections from other machines
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
@@ -54,10 +52,10 @@ impl ServeCommand {
         let address = SocketAddr::new(self.host, self.port);
         thunder_server::check_binding(address, &self.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
-        let model = self.positional.or(self.model).unwrap_or_else(|| crate::builtin::NAME.to_owned());
         // A port that is in use is an error before the model is loaded, not after.
         let listener = if session::is_head()? { Some(listen(address)?) } else { None };
-        let (Some(session), Some(listener)) = (session::open(&model, &self.engine)?, listener) else {
+        let (Some(session), Some(listener)) = (session::open(self.model.name(), &self.engine)?, listener)
+        else {
             return Ok(());
         };
         let config = ServerConfig {
@@ -78,11 +76,13 @@ pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let engine = session.head.engine.clone();
+    // The first Ctrl-C or TERM is for `Signals`, the second one ends the process.
+    let _first = interrupt::on_next(|_| true);
     let served = runtime.block_on(async move {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
-        let until = ended(engine.clone(), Signals::catch()?);
+        let until = ended(engine.clone(), Signals::catch()?, config.grace);
         eprintln!("serving {} on http://{address}/v1 ({} rank(s))", engine.info().name, engine.info().ranks);
         thunder_server::serve(engine, listener, config, until).await?;
         anyhow::Ok(())
@@ -114,7 +114,7 @@ impl Signals {
 }
 
 /// Waits until a signal comes or the engine has stopped.
-async fn ended(engine: Engine, mut signals: Signals) {
+async fn ended(engine: Engine, mut signals: Signals, grace: Duration) {
     let stopped = async {
         while engine.stopped().is_none() {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -122,6 +122,9 @@ async fn ended(engine: Engine, mut signals: Signals) {
     };
     tokio::select! {
         () = stopped => {}
-        () = signals.next() => eprintln!("ending: answers in flight are completed, new requests are refused"),
+        () = signals.next() => eprintln!(
+            "ending: answers in flight have {} s to complete, new requests are refused; Ctrl-C again ends at once",
+            grace.as_secs()
+        ),
     }
 }

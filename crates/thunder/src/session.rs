@@ -1,11 +1,11 @@
 //! From a model's name and engine options to a running engine: fills a spec, starts local ranks,
 //! draws the progress bar.
 
-use std::io::IsTerminal;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use thunder_cluster::local::{LOCAL_RANK, LOCAL_RANKS, LocalRanks, LoopbackRendezvous};
 use thunder_collectives::Config;
 use thunder_engine::assembly::{
@@ -13,14 +13,15 @@ use thunder_engine::assembly::{
 };
 use thunder_model::ModelFolder;
 
-use crate::builtin;
 use crate::engine_args::EngineArgs;
+use crate::{builtin, interrupt, progress};
 
 /// An engine whose rank 0 is this process.
 pub struct Session {
     /// Rank 0.
     pub head: RunningEngine,
     ranks: Option<LocalRanks>,
+    _ending: Option<interrupt::Ending>,
 }
 
 impl Session {
@@ -40,7 +41,7 @@ impl Session {
 
 /// Starts an engine. Returns `None` on ranks other than 0, after they have followed rank 0 to its
 /// end.
-pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
+pub fn open(model: &OsStr, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let (folder, name) = find_model(model)?;
     let engine = args.spec(folder, name);
     let (spec, rendezvous) = match Config::from_env()? {
@@ -52,19 +53,24 @@ pub fn open(model: &str, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
         }
     };
     let assembly = Assembly::open(&spec)?;
+    if spec.is_head() {
+        interrupt::catch()?;
+        assembly.unread_tensors().iter().for_each(|unread| eprintln!("warning: {unread}"));
+    }
     let ranks = match &rendezvous {
         Some(rendezvous) => Some(LocalRanks::start(spec.ranks, rendezvous, args.transport.name())?),
         None => None,
     };
+    let ending = ranks.as_ref().map(|ranks: &LocalRanks| interrupt::end_too(ranks.killer()));
     let group = form_group(&spec, rendezvous.map(|rendezvous| rendezvous.listener))?;
-    let bar = if spec.is_head() { progress_bar() } else { ProgressBar::hidden() };
+    let bar = if spec.is_head() { progress::bytes("loading") } else { ProgressBar::hidden() };
     let running = assembly.start(group, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
     match running {
-        RunningRank::Head(head) => Ok(Some(Session { head, ranks })),
+        RunningRank::Head(head) => Ok(Some(Session { head, ranks, _ending: ending })),
         RunningRank::Follower(follower) => {
             follower.follow()?;
             Ok(None)
@@ -99,31 +105,23 @@ pub fn is_head() -> anyhow::Result<bool> {
 }
 
 /// The folder of a model, and the name to serve it under.
-pub fn find_model(name: &str) -> anyhow::Result<(PathBuf, String)> {
+pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
     if name == builtin::NAME {
-        return Ok((builtin::folder()?, name.to_owned()));
+        return Ok((builtin::folder()?, builtin::NAME.to_owned()));
     }
     let located = thunder_hub::locate(name)?;
     let served = match located.repo {
         Some(repo) => repo,
         None => {
             let folder = located.folder.canonicalize().unwrap_or_else(|_| located.folder.clone());
-            folder.file_name().map_or_else(|| name.to_owned(), |n| n.to_string_lossy().into_owned())
+            folder.file_name().map_or_else(|| name.to_string_lossy(), OsStr::to_string_lossy).into_owned()
         }
     };
     Ok((located.folder, served))
 }
 
 /// Reads a model's headers, for commands that compute nothing.
-pub fn open_folder(model: &str) -> anyhow::Result<ModelFolder> {
+pub fn open_folder(model: &OsStr) -> anyhow::Result<ModelFolder> {
     let (path, _) = find_model(model)?;
-    ModelFolder::open(&path).with_context(|| format!("model {model}"))
-}
-
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    ModelFolder::open(&path).with_context(|| format!("model {}", model.display()))
 }

@@ -6,6 +6,8 @@
 
 mod common;
 
+use std::path::{Path, PathBuf};
+
 use common::thunder;
 
 /// Runs the program, which must fail with an error that contains all of `expected`.
@@ -31,6 +33,7 @@ fn wrong_options_are_named() {
         (&["run", "builtin", "hi", "--ranks", "2", "--split", "1,x"], &["--split", "x"]),
         (&["run", "builtin", "hi", "--parallel", "diagonal"], &["diagonal", "tensor, pipeline"]),
         (&["plan", "--ranks", "7", "--parallel", "pipeline"], &["7 pipeline ranks for 6 layers"]),
+        (&["plan", "builtin", "--model", "builtin"], &["--model", "cannot be used with"]),
         (&["run", "builtin", "hi", "--threads", "0"], &["threads is 0, but must be 1 to 1024"]),
         (&["run", "builtin", "hi", "--context", "5"], &["context is 5 tokens", "at least 32"]),
         (&["run", "builtin", "hi", "--context", "99999999"], &["context is 99999999 tokens", "2048"]),
@@ -65,15 +68,25 @@ fn wrong_options_are_named() {
 #[test]
 fn missing_models_are_named() {
     refused(&["run", "nobody/nothing-4bit", "hi"], &[], &["nobody/nothing-4bit", "thunder model pull"]);
-    refused(&["plan", "--model", "/no/such/folder"], &[], &["/no/such/folder"]);
+    refused(&["plan", "/no/such/folder"], &[], &["/no/such/folder"]);
     refused(&["serve", "--model", "/etc"], &[], &["/etc"]);
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn a_port_in_use_is_named_once() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
+    let address = taken.local_addr().unwrap();
+    let port = address.port().to_string();
     refused(&["serve", "--port", &port], &[], &[&port, "--port"]);
+    let member = [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2")];
+    let output = thunder(&["run", "builtin", "hi"])
+        .envs(member)
+        .env("THUNDER_COORDINATOR", address.to_string())
+        .env("THUNDER_SECRET", "s")
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(error.matches("in use").count(), 1, "{error}");
 }
 
 #[test]
@@ -104,22 +117,60 @@ fn wrong_variables_are_named() {
     refused(&run, &fifth, &["5", "ranks of a group of 2"]);
 }
 
+/// A small model with random weights.
+fn tiny(dir: &tempfile::TempDir) -> PathBuf {
+    let folder = dir.path().join("model");
+    let mut synth = thunder(&["model", "synth", "--arch", "qwen3-tiny", "--bits", "4"]);
+    assert!(synth.arg(&folder).output().unwrap().status.success());
+    folder
+}
+
+/// Changes a number in config.json.
+fn configure(folder: &Path, field: &str, value: u32) {
+    let path = folder.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config[field] = value.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+}
+
+#[test]
+fn layers_that_the_config_leaves_out_are_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = tiny(&dir);
+    let name = folder.to_str().unwrap();
+    configure(&folder, "num_hidden_layers", 1);
+    for command in [&["plan", name][..], &["run", name, "hi", "--max-tokens", "1", "--ranks", "2"]] {
+        let output = thunder(command).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        assert_eq!(error.matches("warning: ").count(), 1, "{command:?}: {error}");
+        assert!(error.contains("config.json has 1 layers"), "{command:?}: {error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_models_path_need_not_be_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join(std::ffi::OsStr::from_bytes(b"mod\xe8le"));
+    std::fs::rename(tiny(&dir), &folder).unwrap();
+    let run = |before: &[&str], after: &[&str]| {
+        let output = thunder(before).arg(&folder).args(after).output().unwrap();
+        assert!(output.status.success(), "{before:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    run(&["plan"], &[]);
+    run(&["run"], &["hi", "--max-tokens", "1", "--ranks", "2"]);
+    assert_eq!(run(&["model", "path"], &[]), [folder.as_os_str().as_bytes(), b"\n"].concat());
+}
+
 #[test]
 fn a_context_that_does_not_fit_in_memory_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("model");
+    let folder = tiny(&dir);
     let name = folder.to_str().unwrap();
-    assert!(
-        thunder(&["model", "synth", "--arch", "qwen3-tiny", "--bits", "4", name])
-            .output()
-            .unwrap()
-            .status
-            .success()
-    );
-    let path = folder.join("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    config["max_position_embeddings"] = 2_000_000_000u32.into();
-    std::fs::write(&path, config.to_string()).unwrap();
+    configure(&folder, "max_position_embeddings", 2_000_000_000);
     refused(
         &["run", name, "hi", "--context", "2000000000"],
         &[],

@@ -60,7 +60,7 @@ fn mistakes_are_named() {
         (&["--hosts", "a:b", "--", "true"], 1, "\"a:b\""),
         (&["--env", "1=2", "--", "true"], 1, "--env 1=2"),
         (&["--cwd", "/no/such", "--", "true"], 1, "no directory /no/such"),
-        (&["--backend", "mpi", "--", "true"], 2, "\"mpi\""),
+        (&["--backend", "mpi", "--", "true"], 2, "'mpi'"),
         (&["-n", "0", "--", "true"], 2, "--repeat-hosts"),
         (&["-n", "2"], 2, "<COMMAND>"),
     ] {

@@ -139,6 +139,12 @@ impl Relay {
     fn interrupt(&mut self, signal: i32, now: Instant) {
         if self.interrupted_by.is_some() {
             self.set.kill(now);
+        } else if !self.set.is_done() {
+            let grace = self.set.grace().as_secs_f64();
+            let says = format!(
+                "thunder launch: ending the ranks, which have {grace} s; Ctrl-C again kills them at once\n"
+            );
+            self.outputs[1].buffer().extend_from_slice(says.as_bytes());
         }
         self.interrupted_by.get_or_insert(signal);
         self.set.terminate(now);

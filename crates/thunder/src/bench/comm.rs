@@ -11,11 +11,11 @@ use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 use crate::plot::{self, Series};
 use crate::table;
 
-/// Measure latency and bandwidth of collectives
+/// Measure latency and bandwidth of the collectives between ranks
 ///
-/// Prints median, p99 and bus bandwidth per operation, size, algorithm and transport, and the costs
-/// from which the group chooses its algorithms. Start it on several machines with `thunder launch`,
-/// or on this one with --ranks.
+/// With --ranks on this machine, or on several under `thunder launch`. Prints median and p99 time
+/// and bus bandwidth for each operation and size, and the costs from which a group chooses its
+/// algorithms.
 #[derive(Args)]
 pub struct CommCommand {
     /// Ranks to start on this machine; ignored under `thunder launch`
@@ -26,6 +26,7 @@ pub struct CommCommand {
         value_delimiter = ',',
         default_value = "all_reduce",
         value_parser = operations,
+        value_name = "OP,…",
         help = format!("Operations to measure: {}, or all", Operation::names())
     )]
     operations: Vec<Operations>,
@@ -34,27 +35,26 @@ pub struct CommCommand {
     sizes: Vec<usize>,
     #[arg(
         long = "algorithm",
+        value_name = "ALGORITHM,…",
         value_delimiter = ',',
         help = format!(
-            "Algorithms to measure, one after the other: {} [default: the one that the cost model chooses]",
+            "Algorithms to measure in turn: {} [default: the one that the group chooses for each size]",
             Algorithm::names()
         )
     )]
     algorithms: Vec<Algorithm>,
-    /// Transports to measure, one after the other: auto, shm, tcp, rdma [default:
-    /// THUNDER_TRANSPORT, else auto]
+    /// Transports to measure in turn: auto, shm, tcp, rdma [default: THUNDER_TRANSPORT, else auto]
     ///
-    /// auto is shared memory within a machine, and RDMA or TCP between machines. Each transport
-    /// gets a group of its own.
+    /// auto is shared memory within a machine, and RDMA or TCP between machines.
     #[arg(long = "transport", value_name = "TRANSPORT,…", value_delimiter = ',')]
     transports: Vec<TransportChoice>,
-    /// Format of sums sent between hosts: exact, or int8 (less exact, for slow networks)
+    /// How sums are sent between hosts: exact, or int8 (faster on slow networks, less exact)
     #[arg(long, value_name = "FORMAT", env = "THUNDER_WIRE", default_value = "exact")]
     wire: Wire,
     /// Element type
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
-    /// Milliseconds to spend on each row of the table; more gives steadier figures
+    /// Milliseconds for each row of the table; more gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
     /// Print one JSON object instead of tables

@@ -5,7 +5,7 @@ mod decode;
 mod peaks;
 mod prefill;
 
-use std::sync::atomic::AtomicBool;
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,8 +13,9 @@ use thunder_compute::cpu::measure::arithmetic;
 use thunder_engine::{Request, Sampling, Usage};
 
 use crate::engine_args::EngineArgs;
-use crate::prompt;
+use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
+use crate::{progress, prompt};
 pub use decode::DecodeCommand;
 use peaks::Peaks;
 pub use prefill::PrefillCommand;
@@ -22,12 +23,9 @@ pub use prefill::PrefillCommand;
 /// Options of both commands.
 #[derive(Args)]
 struct Common {
-    /// `builtin`, a folder (see `thunder model synth`), or the name of a model in the Hugging Face
-    /// cache
-    #[arg(default_value = crate::builtin::NAME)]
-    model: String,
-    /// Rounds to measure, each followed by memory bandwidth and peak arithmetic; medians are
-    /// printed
+    #[command(flatten)]
+    model: ModelArg,
+    /// Rounds to measure; medians are printed. Each round also measures what the machine can do
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
     /// Print one JSON object instead of a table
@@ -54,7 +52,7 @@ struct ModelWork {
 }
 
 impl ModelWork {
-    fn of(model: &str) -> anyhow::Result<Self> {
+    fn of(model: &OsStr) -> anyhow::Result<Self> {
         let folder = session::open_folder(model)?;
         Ok(Self {
             layers: folder.spec.layer_weights(),
@@ -134,10 +132,13 @@ fn measure(
 ) -> anyhow::Result<Vec<Measured>> {
     let mut peaks = Peaks::new(common.engine.activations.into(), model, session.head.threads)?;
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
+    let bar = progress::measurements((usize::from(common.repeat) + 1) * work.batches.len());
     for round in 0..=u32::from(common.repeat) {
+        bar.set_message(if round == 0 { "warming up" } else { "" });
         let mut first_speed = None;
         for (&batch, rounds) in work.batches.iter().zip(&mut rounds) {
             let (usages, reduce_share) = run(session, work, batch, round)?;
+            bar.inc(1);
             if round == 0 {
                 continue;
             }
@@ -155,6 +156,7 @@ fn measure(
             });
         }
     }
+    bar.finish_and_clear();
     Ok(rounds.iter().map(|rounds| Measured::medians(rounds)).collect())
 }
 
@@ -175,10 +177,9 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     };
     let before = engine.counters().times();
     let streams = (0..batch).map(|index| engine.submit(request(index))).collect::<Result<Vec<_>, _>>()?;
-    let never = AtomicBool::new(false);
     let usages = streams
         .into_iter()
-        .map(|stream| Ok(prompt::read(stream, &never, |_| Ok(()))?.usage))
+        .map(|stream| Ok(prompt::read(stream, || false, |_| Ok(()))?.usage))
         .collect::<anyhow::Result<Vec<_>>>()?;
     Ok((usages, engine.counters().reduce_share_since(before)))
 }

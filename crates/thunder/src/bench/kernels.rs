@@ -15,27 +15,27 @@ use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
 
 use crate::engine_args::ActivationsArg;
-use crate::table;
+use crate::{progress, table};
 use operations::{Operation, Subject};
 
 /// Bytes read to measure memory bandwidth; more than caches hold.
 const BANDWIDTH_BYTES: usize = 1 << 30;
 
-/// Measure each kernel against memory bandwidth and peak arithmetic
+/// Measure each kernel, as a share of memory bandwidth and of peak arithmetic
 ///
-/// For every instruction set of this CPU: products in every weight format, attention, and the
-/// operations in between. Few rows are bound by memory, many rows by arithmetic. The peak is
-/// measured with a loop of the same instruction. Weights, keys and values are cycled through, so
-/// that they are read from memory as in a model.
+/// Takes 3 minutes by default: every operation with every instruction set of this CPU. --kernel and
+/// --op choose some. With few rows an operation is limited by memory, with many by arithmetic.
 #[derive(Args)]
 pub struct KernelsCommand {
-    /// Instruction sets, by the names that THUNDER_KERNEL takes [default: all of this CPU]
+    /// Instruction sets to measure, by the names that `thunder doctor` prints [default: all of this
+    /// CPU]
     #[arg(long = "kernel", value_name = "NAME", value_delimiter = ',')]
     kernels: Vec<String>,
-    /// Operations: weights as BITS/GROUP, bf16, f16 or f32; attention, norm, swiglu [default: all]
+    /// Operations to measure: products by weight format (BITS/GROUP like 4/64, bf16, f16, f32),
+    /// attention, attention-int8, norm, swiglu [default: all]
     #[arg(long = "op", value_name = "OP", value_delimiter = ',')]
     operations: Vec<Operation>,
-    /// Rows per step: 1 is one request's decode, 512 a prompt
+    /// Rows to compute at once: 1 for one request's decode, 512 for a prompt
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,512",
           value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
     rows: Vec<u16>,
@@ -45,7 +45,7 @@ pub struct KernelsCommand {
     /// Threads to measure with
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Milliseconds to spend on each figure; more gives steadier figures
+    /// Milliseconds for each figure; more gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
     /// Print one JSON object instead of a table
@@ -77,11 +77,14 @@ impl KernelsCommand {
         let bandwidth =
             memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?.bytes_per_s(Duration::from_secs(1));
         let mut rows = Vec::new();
+        let bar = progress::measurements(kernels.len() * operations.len() * self.rows.len());
         for isa in kernels {
+            bar.set_message(format!("peak of {}", isa.name()));
             let peak = |kind| arithmetic::operations_per_s(isa, kind, threads, Duration::from_millis(200));
             let peaks = Arithmetic::ALL.map(|arithmetic| (arithmetic, peak(arithmetic)));
             let activations = self.activations.into();
             for &operation in &operations {
+                bar.set_message(format!("{} {operation}", isa.name()));
                 let config = CpuConfig::new(threads, isa, activations);
                 let mut backend = CpuBackend::new(&config, Group::solo());
                 let mut subject = Subject::new(operation, &mut backend)?;
@@ -103,9 +106,11 @@ impl KernelsCommand {
                         operations_per_s,
                         peak_share: operations_per_s / peak,
                     });
+                    bar.inc(1);
                 }
             }
         }
+        bar.finish_and_clear();
         let hand_over_us = hand_over_us(threads.max(2));
         if self.json {
             let object = json!({

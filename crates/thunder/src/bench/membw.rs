@@ -6,14 +6,12 @@ use clap::Args;
 use serde_json::json;
 use thunder_compute::{Isa, memory};
 
-use crate::table;
+use crate::{progress, table};
 
-/// Measure memory bandwidth with 1, 2, 4, … threads
-///
-/// Decode speed is bounded by this. Each figure is the median over one second.
+/// Measure memory bandwidth, which limits decode, with 1, 2, 4, … threads
 #[derive(Args)]
 pub struct MembwCommand {
-    /// MiB to read in each pass; should be several times the last-level cache
+    /// MiB to read in each pass: several times the last-level cache
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     mib: u32,
     /// Largest number of threads to measure [default: the number of cores]
@@ -30,12 +28,17 @@ impl MembwCommand {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
         let mut rows = Vec::new();
+        let most = self.threads.map_or(cores, usize::from);
         let mut threads = 1;
-        while threads <= self.threads.map_or(cores, usize::from) {
+        let bar = progress::measurements(most.ilog2() as usize + 1);
+        while threads <= most {
+            bar.set_message(format!("{threads} threads"));
             let mut reader = memory::Reader::new(threads, (self.mib as usize) << 20, isa)?;
             rows.push((threads, reader.bytes_per_s(Duration::from_secs(1))));
             threads *= 2;
+            bar.inc(1);
         }
+        bar.finish_and_clear();
         if self.json {
             let rows: Vec<_> = rows
                 .iter()

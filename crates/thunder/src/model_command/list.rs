@@ -24,7 +24,7 @@ impl List {
     pub fn run(self) -> anyhow::Result<()> {
         let root = thunder_hub::cache_root();
         let mut models: Vec<(String, Result<u64, String>)> = Vec::new();
-        for repo in cached_repos(&root)? {
+        for repo in cached_models(&root)? {
             let state = match thunder_hub::locate_in(&repo, &root) {
                 Ok(model) => Ok(folder_bytes(&model.folder)?),
                 Err(HubError::Incomplete { missing, .. }) => Err(format!("lacks {missing}")),
@@ -61,7 +61,7 @@ impl List {
 }
 
 /// Names of the repositories in a cache.
-fn cached_repos(root: &Path) -> anyhow::Result<Vec<String>> {
+pub fn cached_models(root: &Path) -> anyhow::Result<Vec<String>> {
     let entries = match std::fs::read_dir(root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -86,9 +86,9 @@ mod tests {
         for folder in ["models--org--a-name_1.0", "models--gpt2", "datasets--org--x", ".locks"] {
             std::fs::create_dir(cache.path().join(folder)).expect("created");
         }
-        let mut repos = cached_repos(cache.path()).expect("listed");
+        let mut repos = cached_models(cache.path()).expect("listed");
         repos.sort();
         assert_eq!(repos, ["gpt2", "org/a-name_1.0"]);
-        assert!(cached_repos(&cache.path().join("nothing")).expect("no cache is an empty one").is_empty());
+        assert!(cached_models(&cache.path().join("nothing")).expect("no cache is an empty one").is_empty());
     }
 }

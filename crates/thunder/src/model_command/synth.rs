@@ -5,18 +5,18 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use thunder_model::synth::{self, Shape};
 
 use super::speed;
+use crate::progress;
 
 /// Shown after the options.
 pub const HELP: &str = "\
 The text that such a model generates is noise, but each token costs as much as the real model's. Use it to measure what \
 a cluster makes of a model before downloading the model:
   thunder model synth --arch llama-8b --bits 4 /tmp/llama-8b
-  thunder plan --model /tmp/llama-8b --ranks 2
+  thunder plan /tmp/llama-8b --ranks 2
   thunder bench decode /tmp/llama-8b --ranks 2
 
 Each machine of a cluster can write its own copy: the same options give the same bytes.";
@@ -51,9 +51,7 @@ impl Synth {
         let bits: u32 = self.bits.parse().with_context(|| format!("--bits {}", self.bits))?;
         let bits = (bits != 16).then_some(bits);
         let group: usize = self.group.parse().with_context(|| format!("--group {}", self.group))?;
-        let style =
-            ProgressStyle::with_template("writing {bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-        let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let bar = progress::bytes("writing");
         let start = Instant::now();
         let mut written = 0;
         synth::write(&shape, bits, group, &self.folder, self.seed, &mut |done, total| {
@@ -79,7 +77,7 @@ impl Synth {
         let folder = self.folder.display();
         println!("{} with random weights is in {folder}", shape.name);
         println!("{}", speed("wrote", written, elapsed));
-        println!("next: thunder plan --model {folder} --ranks 2");
+        println!("next: thunder plan {folder} --ranks 2");
         println!("      thunder bench decode {folder} --ranks 2");
         Ok(())
     }

@@ -20,7 +20,7 @@ pub struct DecodeCommand {
     /// Tokens to generate for each prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least::<2>)]
     tokens: usize,
-    /// Sequences to generate at once; several numbers are measured in turn and compared with the
+    /// Sequences to generate at once, e.g. 1,4,16: each number is measured and compared with the
     /// first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
@@ -32,7 +32,9 @@ impl DecodeCommand {
         // All sequences run at once: waiting sequences would count as slow ones.
         self.common.engine.max_batch =
             self.batch.iter().fold(self.common.engine.max_batch, |most, &batch| most.max(batch));
-        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
+        let Some(session) = session::open(self.common.model.name(), &self.common.engine)? else {
+            return Ok(());
+        };
         let room = session.head.engine.info().context_length;
         if self.prompt + self.tokens > room {
             bail!(
@@ -41,7 +43,7 @@ impl DecodeCommand {
                 self.tokens
             );
         }
-        let model = ModelWork::of(&self.common.model)?;
+        let model = ModelWork::of(self.common.model.name())?;
         let work = Work { prompt: self.prompt, tokens: self.tokens, batches: &self.batch };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();

@@ -32,8 +32,10 @@ struct Setup {
 impl PrefillCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let Some(session) = session::open(&self.common.model, &self.common.engine)? else { return Ok(()) };
-        let model = ModelWork::of(&self.common.model)?;
+        let Some(session) = session::open(self.common.model.name(), &self.common.engine)? else {
+            return Ok(());
+        };
+        let model = ModelWork::of(self.common.model.name())?;
         let work = Work { prompt: self.prompt, tokens: 1, batches: &[1] };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             self.prompt as f64 / usages[0].time_to_first_token.as_secs_f64().max(1e-9)

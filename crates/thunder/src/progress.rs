@@ -1,0 +1,18 @@
+//! Bars on standard error; hidden where that is no terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar of bytes. Its length comes later.
+pub fn bytes(verb: &str) -> ProgressBar {
+    bar(0, verb, "{prefix} {bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+}
+
+/// A bar of `count` measurements; its message says which one runs.
+pub fn measurements(count: usize) -> ProgressBar {
+    bar(count as u64, "measuring", "{prefix} {bar:30} {pos}/{len} {msg} {eta} left")
+}
+
+fn bar(length: u64, verb: &str, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style).with_prefix(verb.to_owned())
+}
