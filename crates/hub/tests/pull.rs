@@ -91,7 +91,7 @@ fn a_pull_fills_the_cache_in_huggingface_hubs_layout() {
     assert_eq!(target, Path::new("../../blobs").join(fixture.server.etag(FIRST)));
     assert_eq!(fs::read_dir(fixture.repo().join("blobs")).unwrap().count(), NEEDED.len(), "no part is left");
     assert_eq!(locate_in("org/name", fixture.cache.path()).unwrap(), located);
-    assert_eq!(locate_in(&format!("org/name@{COMMIT}"), fixture.cache.path()).unwrap(), located);
+    assert_eq!(locate_in(format!("org/name@{COMMIT}"), fixture.cache.path()).unwrap(), located);
 
     let events = events.into_inner().unwrap();
     let bytes: usize = NEEDED.iter().map(|name| fixture.server.content(name).len()).sum();
