@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Most files that can be named, of all open models together; the largest models have a few hundred.
+/// Most files that can be named, of all open models. The largest models have a few hundred.
 const MOST_FILES: usize = 1024;
 
 /// A watched mapping. Empty if `end` is 0.
