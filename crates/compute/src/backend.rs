@@ -2,6 +2,7 @@
 
 mod cache;
 mod error;
+mod experts;
 mod spec;
 
 use std::ops::Range;
@@ -12,6 +13,7 @@ use crate::source::MatrixSource;
 use crate::step::Step;
 pub use cache::{CacheKind, CacheShape, KvFormat};
 pub use error::ComputeError;
+pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
 pub use spec::{AttentionSpec, DeltaSpec, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope};
 
 /// The rows that a backend's product takes.
@@ -43,6 +45,8 @@ pub trait Backend {
     type Buffer;
     /// All caches of the rank's layers.
     type Caches;
+    /// The experts of one layer.
+    type Experts;
 
     // Memory.
 
@@ -55,6 +59,12 @@ pub trait Backend {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
     /// Empty caches.
     fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
+    /// Collects a layer's experts, whose gates apply `activation`.
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Self::Matrix>>,
+        activation: Activation,
+    ) -> Result<Self::Experts, ComputeError>;
     /// Bytes that a packed matrix takes.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
     /// A buffer for a fused operation's default to work in. Backends keep those that
@@ -114,8 +124,34 @@ pub trait Backend {
         w: &Self::Matrix,
         out: &mut Self::Buffer,
     ) -> Outcome;
-    /// `out[r] = silu(gate) * up`, where a row of `gate_up` is `[gate, up]`, each as wide as `out`.
-    fn gate(&mut self, gate_up: &Self::Buffer, rows: Range<usize>, out: &mut Self::Buffer) -> Outcome;
+    /// `out[r] = activation(gate, up)`, where a row of `gate_up` is `[gate, up]`, each as wide as
+    /// `out`.
+    fn gate(
+        &mut self,
+        gate_up: &Self::Buffer,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// Chooses each row's experts; [`RouterSpec`] describes `logits` and `choices`.
+    fn route(
+        &mut self,
+        spec: &RouterSpec<Self::Vector>,
+        logits: &Self::Buffer,
+        rows: Range<usize>,
+        choices: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `out[r] = Σ weight * (down · activation(gate · x[r], up · x[r]) + down_bias)` over the
+    /// experts of row `r` of `choices`, as [`Backend::route`] made it, in ascending order. Of these
+    /// experts only are weights read.
+    fn expert_sum(
+        &mut self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        choices: &Self::Buffer,
+        experts: &Self::Experts,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
     /// `to[r] += x[r]`.
     fn add(&mut self, x: &Self::Buffer, rows: Range<usize>, to: &mut Self::Buffer) -> Outcome;
     /// Sums rows over the tensor-parallel group, in rank order.
@@ -248,7 +284,9 @@ pub trait Backend {
         out: &mut Self::Buffer,
     ) -> Outcome {
         match x {
-            LinearInput::Plain(x) | LinearInput::Gated(x) => self.product(x, rows, w, out),
+            LinearInput::Plain(x) | LinearInput::Gated(x) | LinearInput::Precise(x) => {
+                self.product(x, rows, w, out)
+            }
             LinearInput::Normed { x, weight, eps } => {
                 let (height, width) = self.extent(x);
                 let mut normed = self.scratch(height, width)?;
@@ -271,7 +309,7 @@ pub trait Backend {
     ) -> Outcome {
         self.linear(x, 0..rows, w, out)
     }
-    /// `out = silu(x · Gᵀ + g) * (x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next
+    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next
     /// operation on these rows of `out` is a product with `next`: a backend may leave them in the
     /// form that this product takes.
     fn linear_gated(
@@ -279,14 +317,14 @@ pub trait Backend {
         x: InputOf<'_, Self>,
         rows: Range<usize>,
         gate_up: &Self::Matrix,
-        _next: &Self::Matrix,
+        (activation, _next): (Activation, &Self::Matrix),
         out: &mut Self::Buffer,
     ) -> Outcome {
         let (height, _) = self.extent(x.buffer());
         let (_, width) = self.extent(out);
         let mut both = self.scratch(height, 2 * width)?;
         self.linear(x, rows.clone(), gate_up, &mut both)?;
-        self.gate(&both, rows, out)?;
+        self.gate(&both, rows, activation, out)?;
         self.give_back(both);
         Ok(())
     }
@@ -308,7 +346,24 @@ pub trait Backend {
         self.give_back(partial);
         Ok(())
     }
-    /// Waits for the sum that [`Backend::linear_reduce_add`] left under way, and adds it.
+    /// `residual += all_reduce(`[`Backend::expert_sum`]`)`, as [`Backend::linear_reduce_add`].
+    fn experts_reduce_add(
+        &mut self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        choices: &Self::Buffer,
+        experts: &Self::Experts,
+        residual: &mut Self::Buffer,
+    ) -> Outcome {
+        let (height, width) = self.extent(residual);
+        let mut partial = self.scratch(height, width)?;
+        self.expert_sum(x, rows.clone(), choices, experts, &mut partial)?;
+        self.all_reduce(&mut partial, rows.clone())?;
+        self.add(&partial, rows, residual)?;
+        self.give_back(partial);
+        Ok(())
+    }
+    /// Waits for the sum that an operation on one part of a step left under way, and adds it.
     fn settle(&mut self, _residual: &mut Self::Buffer) -> Outcome {
         Ok(())
     }
@@ -335,7 +390,7 @@ impl<'a, Buffer, Vector> LinearInput<'a, Buffer, Vector> {
     /// The buffer that the rows are in, or are made of.
     pub fn buffer(&self) -> &'a Buffer {
         match self {
-            Self::Plain(x) | Self::Gated(x) | Self::Normed { x, .. } => x,
+            Self::Plain(x) | Self::Gated(x) | Self::Precise(x) | Self::Normed { x, .. } => x,
         }
     }
 }

@@ -15,6 +15,7 @@
 
 mod attention;
 mod data;
+mod experts;
 mod products;
 mod recurrence;
 
@@ -108,6 +109,7 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
         report: Report::default(),
     };
     suite.products();
+    suite.experts();
     suite.attention();
     suite.latent_attention();
     suite.recurrence();
@@ -121,6 +123,7 @@ pub fn run_on_rank<B: Backend>(backend: &mut B, group: Group, limits: &Limits) -
     let mut suite =
         Suite { backend, reference: Reference::new(group), limits, random, report: Report::default() };
     suite.reductions();
+    suite.expert_reductions();
     suite.report
 }
 

@@ -22,15 +22,17 @@ use std::ops::Range;
 
 use thunder_collectives::Group;
 
-use crate::backend::{InputOf, Largest};
+use crate::backend::{InputOf, Largest, LinearInput};
 use attention::latent::LatentScratch;
 pub use buffer::Buffer;
 pub use caches::Caches;
 pub use isa::Isa;
 pub use layout::matrix::Linear;
 use layout::region::Arena;
+use operations::experts::Router;
 use pointers::SendPtr;
 use pool::{Pool, for_rows};
+pub use product::experts::Experts;
 use product::numerics::Numerics;
 pub use product::quantize::Activations;
 use product::{MANY_ROWS, Product, Workspace};
@@ -91,6 +93,8 @@ pub struct CpuBackend {
     rotations: Vec<rows::Rotation>,
     /// One per thread.
     latent: Vec<LatentScratch>,
+    /// One per thread.
+    routers: Vec<Router>,
 }
 
 /// Rows of the current step.
@@ -118,6 +122,7 @@ impl CpuBackend {
             partial: [None, None],
             rotations: Vec::new(),
             latent: Vec::new(),
+            routers: Vec::new(),
         }
     }
 
@@ -151,8 +156,8 @@ impl CpuBackend {
         Product { numerics, pool: &mut self.pool, space: &mut self.space }
     }
 
-    /// Multiplies rows, prompts' apart from the others, and finds the largest outputs of the first
-    /// rows if `largest` has places.
+    /// Multiplies rows, prompts' apart from the others unless the product must be precise, and finds
+    /// the largest outputs of the first rows if `largest` has places.
     fn multiply(
         &mut self,
         x: InputOf<'_, Self>,
@@ -165,7 +170,9 @@ impl CpuBackend {
         let all = x.buffer().rows;
         out.shape(all);
         debug_assert!(w.rows <= out.width, "{} outputs do not fit {} columns", w.rows, out.width);
+        let precise = matches!(x, LinearInput::Precise(_));
         for (rows, prompts) in self.alike(all, &rows) {
+            let prompts = prompts && !precise;
             let out = out.output(rows.clone(), adds);
             let largest = largest.as_deref_mut().map(|largest| &mut largest[rows.clone()]);
             self.multiplier(prompts).run(&x, rows, w, out, largest);

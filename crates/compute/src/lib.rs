@@ -41,8 +41,9 @@ pub mod source;
 pub mod step;
 
 pub use backend::{
-    AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, InputOf, KvFormat, Largest,
-    LatentSpec, LinearInput, Norm, QkNorm, Rope,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, ExpertGroups,
+    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope, RouterSpec, Scores,
+    SharedExpert,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;

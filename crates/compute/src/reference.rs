@@ -4,6 +4,7 @@
 //! that the fused operations' defaults are tested with it.
 
 mod attention;
+mod experts;
 mod recurrence;
 
 use std::ops::Range;
@@ -11,7 +12,8 @@ use std::ops::Range;
 use thunder_collectives::{Group, Op, Stats};
 
 use crate::backend::{
-    AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Largest, LatentSpec, Norm, Rope,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, Largest,
+    LatentSpec, Norm, Rope, RouterSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::{KV_BLOCK_TOKENS, Step};
@@ -22,6 +24,8 @@ pub struct Reference {
     group: Group,
     /// Cosine and sine of each pair of each row of the step, for each rope.
     rotations: Vec<Vec<Vec<(f32, f32)>>>,
+    /// For each rope: true if neighbours are pairs.
+    interleaved: Vec<bool>,
 }
 
 /// Dequantized weights.
@@ -39,6 +43,20 @@ pub struct Rows {
     width: usize,
     /// `[rows][width]`.
     rows: Vec<Vec<f32>>,
+}
+
+/// The experts of a layer.
+#[derive(Debug)]
+pub struct Experts {
+    experts: Vec<Expert<Weights>>,
+    activation: Activation,
+}
+
+impl Weights {
+    /// `W · x + bias`.
+    fn times(&self, x: &[f32]) -> Vec<f32> {
+        self.rows.iter().zip(&self.bias).map(|(weights, bias)| dot(x, weights) + bias).collect()
+    }
 }
 
 impl Rows {
@@ -65,17 +83,19 @@ pub struct Caches(Vec<Cache>);
 impl Reference {
     /// A backend whose reductions go over `group`.
     pub fn new(group: Group) -> Self {
-        Self { group, rotations: Vec::new() }
+        Self { group, rotations: Vec::new(), interleaved: Vec::new() }
     }
 
-    /// Rotates the first dimensions of a head of a row, dimension `i` with `i + pairs`.
+    /// Rotates the first dimensions of a head of a row.
     fn rotate(&self, rope: Option<usize>, row: usize, head: &mut [f32]) {
         let Some(rope) = rope else { return };
         let pairs = &self.rotations[rope][row];
         for (i, (cos, sin)) in pairs.iter().enumerate() {
-            let (a, b) = (head[i], head[i + pairs.len()]);
-            head[i] = a * cos - b * sin;
-            head[i + pairs.len()] = b * cos + a * sin;
+            let (first, second) =
+                if self.interleaved[rope] { (2 * i, 2 * i + 1) } else { (i, i + pairs.len()) };
+            let (a, b) = (head[first], head[second]);
+            head[first] = a * cos - b * sin;
+            head[second] = b * cos + a * sin;
         }
     }
 }
@@ -109,6 +129,7 @@ impl Backend for Reference {
     type Vector = Vec<f32>;
     type Buffer = Rows;
     type Caches = Caches;
+    type Experts = Experts;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Weights, ComputeError> {
         let rows = parts.iter().flat_map(dequantize).collect();
@@ -138,6 +159,14 @@ impl Backend for Reference {
             }
         };
         Ok(Caches(shape.caches.iter().map(cache).collect()))
+    }
+
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Weights>>,
+        activation: Activation,
+    ) -> Result<Experts, ComputeError> {
+        Ok(Experts { experts, activation })
     }
 
     fn matrix_bytes(matrix: &Weights) -> usize {
@@ -183,6 +212,7 @@ impl Backend for Reference {
             sequences.flat_map(|s| s.rows.clone().map(|row| of_position(rope, s.position(row)))).collect()
         };
         self.rotations = ropes.iter().map(of_rope).collect();
+        self.interleaved = ropes.iter().map(|rope| rope.interleaved).collect();
         Ok([0..step.rows(), step.rows()..step.rows()])
     }
 
@@ -225,18 +255,51 @@ impl Backend for Reference {
     ) -> Result<(), ComputeError> {
         out.resize(x.rows.len());
         for row in rows {
-            for (column, (weights, bias)) in w.rows.iter().zip(&w.bias).enumerate() {
-                out.rows[row][column] = dot(&x.rows[row], weights) + bias;
-            }
+            out.rows[row][..w.rows.len()].copy_from_slice(&w.times(&x.rows[row]));
         }
         Ok(())
     }
 
-    fn gate(&mut self, gate_up: &Rows, rows: Range<usize>, out: &mut Rows) -> Result<(), ComputeError> {
+    fn gate(
+        &mut self,
+        gate_up: &Rows,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
         out.resize(gate_up.rows.len());
         for row in rows {
             let (gate, up) = gate_up.rows[row].split_at(out.width);
-            out.rows[row] = gate.iter().zip(up).map(|(gate, up)| silu(*gate) * up).collect();
+            out.rows[row] = gate.iter().zip(up).map(|(&gate, &up)| activation.of(gate, up)).collect();
+        }
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        spec: &RouterSpec<Vec<f32>>,
+        logits: &Rows,
+        rows: Range<usize>,
+        choices: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        choices.resize(logits.rows.len());
+        for row in rows {
+            choices.rows[row] = experts::route(spec, &logits.rows[row]);
+        }
+        Ok(())
+    }
+
+    fn expert_sum(
+        &mut self,
+        x: &Rows,
+        rows: Range<usize>,
+        choices: &Rows,
+        experts: &Experts,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(x.rows.len());
+        for row in rows {
+            out.rows[row] = experts.sum(&x.rows[row], &choices.rows[row], out.width);
         }
         Ok(())
     }
@@ -356,10 +419,8 @@ impl Backend for Reference {
         out.resize(x.rows.len());
         for row in rows {
             for (head, w) in w.iter().enumerate() {
-                for (column, (weights, bias)) in w.rows.iter().zip(&w.bias).enumerate() {
-                    let x = &x.rows[row][head * stride..];
-                    out.rows[row][head * w.rows.len() + column] = dot(x, weights) + bias;
-                }
+                let outputs = w.times(&x.rows[row][head * stride..]);
+                out.rows[row][head * outputs.len()..][..outputs.len()].copy_from_slice(&outputs);
             }
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! From config.json to a [`ModelSpec`]. A family of architectures is a file in this folder.
 
-mod dense;
+mod decoder;
+mod experts;
+mod latent;
 mod rope;
 
 use std::path::Path;
@@ -11,8 +13,13 @@ use serde_json::Value;
 use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
-/// Supported values of `model_type`. `mistral3` wraps one of the others in `text_config`.
-pub const KNOWN: [&str; 7] = ["llama", "mistral", "ministral", "ministral3", "mistral3", "qwen2", "qwen3"];
+/// Values of `model_type` that wrap one of the others in `text_config`.
+const WRAPPERS: [&str; 2] = ["mistral3", "kimi_k25"];
+
+/// Supported values of `model_type`.
+pub fn known() -> impl Iterator<Item = &'static str> {
+    decoder::FAMILIES.iter().map(|family| family.name).chain(WRAPPERS)
+}
 
 /// One token id or a list of them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -39,7 +46,7 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let name = config.get("model_type").and_then(Value::as_str);
     let name = name.ok_or_else(|| malformed("it has no \"model_type\"".into()))?;
-    if !KNOWN.contains(&name) {
+    if known().all(|known| known != name) {
         return Err(ModelError::UnknownArchitecture { name: name.to_owned() });
     }
     let text = config.get("text_config").unwrap_or(config);
@@ -50,13 +57,13 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
             inner.entry(field).or_insert_with(|| value.clone());
         }
     }
-    let config = dense::Config::deserialize(&text).map_err(|error| malformed(error.to_string()))?;
-    let family = dense::FAMILIES.iter().find(|family| family.name == config.model_type);
-    let family = family.ok_or_else(|| match text.get("model_type") == Some(&Value::from(name)) {
+    let inner = text.get("model_type").and_then(Value::as_str).unwrap_or(name);
+    let family = decoder::FAMILIES.iter().find(|family| family.name == inner);
+    let family = family.ok_or_else(|| match inner == name {
         true => {
             malformed(format!("a {name:?} needs a \"text_config\" with the model_type of its language model"))
         }
-        false => ModelError::UnknownArchitecture { name: config.model_type.clone() },
+        false => ModelError::UnknownArchitecture { name: inner.to_owned() },
     })?;
-    dense::spec(config, family, path)
+    decoder::spec(&text, family, path)
 }

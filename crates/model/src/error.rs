@@ -44,7 +44,7 @@ pub enum ModelError {
         expected: u64,
     },
     /// The config names an unknown architecture.
-    #[error("unknown architecture {name:?}: known are {}", crate::arch::KNOWN.join(", "))]
+    #[error("unknown architecture {name:?}: known are {}", crate::arch::known().collect::<Vec<_>>().join(", "))]
     UnknownArchitecture {
         /// `model_type` of config.json.
         name: String,

@@ -208,6 +208,7 @@ mod tests {
             qk_norm: false,
             window: None,
             rope: None,
+            sinks: false,
             temperature: None,
         }
     }

@@ -1,11 +1,11 @@
 //! The description of a model that its config.json is read into, whatever the architecture.
 //!
 //! A decoder layer is a *mixer* (attention, latent attention, delta rule) and a *feed-forward* (a
-//! gated MLP). No config.json is read into latent attention or delta rule yet. Each has a norm
-//! before it and is added to the residual stream. Families differ in the mixers, feed-forwards and
-//! shapes that they use, not in code.
+//! gated MLP, experts). No config.json is read into the delta rule yet. Each has a norm before it
+//! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
+//! that they use, not in code.
 
-use thunder_compute::Rope;
+use thunder_compute::{Activation, ExpertGroups, Rope, Scores};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,12 +32,12 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Number of weights in the layers' products, over all ranks. Each token is multiplied with all
-    /// of them; attention scores and the output head are not included.
+    /// Number of weights in the layers' products that each token is multiplied with, over all
+    /// ranks: of experts, those that a token takes. Attention scores and the output head are not
+    /// included.
     pub fn layer_weights(&self) -> u64 {
         let of_layer = |layer: &LayerSpec| {
-            let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
-            (layer.mixer.weights(self.hidden) + 3 * self.hidden * gated.channels) as u64
+            (layer.mixer.weights(self.hidden) + layer.feed_forward.weights(self.hidden)) as u64
         };
         self.layers.iter().map(of_layer).sum()
     }
@@ -88,8 +88,23 @@ impl MixerSpec {
 /// A layer part that works on each token by itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForwardSpec {
-    /// `down(silu(gate(x)) * up(x))`.
+    /// `down(activation(gate(x), up(x)))`.
     Gated(GatedShape),
+    /// Gated MLPs of which a router chooses some for each token.
+    Experts(ExpertsShape),
+}
+
+impl FeedForwardSpec {
+    /// Weights of its products that one token is multiplied with.
+    fn weights(&self, hidden: usize) -> usize {
+        match self {
+            Self::Gated(shape) => 3 * hidden * shape.channels,
+            Self::Experts(shape) => {
+                let shared = shape.shared.map_or(0, |shared| shared.channels);
+                hidden * (shape.experts + 3 * (shape.chosen * shape.channels + shared))
+            }
+        }
+    }
 }
 
 /// Grouped-query attention of a layer, over all ranks.
@@ -111,6 +126,8 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Index into [`ModelSpec::ropes`].
     pub rope: Option<usize>,
+    /// True if each query head has a sink: a score that takes part in the softmax, without a value.
+    pub sinks: bool,
     /// Temperature tuning, by which queries grow with the position: beta and original context.
     pub temperature: Option<(f32, usize)>,
 }
@@ -122,6 +139,53 @@ pub struct GatedShape {
     pub channels: usize,
     /// True if the three projections have biases.
     pub bias: bool,
+    /// What the gate does.
+    pub activation: Activation,
+}
+
+/// A feed-forward made of experts, over all ranks. Each expert is a gated MLP.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertsShape {
+    /// Routed experts.
+    pub experts: usize,
+    /// Routed experts that each token takes.
+    pub chosen: usize,
+    /// Channels of a routed expert.
+    pub channels: usize,
+    /// True if the experts' projections have biases.
+    pub bias: bool,
+    /// What the experts' gates do.
+    pub activation: Activation,
+    /// How a token's experts are chosen.
+    pub router: RouterShape,
+    /// An expert that every token takes.
+    pub shared: Option<SharedShape>,
+}
+
+/// How a router chooses experts and weighs them; `thunder_compute::RouterSpec` has the meaning.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RouterShape {
+    /// From logits to scores.
+    pub scores: Scores,
+    /// True if the router's projection has a bias.
+    pub bias: bool,
+    /// True if the files have a correction that counts for the choice only.
+    pub correction: bool,
+    /// Restricts the choice to some groups of experts.
+    pub groups: Option<ExpertGroups>,
+    /// Divides the weights by their sum.
+    pub renormalise: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// The shared expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharedShape {
+    /// Its channels.
+    pub channels: usize,
+    /// True if the sigmoid of a projection weighs it.
+    pub gated: bool,
 }
 
 /// Latent attention of a layer, over all ranks. Keys and values of all heads are products of one
@@ -143,6 +207,8 @@ pub struct LatentShape {
     pub value_dim: usize,
     /// Multiplies the scores.
     pub scale: f32,
+    /// Epsilon of the norms of compressed queries and of the compressed vector.
+    pub norm_eps: f32,
     /// Index into [`ModelSpec::ropes`].
     pub rope: Option<usize>,
 }

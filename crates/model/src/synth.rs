@@ -55,7 +55,8 @@ pub(crate) fn write_weights(
     quantization: Quantization,
     folder: &Path,
 ) -> Result<(), ModelError> {
-    let shards = shards(tensors::tensors(spec, quantization, 7), SHARD_BYTES);
+    let tensors = tensors::tensors(spec, quantization, 7).expect("columns divide into groups");
+    let shards = shards(tensors, SHARD_BYTES);
     let texts = vec![("model.safetensors.index.json", index(&shards).to_string())];
     Layout { what: "a test's model".into(), shards, texts }.write(folder, &mut |_, _| {})
 }
@@ -96,15 +97,13 @@ impl Layout {
         // config.json is checked by its readers.
         let spec = arch::spec(&config, Path::new("config.json"))?;
         crate::weights::Quantization::read(&config, Path::new("config.json"))?;
-        if let Some((_, group)) = quantization {
-            let widths = [shape.hidden, shape.heads * shape.head_dim, shape.channels];
-            if let Some(width) = widths.into_iter().find(|width| width % group != 0) {
-                return Err(refuse(format!(
-                    "its matrices of {width} columns do not divide into groups of {group}: use smaller groups"
-                )));
-            }
-        }
-        let shards = shards(tensors::tensors(&spec, quantization, seed), shard_bytes);
+        let tensors = tensors::tensors(&spec, quantization, seed).map_err(|columns| {
+            let group = quantization.map_or(0, |(_, group)| group);
+            refuse(format!(
+                "its matrices of {columns} columns do not divide into groups of {group}: use smaller groups"
+            ))
+        })?;
+        let shards = shards(tensors, shard_bytes);
         let mut texts = vec![("model.safetensors.index.json", index(&shards).to_string())];
         texts.extend(text::files(shape.vocab).map(|(name, json)| (name, json.to_string())));
         texts.push(("config.json", format!("{config:#}")));

@@ -20,7 +20,7 @@ use thunder_compute::{Encoding, FilePages};
 use crate::error::ModelError;
 pub use hugging_face::HuggingFace;
 pub use quantization::Quantization;
-pub use role::{ExpertRole, LayerRole, Role};
+pub use role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 pub use stored::StoredMatrix;
 
 /// The weights of one model, found by role.
@@ -37,8 +37,8 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// When the tensor is missing or of an unknown type.
     fn format(&self, role: Role) -> Result<Encoding, ModelError>;
 
-    /// The whole matrix of a role; `shape` is `[outputs, inputs]`. For a [`Role::Expert`] it is one
-    /// matrix of the stack, if the files stack them.
+    /// The whole matrix of a role; `shape` is `[outputs, inputs]`. For a [`Role::Expert`] and a
+    /// [`Role::LatentHead`] it is one matrix of the stack, if the files stack them.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.

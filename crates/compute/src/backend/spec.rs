@@ -5,13 +5,15 @@ use std::ops::Range;
 use super::cache::CacheKind;
 
 /// Rotary position embedding: `theta(i) = position * inverse_frequencies[i]`. It rotates the first
-/// `2 * len` dimensions of a head, dimension `i` with `i + len`.
+/// `2 * len` dimensions of a head in pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// One per pair of dimensions, in radians per token.
     pub inverse_frequencies: Vec<f32>,
     /// Multiplies cosine and sine (YaRN's attention factor); usually 1.
     pub amplitude: f32,
+    /// Dimension `2i` is rotated with `2i + 1`; else `i` with `i + len`.
+    pub interleaved: bool,
 }
 
 /// RMS norm of a vector: `x / sqrt(mean(x²) + eps) * weight`.
@@ -41,6 +43,9 @@ pub struct AttentionSpec<V> {
     pub qk_norm: Option<QkNorm<V>>,
     /// Index of the model's [`Rope`]; `None`: no rotation.
     pub rope: Option<usize>,
+    /// A score of each local query head that takes part in the softmax and has no value (gpt-oss's
+    /// attention sinks).
+    pub sinks: Option<V>,
     /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (temperature tuning of Llama
     /// 4 and Ministral 3).
     pub temperature: Option<(f32, usize)>,
@@ -221,6 +226,10 @@ pub enum LinearInput<'a, Buffer, Vector> {
     /// Rows that [`super::Backend::linear_gated`] made. A few of their numbers are far larger than
     /// the rest, which matters to a backend that quantizes activations.
     Gated(&'a Buffer),
+    /// The rows of a buffer whose product decides between unlike computations, such as a router's.
+    /// A backend that rounds activations must do it finely, and alike for prompts and generated
+    /// tokens.
+    Precise(&'a Buffer),
     /// The rows' RMS norm, `x / sqrt(mean(x²) + eps) * weight`.
     Normed {
         /// The rows.

@@ -64,7 +64,9 @@ fn upload<B: Backend>(
     };
     let AttentionSpec { key_dim, value_dim, scale, window, rope, temperature, out_column, .. } = *spec;
     let queries_of = spec.queries_of.clone();
+    let sinks = spec.sinks.as_ref().map(|sinks| backend.vector(sinks)).transpose()?;
     Ok(AttentionSpec {
+        sinks,
         key_dim,
         value_dim,
         queries_of,
@@ -117,8 +119,9 @@ impl Work for Latent<'_> {
     }
 }
 
-fn rope(pairs: usize) -> Rope {
-    Rope { inverse_frequencies: (0..pairs).map(|i| 0.6f32.powi(i as i32)).collect(), amplitude: 1.1 }
+fn rope(pairs: usize, interleaved: bool) -> Rope {
+    let inverse_frequencies = (0..pairs).map(|i| 0.6f32.powi(i as i32)).collect();
+    Rope { inverse_frequencies, amplitude: 1.1, interleaved }
 }
 
 impl<B: Backend> Suite<'_, B> {
@@ -149,6 +152,10 @@ impl<B: Backend> Suite<'_, B> {
                 eps: 1e-5,
             });
             let temperature = window.map(|_| (0.3, 16));
+            // Above and below the scores.
+            let heads = queries_of.last().map_or(0, |range: &std::ops::Range<usize>| range.end);
+            let sinks = (value_dim >= 80)
+                .then(|| self.random.numbers(heads).iter().map(|x| 4.0 * x).collect::<Vec<_>>());
             let spec = AttentionSpec {
                 key_dim,
                 value_dim,
@@ -157,11 +164,12 @@ impl<B: Backend> Suite<'_, B> {
                 window,
                 qk_norm,
                 rope: norm.then_some(1),
+                sinks,
                 temperature,
                 out_column,
             };
             let qkv = self.rows_of_slots(spec.qkv_width());
-            let ropes = [rope(2), rope(key_dim / 4)];
+            let ropes = [rope(2, false), rope(key_dim / 4, window.is_some())];
             for format in [KvFormat::F16, KvFormat::Int8] {
                 for fused in [false, true] {
                     let queries = &spec.queries_of;
@@ -179,7 +187,7 @@ impl<B: Backend> Suite<'_, B> {
         for (heads, rank, rotated, plain) in [(1, 32, 16, 16), (5, 64, 32, 48), (20, 128, 64, 128)] {
             let norm = Norm { weight: self.random.numbers(rank), eps: 1e-6 };
             let spec = LatentSpec { heads, rank, rotated, plain, scale: 0.3, norm, rope: Some(0) };
-            let ropes = [rope(rotated / 2)];
+            let ropes = [rope(rotated / 2, heads > 1)];
             let absorbed = self.rows_of_slots(heads * rank);
             let queries = self.rows_of_slots(heads * spec.query_dim());
             let latent = self.rows_of_slots(rank + rotated);

@@ -87,19 +87,21 @@ impl Stored {
 
     pub fn source(&self) -> MatrixSource<'_> {
         fn view(bytes: &[u8], rows: usize) -> Strided<'_> {
-            let row_bytes = bytes.len() / rows;
+            let row_bytes = bytes.len() / rows.max(1);
             Strided { bytes, stride: row_bytes, row_bytes }
         }
-        fn apart(bytes: &[u8], rows: usize) -> Option<Strided<'_>> {
-            (!bytes.is_empty()).then(|| view(bytes, rows))
-        }
+        let (has_scales, has_offsets) = match self.encoding {
+            Encoding::Affine { .. } => (true, true),
+            Encoding::Mxfp4 => (true, false),
+            _ => (false, false),
+        };
         MatrixSource {
             rows: self.rows,
             cols: self.cols,
             encoding: self.encoding,
             weight: view(&self.weight, self.rows),
-            scales: apart(&self.scales, self.rows),
-            offsets: apart(&self.offsets, self.rows),
+            scales: has_scales.then(|| view(&self.scales, self.rows)),
+            offsets: has_offsets.then(|| view(&self.offsets, self.rows)),
             bias: self.bias.clone(),
             pages: None,
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
-use crate::backend::{Backend, ComputeError, Largest, LinearInput, Norm};
+use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm};
 use crate::source::{Encoding, Float};
 
 /// Every kind of stored weight.
@@ -20,12 +20,17 @@ fn encodings() -> Vec<Encoding> {
     all
 }
 
+/// Every gated activation.
+pub(super) const ACTIVATIONS: [Activation; 3] =
+    [Activation::Silu, Activation::Gelu, Activation::Clamped { alpha: 1.702, limit: 0.7 }];
+
 /// A product's input.
 #[derive(Debug, Clone, Copy)]
 enum Input {
     Plain,
     Normed,
     Gated,
+    Precise,
 }
 
 struct Linear<'a> {
@@ -49,6 +54,7 @@ impl Work for Linear<'_> {
         let input = match self.input {
             Input::Plain => LinearInput::Plain(&x),
             Input::Gated => LinearInput::Gated(&x),
+            Input::Precise => LinearInput::Precise(&x),
             Input::Normed => LinearInput::Normed { x: &x, weight: &weight, eps: 1e-5 },
         };
         backend.linear(input, self.rows.clone(), &w, &mut out)?;
@@ -60,6 +66,7 @@ struct GatedLinear<'a> {
     x: &'a [f32],
     gate_up: [&'a Stored; 2],
     down: &'a Stored,
+    activation: Activation,
     fused: bool,
 }
 
@@ -73,12 +80,18 @@ impl Work for GatedLinear<'_> {
         let mut gated = backend.buffer(rows, channels)?;
         let mut out = backend.buffer(rows, self.down.rows)?;
         if self.fused {
-            backend.linear_gated(LinearInput::Plain(&x), 0..rows, &gate_up, &down, &mut gated)?;
+            backend.linear_gated(
+                LinearInput::Plain(&x),
+                0..rows,
+                &gate_up,
+                (self.activation, &down),
+                &mut gated,
+            )?;
             backend.linear(LinearInput::Gated(&gated), 0..rows, &down, &mut out)?;
         } else {
             let mut both = backend.buffer(rows, 2 * channels)?;
             backend.product(&x, 0..rows, &gate_up, &mut both)?;
-            backend.gate(&both, 0..rows, &mut gated)?;
+            backend.gate(&both, 0..rows, self.activation, &mut gated)?;
             backend.product(&gated, 0..rows, &down, &mut out)?;
         }
         columns(backend, &out, 0..rows, (self.down.rows, self.down.rows))
@@ -209,7 +222,7 @@ impl<B: Backend> Suite<'_, B> {
                     Stored::random([outputs + 3, cols], encoding, false, &mut self.random),
                 ];
                 let (x, norm) = (self.random.numbers(rows * cols), self.random.numbers(cols));
-                for input in [Input::Plain, Input::Normed, Input::Gated] {
+                for input in [Input::Plain, Input::Normed, Input::Gated, Input::Precise] {
                     let case = format!("linear {input:?} of {rows} rows, {shape:?} {encoding:?}");
                     let (norm, parts) = (norm.as_slice(), parts.as_slice());
                     self.compare(case, limit, Linear { input, x: &x, norm, parts, rows: 0..rows });
@@ -241,10 +254,17 @@ impl<B: Backend> Suite<'_, B> {
             let x: Vec<f32> = self.random.numbers(rows * cols).iter().map(|x| x * 0.1).collect();
             // Errors of two products add up.
             let limit = 2.0 * self.limits.product(encoding);
-            for fused in [false, true] {
-                let case =
-                    format!("gated product of {rows} rows, {channels} channels, fused {fused}, {encoding:?}");
-                self.compare(case, limit, GatedLinear { x: &x, gate_up: [&gate, &up], down: &down, fused });
+            let activations = match encoding {
+                Encoding::Float(Float::F32) | Encoding::Affine { bits: 4, group: 64, .. } => &ACTIVATIONS[..],
+                _ => &ACTIVATIONS[..1],
+            };
+            for (&activation, fused) in activations.iter().flat_map(|a| [(a, false), (a, true)]) {
+                let case = format!(
+                    "gated product of {rows} rows, {channels} channels, {activation:?}, fused {fused}, \
+                     {encoding:?}"
+                );
+                let gate_up = [&gate, &up];
+                self.compare(case, limit, GatedLinear { x: &x, gate_up, down: &down, activation, fused });
             }
         }
     }

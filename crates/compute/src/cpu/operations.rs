@@ -1,5 +1,6 @@
 //! The CPU's operations.
 
+pub(super) mod experts;
 mod latent;
 mod recurrence;
 
@@ -12,12 +13,13 @@ use super::attention::{Attention, HeadWork};
 use super::layout::matrix::Matrix;
 use super::pointers::SendPtr;
 use super::product::GatedOutput;
-use super::rows::{self, largest_on, rms_norm_on, swiglu_on};
+use super::product::experts::Experts;
+use super::rows::{self, gate_on, largest_on, rms_norm_on};
 use super::threads::pool::for_rows;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows, part_of};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
-    Norm, Rope,
+    Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
+    LatentSpec, LinearInput, Norm, Rope, RouterSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::Step;
@@ -52,6 +54,29 @@ impl CpuBackend {
             kv: cache.map(|(caches, cache)| caches.heads(cache).part()),
         }
     }
+
+    /// A buffer for partial sums of some rows, of the residual stream's shape.
+    fn take_partial(&mut self, rows: &Range<usize>, residual: &Buffer) -> Buffer {
+        let fits =
+            |partial: &Buffer| partial.capacity() >= residual.capacity() && partial.width == residual.width;
+        let partial = self.partial[part_of(rows)].take().filter(fits);
+        partial.unwrap_or_else(|| Buffer::new(residual.capacity(), residual.width))
+    }
+
+    /// Adds partial sums to the residual stream once they are summed over the ranks. Sums of a part
+    /// of a step are left under way.
+    fn reduce_partial(&mut self, mut partial: Buffer, rows: Range<usize>, residual: &mut Buffer) -> Outcome {
+        if self.step.is_some_and(|step| rows.len() < step.all) {
+            self.settle(residual)?;
+            self.reducer.begin(partial, rows);
+            return Ok(());
+        }
+        self.all_reduce(&mut partial, rows.clone())?;
+        let part = part_of(&rows);
+        self.add_rows(&partial, rows, residual);
+        self.partial[part] = Some(partial);
+        Ok(())
+    }
 }
 
 impl Backend for CpuBackend {
@@ -59,6 +84,7 @@ impl Backend for CpuBackend {
     type Vector = Arc<[f32]>;
     type Buffer = Buffer;
     type Caches = Caches;
+    type Experts = Experts;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
@@ -87,6 +113,14 @@ impl Backend for CpuBackend {
 
     fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
         Caches::new(shape)
+    }
+
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Linear>>,
+        activation: Activation,
+    ) -> Result<Experts, ComputeError> {
+        Ok(Experts::new(experts, activation))
     }
 
     fn matrix_bytes(matrix: &Linear) -> usize {
@@ -184,7 +218,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn gate(&mut self, gate_up: &Buffer, rows: Range<usize>, out: &mut Buffer) -> Outcome {
+    fn gate(
+        &mut self,
+        gate_up: &Buffer,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Outcome {
         let (isa, width) = (self.isa, out.width);
         assert_eq!(gate_up.width, 2 * width, "gate and up have a column for each channel");
         out.shape(gate_up.rows);
@@ -196,10 +236,35 @@ impl Backend for CpuBackend {
                 // SAFETY: the instruction set was detected; each row is one thread's.
                 unsafe {
                     let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
-                    swiglu_on(isa, gate, up, out);
+                    gate_on(isa, activation, gate, up, out);
                 }
             }
         });
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        spec: &RouterSpec<Self::Vector>,
+        logits: &Buffer,
+        rows: Range<usize>,
+        choices: &mut Buffer,
+    ) -> Outcome {
+        self.route_rows(spec, logits, rows, choices);
+        Ok(())
+    }
+
+    fn expert_sum(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        choices: &Buffer,
+        experts: &Experts,
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(x.rows);
+        out.data[rows.start * out.width..rows.end * out.width].fill(0.0);
+        self.add_experts(x, rows, choices, experts, out);
         Ok(())
     }
 
@@ -396,21 +461,26 @@ impl Backend for CpuBackend {
             self.multiply(x, rows, w, residual, true, None);
             return Ok(());
         }
-        let part = part_of(&rows);
-        let fits =
-            |partial: &Buffer| partial.capacity() >= residual.capacity() && partial.width == residual.width;
-        let partial = self.partial[part].take().filter(fits);
-        let mut partial = partial.unwrap_or_else(|| Buffer::new(residual.capacity(), residual.width));
+        let mut partial = self.take_partial(&rows, residual);
         self.multiply(x, rows.clone(), w, &mut partial, false, None);
-        if self.step.is_some_and(|step| rows.len() < step.all) {
-            self.settle(residual)?;
-            self.reducer.begin(partial, rows);
+        self.reduce_partial(partial, rows, residual)
+    }
+
+    fn experts_reduce_add(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        choices: &Buffer,
+        experts: &Experts,
+        residual: &mut Buffer,
+    ) -> Outcome {
+        if self.reducer.is_alone() {
+            self.add_experts(x, rows, choices, experts, residual);
             return Ok(());
         }
-        self.all_reduce(&mut partial, rows.clone())?;
-        self.add_rows(&partial, rows, residual);
-        self.partial[part] = Some(partial);
-        Ok(())
+        let mut partial = self.take_partial(&rows, residual);
+        self.expert_sum(x, rows.clone(), choices, experts, &mut partial)?;
+        self.reduce_partial(partial, rows, residual)
     }
 
     fn linear_gated(
@@ -418,7 +488,7 @@ impl Backend for CpuBackend {
         x: InputOf<'_, Self>,
         rows: Range<usize>,
         gate_up: &Linear,
-        next: &Linear,
+        (activation, next): (Activation, &Linear),
         out: &mut Buffer,
     ) -> Outcome {
         let all = x.buffer().rows;
@@ -426,12 +496,12 @@ impl Backend for CpuBackend {
         assert_eq!(gate_up.rows, 2 * out.width, "gate and up have a row for each channel");
         for (rows, prompts) in self.alike(all, &rows) {
             let multiplier = self.multiplier(prompts);
-            let out = if multiplier.gates_in_bf16(gate_up, next) {
+            let out = if multiplier.gates_in_bf16(gate_up, activation, next) {
                 GatedOutput::Bf16(out.output_in_bf16(rows.clone()))
             } else {
                 GatedOutput::F32(out.output(rows.clone(), false))
             };
-            multiplier.run_gated(&x, rows, gate_up, out);
+            multiplier.run_gated(&x, rows, (gate_up, activation), out);
         }
         Ok(())
     }

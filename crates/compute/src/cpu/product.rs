@@ -6,8 +6,9 @@ pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod bf16;
 mod dequantized;
+pub(super) mod experts;
 mod floats;
-mod input;
+pub(super) mod input;
 pub(super) mod matmul;
 pub(super) mod numerics;
 pub(super) mod output;
@@ -22,11 +23,12 @@ use super::layout::bf16_rows::{Bf16Writer, FEW_TILES, PANELS_TOGETHER, TILE_ROWS
 use super::layout::matrix::{Linear, Matrix};
 use super::layout::region::grown;
 use super::pointers::SendPtr;
-use super::rows::{largest_on, swiglu_on};
+use super::rows::{gate_on, largest_on};
 use super::scratch::Scratch;
 use super::simd::LANES;
 use super::threads::pool::{Pool, WorkQueue};
-use crate::backend::{Largest, LinearInput};
+use crate::backend::{Activation, Largest, LinearInput};
+use experts::ExpertSpace;
 use input::{InputSpace, Inputs};
 use matmul::{multiply_gated, multiply_on};
 use numerics::Numerics;
@@ -49,6 +51,7 @@ pub(super) struct Workspace {
     results: Vec<f32>,
     /// Hands out panels to threads.
     queue: WorkQueue,
+    experts: ExpertSpace,
     /// One entry per thread.
     pub scratch: Vec<Scratch>,
 }
@@ -76,9 +79,12 @@ pub(super) enum GatedOutput<'a> {
 
 impl Product<'_> {
     /// True if gated activations are stored in bf16, the format that `next` needs.
-    pub fn gates_in_bf16(&self, gate_up: &Linear, next: &Linear) -> bool {
+    pub fn gates_in_bf16(&self, gate_up: &Linear, activation: Activation, next: &Linear) -> bool {
         let Self { numerics, .. } = self;
-        numerics.isa.has_matrix_unit() && numerics.bf16_only(gate_up) && numerics.bf16_only(next)
+        activation == Activation::Silu
+            && numerics.isa.has_matrix_unit()
+            && numerics.bf16_only(gate_up)
+            && numerics.bf16_only(next)
     }
 
     /// `out[r] = x[r] · Wᵀ + bias`, or adds that to `out`. With `largest`, each thread also
@@ -136,26 +142,22 @@ impl Product<'_> {
         }
     }
 
-    /// `out[r] = silu(x[r] · Gᵀ + g) * (x[r] · Uᵀ + u)`. The parts of `w` are gate and up, of one
+    /// `out[r] = activation(x[r] · Gᵀ + g, x[r] · Uᵀ + u)`. The parts of `w` are gate and up, of one
     /// shape. The results of gate and up stay in each thread's cache.
     pub fn run_gated(
         self,
         x: &LinearInput<'_, Buffer, Arc<[f32]>>,
         rows: Range<usize>,
-        w: &Linear,
+        (w, activation): (&Linear, Activation),
         out: GatedOutput<'_>,
     ) {
-        let [gate, up] = w.parts.as_slice() else {
-            return assert!(w.parts.is_empty(), "gate and up, or no channels");
-        };
-        assert_eq!([gate.rows, gate.cols], [up.rows, up.cols], "gate and up have one shape");
+        let Some([gate, up]) = gate_and_up(w) else { return };
         let (isa, count, threads) = (self.numerics.isa, rows.len(), self.pool.threads());
         let Workspace { inputs, scratch, results, queue, .. } = self.space;
         let inputs = Inputs::prepare(self.numerics, self.pool, inputs, x, rows, (w, gate.cols));
         let scratch = SendPtr(scratch.as_mut_ptr());
         let least = min_claim(gate.panel_bytes() + up.panel_bytes(), count, PANELS_TOGETHER / 2);
-        // As many panels as fit: long contiguous reads of the weights are the fastest.
-        let together = (RESULT_BYTES / (count * 2 * LANES * size_of::<f32>())).max(PANELS_TOGETHER / 2);
+        let together = panels_together(count);
         let width = together * LANES;
         let of_thread = match out {
             GatedOutput::F32(_) => count * 2 * width,
@@ -182,7 +184,7 @@ impl Product<'_> {
                     let results = GateResults { data: results, width, rows: count };
                     // SAFETY: the input has the parts' shape, the results have room for the panels,
                     // and each panel's columns of the output are written by one thread.
-                    unsafe { results.gate(isa, [gate, up], panels, &inputs, out, scratch) };
+                    unsafe { results.gate(isa, ([gate, up], activation), panels, &inputs, out, scratch) };
                 }
             }
         });
@@ -206,7 +208,7 @@ impl GateResults {
     unsafe fn gate(
         self,
         isa: Isa,
-        [gate, up]: [&Matrix; 2],
+        ([gate, up], activation): ([&Matrix; 2], Activation),
         panels: Range<usize>,
         inputs: &Inputs<'_>,
         out: Output,
@@ -230,10 +232,26 @@ impl GateResults {
                 };
                 let to = out.data.add(row * out.stride + columns.start);
                 let to = std::slice::from_raw_parts_mut(to, columns.len());
-                swiglu_on(isa, at(0), at(width), to);
+                gate_on(isa, activation, at(0), at(width), to);
             }
         }
     }
+}
+
+/// Gate and up; `None` if there are no channels.
+fn gate_and_up(w: &Linear) -> Option<[&Matrix; 2]> {
+    let [gate, up] = w.parts.as_slice() else {
+        assert!(w.parts.is_empty(), "gate and up, or no channels");
+        return None;
+    };
+    assert_eq!([gate.rows, gate.cols], [up.rows, up.cols], "gate and up have one shape");
+    Some([gate, up])
+}
+
+/// Panels of gate and of up whose results for `rows` rows are kept in a thread's cache: as many as
+/// fit, because long contiguous reads of the weights are the fastest.
+fn panels_together(rows: usize) -> usize {
+    (RESULT_BYTES / (rows * 2 * LANES * size_of::<f32>())).max(PANELS_TOGETHER / 2)
 }
 
 /// The parts that own some of the claimed panels: each part, its own panels, and its first output

@@ -2,7 +2,7 @@
 
 use super::dispatch::entry;
 use super::simd::{LANES, Simd};
-use crate::backend::{Largest, Rope};
+use crate::backend::{Activation, Largest, Rope};
 use crate::step::Step;
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
@@ -32,41 +32,119 @@ pub(super) unsafe fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out:
     }
 }
 
-/// `out = gate / (1 + e^-gate) * up`.
+/// A vector's gated activation. Types instead of closures: closures do not inherit the enclosing
+/// function's instruction set, so that each operation in one would be a call.
+trait Gate: Copy {
+    /// # Safety
+    /// The CPU has `S`.
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F;
+}
+
+/// `x / (1 + e^-y)`.
 ///
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
-unsafe fn swiglu<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+unsafe fn times_sigmoid<S: Simd>(x: S::F, y: S::F) -> S::F {
+    // SAFETY: the caller's.
+    unsafe { S::div(x, S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), y)))) }
+}
+
+/// `min(x, limit)`, as `-max(-x, -limit)`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn at_most<S: Simd>(x: S::F, limit: f32) -> S::F {
+    // SAFETY: the caller's.
+    unsafe { S::sub(S::splat(0.0), S::max(S::sub(S::splat(0.0), x), S::splat(-limit))) }
+}
+
+/// [`Activation::Silu`].
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Gate for Silu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::mul(times_sigmoid::<S>(gate, gate), up) }
+    }
+}
+
+/// [`Activation::Gelu`]: `(1 + tanh(x)) / 2` is the sigmoid of `2x`.
+#[derive(Clone, Copy)]
+struct Gelu;
+
+impl Gate for Gelu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        /// `√(8 / π)`.
+        const FACTOR: f32 = 1.595_769_1;
+        // SAFETY: the caller's.
+        unsafe {
+            let cube = S::mul(S::mul(gate, gate), gate);
+            let inner = S::mul(S::splat(FACTOR), S::fma(cube, S::splat(0.044_715), gate));
+            S::mul(times_sigmoid::<S>(gate, inner), up)
+        }
+    }
+}
+
+/// [`Activation::Clamped`].
+#[derive(Clone, Copy)]
+struct Clamped {
+    alpha: f32,
+    limit: f32,
+}
+
+impl Gate for Clamped {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let gate = at_most::<S>(gate, self.limit);
+            let up = S::max(at_most::<S>(up, self.limit), S::splat(-self.limit));
+            let gated = times_sigmoid::<S>(gate, S::mul(S::splat(self.alpha), gate));
+            S::mul(gated, S::add(up, S::splat(1.0)))
+        }
+    }
+}
+
+/// `out = activation(gate, up)`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: the caller's.
+    unsafe {
+        match activation {
+            Activation::Silu => gate_by::<S, Silu>(Silu, gate, up, out),
+            Activation::Gelu => gate_by::<S, Gelu>(Gelu, gate, up, out),
+            Activation::Clamped { alpha, limit } => {
+                gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gate_by<S: Simd, G: Gate>(by: G, gate: &[f32], up: &[f32], out: &mut [f32]) {
     let whole = out.len() / LANES * LANES;
     let (gate, up) = (&gate[..out.len()], &up[..out.len()]);
     // SAFETY: all offsets are below `whole`, which is within each slice.
     unsafe {
         for i in (0..whole).step_by(LANES) {
-            let v = silu_times::<S>(S::load(gate.as_ptr().add(i)), S::load(up.as_ptr().add(i)));
+            let v = by.of::<S>(S::load(gate.as_ptr().add(i)), S::load(up.as_ptr().add(i)));
             S::store(out.as_mut_ptr().add(i), v);
         }
         // The tail goes through the same arithmetic, so that a channel's value does not depend on
         // where a shard begins.
         for i in whole..out.len() {
             let mut lane = [0.0; LANES];
-            S::store(lane.as_mut_ptr(), silu_times::<S>(S::splat(gate[i]), S::splat(up[i])));
+            S::store(lane.as_mut_ptr(), by.of::<S>(S::splat(gate[i]), S::splat(up[i])));
             out[i] = lane[0];
         }
-    }
-}
-
-/// Not a closure: closures do not inherit the enclosing function's instruction set, so that each
-/// operation in one would be a call.
-///
-/// # Safety
-/// The CPU has `S`.
-#[inline(always)]
-unsafe fn silu_times<S: Simd>(gate: S::F, up: S::F) -> S::F {
-    // SAFETY: the caller's.
-    unsafe {
-        let denominator = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), gate)));
-        S::mul(S::div(gate, denominator), up)
     }
 }
 
@@ -100,7 +178,7 @@ entry! {
 }
 entry! {
     /// One row's gated activation.
-    pub(super) fn swiglu_on(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu
+    pub(super) fn gate_on(activation: Activation, gates: &[f32], up: &[f32], out: &mut [f32]) = gate
 }
 entry! {
     /// The larger of `best` and of a row's outputs.
@@ -114,12 +192,13 @@ pub(super) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
     pairs: usize,
+    interleaved: bool,
 }
 
 impl Rotation {
     /// Computes the step's positions in f64: at position 32768, an angle in f32 is off by 0.002.
     pub fn compute(&mut self, step: &Step, rope: &Rope) {
-        self.pairs = rope.inverse_frequencies.len();
+        (self.pairs, self.interleaved) = (rope.inverse_frequencies.len(), rope.interleaved);
         self.cos.clear();
         self.sin.clear();
         for sequence in &step.sequences {
@@ -133,11 +212,18 @@ impl Rotation {
         }
     }
 
-    /// Rotates one head of a row: dimension `i` with `i + pairs`.
+    /// Rotates one head of a row.
     #[inline(always)]
     pub fn apply(&self, row: usize, head: &mut [f32]) {
         let cos = &self.cos[row * self.pairs..][..self.pairs];
         let sin = &self.sin[row * self.pairs..][..self.pairs];
+        if self.interleaved {
+            let pairs = head[..2 * self.pairs].as_chunks_mut::<2>().0;
+            for (([a, b], cos), sin) in pairs.iter_mut().zip(cos).zip(sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+            return;
+        }
         let (first, second) = head[..2 * self.pairs].split_at_mut(self.pairs);
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);

@@ -69,10 +69,10 @@ impl Reference {
     }
 }
 
-/// `Σ softmax(scores)[t] * value(t)`.
-fn weighted<'a>(scores: &[f32], value: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
-    let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f32 = scores.iter().map(|score| (score - best).exp()).sum();
+/// `Σ softmax(scores)[t] * value(t)`; a sink is one more score, without a value.
+fn weighted<'a>(scores: &[f32], sink: Option<f32>, value: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+    let best = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = scores.iter().copied().chain(sink).map(|score| (score - best).exp()).sum();
     out.fill(0.0);
     for (t, score) in scores.iter().enumerate() {
         let weight = (score - best).exp() / total;
@@ -104,7 +104,8 @@ pub(super) fn attend(
                     let value =
                         |t: usize| &tokens[t][first_value + kv_head * spec.value_dim..][..spec.value_dim];
                     let column = spec.out_column + head * spec.value_dim;
-                    weighted(&scores, value, &mut out.rows[row][column..][..spec.value_dim]);
+                    let sink = spec.sinks.as_ref().map(|sinks| sinks[head]);
+                    weighted(&scores, sink, value, &mut out.rows[row][column..][..spec.value_dim]);
                 }
             }
         }
@@ -131,7 +132,7 @@ pub(super) fn attend_latent(
                 let query = &queries.rows[row][head * spec.query_dim() + spec.plain..][..rotated];
                 let score = |token: &&[f32]| dot(absorbed, &token[..rank]) + dot(query, &token[rank..]);
                 let scores: Vec<f32> = tokens.iter().map(score).collect();
-                weighted(&scores, |t| &tokens[t][..rank], &mut out.rows[row][head * rank..][..rank]);
+                weighted(&scores, None, |t| &tokens[t][..rank], &mut out.rows[row][head * rank..][..rank]);
             }
         }
     }

@@ -74,6 +74,9 @@ mod tests {
             channels: none.clone(),
             vocab: none,
             weight_bytes,
+            routed_bytes: 0,
+            experts: 0,
+            chosen: 0,
             kv_bytes_per_token,
             state_bytes_per_sequence: 0,
         }

@@ -26,10 +26,28 @@ pub(super) struct RopeParameters {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     attention_factor: Option<f64>,
+    /// Whether YaRN's ramp begins and ends at whole dimensions.
+    truncate: Option<bool>,
     pub llama_4_scaling_beta: Option<f32>,
     /// Objects in here are parameter sets of single layer types, which no family here has.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
+}
+
+impl RopeParameters {
+    /// The factor by which latent attention sharpens queries and keys each: YaRN's with
+    /// `mscale_all_dim`.
+    pub fn latent_mscale(&self) -> f64 {
+        match (self.rope_type.as_deref().or(self.old_type.as_deref()), self.mscale_all_dim, self.factor) {
+            (Some("yarn"), Some(all), Some(factor)) if all != 0.0 => mscale(factor, all),
+            _ => 1.0,
+        }
+    }
+}
+
+/// YaRN's growth of attention.
+fn mscale(factor: f64, m: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
 }
 
 /// The rotation of the first `dims` dimensions of a head; `context` is the model's, in tokens.
@@ -82,6 +100,7 @@ pub(super) fn rope(
     Ok(Rope {
         inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
         amplitude: amplitude as f32,
+        interleaved: false,
     })
 }
 
@@ -112,8 +131,9 @@ fn yarn(
 ) -> (Vec<f64>, f64) {
     let original = s.original_max_position_embeddings.unwrap_or(context) as f64;
     let dimension = |turns: f64| dims as f64 * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
-    let low = dimension(s.beta_fast.unwrap_or(32.0)).floor().max(0.0);
-    let high = dimension(s.beta_slow.unwrap_or(1.0)).ceil().min(dims as f64 - 1.0);
+    let (low, high) = (dimension(s.beta_fast.unwrap_or(32.0)), dimension(s.beta_slow.unwrap_or(1.0)));
+    let (low, high) = if s.truncate.unwrap_or(true) { (low.floor(), high.ceil()) } else { (low, high) };
+    let (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
     let width = if low == high { 0.001 } else { high - low };
     let frequencies = plain
         .iter()
@@ -123,12 +143,11 @@ fn yarn(
             f * (1.0 - stretched) + f / factor * stretched
         })
         .collect();
-    let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
     let amplitude = s.attention_factor.unwrap_or_else(|| {
         // As in transformers, an mscale_all_dim of zero counts as absent.
         match (s.mscale, s.mscale_all_dim.filter(|&all| all != 0.0)) {
-            (Some(m), Some(all)) => mscale(m) / mscale(all),
-            _ => mscale(1.0),
+            (Some(m), Some(all)) => mscale(factor, m) / mscale(factor, all),
+            _ => mscale(factor, 1.0),
         }
     });
     (frequencies, amplitude)

@@ -2,19 +2,36 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, ComputeError, LinearInput, Norm};
+use thunder_compute::{Activation, Backend, ComputeError, LinearInput, Norm, RouterSpec};
 
-use super::{Pass, normed};
+use super::{Pass, disjoint, normed};
 
 /// A layer's feed-forward.
 pub(super) enum FeedForward<B: Backend> {
-    /// `down(silu(gate(x)) * up(x))`.
-    Gated {
-        /// Both, one after the other.
-        gate_up: B::Matrix,
-        down: B::Matrix,
-        channels_buffer: usize,
-    },
+    Gated(Gated<B>),
+    Experts(Box<Experts<B>>),
+}
+
+/// `down(activation(gate(x), up(x)))`.
+pub(super) struct Gated<B: Backend> {
+    /// Both, one after the other.
+    pub gate_up: B::Matrix,
+    pub activation: Activation,
+    pub down: B::Matrix,
+    pub channels_buffer: usize,
+}
+
+/// Gated MLPs of which a router chooses some for each token.
+pub(super) struct Experts<B: Backend> {
+    pub spec: RouterSpec<B::Vector>,
+    /// Logits of all experts, and the shared expert's gate if it has one.
+    pub router: B::Matrix,
+    pub experts: B::Experts,
+    /// Bytes of the experts' weights that a token reads, on average.
+    pub bytes_per_token: usize,
+    pub normed_buffer: usize,
+    pub logits_buffer: usize,
+    pub choices_buffer: usize,
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -25,20 +42,49 @@ impl<B: Backend> FeedForward<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, residual, inner, .. } = pass;
         match self {
-            Self::Gated { gate_up, down, channels_buffer } => {
-                let channels = &mut inner[*channels_buffer];
-                backend.linear_gated(normed::<B>(residual, norm), rows.clone(), gate_up, down, channels)?;
-                backend.linear_reduce_add(LinearInput::Gated(channels), rows, down, residual)
-            }
+            Self::Gated(gated) => gated.forward(norm, rows, pass),
+            Self::Experts(experts) => experts.forward(norm, rows, pass),
         }
     }
 
-    /// Bytes of its weights.
+    /// Bytes of the weights that a token reads.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Gated { gate_up, down, .. } => B::matrix_bytes(gate_up) + B::matrix_bytes(down),
+            Self::Gated(gated) => B::matrix_bytes(&gated.gate_up) + B::matrix_bytes(&gated.down),
+            Self::Experts(experts) => B::matrix_bytes(&experts.router) + experts.bytes_per_token,
         }
+    }
+}
+
+impl<B: Backend> Gated<B> {
+    fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, residual, inner, .. } = pass;
+        let channels = &mut inner[self.channels_buffer];
+        let next = (self.activation, &self.down);
+        backend.linear_gated(normed::<B>(residual, norm), rows.clone(), &self.gate_up, next, channels)?;
+        backend.linear_reduce_add(LinearInput::Gated(channels), rows, &self.down, residual)
+    }
+}
+
+impl<B: Backend> Experts<B> {
+    fn forward(
+        &self,
+        norm: &Norm<B::Vector>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, residual, inner, .. } = pass;
+        let [normed, logits, choices] =
+            disjoint(inner, [self.normed_buffer, self.logits_buffer, self.choices_buffer]);
+        backend.rms_norm(residual, rows.clone(), norm, normed)?;
+        backend.linear(LinearInput::Precise(normed), rows.clone(), &self.router, logits)?;
+        backend.route(&self.spec, logits, rows.clone(), choices)?;
+        backend.experts_reduce_add(normed, rows, choices, &self.experts, residual)
     }
 }

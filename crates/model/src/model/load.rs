@@ -6,6 +6,7 @@
 
 mod attention;
 mod delta;
+mod experts;
 mod footprint;
 mod gated;
 mod latent;

@@ -6,14 +6,16 @@ use std::path::Path;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Reference, Rope, Step,
+    Activation, Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Reference, Rope, Scores,
+    Step,
 };
 
 use super::{Capacity, Model, shard_footprints};
 use crate::folder::{GenerationConfig, ModelFolder};
 use crate::plan::{Parallelism, ShardPlan};
 use crate::spec::{
-    AttentionShape, DeltaShape, FeedForwardSpec, GatedShape, LatentShape, LayerSpec, MixerSpec, ModelSpec,
+    AttentionShape, DeltaShape, ExpertsShape, FeedForwardSpec, GatedShape, LatentShape, LayerSpec, MixerSpec,
+    ModelSpec, RouterShape, SharedShape,
 };
 use crate::synth;
 use crate::weights::{HuggingFace, Quantization};
@@ -34,6 +36,7 @@ fn spec() -> ModelSpec {
         qk_norm: true,
         window: Some(40),
         rope: Some(0),
+        sinks: true,
         temperature: None,
     });
     let latent = |query_rank| {
@@ -45,19 +48,47 @@ fn spec() -> ModelSpec {
             rotated: 16,
             value_dim: 32,
             scale: 0.15,
+            norm_eps: 1e-6,
             rope: Some(1),
         })
     };
     let delta =
         MixerSpec::Delta(DeltaShape { key_heads: 3, value_heads: 6, key_dim: 32, value_dim: 32, kernel: 4 });
     let mixers = [delta.clone(), attention, latent(None), delta, latent(Some(64))];
-    let layer = |mixer| LayerSpec {
+    let gated = GatedShape { channels: 192, bias: false, activation: Activation::Silu };
+    let router = |scores, correction| RouterShape {
+        scores,
+        bias: false,
+        correction,
+        groups: None,
+        renormalise: true,
+        scale: 1.5,
+    };
+    let experts = |router, shared| ExpertsShape {
+        // Rounded activations change a choice now and then: that of the least expert changes little.
+        experts: 6,
+        chosen: 5,
+        channels: 128,
+        bias: false,
+        activation: Activation::Silu,
+        router,
+        shared,
+    };
+    let layer = |(index, mixer)| LayerSpec {
         mixer,
-        feed_forward: FeedForwardSpec::Gated(GatedShape { channels: 192, bias: false }),
+        feed_forward: match index {
+            1 => FeedForwardSpec::Experts(experts(router(Scores::Softmax, false), None)),
+            3 => {
+                let shared = SharedShape { channels: 192, gated: true };
+                FeedForwardSpec::Experts(experts(router(Scores::Sigmoid, true), Some(shared)))
+            }
+            _ => FeedForwardSpec::Gated(gated.clone()),
+        },
     };
     let rope = |pairs: i32| Rope {
         inverse_frequencies: (0..pairs).map(|i| 0.5f32.powi(i)).collect(),
         amplitude: 1.0,
+        interleaved: pairs == 8,
     };
     ModelSpec {
         family: "made up".into(),
@@ -67,7 +98,7 @@ fn spec() -> ModelSpec {
         norm_eps: 1e-5,
         tied: Some(false),
         ropes: vec![rope(16), rope(8)],
-        layers: mixers.into_iter().map(layer).collect(),
+        layers: mixers.into_iter().enumerate().map(layer).collect(),
         eos: Vec::new(),
     }
 }

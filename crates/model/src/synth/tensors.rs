@@ -4,7 +4,9 @@ use half::bf16;
 use safetensors::tensor::Dtype;
 
 use super::random;
-use crate::spec::{AttentionShape, DeltaShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec};
+use crate::spec::{
+    AttentionShape, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec,
+};
 
 /// Bits and group of affine quantization; `None`: bf16.
 pub(super) type Quantization = Option<(u32, usize)>;
@@ -110,9 +112,10 @@ impl Filler {
     }
 }
 
-/// All tensors, in the order in which a model loads them.
-pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -> Vec<Tensor> {
-    let mut list = List { tensors: Vec::new(), quantization, seed };
+/// All tensors, in the order in which a model loads them. The error is the number of columns of a
+/// matrix that do not divide into groups.
+pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -> Result<Vec<Tensor>, usize> {
+    let mut list = List { tensors: Vec::new(), quantization, seed, ungrouped: None };
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
         let inside = |name: &str| format!("model.layers.{index}.{name}");
@@ -123,21 +126,23 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
             MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
         }
         list.ones(inside("post_attention_layernorm.weight"), spec.hidden);
-        let FeedForwardSpec::Gated(mlp) = &layer.feed_forward;
-        for (name, out, input) in [
-            ("mlp.gate_proj", mlp.channels, spec.hidden),
-            ("mlp.up_proj", mlp.channels, spec.hidden),
-            ("mlp.down_proj", spec.hidden, mlp.channels),
-        ] {
-            list.matrix(&inside(name), out, input);
-            list.bias(&inside(name), out, mlp.bias);
+        match &layer.feed_forward {
+            FeedForwardSpec::Gated(shape) => {
+                list.gated(&inside("mlp"), shape.channels, spec.hidden, shape.bias);
+            }
+            FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
         }
     }
     list.ones("model.norm.weight".into(), spec.hidden);
     if spec.tied != Some(true) {
         list.matrix("lm_head", spec.vocab, spec.hidden);
     }
-    list.tensors
+    list.ungrouped.map_or(Ok(list.tensors), Err)
+}
+
+/// Names, outputs and inputs of a gated MLP's matrices.
+fn projections(channels: usize, hidden: usize) -> [(&'static str, usize, usize); 3] {
+    [("gate_proj", channels, hidden), ("up_proj", channels, hidden), ("down_proj", hidden, channels)]
 }
 
 /// The factor by which a product scales its input's deviation; below one, so that activations stay
@@ -151,6 +156,8 @@ struct List {
     tensors: Vec<Tensor>,
     quantization: Quantization,
     seed: u64,
+    /// Columns of the first matrix that do not divide into groups.
+    ungrouped: Option<usize>,
 }
 
 impl List {
@@ -175,8 +182,42 @@ impl List {
             self.ones(inside("self_attn.q_norm.weight"), dim);
             self.ones(inside("self_attn.k_norm.weight"), dim);
         }
+        if shape.sinks {
+            let content = Content::Normal { deviation: 1.0 };
+            self.push(inside("self_attn.sinks"), Dtype::BF16, vec![shape.heads], content, self.stream());
+        }
         self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * dim);
         self.bias(&inside("self_attn.o_proj"), hidden, shape.out_bias);
+    }
+
+    /// A gated MLP, or an expert.
+    fn gated(&mut self, path: &str, channels: usize, hidden: usize, bias: bool) {
+        for (name, out, input) in projections(channels, hidden) {
+            let path = format!("{path}.{name}");
+            self.matrix(&path, out, input);
+            self.bias(&path, out, bias);
+        }
+    }
+
+    fn experts(&mut self, inside: &dyn Fn(&str) -> String, shape: &ExpertsShape, hidden: usize) {
+        self.matrix(&inside("mlp.gate"), shape.experts, hidden);
+        self.bias(&inside("mlp.gate"), shape.experts, shape.router.bias);
+        if shape.router.correction {
+            let content = Content::Normal { deviation: BIAS_DEVIATION };
+            let name = inside("mlp.gate.e_score_correction_bias");
+            self.push(name, Dtype::BF16, vec![shape.experts], content, self.stream());
+        }
+        // As MLX writes them: a stack for each matrix.
+        let (stack, channels) = (Some(shape.experts), shape.channels);
+        for (name, out, input) in projections(channels, hidden) {
+            self.matrices(&inside(&format!("mlp.switch_mlp.{name}")), stack, out, input);
+        }
+        if let Some(shared) = shape.shared {
+            self.gated(&inside("mlp.shared_expert"), shared.channels, hidden, false);
+            if shared.gated {
+                self.matrix(&inside("mlp.shared_expert_gate"), 1, hidden);
+            }
+        }
     }
 
     fn latent(&mut self, inside: &dyn Fn(&str) -> String, shape: &LatentShape, hidden: usize) {
@@ -234,26 +275,28 @@ impl List {
     }
 
     fn matrix(&mut self, path: &str, out: usize, input: usize) {
+        self.matrices(path, None, out, input);
+    }
+
+    /// A matrix, or a stack of them.
+    fn matrices(&mut self, path: &str, stack: Option<usize>, out: usize, input: usize) {
+        let of = |columns: usize| stack.into_iter().chain([out, columns]).collect::<Vec<_>>();
         let deviation = GAIN / (input as f32).sqrt();
         let weight = format!("{path}.weight");
         let Some((bits, group)) = self.quantization else {
-            return self.push(
-                weight,
-                Dtype::BF16,
-                vec![out, input],
-                Content::Normal { deviation },
-                self.stream(),
-            );
+            return self.push(weight, Dtype::BF16, of(input), Content::Normal { deviation }, self.stream());
         };
-        let packed = vec![out, input * bits as usize / 32];
-        self.push(weight, Dtype::U32, packed, Content::Bits, self.stream());
+        if input % group != 0 {
+            self.ungrouped.get_or_insert(input);
+        }
+        self.push(weight, Dtype::U32, of(input * bits as usize / 32), Content::Bits, self.stream());
         // The integers 0..n have the variance (n² - 1) / 12.
         let step = deviation * (12.0 / ((1u64 << (2 * bits)) - 1) as f32).sqrt();
         let stream = self.stream();
         for (name, content) in
             [("scales", Content::Scales { step }), ("biases", Content::Biases { step, bits })]
         {
-            self.push(format!("{path}.{name}"), Dtype::BF16, vec![out, input / group], content, stream);
+            self.push(format!("{path}.{name}"), Dtype::BF16, of(input / group), content, stream);
         }
     }
 }

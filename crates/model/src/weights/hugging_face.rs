@@ -6,6 +6,7 @@ use safetensors::tensor::Dtype;
 use thunder_compute::{Encoding, FilePages, Float};
 
 use super::names::{Name, Names};
+use super::quantization::MXFP4;
 use super::safetensors::{SafetensorsFiles, Tensor};
 use super::{Quantization, Role, StoredMatrix, WeightSource};
 use crate::error::ModelError;
@@ -78,11 +79,14 @@ impl HuggingFace {
             actual: "quantized (it has scales)".into(),
             expected: "unquantized: config.json has no \"quantization\"".into(),
         })?;
+        if settings.mode == MXFP4 {
+            return Ok(Encoding::Mxfp4);
+        }
         let scales = float(&scales, &scales_tensor)?;
         Ok(Encoding::Affine { bits: settings.bits, group: settings.group_size, scales })
     }
 
-    /// The tensor at `name`, or one expert's part of it if the name is that of a stack.
+    /// The tensor at `name`, or one expert's or head's part of it if the name is that of a stack.
     fn part(
         &self,
         name: &str,
@@ -90,7 +94,7 @@ impl HuggingFace {
         shape: &[usize],
         dtype: Option<Dtype>,
     ) -> Result<Tensor<'_>, ModelError> {
-        let Some(Role::Expert { index, count, .. }) = stack else {
+        let Some((index, count)) = stack.and_then(Role::in_stack) else {
             return self.shaped(name, shape, dtype);
         };
         let all = self.shaped(name, &[&[count], shape].concat(), dtype)?;
@@ -125,8 +129,10 @@ impl WeightSource for HuggingFace {
             offsets: None,
             pages: Some(self),
         };
-        let Encoding::Affine { bits, group, scales } = encoding else {
-            return Ok(StoredMatrix { weight: self.part(&weight, stack, &shape, None)?.bytes, ..plain });
+        let (bits, group) = match encoding {
+            Encoding::Affine { bits, group, .. } => (bits, group),
+            Encoding::Mxfp4 => (4, encoding.column_unit()),
+            _ => return Ok(StoredMatrix { weight: self.part(&weight, stack, &shape, None)?.bytes, ..plain }),
         };
         if cols % group != 0 {
             return Err(ModelError::Shape {
@@ -137,6 +143,11 @@ impl WeightSource for HuggingFace {
         }
         let words = [rows, cols * bits as usize / 32];
         let weight = self.part(&weight, stack, &words, Some(Dtype::U32))?.bytes;
+        let Encoding::Affine { scales, .. } = encoding else {
+            let scales = format!("{path}.scales");
+            let scales = self.part(&scales, stack, &[rows, cols / group], Some(Dtype::U8))?.bytes;
+            return Ok(StoredMatrix { weight, scales: Some(scales), ..plain });
+        };
         let numbers = |end: &str| {
             let name = format!("{path}.{end}");
             let tensor = self.part(&name, stack, &[rows, cols / group], None)?;

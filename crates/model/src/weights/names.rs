@@ -1,6 +1,6 @@
 //! Hugging Face's and MLX's tensor names. A new name for a role is a new entry in these tables.
 
-use super::role::{ExpertRole, LayerRole, Role};
+use super::role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 use super::safetensors::SafetensorsFiles;
 
 /// Names of one folder's tensors.
@@ -18,7 +18,7 @@ pub(super) struct Name {
     /// The module of a matrix (its tensors are `.weight`, `.scales`, …), or the whole name of a
     /// vector.
     pub path: String,
-    /// True if the tensor is a stack over all experts.
+    /// True if the tensor is a stack over all experts or heads.
     pub stacked: bool,
 }
 
@@ -55,6 +55,14 @@ impl Names {
                     }
                 })
                 .collect(),
+            Role::LatentHead { layer, role, .. } => {
+                let name = match role {
+                    LatentHeadRole::Absorb => "embed_q",
+                    LatentHeadRole::Expand => "unembed_out",
+                };
+                let path = format!("{}layers.{layer}.self_attn.{name}", self.prefix);
+                vec![Name { path, stacked: true }]
+            }
         }
     }
 }
@@ -70,6 +78,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::AttentionOut => &["self_attn.o_proj"],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight"],
+        LayerRole::AttentionSinks => &["self_attn.sinks"],
         LayerRole::QueryDown => &["self_attn.q_a_proj"],
         LayerRole::QueryDownNorm => &["self_attn.q_a_layernorm.weight"],
         LayerRole::QueryUp => &["self_attn.q_b_proj"],

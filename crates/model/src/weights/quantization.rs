@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 
+/// MLX's name of OCP's MXFP4.
+pub(super) const MXFP4: &str = "mxfp4";
+
 /// How the matrices of a folder are quantized: MLX's `quantization` in config.json.
 #[derive(Debug, Default)]
 pub struct Quantization {
@@ -16,13 +19,13 @@ pub struct Quantization {
     modules: HashMap<String, Settings>,
 }
 
-/// Affine quantization of a module.
+/// Quantization of a module.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Settings {
     pub group_size: usize,
     pub bits: u32,
     #[serde(default = "affine")]
-    mode: String,
+    pub mode: String,
 }
 
 fn affine() -> String {
@@ -71,11 +74,18 @@ impl Quantization {
             }
         }
         for settings in std::iter::once(&default).chain(modules.values()) {
-            if settings.mode != "affine" {
+            if !["affine", MXFP4].contains(&settings.mode.as_str()) {
                 return Err(ModelError::Unsupported {
                     field: "quantization.mode",
                     value: format!("{:?}", settings.mode),
-                    supported: "affine is".into(),
+                    supported: "affine and mxfp4 are".into(),
+                });
+            }
+            if settings.mode == MXFP4 && (settings.bits, settings.group_size) != (4, 32) {
+                return Err(ModelError::Unsupported {
+                    field: "quantization",
+                    value: format!("mxfp4 with {} bits in groups of {}", settings.bits, settings.group_size),
+                    supported: "4 bits in groups of 32 are".into(),
                 });
             }
             if ![2, 3, 4, 5, 6, 8].contains(&settings.bits) || ![32, 64, 128].contains(&settings.group_size) {

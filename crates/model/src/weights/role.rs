@@ -22,6 +22,28 @@ pub enum Role {
         /// Routed experts of the layer.
         count: usize,
     },
+    /// A matrix of one head of latent attention, where `kv_b` is stored in its two parts, the first
+    /// transposed (as MLX does).
+    LatentHead {
+        /// Its layer.
+        layer: usize,
+        /// Which of the head's matrices.
+        role: LatentHeadRole,
+        /// The head, below `count`.
+        index: usize,
+        /// Heads of the layer.
+        count: usize,
+    },
+}
+
+impl Role {
+    /// Index and size of the stack that the files may keep this matrix in.
+    pub(super) fn in_stack(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Expert { index, count, .. } | Self::LatentHead { index, count, .. } => Some((index, count)),
+            _ => None,
+        }
+    }
 }
 
 /// A tensor of a layer. Matrices are `[outputs, inputs]`.
@@ -44,6 +66,9 @@ pub enum LayerRole {
     QueryNorm,
     /// Attention: norm of each key head, `[head_dim]`.
     KeyNorm,
+
+    /// Attention: a score of each query head that has no value, `[heads]`.
+    AttentionSinks,
 
     /// Latent attention: from the residual stream to compressed queries (`q_a`).
     QueryDown,
@@ -119,4 +144,13 @@ pub enum ExpertRole {
     Up,
     /// Down projection.
     Down,
+}
+
+/// A matrix of a head of latent attention, `[outputs, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LatentHeadRole {
+    /// From the plain columns of a query to the compressed vector's, `[rank, plain]`.
+    Absorb,
+    /// From the compressed vector to the head's value, `[value_dim, rank]`.
+    Expand,
 }

@@ -184,11 +184,11 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     Ok((usages, engine.counters().reduce_share_since(before)))
 }
 
-/// Bytes that a decode step reads on all ranks together: weights, and the KV cache of `batch`
-/// sequences of `context` tokens.
+/// Bytes that a decode step reads on all ranks together: weights (of experts, those that the tokens
+/// take), and the KV cache of `batch` sequences of `context` tokens.
 fn bytes_per_step(session: &Session, model: &ModelWork, context: usize, batch: usize) -> u64 {
     let footprints = &session.head.footprints;
-    let weights = footprints.iter().map(|footprint| footprint.weight_bytes).sum::<u64>();
+    let weights = footprints.iter().map(|footprint| footprint.read_bytes(batch)).sum::<u64>();
     let kv = footprints.iter().map(|footprint| footprint.kv_bytes_per_token).sum::<u64>();
     weights - model.lookup_bytes + kv * (context * batch) as u64
 }

@@ -27,6 +27,10 @@ pub struct Synth {
     /// The model whose shapes to use
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(Shape::names()))]
     arch: String,
+    /// Layers to write, at most as many as the model has: a model too large for this machine can be measured by
+    /// some of its layers [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    layers: Option<u32>,
     /// Bits per weight; 16 is bf16
     #[arg(long, value_name = "BITS", default_value = "4", value_parser = ["2", "3", "4", "5", "6", "8", "16"])]
     bits: String,
@@ -47,7 +51,13 @@ pub struct Synth {
 impl Synth {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let Some(shape) = Shape::named(&self.arch) else { bail!("--arch {}: unknown model", self.arch) };
+        let Some(mut shape) = Shape::named(&self.arch) else { bail!("--arch {}: unknown model", self.arch) };
+        if let Some(layers) = self.layers {
+            if layers as usize > shape.layers {
+                bail!("--layers {layers}: {} has {} layers", self.arch, shape.layers);
+            }
+            shape.layers = layers as usize;
+        }
         let bits: u32 = self.bits.parse().with_context(|| format!("--bits {}", self.bits))?;
         let bits = (bits != 16).then_some(bits);
         let group: usize = self.group.parse().with_context(|| format!("--group {}", self.group))?;
@@ -64,6 +74,7 @@ impl Synth {
         if self.json {
             let report = json!({
                 "arch": shape.name,
+                "layers": shape.layers,
                 "bits": bits.unwrap_or(16),
                 "group": bits.map(|_| group),
                 "seed": self.seed,

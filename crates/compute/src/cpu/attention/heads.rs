@@ -8,6 +8,9 @@ use crate::backend::AttentionSpec;
 use crate::cpu::pointers::SendPtr;
 use crate::step::StepSequence;
 
+/// Lower than any score, and finite, so that the difference of two is not NaN.
+pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
+
 /// Queries of a KV head that a thread takes at once: as many as a matrix unit works on together.
 pub(in crate::cpu) const PIECE_QUERIES: usize = 128;
 
@@ -50,6 +53,16 @@ impl Heads<'_> {
     pub fn visible(&self, query: usize) -> (usize, usize) {
         let position = self.sequence.position(self.place(query).0);
         (self.spec.first_visible(position), position + 1)
+    }
+
+    /// The highest score and the sum of weights that a query begins with: its head's sink has the
+    /// weight 1 while it is the highest.
+    #[inline(always)]
+    pub fn first_score(&self, query: usize) -> (f32, f32) {
+        match &self.spec.sinks {
+            Some(sinks) => (sinks[self.place(query).1], 1.0),
+            None => (NO_SCORE, 0.0),
+        }
     }
 
     /// A query's numbers.

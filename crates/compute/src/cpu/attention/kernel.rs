@@ -16,8 +16,6 @@ use crate::step::KV_BLOCK_TOKENS;
 /// Queries whose state is kept at once: those for which a block of keys stays in the first-level
 /// cache.
 const QUERIES: usize = 64;
-/// Lower than any score, and finite, so that the difference of two is not NaN.
-pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
 const TILES: usize = KV_BLOCK_TOKENS / LANES;
 
 /// Number format of a cache.
@@ -108,8 +106,7 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
         let (from, to) = heads.visible(first + m);
         (begin, end) = (begin.min(from), end.max(to));
         (*state).visible[m] = (from, to);
-        (*state).best[m] = NO_SCORE;
-        (*state).sum[m] = 0.0;
+        ((*state).best[m], (*state).sum[m]) = heads.first_score(first + m);
         std::ptr::copy_nonoverlapping(heads.query(first + m), query.add(m * key_dim), key_dim);
         acc.add(m * value_dim).write_bytes(0, value_dim);
     }

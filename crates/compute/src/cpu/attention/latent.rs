@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::kernel::NO_SCORE;
+use super::heads::NO_SCORE;
 use super::kv::{to_f16, to_i8};
 use crate::backend::{ComputeError, KvFormat};
 use crate::cpu::dispatch::entry;

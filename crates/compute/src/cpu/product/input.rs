@@ -7,13 +7,13 @@ use std::sync::Arc;
 use crate::backend::LinearInput;
 use crate::cpu::buffer::Buffer;
 use crate::cpu::isa::Isa;
-use crate::cpu::layout::bf16_rows::{Bf16Rows, round_row};
+use crate::cpu::layout::bf16_rows::{Bf16Rows, Bf16Writer, round_row};
 use crate::cpu::layout::matrix::{Linear, Matrix};
 use crate::cpu::layout::region::grown;
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::matmul::Input;
 use crate::cpu::product::numerics::{ActivationFormat, Numerics};
-use crate::cpu::product::quantize::{QuantRows, quantize_row_on};
+use crate::cpu::product::quantize::{QuantRows, QuantWriter, quantize_row_on};
 use crate::cpu::rows::rms_norm_on;
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::{Pool, share};
@@ -65,54 +65,30 @@ impl<'a> Inputs<'a> {
         (w, cols): (&Linear, usize),
     ) -> Self {
         let (x, norm) = parts_of(input);
-        let planes = numerics.activations.planes(matches!(input, LinearInput::Gated(_)));
+        let uneven = matches!(input, LinearInput::Gated(_) | LinearInput::Precise(_));
         let given = x.bf16_rows(&rows);
         assert!(
             given.is_none() || x.width == cols && numerics.bf16_only(w),
             "rows are stored in the format that their next matrix needs"
         );
         let (isa, count) = (numerics.isa, rows.len());
-        let InputSpace { quantized, bf16, floats, normed } = space;
+        let InputSpace { prepared, one_row } = space;
         let first = SendPtr(x.data[rows.start * x.width..].as_ptr().cast_mut());
         let x = Incoming { data: first, stride: x.width, norm };
         let stride = cols.next_multiple_of(LANES);
-        let normed = SendPtr(grown(normed, pool.threads() * stride, 0.0).as_mut_ptr());
-        // SAFETY: the row is within the buffer; each thread has a normed row of its own.
-        let row = |thread, row| unsafe { x.row(isa, row, cols, normed.at(thread * stride)) };
-        let (mut has_floats, mut has_bf16, mut groups) = (norm.is_none(), given.is_some(), 0);
-        for part in &w.parts {
-            match numerics.format(part.format) {
-                ActivationFormat::F32 if !std::mem::replace(&mut has_floats, true) => {
-                    let to = SendPtr(grown(floats, count * cols, 0.0).as_mut_ptr());
-                    // SAFETY: each row is written by one thread.
-                    each_row(pool, count, &|thread, i| unsafe {
-                        to.at(i * cols).copy_from_nonoverlapping(row(thread, i), cols);
-                    });
-                }
-                ActivationFormat::Bf16 if !std::mem::replace(&mut has_bf16, true) => {
-                    bf16.shape(count, cols);
-                    let to = bf16.writer();
-                    // SAFETY: each row is rounded by one thread.
-                    each_row(pool, count, &|thread, i| unsafe { round_row(row(thread, i), i, to) });
-                }
-                ActivationFormat::Quantized { group }
-                    if quantized[..groups].iter().all(|q| q.group != group) =>
-                {
-                    let to = nth(quantized, groups);
-                    to.shape(count, cols, group, planes);
-                    let to = to.writer();
-                    // SAFETY: each row is quantized by one thread.
-                    each_row(pool, count, &|thread, i| unsafe {
-                        quantize_row_on(isa, row(thread, i), i, to)
-                    });
-                    groups += 1;
-                }
-                _ => {}
-            }
+        let normed = SendPtr(grown(one_row, pool.threads() * stride, 0.0).as_mut_ptr());
+        let there = There { floats: norm.is_none(), bf16: given.is_some() };
+        let to = prepared.shape(numerics, w, [count, cols], numerics.activations.planes(uneven), there);
+        if to.writes() {
+            // SAFETY: the row is within the buffer; each thread has a normed row of its own, and
+            // each row is one thread's.
+            each_row(pool, count, &|thread, i| unsafe {
+                to.write(x.row(isa, i, cols, normed.at(thread * stride)), i);
+            });
         }
-        let (floats, stride) =
-            if norm.is_some() { (SendPtr(floats.as_mut_ptr()), cols) } else { (first, x.stride) };
-        Self { numerics, quantized: &quantized[..groups], bf16: given.unwrap_or(bf16), floats, stride }
+        let prepared = prepared.inputs(numerics, cols);
+        let floats = if norm.is_none() { (first, x.stride) } else { (prepared.floats, prepared.stride) };
+        Self { bf16: given.unwrap_or(prepared.bf16), floats: floats.0, stride: floats.1, ..prepared }
     }
 
     /// The rows in the format that a part needs.
@@ -135,35 +111,133 @@ impl<'a> Inputs<'a> {
 /// The rows of an input, and the norm to apply to them: weight and epsilon.
 fn parts_of<'a>(input: &'a LinearInput<'_, Buffer, Arc<[f32]>>) -> (&'a Buffer, Option<(&'a [f32], f32)>) {
     match input {
-        LinearInput::Plain(x) | LinearInput::Gated(x) => (x, None),
+        LinearInput::Plain(x) | LinearInput::Gated(x) | LinearInput::Precise(x) => (x, None),
         LinearInput::Normed { x, weight, eps } => (x, Some((&weight[..], *eps))),
     }
 }
 
-/// Element `index`, which is added if it is the first one missing.
-fn nth(quantized: &mut Vec<QuantRows>, index: usize) -> &mut QuantRows {
-    if index == quantized.len() {
-        quantized.push(QuantRows::default());
-    }
-    &mut quantized[index]
-}
-
-/// Memory for prepared rows, reused by all products.
+/// Memory for the input of products, reused by all.
 #[derive(Debug, Default)]
 pub(super) struct InputSpace {
-    /// Quantized rows of the current product, one entry per group size of its parts.
+    prepared: PreparedRows,
+    /// One row of each thread.
+    one_row: Vec<f32>,
+}
+
+/// Rows converted for products.
+#[derive(Debug, Default)]
+pub(super) struct PreparedRows {
+    /// Quantized rows, one entry per group size of the matrix's parts.
     quantized: Vec<QuantRows>,
+    /// Entries in use.
+    groups: usize,
     /// The same rows in bf16.
     bf16: Bf16Rows,
-    /// The same rows as floats, if they are normed.
+    /// The same rows as floats.
     floats: Vec<f32>,
-    /// One normed row per thread.
-    normed: Vec<f32>,
+}
+
+/// Formats in which the rows are there already.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct There {
+    pub floats: bool,
+    pub bf16: bool,
+}
+
+/// Different group sizes of the parts of one matrix.
+const GROUP_SIZES: usize = 4;
+
+impl PreparedRows {
+    /// Makes room for rows in the formats that the parts of `w` need, other than those that are
+    /// there.
+    pub fn shape(
+        &mut self,
+        numerics: Numerics,
+        w: &Linear,
+        [rows, cols]: [usize; 2],
+        planes: usize,
+        there: There,
+    ) -> RowWriter<'_> {
+        let Self { quantized, groups, bf16, floats } = self;
+        *groups = 0;
+        let mut to =
+            RowWriter { isa: numerics.isa, cols, floats: None, bf16: None, quantized: [None; GROUP_SIZES] };
+        let (mut wants_floats, mut wants_bf16) = (false, false);
+        for part in &w.parts {
+            match numerics.format(part.format) {
+                ActivationFormat::F32 => wants_floats = !there.floats,
+                ActivationFormat::Bf16 => wants_bf16 = !there.bf16,
+                ActivationFormat::Quantized { group } => {
+                    if quantized[..*groups].iter().all(|q| q.group != group) {
+                        if *groups == quantized.len() {
+                            quantized.push(QuantRows::default());
+                        }
+                        quantized[*groups].shape(rows, cols, group, planes);
+                        *groups += 1;
+                    }
+                }
+            }
+        }
+        assert!(*groups <= GROUP_SIZES, "a matrix has parts with {groups} group sizes");
+        if wants_floats {
+            to.floats = Some(SendPtr(grown(floats, rows * cols, 0.0).as_mut_ptr()));
+        }
+        if wants_bf16 {
+            bf16.shape(rows, cols);
+            to.bf16 = Some(bf16.writer());
+        }
+        for (to, rows) in to.quantized.iter_mut().zip(&mut quantized[..*groups]) {
+            *to = Some(rows.writer());
+        }
+        to
+    }
+
+    /// The rows that were written, of `cols` columns.
+    pub fn inputs(&self, numerics: Numerics, cols: usize) -> Inputs<'_> {
+        let floats = SendPtr(self.floats.as_ptr().cast_mut());
+        Inputs { numerics, quantized: &self.quantized[..self.groups], bf16: &self.bf16, floats, stride: cols }
+    }
+}
+
+/// Converts rows to several formats; threads share it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowWriter<'a> {
+    isa: Isa,
+    cols: usize,
+    floats: Option<SendPtr<f32>>,
+    bf16: Option<Bf16Writer<'a>>,
+    quantized: [Option<QuantWriter<'a>>; GROUP_SIZES],
+}
+
+impl RowWriter<'_> {
+    /// True if there is a format to convert to.
+    fn writes(&self) -> bool {
+        self.floats.is_some() || self.bf16.is_some() || self.quantized[0].is_some()
+    }
+
+    /// Converts one row.
+    ///
+    /// # Safety
+    /// `x` holds the columns; no other thread writes this row.
+    pub unsafe fn write(&self, x: *const f32, row: usize) {
+        // SAFETY: the caller's; the instruction set was detected.
+        unsafe {
+            if let Some(to) = self.floats {
+                to.at(row * self.cols).copy_from_nonoverlapping(x, self.cols);
+            }
+            if let Some(to) = self.bf16 {
+                round_row(x, row, to);
+            }
+            for to in self.quantized.iter().map_while(|to| *to) {
+                quantize_row_on(self.isa, x, row, to);
+            }
+        }
+    }
 }
 
 /// Calls `job(thread, row)` for each row, on all threads unless the rows are too few to be worth
 /// waking the threads.
-fn each_row(pool: &mut Pool, rows: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+pub(in crate::cpu) fn each_row(pool: &mut Pool, rows: usize, job: &(dyn Fn(usize, usize) + Sync)) {
     if rows < 4 {
         return (0..rows).for_each(|row| job(0, row));
     }

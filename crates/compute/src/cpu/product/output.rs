@@ -21,6 +21,11 @@ pub(in crate::cpu) struct Output {
 unsafe impl Sync for Output {}
 
 impl Output {
+    /// Where a row begins. The row need not exist if nothing is written to it.
+    pub(in crate::cpu) fn row(&self, row: usize) -> *mut f32 {
+        self.data.wrapping_add(row * self.stride)
+    }
+
     /// The same rows, from column `column` on.
     ///
     /// # Safety

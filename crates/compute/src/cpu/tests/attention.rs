@@ -54,7 +54,11 @@ fn plain_attention(
 fn attention_matches_its_definition_however_the_prompt_is_cut() {
     let mut numbers = Random::new(5);
     let rows = 300;
-    let rope = Rope { inverse_frequencies: (0..16).map(|i| 0.5f32.powi(i)).collect(), amplitude: 1.0 };
+    let rope = Rope {
+        inverse_frequencies: (0..16).map(|i| 0.5f32.powi(i)).collect(),
+        amplitude: 1.0,
+        interleaved: false,
+    };
     for (dim, window, norm, queries_of) in [
         (32, None, true, vec![0..4, 4..8]),
         (48, Some(20), false, vec![0..3]),
@@ -72,6 +76,7 @@ fn attention_matches_its_definition_however_the_prompt_is_cut() {
                 eps: 1e-5,
             }),
             rope: Some(0),
+            sinks: None,
             temperature: None,
             out_column: 0,
         };
@@ -133,6 +138,7 @@ fn a_sequence_attends_alike_alone_and_among_others() {
         window: None,
         qk_norm: None,
         rope: None,
+        sinks: None,
         temperature: Some((0.1, 16)),
         out_column: 0,
     };

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::*;
+use crate::backend::Activation;
 
 /// A matrix and its bias.
 type Biased = (Stored, Vec<f32>);
@@ -53,7 +54,8 @@ impl Weights {
         let mut channels = backend.buffer(x.rows, self.0[0].0.rows).unwrap();
         let mut out = backend.buffer(x.rows, self.0[2].0.rows).unwrap();
         for rows in parts {
-            backend.linear_gated(Plain(&x), rows.clone(), &gate_up, &down, &mut channels).unwrap();
+            let next = (Activation::Silu, &down);
+            backend.linear_gated(Plain(&x), rows.clone(), &gate_up, next, &mut channels).unwrap();
             backend.linear(Gated(&channels), rows.clone(), &down, &mut out).unwrap();
         }
         read(backend, &out)

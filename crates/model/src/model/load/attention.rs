@@ -43,6 +43,13 @@ impl<'a> AttentionSources<'a> {
             }),
             false => None,
         };
+        let sinks = match shape.sinks {
+            true => {
+                let all = view.vector(layer, LayerRole::AttentionSinks, shape.heads)?;
+                Some(all[heads.queries.clone()].to_vec())
+            }
+            false => None,
+        };
         let spec = AttentionSpec {
             key_dim: dim,
             value_dim: dim,
@@ -51,6 +58,7 @@ impl<'a> AttentionSources<'a> {
             window: shape.window,
             qk_norm,
             rope: shape.rope,
+            sinks,
             temperature: shape.temperature,
             out_column,
         };
@@ -113,7 +121,9 @@ fn uploaded<B: Backend>(
         }
         None => None,
     };
+    let sinks = spec.sinks.as_deref().map(|sinks| upload.vector(sinks)).transpose()?;
     Ok(AttentionSpec {
+        sinks,
         key_dim: spec.key_dim,
         value_dim: spec.value_dim,
         queries_of: spec.queries_of,

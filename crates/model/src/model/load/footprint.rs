@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use thunder_compute::KvFormat;
 
+use super::experts::expert_down;
 use super::gated::channel_unit;
 use super::sources::{Sources, is_tied};
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::{Shard, ShardPlan};
 use crate::spec::{FeedForwardSpec, MixerSpec};
-use crate::weights::Role;
+use crate::weights::{LayerRole, Role};
 
 /// What one rank's part of a model takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,16 +22,32 @@ pub struct ShardFootprint {
     pub queries: Range<usize>,
     /// KV heads of its first attention layer.
     pub kv: Range<usize>,
-    /// Channels of its first gated MLP.
+    /// Channels of its first feed-forward; of experts, those of each routed one.
     pub channels: Range<usize>,
+    /// Routed experts of its first layer with experts; 0 if no layer has some.
+    pub experts: usize,
+    /// Routed experts that a token takes.
+    pub chosen: usize,
     /// Vocabulary rows.
     pub vocab: Range<usize>,
     /// Bytes of weights.
     pub weight_bytes: u64,
+    /// Bytes of the weights of routed experts.
+    pub routed_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
     /// Bytes of state for each sequence, whatever its length.
     pub state_bytes_per_sequence: u64,
+}
+
+impl ShardFootprint {
+    /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average:
+    /// each token takes `chosen` of the `experts`, independently of the others.
+    pub fn read_bytes(&self, tokens: usize) -> u64 {
+        let not_taken = 1.0 - self.chosen as f64 / self.experts.max(1) as f64;
+        let idle = self.routed_bytes as f64 * not_taken.powi(tokens as i32);
+        self.weight_bytes - idle as u64
+    }
 }
 
 /// The footprint of each rank of a plan, with the KV cache in this format. Reads headers only.
@@ -52,14 +69,23 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         let MixerSpec::Attention(attention) = &layer.mixer else { return None };
         Some(shard.heads(attention))
     });
-    let gated = layers().next().map(|(index, layer)| {
-        let FeedForwardSpec::Gated(gated) = &layer.feed_forward;
-        (index, gated)
-    });
-    let channels = match gated {
-        Some((index, gated)) => shard.channels(gated.channels, channel_unit(&*folder.weights, index)?),
+    let channels = match layers().next() {
+        Some((index, layer)) => match &layer.feed_forward {
+            FeedForwardSpec::Gated(gated) => {
+                let down = LayerRole::Down.of(index);
+                shard.channels(gated.channels, channel_unit(&*folder.weights, down)?)
+            }
+            FeedForwardSpec::Experts(experts) => {
+                shard.channels(experts.channels, channel_unit(&*folder.weights, expert_down(index, experts))?)
+            }
+        },
         None => 0..0,
     };
+    let experts = layers().find_map(|(_, layer)| match &layer.feed_forward {
+        FeedForwardSpec::Experts(shape) => Some((shape.experts, shape.chosen)),
+        FeedForwardSpec::Gated(_) => None,
+    });
+    let (experts, chosen) = experts.unwrap_or((0, 0));
     let (queries, kv_heads) = heads.map_or((0..0, 0..0), |heads| (heads.queries, heads.kv));
     let caches = sources.cache_shape(kv, 0, 0);
     Ok(ShardFootprint {
@@ -67,8 +93,11 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         queries,
         kv: kv_heads,
         channels,
+        experts,
+        chosen,
         vocab: shard.vocab(folder.spec.vocab),
         weight_bytes: sources.bytes(),
+        routed_bytes: sources.routed_bytes(),
         kv_bytes_per_token: caches.bytes_per_token() as u64,
         state_bytes_per_sequence: caches.bytes_per_slot() as u64,
     })

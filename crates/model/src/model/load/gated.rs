@@ -1,13 +1,13 @@
 //! What a rank reads for a gated MLP.
 
-use thunder_compute::{Backend, MatrixSource};
+use thunder_compute::{Activation, Backend, MatrixSource};
 
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::feed_forward::FeedForward;
+use crate::model::feed_forward::Gated;
 use crate::spec::GatedShape;
-use crate::weights::{LayerRole, WeightSource};
+use crate::weights::{LayerRole, Role, WeightSource};
 
 /// Channels are not divided below the rows that kernels compute together.
 const LEAST_CHANNELS: usize = 32;
@@ -16,12 +16,13 @@ const LEAST_CHANNELS: usize = 32;
 pub(super) struct GatedSources<'a> {
     gate_up: [MatrixSource<'a>; 2],
     down: MatrixSource<'a>,
+    activation: Activation,
 }
 
 impl<'a> GatedSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
         let (channels, hidden) = (shape.channels, view.spec.hidden);
-        let own = view.shard.channels(channels, channel_unit(view.weights, layer)?);
+        let own = view.shard.channels(channels, channel_unit(view.weights, LayerRole::Down.of(layer))?);
         let projection = |role: LayerRole| {
             let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
             view.matrix(role.of(layer), [channels, hidden], window)
@@ -30,15 +31,16 @@ impl<'a> GatedSources<'a> {
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own.clone(), bias };
         let down = view.matrix(LayerRole::Down.of(layer), [hidden, channels], window)?;
-        Ok(Self { gate_up, down })
+        Ok(Self { gate_up, down, activation: shape.activation })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         self.gate_up.iter().chain([&self.down]).collect()
     }
 
-    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<FeedForward<B>, ModelError> {
-        Ok(FeedForward::Gated {
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Gated<B>, ModelError> {
+        Ok(Gated {
+            activation: self.activation,
             channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
             gate_up: upload.matrix(&self.gate_up)?,
             down: upload.matrix(&[self.down])?,
@@ -48,6 +50,6 @@ impl<'a> GatedSources<'a> {
 
 /// Channels that are not divided: a quantization group of the down projection, at least
 /// [`LEAST_CHANNELS`].
-pub(super) fn channel_unit(weights: &dyn WeightSource, layer: usize) -> Result<usize, ModelError> {
-    Ok(weights.format(LayerRole::Down.of(layer))?.column_unit().max(LEAST_CHANNELS))
+pub(super) fn channel_unit(weights: &dyn WeightSource, down: Role) -> Result<usize, ModelError> {
+    Ok(weights.format(down)?.column_unit().max(LEAST_CHANNELS))
 }

@@ -1,5 +1,7 @@
 //! What a rank reads for latent attention.
 
+use std::ops::Range;
+
 use thunder_compute::reference::dequantize;
 use thunder_compute::{Backend, CacheKind, Encoding, Float, LatentSpec, MatrixSource, Norm, Strided};
 
@@ -8,7 +10,7 @@ use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::{Latent, QueryDown};
 use crate::spec::LatentShape;
-use crate::weights::LayerRole;
+use crate::weights::{LatentHeadRole, LayerRole, Role};
 
 /// One layer's latent attention on this rank, which has some of the heads and the whole compressed
 /// vector.
@@ -19,9 +21,18 @@ pub(super) struct LatentSources<'a> {
     query_down: Option<(MatrixSource<'a>, Vec<f32>)>,
     query: MatrixSource<'a>,
     latent: MatrixSource<'a>,
-    /// Each head's key part of `kv_b`, `[plain, rank]`, and value part, `[value_dim, rank]`.
-    up: Vec<[MatrixSource<'a>; 2]>,
+    /// Each head's matrices to and from the compressed vector.
+    heads: Vec<HeadSources<'a>>,
     out: MatrixSource<'a>,
+}
+
+/// One head's matrices to and from the compressed vector.
+struct HeadSources<'a> {
+    /// The key part of `kv_b`: `[plain, rank]`, or `[rank, plain]` if the files have it transposed.
+    keys: MatrixSource<'a>,
+    transposed: bool,
+    /// The value part, `[value_dim, rank]`.
+    values: MatrixSource<'a>,
 }
 
 impl<'a> LatentSources<'a> {
@@ -45,19 +56,12 @@ impl<'a> LatentSources<'a> {
         };
         let width = shape.rank + shape.rotated;
         let latent = matrix(LayerRole::KvDown, [width, hidden], 0..width, 0..hidden)?;
-        let head_rows = shape.plain + value_dim;
-        let of_head = |head: usize| {
-            let (first, end) = (head * head_rows, (head + 1) * head_rows);
-            let middle = first + shape.plain;
-            let part =
-                |rows| matrix(LayerRole::KvUp, [shape.heads * head_rows, shape.rank], rows, 0..shape.rank);
-            Ok([part(first..middle)?, part(middle..end)?])
-        };
-        let up = heads.clone().map(of_head).collect::<Result<_, ModelError>>()?;
+        let own = heads.clone().map(|head| HeadSources::describe(view, layer, shape, head));
+        let own = own.collect::<Result<_, ModelError>>()?;
         let columns = heads.start * value_dim..heads.end * value_dim;
         let out = matrix(LayerRole::AttentionOut, [hidden, shape.heads * value_dim], 0..hidden, columns)?;
         let norm =
-            Norm { weight: view.vector(layer, LayerRole::KvDownNorm, shape.rank)?, eps: view.spec.norm_eps };
+            Norm { weight: view.vector(layer, LayerRole::KvDownNorm, shape.rank)?, eps: shape.norm_eps };
         let spec = LatentSpec {
             heads: heads.len(),
             rank: shape.rank,
@@ -67,7 +71,7 @@ impl<'a> LatentSources<'a> {
             norm,
             rope: shape.rope,
         };
-        Ok(Self { spec, value_dim, query_down, query, latent, up, out })
+        Ok(Self { spec, value_dim, query_down, query, latent, heads: own, out })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -75,7 +79,7 @@ impl<'a> LatentSources<'a> {
         [&self.query, &self.latent, &self.out]
             .into_iter()
             .chain(down)
-            .chain(self.up.iter().flatten())
+            .chain(self.heads.iter().flat_map(|head| [&head.keys, &head.values]))
             .collect()
     }
 
@@ -84,7 +88,7 @@ impl<'a> LatentSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Latent<B>, ModelError> {
-        let Self { spec, value_dim, query_down, query, latent, up, out } = self;
+        let Self { spec, value_dim, query_down, query, latent, heads, out } = self;
         let eps = spec.norm.eps;
         let query_down = match query_down {
             Some((matrix, norm)) => Some(QueryDown {
@@ -94,10 +98,13 @@ impl<'a> LatentSources<'a> {
             }),
             None => None,
         };
-        let (mut absorb, mut expand) = (Vec::with_capacity(up.len()), Vec::with_capacity(up.len()));
-        for [keys, values] in up {
-            absorb.push(transposed(&keys, upload)?);
-            expand.push(upload.matrix(&[values])?);
+        let (mut absorb, mut expand) = (Vec::with_capacity(heads.len()), Vec::with_capacity(heads.len()));
+        for head in heads {
+            absorb.push(match head.transposed {
+                true => upload.matrix(&[head.keys])?,
+                false => transposed(&head.keys, upload)?,
+            });
+            expand.push(upload.matrix(&[head.values])?);
         }
         Ok(Latent {
             cache: upload.cache(spec.cache()),
@@ -122,6 +129,34 @@ impl<'a> LatentSources<'a> {
             absorb,
             expand,
         })
+    }
+}
+
+impl<'a> HeadSources<'a> {
+    fn describe(
+        view: &ShardView<'a>,
+        layer: usize,
+        shape: &LatentShape,
+        head: usize,
+    ) -> Result<Self, ModelError> {
+        let (rank, plain, value_dim) = (shape.rank, shape.plain, shape.value_dim);
+        let stored = |role| Role::LatentHead { layer, role, index: head, count: shape.heads };
+        let transposed = view.weights.has(stored(LatentHeadRole::Absorb));
+        let window = |rows, cols| Window { rows, cols, bias: false };
+        if transposed {
+            let keys =
+                view.matrix(stored(LatentHeadRole::Absorb), [rank, plain], window(0..rank, 0..plain))?;
+            let values = [value_dim, rank];
+            let values =
+                view.matrix(stored(LatentHeadRole::Expand), values, window(0..value_dim, 0..rank))?;
+            return Ok(Self { keys, transposed, values });
+        }
+        let (first, height) = (head * (plain + value_dim), shape.heads * (plain + value_dim));
+        let part = |rows: Range<usize>| {
+            view.matrix(LayerRole::KvUp.of(layer), [height, rank], window(rows, 0..rank))
+        };
+        let (keys, values) = (part(first..first + plain)?, part(first + plain..first + plain + value_dim)?);
+        Ok(Self { keys, transposed, values })
     }
 }
 

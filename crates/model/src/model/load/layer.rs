@@ -4,12 +4,14 @@ use thunder_compute::{Backend, CacheKind, MatrixSource};
 
 use super::attention::AttentionSources;
 use super::delta::DeltaSources;
+use super::experts::ExpertsSources;
 use super::gated::GatedSources;
 use super::latent::LatentSources;
 use super::sources::ShardView;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::Layer;
+use crate::model::feed_forward::FeedForward;
 use crate::model::mixer::Mixer;
 use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::LayerRole;
@@ -30,6 +32,7 @@ enum MixerSources<'a> {
 
 enum FeedForwardSources<'a> {
     Gated(GatedSources<'a>),
+    Experts(Box<ExpertsSources<'a>>),
 }
 
 impl<'a> LayerSources<'a> {
@@ -52,6 +55,9 @@ impl<'a> LayerSources<'a> {
             FeedForwardSpec::Gated(shape) => {
                 FeedForwardSources::Gated(GatedSources::describe(view, layer, shape)?)
             }
+            FeedForwardSpec::Experts(shape) => {
+                FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
+            }
         };
         let norms = [
             view.vector(layer, LayerRole::MixerNorm, hidden)?,
@@ -69,9 +75,18 @@ impl<'a> LayerSources<'a> {
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardSources::Gated(gated) => gated.matrices(),
+            FeedForwardSources::Experts(experts) => experts.matrices(),
         };
         matrices.extend(feed_forward);
         matrices
+    }
+
+    /// Bytes of the matrices of routed experts.
+    pub fn routed_bytes(&self) -> u64 {
+        match &self.feed_forward {
+            FeedForwardSources::Gated(_) => 0,
+            FeedForwardSources::Experts(experts) => experts.routed_bytes(),
+        }
     }
 
     /// What the layer keeps of a sequence.
@@ -92,7 +107,8 @@ impl<'a> LayerSources<'a> {
             MixerSources::Delta(delta) => Mixer::Delta(Box::new(delta.upload(upload)?)),
         };
         let feed_forward = match self.feed_forward {
-            FeedForwardSources::Gated(gated) => gated.upload(upload)?,
+            FeedForwardSources::Gated(gated) => FeedForward::Gated(gated.upload(upload)?),
+            FeedForwardSources::Experts(experts) => FeedForward::Experts(Box::new(experts.upload(upload)?)),
         };
         let (mixer_norm, feed_forward_norm) =
             (upload.norm(&mixer_norm, eps)?, upload.norm(&feed_forward_norm, eps)?);

@@ -98,6 +98,11 @@ impl<'a> Sources<'a> {
         layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum()
     }
 
+    /// Bytes of the matrices of routed experts.
+    pub fn routed_bytes(&self) -> u64 {
+        self.layers.iter().map(LayerSources::routed_bytes).sum()
+    }
+
     /// The caches of the rank's layers.
     pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
         CacheShape { format, caches: self.layers.iter().map(LayerSources::cache).collect(), blocks, slots }

@@ -2,7 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use thunder_compute::{Backend, CacheKind, MatrixSource, Norm};
+use thunder_compute::{Activation, Backend, CacheKind, Expert, MatrixSource, Norm};
 
 use super::Progress;
 use crate::error::ModelError;
@@ -57,6 +57,15 @@ impl<'a, B: Backend> Upload<'a, B> {
             ControlFlow::Continue(()) => Ok(matrix),
             ControlFlow::Break(()) => Err(ModelError::Stopped),
         }
+    }
+
+    /// Collects a layer's experts.
+    pub fn experts(
+        &mut self,
+        experts: Vec<Expert<B::Matrix>>,
+        activation: Activation,
+    ) -> Result<B::Experts, ModelError> {
+        Ok(self.backend.experts(experts, activation)?)
     }
 
     /// Uploads a vector.

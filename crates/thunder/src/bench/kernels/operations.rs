@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Encoding, Float,
-    Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, Step, Strided,
+    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend,
+    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, Step, Strided,
 };
 
 /// Most rows of a step.
@@ -183,7 +183,11 @@ impl Subject {
                 Self::Attention(Box::new(Sequences {
                     caches: filled_cache(format, backend)?,
                     bytes_per_token: shape(format).bytes_per_token() / LAYERS,
-                    rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0 },
+                    rope: Rope {
+                        inverse_frequencies: vec![0.01; HEAD_DIM / 2],
+                        amplitude: 1.0,
+                        interleaved: false,
+                    },
                     step: Step::default(),
                     next: 0,
                     qkv: backend.buffer(MAX_ROWS, spec.qkv_width())?,
@@ -263,7 +267,8 @@ impl Subject {
                 backend.linear(LinearInput::Normed { x, weight, eps: 1e-5 }, 0..rows, matrix, out)
             }
             Self::Swiglu { gate_up, down, x, channels, out } => {
-                backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, down, channels)?;
+                let next = (Activation::Silu, &*down);
+                backend.linear_gated(LinearInput::Plain(x), 0..rows, gate_up, next, channels)?;
                 backend.linear(LinearInput::Gated(channels), 0..rows, down, out)
             }
         }
@@ -365,6 +370,7 @@ fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
         window: None,
         qk_norm: None,
         rope: Some(0),
+        sinks: None,
         temperature: None,
         out_column: 0,
     }

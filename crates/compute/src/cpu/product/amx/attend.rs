@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 
 use super::tiles::{self, Configured, Tile, TileSums};
 use crate::backend::KvFormat;
-use crate::cpu::attention::heads::{Heads, PIECE_QUERIES};
-use crate::cpu::attention::kernel::{Byte, Element, Half, NO_SCORE};
+use crate::cpu::attention::heads::{Heads, NO_SCORE, PIECE_QUERIES};
+use crate::cpu::attention::kernel::{Byte, Element, Half};
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::layout::bf16_rows::{TILE_COLUMNS, TILE_ROWS};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
@@ -83,7 +83,7 @@ unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, mem
         let (from, to) = heads.visible(first + m);
         (begin, end) = (begin.min(from), end.max(to));
         memory.visible[m] = (from, to);
-        (memory.best[m], memory.sum[m]) = (NO_SCORE, 0.0);
+        (memory.best[m], memory.sum[m]) = heads.first_score(first + m);
         let query = heads.query(first + m);
         for (block, tile) in memory.queries[m / TILE_ROWS][..key_depth].iter_mut().enumerate() {
             let line = tile.0[m % TILE_ROWS].as_mut_ptr().cast();

@@ -1,23 +1,37 @@
-//! Dense decoders: grouped-query attention and a gated MLP in every layer.
+//! Decoders: attention (of heads or latent) and a feed-forward (a gated MLP or experts) in every
+//! layer.
 
 use std::path::Path;
 
 use serde::Deserialize;
-use thunder_compute::Rope;
+use serde_json::Value;
+use thunder_compute::{Activation, Rope};
 
 use super::TokenIds;
+use super::experts::{self, ExpertFamily, GPT_OSS, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
+use super::latent;
 use super::rope::{self, RopeParameters};
 use crate::error::ModelError;
 use crate::spec::{AttentionShape, FeedForwardSpec, GatedShape, LayerSpec, MixerSpec, ModelSpec};
 
-/// What a dense family's config leaves unsaid.
-pub(super) struct DenseFamily {
+/// What a family's config leaves unsaid.
+#[derive(Clone, Copy)]
+pub(super) struct Family {
     /// `model_type`.
     pub name: &'static str,
     /// Queries, keys and values have biases unless the config has `attention_bias`.
     qkv_bias: bool,
+    /// `attention_bias` means the output projection, too.
+    out_bias: bool,
+    /// Query and key heads are normed unless the config has `use_qk_norm`.
     qk_norm: bool,
+    /// Query heads have sinks.
+    sinks: bool,
     windows: Windows,
+    /// Attention is latent.
+    latent: bool,
+    /// Layers have experts, unless the config says otherwise.
+    experts: Option<ExpertFamily>,
 }
 
 /// Which layers attend to a window only.
@@ -29,23 +43,49 @@ enum Windows {
     AfterMaxWindowLayers,
 }
 
-pub(super) const FAMILIES: [DenseFamily; 6] = [
-    DenseFamily { name: "llama", qkv_bias: false, qk_norm: false, windows: Windows::WhereGiven },
-    DenseFamily { name: "mistral", qkv_bias: false, qk_norm: false, windows: Windows::WhereGiven },
-    DenseFamily { name: "ministral", qkv_bias: false, qk_norm: false, windows: Windows::WhereGiven },
-    DenseFamily { name: "ministral3", qkv_bias: false, qk_norm: false, windows: Windows::WhereGiven },
-    DenseFamily { name: "qwen2", qkv_bias: true, qk_norm: false, windows: Windows::AfterMaxWindowLayers },
-    DenseFamily { name: "qwen3", qkv_bias: false, qk_norm: true, windows: Windows::AfterMaxWindowLayers },
+const LLAMA: Family = Family {
+    name: "llama",
+    qkv_bias: false,
+    out_bias: true,
+    qk_norm: false,
+    sinks: false,
+    windows: Windows::WhereGiven,
+    latent: false,
+    experts: None,
+};
+const QWEN2: Family =
+    Family { name: "qwen2", qkv_bias: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
+const QWEN3: Family =
+    Family { name: "qwen3", qk_norm: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
+const DEEPSEEK3: Family =
+    Family { name: "deepseek_v3", latent: true, experts: Some(SIGMOID_CORRECTED), ..LLAMA };
+
+pub(super) const FAMILIES: [Family; 15] = [
+    LLAMA,
+    Family { name: "mistral", ..LLAMA },
+    Family { name: "ministral", ..LLAMA },
+    Family { name: "ministral3", ..LLAMA },
+    QWEN2,
+    QWEN3,
+    Family { name: "mixtral", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
+    Family { name: "qwen2_moe", experts: Some(SOFTMAX), ..QWEN2 },
+    Family { name: "qwen3_moe", experts: Some(SOFTMAX), ..QWEN3 },
+    Family { name: "glm4_moe", out_bias: false, experts: Some(SIGMOID_CORRECTED), ..LLAMA },
+    Family { name: "gpt_oss", qkv_bias: true, sinks: true, experts: Some(GPT_OSS), ..LLAMA },
+    Family { name: "glm4_moe_lite", ..DEEPSEEK3 },
+    Family { name: "deepseek_v2", experts: Some(SOFTMAX), ..DEEPSEEK3 },
+    DEEPSEEK3,
+    Family { name: "kimi_k2", ..DEEPSEEK3 },
 ];
 
-/// The config.json fields of the dense families.
+/// The config.json fields that all families share.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    pub model_type: String,
+    model_type: String,
     hidden_size: usize,
     intermediate_size: usize,
     num_hidden_layers: usize,
-    num_attention_heads: usize,
+    pub num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     vocab_size: usize,
@@ -60,7 +100,8 @@ pub(super) struct Config {
     rope_traditional: bool,
     partial_rotary_factor: Option<f64>,
     tie_word_embeddings: Option<bool>,
-    attention_bias: Option<bool>,
+    pub attention_bias: Option<bool>,
+    use_qk_norm: Option<bool>,
     #[serde(default)]
     mlp_bias: bool,
     sliding_window: Option<usize>,
@@ -92,39 +133,65 @@ impl Config {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
-    fn scaling(&self) -> Option<&RopeParameters> {
+    pub(super) fn scaling(&self) -> Option<&RopeParameters> {
         self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
     }
 }
 
-/// The spec of a dense model; `path` is for error texts.
-pub(super) fn spec(config: Config, family: &DenseFamily, path: &Path) -> Result<ModelSpec, ModelError> {
+/// The spec of a model. `text` is the config, `path` is for error texts.
+pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
+    let config = Config::deserialize(text).map_err(|error| malformed(error.to_string()))?;
     check_sizes(&config).map_err(malformed)?;
     check_supported(&config)?;
-    let rope = rotation(&config, path)?;
+    let latent = match family.latent {
+        true => Some(latent::Config::read(text).and_then(|latent| latent.shape(&config)).map_err(malformed)?),
+        false => None,
+    };
+    let rope = match &latent {
+        Some(latent) => Rope { interleaved: latent.interleaved, ..rotation(&config, latent.rotated, path)? },
+        None => rotation(&config, rotated_dims(&config).map_err(malformed)?, path)?,
+    };
+    let experts = match family.experts {
+        Some(family) => Some(experts::Config::read(text, family).map_err(malformed)?),
+        None => None,
+    };
     let temperature = config.scaling().and_then(|scaling| {
         let original = scaling.original_max_position_embeddings.unwrap_or(config.max_position_embeddings);
         scaling.llama_4_scaling_beta.map(|beta| (beta, original))
     });
+    let attention = |index| {
+        Ok::<_, String>(AttentionShape {
+            heads: config.num_attention_heads,
+            kv_heads: config.kv_heads(),
+            head_dim: config.head_dim(),
+            qkv_bias: config.attention_bias.unwrap_or(family.qkv_bias),
+            out_bias: family.out_bias && config.attention_bias.unwrap_or(false),
+            qk_norm: config.use_qk_norm.unwrap_or(family.qk_norm),
+            window: window(&config, family.windows, index)?,
+            sinks: family.sinks,
+            rope: Some(0),
+            temperature,
+        })
+    };
     let layer = |index| {
-        Ok(LayerSpec {
-            mixer: MixerSpec::Attention(AttentionShape {
-                heads: config.num_attention_heads,
-                kv_heads: config.kv_heads(),
-                head_dim: config.head_dim(),
-                qkv_bias: config.attention_bias.unwrap_or(family.qkv_bias),
-                out_bias: config.attention_bias.unwrap_or(false),
-                qk_norm: family.qk_norm,
-                window: window(&config, family.windows, index)?,
-                rope: Some(0),
-                temperature,
-            }),
-            feed_forward: FeedForwardSpec::Gated(GatedShape {
+        let mixer = match &latent {
+            Some(latent) => MixerSpec::Latent(latent.shape.clone()),
+            None => MixerSpec::Attention(attention(index)?),
+        };
+        let experts = match &experts {
+            Some(experts) => experts.shape(index, config.intermediate_size)?,
+            None => None,
+        };
+        let feed_forward = match experts {
+            Some(shape) => FeedForwardSpec::Experts(shape),
+            None => FeedForwardSpec::Gated(GatedShape {
                 channels: config.intermediate_size,
                 bias: config.mlp_bias,
+                activation: Activation::Silu,
             }),
-        })
+        };
+        Ok(LayerSpec { mixer, feed_forward })
     };
     let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>().map_err(malformed)?;
     Ok(ModelSpec {
@@ -177,20 +244,24 @@ fn check_supported(config: &Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The rotation that all layers share.
-fn rotation(config: &Config, path: &Path) -> Result<Rope, ModelError> {
-    let malformed = |reason: String| Err(ModelError::Malformed { path: path.to_owned(), reason });
+/// Columns of a head that are rotated.
+fn rotated_dims(config: &Config) -> Result<usize, String> {
+    let partial = config.scaling().and_then(|s| s.partial_rotary_factor).or(config.partial_rotary_factor);
+    let partial = partial.unwrap_or(1.0);
+    if !(partial > 0.0 && partial <= 1.0) {
+        return Err(format!("partial_rotary_factor is {partial}: it must be above 0 and at most 1"));
+    }
+    Ok((config.head_dim() as f64 * partial) as usize)
+}
+
+/// The rotation that all layers share, of the first `dims` columns.
+fn rotation(config: &Config, dims: usize, path: &Path) -> Result<Rope, ModelError> {
     let scaling = config.scaling();
     let theta = config.rope_theta.or(scaling.and_then(|s| s.rope_theta)).unwrap_or(10_000.0);
-    let partial = scaling.and_then(|s| s.partial_rotary_factor).or(config.partial_rotary_factor);
-    let partial = partial.unwrap_or(1.0);
     if !(theta.is_finite() && theta > 1.0) {
-        return malformed(format!("rope_theta is {theta}: it must be above 1"));
+        let reason = format!("rope_theta is {theta}: it must be above 1");
+        return Err(ModelError::Malformed { path: path.to_owned(), reason });
     }
-    if !(partial > 0.0 && partial <= 1.0) {
-        return malformed(format!("partial_rotary_factor is {partial}: it must be above 0 and at most 1"));
-    }
-    let dims = (config.head_dim() as f64 * partial) as usize;
     rope::rope(theta, dims, scaling, config.max_position_embeddings)
 }
 

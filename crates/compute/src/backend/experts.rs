@@ -1,0 +1,116 @@
+//! Operands of feed-forwards made of experts: how a router chooses, and how a gate acts.
+
+/// The function that a gated MLP applies to gate and up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Activation {
+    /// `gate / (1 + e^-gate) * up` (SwiGLU).
+    #[default]
+    Silu,
+    /// `gelu(gate) * up`, with the tanh approximation of GELU.
+    Gelu,
+    /// `g / (1 + e^(-alpha * g)) * (u + 1)` with `g = min(gate, limit)` and `u` = up, limited to
+    /// `-limit..=limit` (gpt-oss).
+    Clamped {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// Largest gate, and largest magnitude of up.
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// The function by its definition.
+    pub fn of(self, gate: f32, up: f32) -> f32 {
+        match self {
+            Self::Silu => gate / (1.0 + (-gate).exp()) * up,
+            Self::Gelu => {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+                0.5 * gate * (1.0 + inner.tanh()) * up
+            }
+            Self::Clamped { alpha, limit } => {
+                let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+                gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+            }
+        }
+    }
+}
+
+/// How a router chooses a token's experts from its logits, and weighs them.
+///
+/// A row of logits is `[experts]`, and with [`SharedExpert::Gated`] one more. A row of choices is
+/// the chosen experts' indices in ascending order, the shared expert's after them (`experts`), and
+/// then their weights in the same order: `2 * choices()` numbers.
+#[derive(Debug, Clone)]
+pub struct RouterSpec<V> {
+    /// Routed experts.
+    pub experts: usize,
+    /// Routed experts that each token takes.
+    pub chosen: usize,
+    /// From logits to scores.
+    pub scores: Scores,
+    /// Added to the scores for the choice only, `[experts]`.
+    pub correction: Option<V>,
+    /// Restricts the choice to some groups of experts.
+    pub groups: Option<ExpertGroups>,
+    /// Divides the weights by their sum.
+    pub renormalise: bool,
+    /// Multiplies the weights of routed experts.
+    pub scale: f32,
+    /// An expert that every token takes.
+    pub shared: SharedExpert,
+}
+
+impl<V> RouterSpec<V> {
+    /// Experts of a token, the shared one included.
+    pub fn choices(&self) -> usize {
+        self.chosen + usize::from(self.shared != SharedExpert::None)
+    }
+
+    /// Columns of the logits.
+    pub fn logits(&self) -> usize {
+        self.experts + usize::from(self.shared == SharedExpert::Gated)
+    }
+}
+
+/// From a router's logits to scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts. With `renormalise` the weights are a softmax over the chosen.
+    Softmax,
+    /// Each expert's sigmoid.
+    Sigmoid,
+}
+
+/// Experts in equal groups; only those of the best groups can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// Groups that each token takes.
+    pub chosen: usize,
+    /// A group's score is the sum of this many of its best experts (1: DeepSeek V2, 2: V3).
+    pub best: usize,
+}
+
+/// The expert that every token takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedExpert {
+    /// There is none.
+    None,
+    /// Its weight is 1.
+    Plain,
+    /// Its weight is the sigmoid of the last logit.
+    Gated,
+}
+
+/// One expert's packed matrices. A rank without channels of the expert has matrices of no rows and
+/// of no columns.
+#[derive(Debug)]
+pub struct Expert<M> {
+    /// Packed of gate and up.
+    pub gate_up: M,
+    /// From the channels back.
+    pub down: M,
+    /// Added to the output of `down`, `[down's rows]`.
+    pub down_bias: Option<Vec<f32>>,
+}

@@ -1,0 +1,199 @@
+//! Experts in config.json.
+
+use serde::Deserialize;
+use serde_json::Value;
+use thunder_compute::{Activation, ExpertGroups, Scores};
+
+use crate::spec::{ExpertsShape, RouterShape, SharedShape};
+
+/// What a family's config leaves unsaid of its experts.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertFamily {
+    scores: Scores,
+    /// Unless the config has `norm_topk_prob`.
+    renormalise: bool,
+    /// The files have a correction of the choice.
+    correction: bool,
+    /// Experts of a group whose scores count for it.
+    best_of_group: usize,
+    /// Routers and experts have biases, and gates are clamped (gpt-oss).
+    clamped: bool,
+}
+
+/// Qwen and DeepSeek V2.
+pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
+    scores: Scores::Softmax,
+    renormalise: false,
+    correction: false,
+    best_of_group: 1,
+    clamped: false,
+};
+
+/// Mixtral.
+pub(super) const RENORMALISED_SOFTMAX: ExpertFamily = ExpertFamily { renormalise: true, ..SOFTMAX };
+
+/// gpt-oss.
+pub(super) const GPT_OSS: ExpertFamily = ExpertFamily { clamped: true, ..RENORMALISED_SOFTMAX };
+
+/// Steepness of gpt-oss's gates, which no config says (transformers' GptOssExperts).
+const GPT_OSS_ALPHA: f32 = 1.702;
+
+/// DeepSeek V3 and those after it.
+pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
+    scores: Scores::Sigmoid,
+    renormalise: true,
+    correction: true,
+    best_of_group: 2,
+    clamped: false,
+};
+
+/// Largest number of experts of a layer: lists are made of them before any weight is read.
+const MOST_EXPERTS: usize = 1 << 12;
+
+/// The fields of config.json, under the names of all families.
+#[derive(Debug, Deserialize)]
+struct Fields {
+    num_experts: Option<usize>,
+    num_local_experts: Option<usize>,
+    n_routed_experts: Option<usize>,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: Option<usize>,
+    n_shared_experts: Option<usize>,
+    shared_expert_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    routed_scaling_factor: Option<f32>,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    topk_method: Option<String>,
+    scoring_func: Option<String>,
+    first_k_dense_replace: Option<usize>,
+    moe_layer_freq: Option<usize>,
+    decoder_sparse_step: Option<usize>,
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+    mlp_layer_types: Option<Vec<String>>,
+    swiglu_limit: Option<f32>,
+}
+
+/// The experts of a model.
+pub(super) struct Config {
+    fields: Fields,
+    experts: usize,
+    router: RouterShape,
+    activation: Activation,
+}
+
+impl Config {
+    pub fn read(text: &Value, family: ExpertFamily) -> Result<Self, String> {
+        let fields = Fields::deserialize(text).map_err(|error| error.to_string())?;
+        let experts = fields.n_routed_experts.or(fields.num_local_experts).or(fields.num_experts);
+        let experts = experts.ok_or("it has no n_routed_experts, num_local_experts or num_experts")?;
+        let chosen = fields.num_experts_per_tok;
+        if !(1..=MOST_EXPERTS).contains(&experts) {
+            return Err(format!(
+                "the number of experts is {experts}: it must be between 1 and {MOST_EXPERTS}"
+            ));
+        }
+        if !(1..=experts).contains(&chosen) {
+            return Err(format!("num_experts_per_tok is {chosen}: it must be between 1 and {experts}"));
+        }
+        let scale = fields.routed_scaling_factor.unwrap_or(1.0);
+        if !scale.is_finite() {
+            return Err(format!("routed_scaling_factor is {scale}: it must be a number"));
+        }
+        let named = |name: &str| match name {
+            "softmax" => Ok(Scores::Softmax),
+            "sigmoid" => Ok(Scores::Sigmoid),
+            other => Err(format!("scoring_func is {other:?}: softmax and sigmoid are known")),
+        };
+        let scores = fields.scoring_func.as_deref().map(named).transpose()?.unwrap_or(family.scores);
+        let router = RouterShape {
+            scores,
+            bias: family.clamped,
+            correction: family.correction,
+            groups: groups(&fields, experts, family.best_of_group)?,
+            renormalise: fields.norm_topk_prob.unwrap_or(family.renormalise),
+            scale,
+        };
+        let limit = fields.swiglu_limit.unwrap_or(7.0);
+        if !(limit.is_finite() && limit > 0.0) {
+            return Err(format!("swiglu_limit is {limit}: it must be above 0"));
+        }
+        let activation = match family.clamped {
+            true => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
+            false => Activation::Silu,
+        };
+        Ok(Self { fields, experts, router, activation })
+    }
+
+    /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.
+    pub fn shape(&self, layer: usize, channels: usize) -> Result<Option<ExpertsShape>, String> {
+        if !self.has_experts(layer)? {
+            return Ok(None);
+        }
+        let channels = self.fields.moe_intermediate_size.unwrap_or(channels);
+        let shared = match (self.fields.shared_expert_intermediate_size, self.fields.n_shared_experts) {
+            (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: true }),
+            (_, Some(count)) if count > 0 => {
+                Some(SharedShape { channels: count.saturating_mul(channels), gated: false })
+            }
+            _ => None,
+        };
+        let most = 1 << 31;
+        for (what, value) in
+            [("an expert", channels), ("the shared expert", shared.map_or(1, |s| s.channels))]
+        {
+            if value == 0 || value > most {
+                return Err(format!("{what} has {value} channels: it must have between 1 and {most}"));
+            }
+        }
+        Ok(Some(ExpertsShape {
+            experts: self.experts,
+            chosen: self.fields.num_experts_per_tok,
+            channels,
+            bias: self.router.bias,
+            activation: self.activation,
+            router: self.router.clone(),
+            shared,
+        }))
+    }
+
+    fn has_experts(&self, layer: usize) -> Result<bool, String> {
+        let Fields { mlp_layer_types, mlp_only_layers, .. } = &self.fields;
+        if let Some(types) = mlp_layer_types {
+            return match types.get(layer).map(String::as_str) {
+                Some("sparse") => Ok(true),
+                Some("dense") => Ok(false),
+                other => Err(format!("mlp_layer_types[{layer}] is {other:?}: dense and sparse are known")),
+            };
+        }
+        let step = |step: Option<usize>| step.unwrap_or(1).max(1);
+        let from = self.fields.first_k_dense_replace.unwrap_or(0);
+        Ok(layer >= from
+            && layer.is_multiple_of(step(self.fields.moe_layer_freq))
+            && (layer + 1).is_multiple_of(step(self.fields.decoder_sparse_step))
+            && !mlp_only_layers.contains(&layer))
+    }
+}
+
+/// Groups that restrict the choice.
+fn groups(fields: &Fields, experts: usize, best: usize) -> Result<Option<ExpertGroups>, String> {
+    let grouped = !matches!(fields.topk_method.as_deref(), Some("greedy"));
+    let (Some(count), Some(chosen), true) = (fields.n_group, fields.topk_group, grouped) else {
+        return Ok(None);
+    };
+    if count <= 1 {
+        return Ok(None);
+    }
+    if !experts.is_multiple_of(count) {
+        return Err(format!("n_group is {count}: it must divide the {experts} experts"));
+    }
+    let of_chosen = chosen.saturating_mul(experts / count);
+    if chosen > count || of_chosen < fields.num_experts_per_tok {
+        return Err(format!(
+            "topk_group is {chosen} of {count} groups: it must leave at least {} experts to choose from",
+            fields.num_experts_per_tok
+        ));
+    }
+    Ok(Some(ExpertGroups { count, chosen, best }))
+}
