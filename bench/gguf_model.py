@@ -15,9 +15,14 @@ SHAPES = {
     "llama-1b": ("llama", 16, 2048, 8192, 32, 8, 64, 128256, 500000.0),
     "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 500000.0),
     "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 1000000.0),
+    "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, 1000000.0),
+    # A quarter of its layers.
+    "qwen3-30b-a3b-12": ("qwen3moe", 12, 2048, 6144, 32, 4, 128, 151936, 1000000.0),
 }
 # Shapes with a separate output head.
-UNTIED = {"llama-8b"}
+UNTIED = {"llama-8b", "qwen3-30b-a3b", "qwen3-30b-a3b-12"}
+# Experts, experts that a token takes, channels of an expert.
+EXPERTS = {"qwen3moe": (128, 8, 768)}
 TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
@@ -56,6 +61,11 @@ def main():
     writer.add_rope_freq_base(base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocab)
+    if architecture in EXPERTS:
+        experts, chosen, expert_channels = EXPERTS[architecture]
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(chosen)
+        writer.add_expert_feed_forward_length(expert_channels)
     # llama-bench feeds token numbers, so no vocabulary is needed.
     writer.add_tokenizer_model("no_vocab")
 
@@ -77,10 +87,20 @@ def main():
         matrix(f"blk.{i}.attn_k", kv_heads * width, hidden)
         matrix(f"blk.{i}.attn_v", kv_heads * width, hidden)
         matrix(f"blk.{i}.attn_output", hidden, heads * width)
-        if architecture == "qwen3":
+        if architecture in ("qwen3", "qwen3moe"):
             norm(f"blk.{i}.attn_q_norm", width)
             norm(f"blk.{i}.attn_k_norm", width)
         norm(f"blk.{i}.ffn_norm", hidden)
+        if architecture in EXPERTS:
+            # Scores as far apart as a trained router's; f32, as llama.cpp's converter keeps them.
+            router = rng.standard_normal((experts, hidden), np.float32) / np.float32(np.sqrt(hidden))
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
+            for name, rows, columns in [
+                ("gate", expert_channels, hidden), ("up", expert_channels, hidden), ("down", hidden, expert_channels)
+            ]:
+                data = blocks(rng, experts * rows, columns, kind).reshape(experts, rows, -1)
+                writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", data, raw_dtype=kind)
+            continue
         matrix(f"blk.{i}.ffn_gate", channels, hidden)
         matrix(f"blk.{i}.ffn_up", channels, hidden)
         matrix(f"blk.{i}.ffn_down", hidden, channels)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Quantization:
-    """MLX's affine format; `overrides` maps module paths to other settings or to False (left as it is)."""
+    """MLX's format; `overrides` maps module paths to other settings or to False (left as it is)."""
 
     bits: int
     group_size: int
     overrides: dict = field(default_factory=dict)
+    mode: str = "affine"
 
 
 @dataclass(frozen=True)
@@ -217,4 +218,57 @@ QUANTIZED = [
     Case("llama-4bit-two-files", dense("llama", 128, 192, 4, 2, 163), "bf16", Quantization(4, 64), files=2),
 ]
 
-CASES = UNQUANTIZED + QUANTIZED
+
+
+def experts(model_type, architecture, **more):
+    """A config with experts, as MLX keeps them: one stack for each matrix."""
+    config = dense("llama", 64, 64, 4, 2, 163, tied=False, num_experts_per_tok=2)
+    return {**config, "model_type": model_type, "architectures": [architecture + "ForCausalLM"], **more}
+
+
+ROUTER_8BIT = {"group_size": 64, "bits": 8, "mode": "affine"}
+GPT_OSS = experts(
+    "gpt_oss", "GptOss", num_local_experts=4, attention_bias=True, swiglu_limit=7.0, sliding_window=16,
+    layer_types=["sliding_attention", "full_attention"], rope_theta=150000.0,
+    rope_scaling={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+                  "beta_slow": 1.0, "truncate": True},
+)
+EXPERTS = [
+    Case(
+        "qwen3_moe-4bit",
+        experts("qwen3_moe", "Qwen3Moe", num_experts=6, moe_intermediate_size=192, norm_topk_prob=True,
+                decoder_sparse_step=1, mlp_only_layers=[]),
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.mlp.gate": ROUTER_8BIT for layer in range(2)}),
+    ),
+    Case("gpt_oss-bf16", GPT_OSS, "bf16"),
+    # As mlx-community's: experts in mxfp4, the rest in 8 bits.
+    Case(
+        "gpt_oss-mxfp4",
+        GPT_OSS,
+        "bf16",
+        Quantization(
+            4,
+            32,
+            {
+                **{f"model.layers.{layer}.mlp.router": ROUTER_8BIT for layer in range(2)},
+                **{f"model.layers.{layer}.self_attn.{name}_proj": ROUTER_8BIT for layer in range(2) for name in "qkvo"},
+                "model.embed_tokens": ROUTER_8BIT,
+                "lm_head": ROUTER_8BIT,
+            },
+            "mxfp4",
+        ),
+    ),
+    # MLX stores kv_b as two stacks of heads, one of them transposed.
+    Case(
+        "deepseek_v3-4bit",
+        experts("deepseek_v3", "DeepseekV3", n_routed_experts=6, n_shared_experts=1, moe_intermediate_size=128,
+                q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=32,
+                first_k_dense_replace=1, n_group=3, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,
+                num_key_value_heads=4, head_dim=None, moe_layer_freq=1, topk_method="noaux_tc", scoring_func="sigmoid"),
+        "bf16",
+        Quantization(4, 32),
+    ),
+]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS

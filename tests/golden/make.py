@@ -29,7 +29,7 @@ PROMPT_LENGTHS = (1, 40, 70)
 LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 SAFETENSORS_NAMES = {
-    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.int32: "I32",
+    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.int32: "I32", mx.uint8: "U8",
 }  # fmt: skip
 # Spread of the logits from an untied head: about that of a trained model.
 HEAD_GAIN = 2.5
@@ -39,6 +39,8 @@ TIED_GAIN = 5.0
 # 1/sqrt(2 * layers) of it, as GPT-2 does. Larger gains make the net chaotic: it amplifies every
 # rounding, which a trained one does not.
 LINEAR_GAIN = 0.8
+# Routers decide: rounding seldom changes which experts are chosen.
+ROUTER_GAIN = 2.0
 
 
 def write_safetensors(path: Path, tensors: dict):
@@ -64,6 +66,8 @@ def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
     """A weight about as large as in a trained model (gains above); norms near 1, biases off zero."""
     if "norm" in name:
         return np.exp(0.2 * rng.standard_normal(shape))
+    if name.endswith(("sinks", "e_score_correction_bias")):
+        return (1.0 if "sinks" in name else 0.1) * rng.standard_normal(shape)
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
@@ -73,6 +77,8 @@ def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
         gain = HEAD_GAIN
     elif "embed_tokens" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 
 
@@ -94,9 +100,10 @@ def write_model(case: Case, folder: Path):
             model,
             q.group_size,
             q.bits,
+            mode=q.mode,
             class_predicate=lambda path, m: q.overrides.get(path, True) if hasattr(m, "to_quantized") else False,
         )
-        config["quantization"] = {"group_size": q.group_size, "bits": q.bits, "mode": "affine", **q.overrides}
+        config["quantization"] = {"group_size": q.group_size, "bits": q.bits, "mode": q.mode, **q.overrides}
         config["quantization_config"] = config["quantization"]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -84,6 +84,11 @@ CASES = {
         **LATENT, "model_type": "deepseek_v3", "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 1, "rope_theta": None, "rope_parameters": YARN, "rope_scaling": None,
     },
+    "seed_oss": {**BASE, "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": False},
+    # The second layer does not rotate.
+    "smollm3": {**BASE, "model_type": "smollm3", "no_rope_layers": [1, 0], "use_sliding_window": False,
+                "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "ernie4_5": {**BASE, "model_type": "ernie4_5", "use_bias": True},
     "glm4_moe_lite": {
         **LATENT, "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
         "mlp_layer_types": ["dense", "sparse"],

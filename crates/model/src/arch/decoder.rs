@@ -25,6 +25,8 @@ pub(super) struct Family {
     out_bias: bool,
     /// Query and key heads are normed unless the config has `use_qk_norm`.
     qk_norm: bool,
+    /// Neighbouring columns are rotated together.
+    interleaved: bool,
     /// Query heads have sinks.
     sinks: bool,
     windows: Windows,
@@ -48,6 +50,7 @@ const LLAMA: Family = Family {
     qkv_bias: false,
     out_bias: true,
     qk_norm: false,
+    interleaved: false,
     sinks: false,
     windows: Windows::WhereGiven,
     latent: false,
@@ -60,13 +63,16 @@ const QWEN3: Family =
 const DEEPSEEK3: Family =
     Family { name: "deepseek_v3", latent: true, experts: Some(SIGMOID_CORRECTED), ..LLAMA };
 
-pub(super) const FAMILIES: [Family; 15] = [
+pub(super) const FAMILIES: [Family; 18] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
     Family { name: "ministral3", ..LLAMA },
     QWEN2,
     QWEN3,
+    Family { name: "seed_oss", out_bias: false, ..LLAMA },
+    Family { name: "smollm3", windows: Windows::AfterMaxWindowLayers, ..LLAMA },
+    Family { name: "ernie4_5", interleaved: true, ..LLAMA },
     Family { name: "mixtral", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
     Family { name: "qwen2_moe", experts: Some(SOFTMAX), ..QWEN2 },
     Family { name: "qwen3_moe", experts: Some(SOFTMAX), ..QWEN3 },
@@ -102,6 +108,11 @@ pub(super) struct Config {
     tie_word_embeddings: Option<bool>,
     pub attention_bias: Option<bool>,
     use_qk_norm: Option<bool>,
+    /// ERNIE's name of `attention_bias` and `mlp_bias`.
+    use_bias: Option<bool>,
+    attention_out_bias: Option<bool>,
+    /// SmolLM3: 1 for layers that rotate, 0 for those that do not.
+    no_rope_layers: Option<Vec<u8>>,
     #[serde(default)]
     mlp_bias: bool,
     sliding_window: Option<usize>,
@@ -133,6 +144,16 @@ impl Config {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
+    /// True if a layer rotates queries and keys.
+    fn rotates(&self, layer: usize) -> Result<bool, String> {
+        match &self.no_rope_layers {
+            None => Ok(true),
+            Some(layers) => layers.get(layer).map(|rotates| *rotates != 0).ok_or_else(|| {
+                format!("no_rope_layers has {} entries for {} layers", layers.len(), self.num_hidden_layers)
+            }),
+        }
+    }
+
     pub(super) fn scaling(&self) -> Option<&RopeParameters> {
         self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
     }
@@ -150,7 +171,10 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     };
     let rope = match &latent {
         Some(latent) => Rope { interleaved: latent.interleaved, ..rotation(&config, latent.rotated, path)? },
-        None => rotation(&config, rotated_dims(&config).map_err(malformed)?, path)?,
+        None => {
+            let dims = rotated_dims(&config).map_err(malformed)?;
+            Rope { interleaved: family.interleaved, ..rotation(&config, dims, path)? }
+        }
     };
     let experts = match family.experts {
         Some(family) => Some(experts::Config::read(text, family).map_err(malformed)?),
@@ -160,17 +184,18 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         let original = scaling.original_max_position_embeddings.unwrap_or(config.max_position_embeddings);
         scaling.llama_4_scaling_beta.map(|beta| (beta, original))
     });
+    let bias = config.attention_bias.or(config.use_bias);
     let attention = |index| {
         Ok::<_, String>(AttentionShape {
             heads: config.num_attention_heads,
             kv_heads: config.kv_heads(),
             head_dim: config.head_dim(),
-            qkv_bias: config.attention_bias.unwrap_or(family.qkv_bias),
-            out_bias: family.out_bias && config.attention_bias.unwrap_or(false),
+            qkv_bias: bias.unwrap_or(family.qkv_bias),
+            out_bias: config.attention_out_bias.unwrap_or(family.out_bias && bias.unwrap_or(false)),
             qk_norm: config.use_qk_norm.unwrap_or(family.qk_norm),
             window: window(&config, family.windows, index)?,
             sinks: family.sinks,
-            rope: Some(0),
+            rope: config.rotates(index)?.then_some(0),
             temperature,
         })
     };
@@ -187,7 +212,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
             Some(shape) => FeedForwardSpec::Experts(shape),
             None => FeedForwardSpec::Gated(GatedShape {
                 channels: config.intermediate_size,
-                bias: config.mlp_bias,
+                bias: config.mlp_bias || config.use_bias.unwrap_or(false),
                 activation: Activation::Silu,
             }),
         };
