@@ -2,15 +2,21 @@
 //! them.
 
 mod environment;
+mod ports;
 mod rdma;
 
+pub(crate) use ports::bind;
+pub use ports::parse_ports;
 pub use rdma::RdmaConfig;
 
+use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{InitError, TransportChoice, Wire};
+use crate::error::rounded;
+use crate::{InitError, Observer, TransportChoice, Wire, platform};
 
 /// More connections would only use up file descriptors.
 const MAX_CONNECTIONS: usize = 16;
@@ -61,6 +67,11 @@ pub struct Config {
     /// A listener for the coordinator that is already bound (rank 0 only), so that the system can
     /// choose the port.
     pub listener: Option<Arc<TcpListener>>,
+    /// Ports on which this rank takes the other ranks' connections, for firewalls. `None`: any free
+    /// port. While a group forms, each rank of a host needs one of its own.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Told what happens while the group forms.
+    pub observer: Option<Observer>,
 }
 
 impl Config {
@@ -83,6 +94,8 @@ impl Config {
             connections: 1,
             wire: Wire::Exact,
             listener: None,
+            ports: None,
+            observer: None,
         }
     }
 
@@ -110,6 +123,16 @@ impl Config {
         Ok(config)
     }
 
+    /// Shared by ranks that can share memory.
+    pub(crate) fn host_identity(&self) -> io::Result<String> {
+        self.host.clone().map_or_else(platform::host_identity, Ok)
+    }
+
+    /// Shared by ranks that run on the same kernel, and so on the same cores.
+    pub(crate) fn machine_identity(&self) -> io::Result<String> {
+        self.host.clone().map_or_else(platform::machine_identity, Ok)
+    }
+
     pub(crate) fn check(&self) -> Result<(), InitError> {
         if self.size == 0 || self.size > MAX_RANKS {
             return Err(setting("world size", &self.size.to_string(), &format!("use 1 to {MAX_RANKS}")));
@@ -128,12 +151,12 @@ impl Config {
             ("rendezvous limit", self.rendezvous_limit),
         ] {
             if limit > LONGEST_LIMIT {
-                return Err(setting(name, &format!("{limit:?}"), "use a year (31536000000 ms) at most"));
+                return Err(setting(name, &rounded(limit), "use a year (31536000000 ms) at most"));
             }
         }
         if self.loss_limit < LEAST_LOSS_LIMIT {
             let remedy = "use 500 ms or more: TCP takes 200 ms to repeat a packet that was lost";
-            return Err(setting("loss limit", &format!("{:?}", self.loss_limit), remedy));
+            return Err(setting("loss limit", &rounded(self.loss_limit), remedy));
         }
         if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
             let remedy = format!("use 1 to {MAX_CONNECTIONS}");
@@ -145,7 +168,7 @@ impl Config {
             return Err(setting("transport", "rdma", remedy));
         }
         if self.size > 1 && self.secret.is_empty() && self.listener.is_none() {
-            let unusable = |error: std::io::Error| {
+            let unusable = |error: io::Error| {
                 setting("coordinator", &self.coordinator, &format!("use host:port ({error})"))
             };
             let mut addresses = self.coordinator.to_socket_addrs().map_err(unusable)?;

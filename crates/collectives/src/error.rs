@@ -56,7 +56,8 @@ pub enum InitError {
     },
     /// The coordinator did not answer in time.
     #[error(
-        "no coordinator at {address} within {after:?} ({last}): start rank 0, or check THUNDER_COORDINATOR and the firewall"
+        "no coordinator at {address} within {} ({last}): start rank 0, or check THUNDER_COORDINATOR and the firewall",
+        rounded(*after)
     )]
     NoCoordinator {
         /// The address.
@@ -67,11 +68,25 @@ pub enum InitError {
         last: String,
     },
     /// Some ranks did not join in time.
-    #[error("ranks {} have not joined within {after:?}: start them, or check their output", list(missing))]
+    #[error("{} did not join within {}: start them, or check their output", list(missing), rounded(*after))]
     Missing {
         /// The ranks.
         missing: Vec<usize>,
         /// How long the group waited.
+        after: Duration,
+    },
+    /// Ranks have joined, but did not connect to this rank in time.
+    #[error(
+        "{} joined, but did not connect to port {port} of this rank within {}: check their output, or open the port in \
+         the firewall (THUNDER_PORTS fixes the range of ports)",
+        list(ranks), rounded(*after)
+    )]
+    NotConnected {
+        /// The ranks.
+        ranks: Vec<usize>,
+        /// The port on which this rank listens for data links.
+        port: u16,
+        /// How long this rank waited.
         after: Duration,
     },
     /// The other side refused this rank.
@@ -83,7 +98,10 @@ pub enum InitError {
         why: String,
     },
     /// A connection between two ranks could not be made.
-    #[error("rank {rank} cannot be reached at {tried}: {source}")]
+    #[error(
+        "rank {rank} cannot be reached at {tried}: {source}; check its output, and whether a firewall closes the port \
+         (THUNDER_PORTS fixes the range of ports)"
+    )]
     Unreachable {
         /// The rank.
         rank: usize,
@@ -133,7 +151,8 @@ pub enum CommError {
     /// A rank has exited, was killed, or can no longer be reached by this rank or by a rank that
     /// has reported it.
     #[error(
-        "rank {rank} is lost ({transport}, noticed {}): restart it and form the group again", noticed(*after)
+        "rank {rank} is lost ({transport}, noticed {}): it ended or cannot be reached, its output may say why",
+        noticed(*after)
     )]
     PeerLost {
         /// The rank.
@@ -218,16 +237,53 @@ impl CommError {
 }
 
 fn noticed(after: Duration) -> String {
-    if after.is_zero() { "between operations".to_owned() } else { format!("after {after:?}") }
+    if after.is_zero() { "between operations".to_owned() } else { format!("after {}", rounded(after)) }
 }
 
-fn list(ranks: &[usize]) -> String {
-    let mut text = String::new();
-    for (index, rank) in ranks.iter().enumerate() {
-        if index > 0 {
-            text.push_str(", ");
-        }
-        text.push_str(&rank.to_string());
+/// A duration for people: two digits or more, no fraction from 10 of a unit on.
+pub(crate) fn rounded(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    let (value, unit) = match seconds {
+        // What rounds to 1000 of a unit belongs to the next one.
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.000_999_5 => (s * 1e3, "ms"),
+        s => (s * 1e6, "µs"),
+    };
+    let text = format!("{value:.1}");
+    if value >= 10.0 {
+        format!("{value:.0} {unit}")
+    } else {
+        format!("{} {unit}", text.trim_end_matches(".0"))
     }
-    text
+}
+
+/// `rank 1`, or `ranks 1, 3`.
+pub(crate) fn list(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_rounded_for_people() {
+        let cases = [
+            (60_017_648_827, "60 s"),
+            (60_000_000_000, "60 s"),
+            (1_300_000_000, "1.3 s"),
+            (2_000_000_000, "2 s"),
+            (999_900_000, "1 s"),
+            (300_000_000, "300 ms"),
+            (1_234_567, "1.2 ms"),
+            (85_400, "85 µs"),
+            (0, "0 µs"),
+        ];
+        for (nanoseconds, text) in cases {
+            assert_eq!(rounded(Duration::from_nanos(nanoseconds)), text);
+        }
+        let missing = InitError::Missing { missing: vec![2], after: Duration::from_nanos(60_017_648_827) };
+        assert!(missing.to_string().starts_with("rank 2 did not join within 60 s:"), "{missing}");
+    }
 }

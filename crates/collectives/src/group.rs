@@ -11,6 +11,7 @@ mod tune;
 pub use pending::Pending;
 pub(crate) use tune::PROBE_BYTES;
 
+use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -126,6 +127,23 @@ impl Group {
     /// What this rank talks to another rank over.
     pub fn transport(&self, rank: usize) -> Transport {
         self.core.transport(rank)
+    }
+
+    /// Identity of this rank's host, or container: equal for ranks that can share memory.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn host_identity(&self) -> io::Result<String> {
+        self.config.host_identity()
+    }
+
+    /// Identity of this rank's machine: equal for ranks that run on the same cores, also in
+    /// different containers.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn machine_identity(&self) -> io::Result<String> {
+        self.config.machine_identity()
     }
 
     /// Checks that all ranks are still there; for a rank that computes for long between two

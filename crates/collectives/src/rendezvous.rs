@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Config, InitError};
+use crate::forming::Reports;
+use crate::{Config, FormingEvent, InitError};
 
 /// Longest wait for one address, to connect and for the handshake. A rank may have several
 /// addresses, some of which lead nowhere.
@@ -39,7 +40,7 @@ pub(crate) struct Hello {
 pub(crate) enum Reply {
     /// All ranks' endpoints, in rank order.
     Table(Vec<Endpoint>),
-    /// AbortReason the rank is refused.
+    /// Why the rank is refused.
     Refused(String),
     /// The ranks that did not connect in time.
     Missing(Vec<usize>),
@@ -58,13 +59,23 @@ fn coordinate(config: &Config, mut own: Endpoint) -> Result<Vec<Endpoint>, InitE
         None => TcpListener::bind(&config.coordinator).map_err(listen)?,
     };
     let (sender, accepted) = mpsc::channel();
-    let _listener = Listener::tcp(listener, config.secret.clone(), sender).map_err(listen)?;
-    let deadline = Instant::now() + config.rendezvous_limit;
+    let _listener =
+        Listener::tcp(listener, config.secret.clone(), sender, config.observer.clone()).map_err(listen)?;
+    let mut reports = Reports::new(config.observer.as_ref(), Instant::now() + config.rendezvous_limit);
     let mut registered: Registered = (0..config.size).map(|_| None).collect();
-    let mut missing = config.size - 1;
-    while missing > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Ok((mut stream, hello)) = accepted.recv_timeout(left) else { break };
+    loop {
+        let missing: Vec<usize> = (1..config.size).filter(|rank| registered[*rank].is_none()).collect();
+        if missing.is_empty() {
+            return send_table(config, own, registered);
+        }
+        let Ok((mut stream, hello)) = accepted.recv_timeout(reports.pause()) else {
+            if reports.left().is_zero() {
+                return Err(give_up(config, registered, missing));
+            }
+            let address = config.coordinator.clone();
+            reports.due(false, |left| FormingEvent::Waiting { address, missing, left });
+            continue;
+        };
         match check_hello(config, &registered, &hello) {
             Ok(mut hello) => {
                 // The address that the coordinator sees is the one most likely to work for others.
@@ -72,25 +83,28 @@ fn coordinate(config: &Config, mut own: Endpoint) -> Result<Vec<Endpoint>, InitE
                     move_to_front(&mut hello.endpoint.addresses, seen.ip());
                     move_to_front(&mut own.addresses, own_side.ip());
                 }
-                if registered[hello.rank].replace((stream, hello.endpoint)).is_none() {
-                    missing -= 1;
+                let (rank, address) = (hello.rank, stream.peer());
+                if registered[rank].replace((stream, hello.endpoint)).is_none() && reports.has_begun() {
+                    let missing = missing.into_iter().filter(|other| *other != rank).collect();
+                    reports.tell(FormingEvent::Joined { rank, address, missing });
                 }
             }
             Err(why) => {
+                reports.tell(FormingEvent::Refused { address: stream.peer(), why: why.clone() });
                 // Fails if the peer has closed the connection; it then does not learn why.
                 let _ = send_reply(&mut stream, &Reply::Refused(why));
             }
         }
     }
-    if missing > 0 {
-        let missing: Vec<usize> = (1..config.size).filter(|rank| registered[*rank].is_none()).collect();
-        for (stream, _) in registered.iter_mut().flatten() {
-            // Fails for ranks that have left in the meantime; they need no reply.
-            let _ = send_reply(stream, &Reply::Missing(missing.clone()));
-        }
-        return Err(InitError::Missing { missing, after: config.rendezvous_limit });
+}
+
+/// Tells the ranks that have joined which others did not.
+fn give_up(config: &Config, mut registered: Registered, missing: Vec<usize>) -> InitError {
+    for (stream, _) in registered.iter_mut().flatten() {
+        // Fails for ranks that have left in the meantime; they need no reply.
+        let _ = send_reply(stream, &Reply::Missing(missing.clone()));
     }
-    send_table(config, own, registered)
+    InitError::Missing { missing, after: config.rendezvous_limit }
 }
 
 /// By rank, the connections to the ranks that have registered, and their endpoints.
@@ -101,7 +115,10 @@ fn check_hello(config: &Config, registered: &Registered, hello: &[u8]) -> Result
     let hello: Hello =
         serde_json::from_slice(hello).map_err(|error| format!("its hello is malformed: {error}"))?;
     if hello.size != config.size {
-        return Err(format!("the world size here is {}, yours is {}", config.size, hello.size));
+        let (rank, theirs, ours) = (hello.rank, hello.size, config.size);
+        return Err(format!(
+            "rank {rank} was started for a group of {theirs} ranks, rank 0 for {ours}: give all the same THUNDER_WORLD_SIZE"
+        ));
     }
     if hello.rank == 0 || hello.rank >= config.size {
         let last = config.size - 1;
@@ -161,26 +178,27 @@ fn register(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitEr
         .map_err(|error| InitError::system("the address list cannot be written")(io::Error::other(error)))?;
     let refused = |why: String| InitError::Refused { address: config.coordinator.clone(), why };
     let mut last = "no address".to_owned();
+    let mut reports = Reports::new(config.observer.as_ref(), deadline);
     let mut stream = loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = reports.left();
+        let address = config.coordinator.clone();
         if left.is_zero() {
-            let after = start.elapsed();
-            return Err(InitError::NoCoordinator { address: config.coordinator.clone(), after, last });
+            return Err(InitError::NoCoordinator { address, after: start.elapsed(), last });
         }
         match connect_to_coordinator(config, &hello, left) {
             Ok(stream) => break stream,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(refused(error.to_string()));
             }
-            Err(error) => last = error.to_string(),
+            Err(error) => {
+                let why = error.to_string();
+                let has_changed = std::mem::replace(&mut last, why.clone()) != why;
+                reports.due(has_changed, |left| FormingEvent::NoCoordinator { address, why, left });
+            }
         }
         std::thread::sleep(RETRY_INTERVAL);
     };
-    // The coordinator replies when all ranks have joined, or when it gives up. The latter is at
-    // worst a little after this rank's own limit.
-    let left = deadline.saturating_duration_since(Instant::now()) + REPLY_SLACK;
-    let message = handshake::read_message(&mut DeadlineStream::new(&mut stream, left));
-    let message = message.map_err(|error| InitError::NoCoordinator {
+    let message = await_reply(config, &mut stream, deadline).map_err(|error| InitError::NoCoordinator {
         address: config.coordinator.clone(),
         after: start.elapsed(),
         last: format!("it closed the connection while it waited for other ranks: {error}"),
@@ -191,6 +209,29 @@ fn register(config: &Config, endpoint: Endpoint) -> Result<Vec<Endpoint>, InitEr
         Ok(Reply::Refused(why)) => Err(refused(why)),
         Ok(Reply::Missing(missing)) => Err(InitError::Missing { missing, after: start.elapsed() }),
         Err(error) => Err(refused(format!("its reply is malformed: {error}"))),
+    }
+}
+
+/// The coordinator replies when all ranks have joined, or when it gives up. The latter is at worst
+/// a little after this rank's own `deadline`.
+fn await_reply(config: &Config, stream: &mut TcpStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut reports = Reports::new(config.observer.as_ref(), deadline + REPLY_SLACK);
+    let mut byte = [0; 1];
+    loop {
+        let pause = reports.pause();
+        if pause.is_zero() && reports.left().is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not say whether the others came"));
+        }
+        stream.set_timeouts(Some(pause.max(RETRY_INTERVAL)))?;
+        match stream.peek(&mut byte) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                let address = config.coordinator.clone();
+                reports.due(false, |left| FormingEvent::Registered { address, left });
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) => return handshake::read_message(&mut DeadlineStream::new(stream, CONNECT_LIMIT)),
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use thunder_collectives::{CommError, Config, Group, InitError, Op, TransportChoice, local};
+use thunder_collectives::{
+    CommError, Config, FormingEvent, Group, InitError, Observer, Op, TransportChoice, local,
+};
 
 fn listener() -> (Arc<TcpListener>, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -29,6 +31,29 @@ fn sum(config: Config) -> Result<f32, String> {
     let mut data = [1.0f32];
     group.all_reduce(&mut data, Op::Sum).map_err(|error| error.to_string())?;
     Ok(data[0])
+}
+
+/// What a rank was told while its group formed.
+type Told = Arc<Mutex<Vec<FormingEvent>>>;
+
+fn observed(mut config: Config) -> (Config, Told) {
+    let told = Told::default();
+    let list = told.clone();
+    config.observer = Some(Observer::new(move |event| list.lock().unwrap().push(event.clone())));
+    (config, told)
+}
+
+/// Waits until a rank was told something that has these words.
+fn await_words(told: &Told, words: &str) -> FormingEvent {
+    let start = Instant::now();
+    loop {
+        let event = told.lock().unwrap().iter().find(|event| event.to_string().contains(words)).cloned();
+        if let Some(event) = event {
+            return event;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "no {words:?} in {:?}", told.lock().unwrap());
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -73,7 +98,7 @@ fn a_rank_that_does_not_fit_is_told_why() {
     first.rendezvous_limit = Duration::from_secs(1);
     let first = thread::spawn(move || Group::init(first));
     let error = Group::init(config(1, 2, address)).unwrap_err().to_string();
-    assert!(error.contains("world size here is 3, yours is 2"), "{error}");
+    assert!(error.contains("rank 1 was started for a group of 2 ranks, rank 0 for 3"), "{error}");
     let second = thread::spawn(move || Group::init(config(1, 3, address)));
     thread::sleep(Duration::from_millis(200));
     let error = Group::init(config(1, 3, address)).unwrap_err().to_string();
@@ -94,7 +119,7 @@ fn missing_ranks_are_named_in_time() {
     let error = Group::init(first).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ranks 1, 2, 3 have not joined within 300ms: start them, or check their output"
+        "ranks 1, 2, 3 did not join within 300 ms: start them, or check their output"
     );
     assert!(start.elapsed() < Duration::from_secs(2));
 }
@@ -117,6 +142,92 @@ fn a_rank_may_start_before_the_coordinator() {
     thread::sleep(Duration::from_millis(300));
     assert_eq!(sum(config(0, 2, address)), Ok(2.0));
     assert_eq!(second.join().unwrap(), Ok(2.0));
+}
+
+#[test]
+fn rank_0_says_for_whom_it_waits_and_whom_it_refused() {
+    let (listener, address) = listener();
+    let (mut first, told) = observed(config(0, 3, address));
+    first.listener = Some(listener);
+    let first = thread::spawn(move || sum(first));
+    let mut wrong = config(2, 3, address);
+    wrong.secret = b"wrong".to_vec();
+    Group::init(wrong).unwrap_err();
+    let refused = await_words(&told, "secret");
+    assert!(matches!(&refused, FormingEvent::Refused { address, .. } if address == "127.0.0.1"), "{refused}");
+    Group::init(config(1, 2, address)).unwrap_err();
+    await_words(&told, "refused 127.0.0.1: rank 1 was started for a group of 2 ranks, rank 0 for 3");
+    let waiting = await_words(&told, "waiting");
+    assert!(matches!(&waiting, FormingEvent::Waiting { missing, .. } if *missing == [1, 2]), "{waiting}");
+    let second = thread::spawn(move || sum(config(1, 3, address)));
+    await_words(&told, "rank 1 has joined from 127.0.0.1; waiting for rank 2");
+    assert_eq!(sum(config(2, 3, address)), Ok(3.0));
+    await_words(&told, "rank 2 has joined from 127.0.0.1: the group is complete");
+    assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(3.0), Ok(3.0)));
+}
+
+#[test]
+fn a_rank_says_why_rank_0_does_not_answer_and_that_it_has_joined() {
+    let (listener, address) = listener();
+    drop(listener);
+    let (second, told) = observed(config(1, 3, address));
+    let second = thread::spawn(move || sum(second));
+    await_words(&told, "no rank 0 at 127.0.0.1");
+    let first = thread::spawn(move || sum(config(0, 3, address)));
+    await_words(&told, "waiting for other ranks");
+    assert_eq!(sum(config(2, 3, address)), Ok(3.0));
+    assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(3.0), Ok(3.0)));
+}
+
+#[test]
+fn a_group_that_forms_at_once_reports_nothing() {
+    let (listener, address) = listener();
+    let (mut first, told) = observed(config(0, 2, address));
+    first.listener = Some(listener);
+    let first = thread::spawn(move || sum(first));
+    assert_eq!(sum(config(1, 2, address)), Ok(2.0));
+    assert_eq!(first.join().unwrap(), Ok(2.0));
+    assert_eq!(*told.lock().unwrap(), []);
+}
+
+#[test]
+fn a_coordinator_that_is_another_program_is_named_so() {
+    let (silent, address) = listener();
+    let mut second = config(1, 2, address);
+    second.rendezvous_limit = Duration::from_millis(300);
+    let error = Group::init(second).unwrap_err().to_string();
+    assert!(error.contains("connected, but no rank answers there"), "{error}");
+    assert!(!error.contains("os error"), "{error}");
+    thread::spawn(move || {
+        for stream in silent.incoming() {
+            // Fails for the rank that has hung up.
+            let _ = stream.unwrap().write_all(b"SSH-2.0-OpenSSH_9.9\r\n");
+        }
+    });
+    let error = Group::init(config(1, 2, address)).unwrap_err().to_string();
+    assert!(error.contains("no rank of this version (it says \"SSH-2.0-\")"), "{error}");
+}
+
+#[test]
+fn ranks_listen_on_the_given_ports_only() {
+    // Below the ports that the system gives out by itself.
+    let ports = 20_731..=20_734;
+    let groups = local::groups_with(3, |config| {
+        config.transport = TransportChoice::Tcp;
+        config.ports = Some(ports.clone());
+    });
+    let connected = local::run_on(groups.unwrap(), |mut group| {
+        let mut data = [1.0f32];
+        group.all_reduce(&mut data, Op::Sum).map(|()| data[0])
+    });
+    assert_eq!(connected, [Ok(3.0), Ok(3.0), Ok(3.0)]);
+    let held: Vec<TcpListener> =
+        ports.clone().map(|port| TcpListener::bind(("0.0.0.0", port)).unwrap()).collect();
+    let mut config = Config::new(1, 2, "127.0.0.1:9");
+    config.ports = Some(ports);
+    let error = Group::init(config).unwrap_err().to_string();
+    assert!(error.contains("20731-20734") && error.contains("in use"), "{error}");
+    drop(held);
 }
 
 #[test]

@@ -16,7 +16,7 @@ impl Config {
     /// if not set, `MLX_IBV_DEVICES`), `THUNDER_RDMA_MODE` (`uc`, `rc`, `rc-write`),
     /// `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
     /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`,
-    /// `THUNDER_CONNECTIONS` and `THUNDER_WIRE` (`exact`, `int8`).
+    /// `THUNDER_CONNECTIONS`, `THUNDER_WIRE` (`exact`, `int8`) and `THUNDER_PORTS` (`FIRST-LAST`).
     ///
     /// If `THUNDER_RANK` is not set, reads MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring), or with
     /// `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`. Returns `None` if neither
@@ -79,6 +79,10 @@ impl Config {
         }
         if let Some(value) = variable("THUNDER_WIRE") {
             config.wire = value.parse().map_err(|_| setting("THUNDER_WIRE", &value, "use exact or int8"))?;
+        }
+        if let Some(value) = variable("THUNDER_PORTS") {
+            config.ports =
+                Some(super::parse_ports(&value).map_err(|remedy| setting("THUNDER_PORTS", &value, &remedy))?);
         }
         config.host = variable("THUNDER_HOST");
         config.check()?;
@@ -206,6 +210,19 @@ mod tests {
         for name in ["THUNDER_STALL_LIMIT_MS", "THUNDER_RENDEZVOUS_LIMIT_MS", "THUNDER_LOSS_LIMIT_MS"] {
             let limit = [&base[..3], &[(name, "18446744073709551615")]].concat();
             assert!(message(&limit).contains("a year"), "{name}");
+        }
+    }
+
+    #[test]
+    fn ports_are_a_range() {
+        let base =
+            [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:9000")];
+        let with = |ports| from(&[&base[..], &[("THUNDER_PORTS", ports)]].concat());
+        assert_eq!(with("42000-42063").unwrap().unwrap().ports, Some(42000..=42063));
+        assert_eq!(with("42000").unwrap().unwrap().ports, Some(42000..=42000));
+        for wrong in ["0-5", "42063-42000", "42000-70000", "-", "ssh"] {
+            let error = with(wrong).unwrap_err().to_string();
+            assert!(error.contains("THUNDER_PORTS") && error.contains("42000-42063"), "{error}");
         }
     }
 

@@ -32,9 +32,14 @@ pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
 /// An identity that two processes share exactly when they can share memory and local sockets: the
 /// same boot and the same network namespace.
 pub(crate) fn host_identity() -> io::Result<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let namespace = std::fs::read_link("/proc/self/ns/net")?;
-    Ok(format!("{} {}", boot.trim(), namespace.display()))
+    Ok(format!("{} {}", machine_identity()?, namespace.display()))
+}
+
+/// An identity that two processes share exactly when they run on the same kernel, whatever
+/// containers they are in.
+pub(crate) fn machine_identity() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 /// Makes the socket fail once sent bytes stay unacknowledged for `limit`. This notices a cut cable,

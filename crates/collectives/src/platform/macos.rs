@@ -65,6 +65,11 @@ pub(crate) fn host_identity() -> io::Result<String> {
     Ok(String::from_utf8_lossy(&value[..length.min(value.len())]).trim_end_matches('\0').to_owned())
 }
 
+/// An identity that two processes share exactly when they run on the same kernel.
+pub(crate) fn machine_identity() -> io::Result<String> {
+    host_identity()
+}
+
 /// Makes the socket fail once sent bytes stay unacknowledged for `limit` (whole seconds here).
 pub(crate) fn limit_unacknowledged(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     let seconds = libc::c_int::try_from(limit.as_secs().max(1)).unwrap_or(libc::c_int::MAX);

@@ -14,6 +14,8 @@ const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
 /// Changes with the wire format.
 pub(crate) const GREETING: &[u8; 8] = b"thunder2";
 
+const SECRETS_DIFFER: &str = "the secrets differ: give all ranks the same THUNDER_SECRET";
+
 /// The last byte that the connecting side sends.
 const CONFIRMATION: u8 = 1;
 
@@ -41,7 +43,8 @@ pub(crate) fn connect(stream: &mut (impl Read + Write), secret: &[u8], hello: &[
     let mut greeting = [0; 8];
     stream.read_exact(&mut greeting)?;
     if &greeting != GREETING {
-        return Err(refused("it is not a rank of this version"));
+        let what = String::from_utf8_lossy(&greeting).escape_debug().to_string();
+        return Err(refused(&format!("what listens there is no rank of this version (it says \"{what}\")")));
     }
     let mut theirs = [0; NONCE_BYTES];
     stream.read_exact(&mut theirs)?;
@@ -54,12 +57,12 @@ pub(crate) fn connect(stream: &mut (impl Read + Write), secret: &[u8], hello: &[
     stream.write_all(&message)?;
     let mut answer = [0; TAG_BYTES];
     stream.read_exact(&mut answer).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => refused("the secrets differ"),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => refused(SECRETS_DIFFER),
         _ => error,
     })?;
     tag(secret, b"accept", [&ours, &theirs], hello)?
         .verify_slice(&answer)
-        .map_err(|_| refused("it does not know the secret"))?;
+        .map_err(|_| refused(SECRETS_DIFFER))?;
     stream.write_all(&[CONFIRMATION])
 }
 
@@ -77,7 +80,7 @@ pub(crate) fn accept(stream: &mut (impl Read + Write), secret: &[u8]) -> io::Res
     let hello = read_message(stream)?;
     tag(secret, b"connect", [&ours, &theirs], &hello)?
         .verify_slice(&proof)
-        .map_err(|_| refused("the secrets differ"))?;
+        .map_err(|_| refused(SECRETS_DIFFER))?;
     let answer = tag(secret, b"accept", [&theirs, &ours], &hello)?.finalize().into_bytes();
     stream.write_all(&answer)?;
     Ok(hello)

@@ -1,6 +1,6 @@
 //! Accepts connections in the background and runs the handshake on each.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::handshake;
 use super::stream::{DeadlineStream, HandshakeStream};
+use crate::{FormingEvent, Observer};
 
 /// A connection that has not authenticated and confirmed within this time is dropped. Its peer gave
 /// up long before. A confirmation that takes longer is lost, and the group does not form.
@@ -17,6 +18,32 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Concurrent handshakes. Beyond this the oldest is dropped; a peer that knows the secret finishes
 /// in milliseconds.
 const MAX_HANDSHAKES: usize = 64;
+
+/// Refusals that are reported. Strangers could cause any number of them.
+const MAX_REFUSALS: usize = 20;
+
+/// Reports who was refused and why, each once.
+struct Refusals {
+    observer: Option<Observer>,
+    reported: Mutex<BTreeSet<(String, String)>>,
+}
+
+impl Refusals {
+    fn report(&self, address: String, error: &io::Error) {
+        let why = match error.kind() {
+            io::ErrorKind::TimedOut => "it did not introduce itself as a rank".to_owned(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                "it hung up: it is no rank, or one of another version".to_owned()
+            }
+            _ => error.to_string(),
+        };
+        let Some(observer) = &self.observer else { return };
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() < MAX_REFUSALS && reported.insert((address.clone(), why.clone())) {
+            observer.tell(&FormingEvent::Refused { address, why });
+        }
+    }
+}
 
 /// The handshakes under way, oldest first, each with its number.
 struct Handshakes<S>(Mutex<(u64, VecDeque<(u64, S)>)>);
@@ -67,7 +94,9 @@ impl Listener {
         accept: impl Fn() -> io::Result<Option<S>> + Send + 'static,
         secret: Vec<u8>,
         accepted: mpsc::Sender<(S, Vec<u8>)>,
+        observer: Option<Observer>,
     ) -> io::Result<Self> {
+        let refusals = Arc::new(Refusals { observer, reported: Mutex::default() });
         let open = Arc::new(AtomicBool::new(true));
         let still_open = open.clone();
         let secret: Arc<[u8]> = secret.into();
@@ -80,18 +109,26 @@ impl Listener {
                 };
                 let Ok(number) = handshakes.begin(&stream) else { continue };
                 let (handshakes, accepted, secret) = (handshakes.clone(), accepted.clone(), secret.clone());
+                let refusals = refusals.clone();
                 let handshake = move || {
+                    let peer = stream.peer();
                     let mut limited = DeadlineStream::new(&mut stream, HANDSHAKE_LIMIT);
                     let hello = handshake::accept(&mut limited, &secret);
                     // From here on the handshake cannot be dropped: a peer that knows the secret
                     // may rely on the connection.
-                    if handshakes.end(number)
-                        && let Ok(hello) = hello
-                        && handshake::await_confirmation(&mut limited).is_ok()
-                        && stream.set_timeouts(Some(HANDSHAKE_LIMIT)).is_ok()
-                    {
-                        // Fails if nothing more is expected; the stream then closes.
-                        let _ = accepted.send((stream, hello));
+                    if !handshakes.end(number) {
+                        return;
+                    }
+                    match hello {
+                        Ok(hello)
+                            if handshake::await_confirmation(&mut limited).is_ok()
+                                && stream.set_timeouts(Some(HANDSHAKE_LIMIT)).is_ok() =>
+                        {
+                            // Fails if nothing more is expected; the stream then closes.
+                            let _ = accepted.send((stream, hello));
+                        }
+                        Ok(_) => {}
+                        Err(error) => refusals.report(peer, &error),
                     }
                 };
                 // Without a thread the peer gets no answer and tries again.
@@ -106,6 +143,7 @@ impl Listener {
         listener: TcpListener,
         secret: Vec<u8>,
         accepted: mpsc::Sender<(TcpStream, Vec<u8>)>,
+        observer: Option<Observer>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let accept = move || match listener.accept() {
@@ -117,7 +155,7 @@ impl Listener {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         };
-        Self::start(accept, secret, accepted)
+        Self::start(accept, secret, accepted, observer)
     }
 }
 

@@ -13,10 +13,12 @@ pub(crate) trait HandshakeStream: Read + Write + Send + Sized + 'static {
     fn duplicate(&self) -> io::Result<Self>;
     /// Ends all reads and writes on the socket, including those under way.
     fn shut_down(&self) -> io::Result<()>;
+    /// The address of the other side, for people.
+    fn peer(&self) -> String;
 }
 
 macro_rules! handshake_stream {
-    ($($stream:ty),*) => {$(
+    ($($stream:ty: $peer:expr),*) => {$(
         impl HandshakeStream for $stream {
             fn set_timeouts(&self, limit: Option<Duration>) -> io::Result<()> {
                 self.set_read_timeout(limit)?;
@@ -28,10 +30,20 @@ macro_rules! handshake_stream {
             fn shut_down(&self) -> io::Result<()> {
                 self.shutdown(Shutdown::Both)
             }
+            fn peer(&self) -> String {
+                $peer(self)
+            }
         }
     )*};
 }
-handshake_stream!(TcpStream, UnixStream);
+handshake_stream!(TcpStream: tcp_peer, UnixStream: |_: &UnixStream| "a process of this host".to_owned());
+
+/// Without the port, which the other side's system has chosen.
+fn tcp_peer(stream: &TcpStream) -> String {
+    stream
+        .peer_addr()
+        .map_or_else(|_| "a closed connection".to_owned(), |peer| peer.ip().to_canonical().to_string())
+}
 
 /// A stream on which all reads and writes together end by a deadline. A limit for each read alone
 /// would let a stranger that sends a byte now and then stay connected for hours.
@@ -55,9 +67,19 @@ impl<'a, S: HandshakeStream> DeadlineStream<'a, S> {
     }
 }
 
+/// The system reports a timeout of a read as "resource temporarily unavailable".
+fn named(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "connected, but no rank answers there")
+        }
+        _ => error,
+    }
+}
+
 impl<S: HandshakeStream> Read for DeadlineStream<'_, S> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.limited()?.read(into)
+        self.limited().and_then(|stream| stream.read(into)).map_err(named)
     }
 }
 

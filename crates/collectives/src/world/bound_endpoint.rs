@@ -1,8 +1,10 @@
 //! The sockets on which a rank takes connections from the others.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::net::UnixListener;
 
+use crate::config::bind;
 use crate::platform;
 use crate::rendezvous::{Endpoint, handshake};
 use crate::{Config, InitError};
@@ -16,24 +18,34 @@ pub(crate) struct BoundEndpoint {
 
 impl BoundEndpoint {
     pub fn bind(config: &Config) -> Result<Self, InitError> {
-        let tcp = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
-            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))
-            .map_err(InitError::system("this rank cannot listen for others"))?;
+        let ports = config.ports.as_ref();
+        let tcp = bind(Ipv6Addr::UNSPECIFIED.into(), ports)
+            .or_else(|_| bind(Ipv4Addr::UNSPECIFIED.into(), ports))
+            .map_err(|error| cannot_listen(config, error))?;
         let port = tcp.local_addr().map_err(InitError::system("the listener has no address"))?.port();
         let session = hex(&handshake::random::<16>().map_err(InitError::system("no random numbers"))?);
         let local = format!("thunder-{session}");
         let listener = platform::bind_local(&local)
             .map_err(InitError::system("this rank cannot listen on a local socket"))?;
-        let host = match &config.host {
-            Some(host) => host.clone(),
-            None => platform::host_identity()
-                .map_err(InitError::system("the host's identity cannot be read; set THUNDER_HOST"))?,
-        };
+        let host = config
+            .host_identity()
+            .map_err(InitError::system("the host's identity cannot be read; set THUNDER_HOST"))?;
         let mut addresses = platform::interface_addresses();
         addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let connections = config.connections;
         let endpoint = Endpoint { host, addresses, port, connections, local, session };
         Ok(Self { tcp, local: listener, endpoint })
+    }
+}
+
+fn cannot_listen(config: &Config, error: io::Error) -> InitError {
+    match &config.ports {
+        Some(ports) if error.kind() == io::ErrorKind::AddrInUse => InitError::Setting {
+            name: "the range of ports (THUNDER_PORTS)".to_owned(),
+            value: format!("{}-{}", ports.start(), ports.end()),
+            remedy: "all of them are in use: give a longer range, or another one".to_owned(),
+        },
+        _ => InitError::system("this rank cannot listen for others")(error),
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::forming::Reports;
 use crate::rendezvous::{CONNECT_LIMIT, Endpoint, HandshakeStream, RETRY_INTERVAL, connect};
-use crate::{Config, InitError};
+use crate::{Config, FormingEvent, InitError};
 
 /// What a connection between two ranks is for. The variants' names are part of the wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,6 +40,8 @@ pub(super) fn dial(
     let addresses: Vec<SocketAddr> =
         endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
     let hello = hello(request)?;
+    let tried = || addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+    let mut reports = Reports::new(config.observer.as_ref(), deadline);
     let mut last = None;
     'rounds: loop {
         let mut may_be_lost = false;
@@ -64,12 +67,15 @@ pub(super) fn dial(
         if !may_be_lost {
             break;
         }
+        if let Some(why) = last.as_ref().map(io::Error::to_string) {
+            let rank = request.to;
+            reports.due(false, |left| FormingEvent::Unreachable { rank, tried: tried(), why, left });
+        }
         std::thread::sleep(RETRY_INTERVAL);
     }
-    let tried = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
     let source =
         last.unwrap_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect"));
-    Err(InitError::Unreachable { rank: request.to, tried, source })
+    Err(InitError::Unreachable { rank: request.to, tried: tried(), source })
 }
 
 /// True when nothing answered: neither the rank nor, on its network, the request for its hardware
@@ -135,7 +141,7 @@ mod tests {
         let (sender, accepted) = mpsc::channel();
         let listener = thread::spawn(move || {
             let unanswered = listener.accept().unwrap();
-            (Listener::tcp(listener, SECRET.to_vec(), sender).unwrap(), unanswered)
+            (Listener::tcp(listener, SECRET.to_vec(), sender, None).unwrap(), unanswered)
         });
         let stream = dial(&config, &endpoint, &request, Instant::now() + 10 * CONNECT_LIMIT).unwrap();
         let (peer, hello) = accepted.recv_timeout(CONNECT_LIMIT).unwrap();
@@ -191,7 +197,7 @@ mod tests {
     fn only_confirmed_connections_are_accepted() {
         let (listener, config, endpoint, request) = lower_rank();
         let (sender, accepted) = mpsc::channel();
-        let _listener = Listener::tcp(listener, SECRET.to_vec(), sender).unwrap();
+        let _listener = Listener::tcp(listener, SECRET.to_vec(), sender, None).unwrap();
         for (said, is_sent) in [(None, false), (Some(0), true)] {
             let stream = TcpStream::connect((endpoint.addresses[0], endpoint.port)).unwrap();
             let mut stream = WithoutConfirmation(stream, said);

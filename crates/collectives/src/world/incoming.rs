@@ -10,8 +10,9 @@ use super::bound_endpoint::BoundEndpoint;
 use super::dial::{ConnectionRequest, Purpose};
 use super::shared_memory;
 use super::topology::Topology;
+use crate::forming::Reports;
 use crate::rendezvous::Listener;
-use crate::{Config, InitError};
+use crate::{Config, FormingEvent, InitError};
 
 /// Both listeners of this rank, and the connections that they have accepted, in any order.
 pub(super) struct IncomingConnections {
@@ -26,10 +27,13 @@ impl IncomingConnections {
         let (tcp_sender, tcp) = mpsc::channel();
         let (local_sender, local) = mpsc::channel();
         let failed = InitError::system("connections cannot be accepted");
-        let tcp_listener = Listener::tcp(bound.tcp, config.secret.clone(), tcp_sender).map_err(failed)?;
+        let tcp_listener =
+            Listener::tcp(bound.tcp, config.secret.clone(), tcp_sender, config.observer.clone())
+                .map_err(failed)?;
         let failed = InitError::system("local connections cannot be accepted");
         let local_listener =
-            shared_memory::listen(bound.local, config.secret.clone(), local_sender).map_err(failed)?;
+            shared_memory::listen(bound.local, config.secret.clone(), local_sender, config.observer.clone())
+                .map_err(failed)?;
         Ok(Self { tcp, local, _tcp_listener: tcp_listener, _local_listener: local_listener })
     }
 
@@ -47,12 +51,17 @@ impl IncomingConnections {
             }
         }
         let mut connections = BTreeMap::new();
+        let mut reports = Reports::new(topology.config.observer.as_ref(), deadline);
         while !missing.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok((stream, hello)) = self.tcp.recv_timeout(left) else {
+            let Ok((stream, hello)) = self.tcp.recv_timeout(reports.pause()) else {
                 let mut ranks: Vec<usize> = missing.iter().map(|(peer, _)| *peer).collect();
                 ranks.dedup();
-                return Err(missing_error(topology, ranks));
+                if reports.left().is_zero() {
+                    return Err(missing_error(topology, ranks));
+                }
+                let port = own_port(topology);
+                reports.due(false, |left| FormingEvent::Unconnected { ranks, port, left });
+                continue;
             };
             let Some(request) = parse(topology, &hello) else { continue };
             let key = (request.from, request.purpose);
@@ -96,6 +105,10 @@ fn parse(topology: &Topology<'_>, hello: &[u8]) -> Option<ConnectionRequest> {
     (request.session == topology.session() && request.to == topology.config.rank).then_some(request)
 }
 
-fn missing_error(topology: &Topology<'_>, missing: Vec<usize>) -> InitError {
-    InitError::Missing { missing, after: topology.config.rendezvous_limit }
+fn missing_error(topology: &Topology<'_>, ranks: Vec<usize>) -> InitError {
+    InitError::NotConnected { ranks, port: own_port(topology), after: topology.config.rendezvous_limit }
+}
+
+fn own_port(topology: &Topology<'_>) -> u16 {
+    topology.table[topology.config.rank].port
 }

@@ -10,13 +10,14 @@ use crate::link::Link;
 use crate::link::shm::{ShmLink, segment_bytes};
 use crate::platform::{self, Mapping};
 use crate::rendezvous::{CONNECT_LIMIT, DeadlineStream, Endpoint, HandshakeStream, Listener, handshake};
-use crate::{Config, InitError};
+use crate::{Config, InitError, Observer};
 
 /// Accepts processes of this user (or root) that know the secret.
 pub(super) fn listen(
     listener: UnixListener,
     secret: Vec<u8>,
     accepted: mpsc::Sender<(UnixStream, Vec<u8>)>,
+    observer: Option<Observer>,
 ) -> io::Result<Listener> {
     listener.set_nonblocking(true)?;
     let accept = move || match listener.accept() {
@@ -27,7 +28,7 @@ pub(super) fn listen(
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     };
-    Listener::start(accept, secret, accepted)
+    Listener::start(accept, secret, accepted, observer)
 }
 
 /// The higher rank's side of a pair: gets the pair's memory from the lower rank, and with
