@@ -5,7 +5,7 @@
 //! of a split are KV-head groups, quantization groups of channels, and panels of vocabulary rows;
 //! each rank takes consecutive units.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,9 @@ pub struct ShardPlan {
     weights: Vec<f64>,
 }
 
+/// Weights of a split. Any number of them has a sum that is exact enough to divide by.
+const WEIGHTS: RangeInclusive<f64> = 1e-6..=1e6;
+
 /// Vocabulary rows are divided in whole panels of the kernels.
 const VOCAB_UNIT: usize = 16;
 
@@ -44,9 +47,11 @@ impl ShardPlan {
         if weights.is_empty() {
             return Err(ModelError::Plan("a plan needs at least one rank".into()));
         }
-        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+        if let Some(bad) = weights.iter().find(|weight| !WEIGHTS.contains(weight)) {
             return Err(ModelError::Plan(format!(
-                "a split has the weight {bad}: weights must be positive numbers"
+                "a split has the weight {bad:?}: weights must be positive numbers, from {} to {}",
+                WEIGHTS.start(),
+                WEIGHTS.end()
             )));
         }
         match mode {
