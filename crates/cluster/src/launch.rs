@@ -26,6 +26,7 @@ mod shell;
 mod signals;
 mod start;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,6 +61,9 @@ pub struct Launch {
     pub ssh: Vec<String>,
     /// First port, which is the coordinator's. `None`: 32323, or free ports if all ranks are local.
     pub port: Option<u16>,
+    /// Ports on which Thunderhead's ranks take each other's connections. `None`: any free port.
+    #[serde(default)]
+    pub data_ports: Option<RangeInclusive<u16>>,
     /// Connections per address in MLX's ring.
     pub connections_per_ip: usize,
     /// Which ranks get standard input.
@@ -85,6 +89,7 @@ impl Launch {
             python: None,
             ssh: vec!["ssh".to_owned()],
             port: None,
+            data_ports: None,
             connections_per_ip: 1,
             input: Input::First,
             prefix: true,

@@ -21,3 +21,4 @@ pub mod hostfile;
 pub mod launch;
 pub mod local;
 mod ranks;
+mod signal;

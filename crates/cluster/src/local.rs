@@ -15,6 +15,9 @@ use crate::ranks::{RankProcess, RankSet};
 /// Time that ranks have to end by themselves before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// Time from the loss of a rank's connection until its process must have ended.
+const NOTICE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Why the ranks of this machine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -53,15 +56,13 @@ impl LoopbackRendezvous {
     }
 
     /// The variables from which a rank reads its group.
-    fn variables(&self, rank: usize, ranks: usize, transport: &str) -> [(&'static str, String); 8] {
+    fn variables(&self, rank: usize, ranks: usize, transport: &str) -> [(&'static str, String); 6] {
         [
             ("THUNDER_RANK", rank.to_string()),
             ("THUNDER_WORLD_SIZE", ranks.to_string()),
             ("THUNDER_COORDINATOR", self.coordinator.clone()),
             ("THUNDER_SECRET", self.secret.clone()),
             ("THUNDER_TRANSPORT", transport.to_owned()),
-            (LOCAL_RANKS, ranks.to_string()),
-            (LOCAL_RANK, rank.to_string()),
             (CHILD, "1".to_owned()),
         ]
     }
@@ -115,6 +116,22 @@ impl LocalRanks {
         RankKiller { groups: self.set.guarded_groups() }
     }
 
+    /// How a rank ended that failed, in words; of several, one that a signal has killed. Waits a
+    /// moment for it: the loss of a rank's connection is noticed before the end of its process.
+    pub fn failure(&mut self) -> Option<String> {
+        let deadline = Instant::now() + NOTICE_LIMIT;
+        loop {
+            let now = Instant::now();
+            if let Some(rank) = self.set.reap(now) {
+                return self.set.ranks.iter().find(|process| process.number == rank).map(RankProcess::words);
+            }
+            if now >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits for the ranks to end by themselves, and kills those that take longer than a grace
     /// time.
     pub fn finish(&mut self) {
@@ -143,9 +160,3 @@ impl RankKiller {
 
 /// Set for the ranks that [`LocalRanks`] starts, which run their parent's arguments.
 pub const CHILD: &str = "THUNDER_CHILD";
-
-/// Variable: the number of ranks on a rank's host.
-pub const LOCAL_RANKS: &str = "THUNDER_LOCAL_RANKS";
-
-/// Variable: a rank's index among the ranks on its host, from 0.
-pub const LOCAL_RANK: &str = "THUNDER_LOCAL_RANK";

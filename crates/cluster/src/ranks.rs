@@ -41,7 +41,9 @@ impl RankSet {
         let failed = self.ranks.iter_mut().filter_map(|rank| {
             let was_told = rank.ending != Ending::No;
             let status = rank.reap(now, grace)?;
-            let was_killed = status.signal().is_some();
+            // The script at the other end of `ssh` reports a signal as a shell does.
+            let was_killed =
+                status.signal().is_some() || status.code().is_some_and(|code| (129..255).contains(&code));
             (!was_told && !status.success()).then_some((!was_killed, rank.number))
         });
         failed.min().map(|(_, rank)| rank)
@@ -145,10 +147,25 @@ mod tests {
 
     #[test]
     fn of_several_failures_the_killed_rank_counts_as_the_first() {
-        let mut set = set(&["exit 1", "kill -s KILL $$", "exit 0"]);
-        std::thread::sleep(Duration::from_secs(2));
-        assert_eq!(set.reap(Instant::now()), Some(1));
-        assert_eq!(set.reap(Instant::now()), None, "each end is reported once");
+        for killed in ["kill -s KILL $$", "exit 137"] {
+            let mut set = set(&["exit 1", killed, "exit 0"]);
+            std::thread::sleep(Duration::from_secs(2));
+            assert_eq!(set.reap(Instant::now()), Some(1));
+            assert_eq!(set.reap(Instant::now()), None, "each end is reported once");
+        }
+    }
+
+    #[test]
+    fn a_killed_rank_says_by_which_signal_and_what_to_do() {
+        let mut set = set(&["exit 3", "kill -s KILL $$"]);
+        set.wait(Instant::now() + LIMIT);
+        let words: Vec<String> = set.ranks.iter().map(RankProcess::words).collect();
+        assert_eq!(words[0], "rank 0 ended with status 3: what it printed says why");
+        assert!(
+            words[1].starts_with("rank 1 was killed by signal 9 (SIGKILL): out of memory?"),
+            "{}",
+            words[1]
+        );
     }
 
     #[test]

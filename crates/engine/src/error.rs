@@ -24,13 +24,30 @@ pub enum EngineError {
     /// Rank 0 runs another version.
     #[error(transparent)]
     BadMessage(#[from] BadMessage),
-    /// The ranks were started with different models or plans. Found before any weights are loaded.
-    #[error(
-        "rank {rank} has another model or plan than rank 0: start all ranks with the same model (the same files), --split, \
-         --parallel, --activations, --overlap, --kv, --context and --max-batch"
-    )]
+    /// The ranks were started with different models or options. Found before any weights are
+    /// loaded.
+    #[error("{setting} is {other} on rank {rank}, but {first} on rank 0: start all ranks alike")]
     Mismatch {
         /// The rank that differs.
         rank: usize,
+        /// The setting that differs.
+        setting: String,
+        /// Its value on rank 0.
+        first: String,
+        /// Its value on the other rank.
+        other: String,
     },
+}
+
+impl EngineError {
+    /// The loss or failure in the group that this error comes from, whichever part noticed it.
+    pub fn group_failure(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error)
+            | Self::Init(InitError::Comm(error))
+            | Self::Compute(ComputeError::Comm(error))
+            | Self::Model(ModelError::Compute(ComputeError::Comm(error))) => Some(error),
+            _ => None,
+        }
+    }
 }

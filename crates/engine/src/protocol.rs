@@ -39,6 +39,15 @@ impl Command {
     }
 }
 
+/// What a rank has made room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Sequences.
+    pub slots: usize,
+    /// Blocks of the KV cache.
+    pub blocks: usize,
+}
+
 /// A message that is being written, or was received.
 #[derive(Debug, Default)]
 pub struct Message {
@@ -94,8 +103,13 @@ impl Message {
     /// Reads the message: updates the block tables (by slot) and describes the step.
     ///
     /// # Errors
-    /// When the words are no message.
-    pub fn read(&self, tables: &mut Vec<Vec<u32>>, step: &mut Step) -> Result<Command, BadMessage> {
+    /// When the words are no message, or name a slot or a block outside of `bounds`.
+    pub fn read(
+        &self,
+        bounds: Bounds,
+        tables: &mut Vec<Vec<u32>>,
+        step: &mut Step,
+    ) -> Result<Command, BadMessage> {
         step.clear();
         let mut rest = self.words.get(1..).ok_or(BadMessage)?;
         let command = Command::from_word(take(&mut rest, 1)?[0]).ok_or(BadMessage)?;
@@ -106,7 +120,7 @@ impl Message {
             };
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let slot = slot as usize;
-            if slot >= 1 << 16 {
+            if slot >= bounds.slots || new.iter().any(|block| *block as usize >= bounds.blocks) {
                 return Err(BadMessage);
             }
             if slot >= tables.len() {
@@ -115,6 +129,9 @@ impl Message {
             let table = &mut tables[slot];
             table.truncate(kept as usize);
             table.extend_from_slice(new);
+            if table.len() > bounds.blocks {
+                return Err(BadMessage);
+            }
             let end = start as usize + tokens.len();
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
@@ -140,6 +157,32 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
+    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16 };
+
+    #[test]
+    fn slots_and_blocks_that_a_rank_has_no_room_for_are_refused() {
+        let part = StepPart {
+            slot: 2,
+            start: 0,
+            tokens: &[7],
+            kept_blocks: 0,
+            new_blocks: &[15],
+            prompt: true,
+            wants_token: true,
+        };
+        let too_many = [0; 17];
+        let read = |part: &StepPart<'_>| {
+            let (mut message, mut tables) = (Message::default(), Vec::new());
+            message.begin(Command::ComputeLargest);
+            message.push(part);
+            message.read(BOUNDS, &mut tables, &mut Step::default())
+        };
+        assert_eq!(read(&part), Ok(Command::ComputeLargest));
+        assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { new_blocks: &[16], ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { new_blocks: &too_many, ..part }), Err(BadMessage));
+    }
+
     #[test]
     fn every_rank_reads_what_rank_0_wrote() {
         let (blocks, prompt): (Vec<u32>, Vec<u32>) = ((0..16).collect(), (0..500).collect());
@@ -162,7 +205,7 @@ mod tests {
                 }
                 message.exchange(&mut group).unwrap();
                 let mut step = Step::default();
-                assert_eq!(message.read(&mut tables, &mut step), Ok(Command::ComputeLargest));
+                assert_eq!(message.read(BOUNDS, &mut tables, &mut step), Ok(Command::ComputeLargest));
                 steps.push(step);
             }
             steps
@@ -178,7 +221,7 @@ mod tests {
         #[test]
         fn no_words_make_a_rank_panic(words in prop::collection::vec(prop_oneof![0u32..8, any::<u32>()], 0..40)) {
             let message = Message { words };
-            let _ = message.read(&mut Vec::new(), &mut Step::default());
+            let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default());
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::ops::ControlFlow;
 
-use sha2::{Digest, Sha256};
 use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
 use crate::error::EngineError;
-use crate::protocol::{Command, Message};
+use crate::protocol::{Bounds, Command, Message};
 use crate::results::StepResults;
+use crate::same_shard::{Setting, check_same, model_setting};
 
 /// What a rank loads. All ranks of a world must be given the same.
 #[derive(Clone, Copy)]
@@ -20,8 +20,8 @@ pub struct RankShard<'a> {
     pub plan: &'a ShardPlan,
     /// Rows, slots and cache blocks to make room for.
     pub capacity: Capacity,
-    /// The backend's settings that change results, as text. Ranks with other settings are refused.
-    pub backend_settings: &'a str,
+    /// Everything else that must be the same on all ranks.
+    pub settings: &'a [Setting],
 }
 
 /// A rank with its weights loaded, on any backend. Rank 0's is driven by an
@@ -31,6 +31,7 @@ pub struct RankWorker<B: Backend> {
     backend: B,
     model: Model<B>,
     message: Message,
+    bounds: Bounds,
     /// Block tables of all sequences, by slot.
     tables: Vec<Vec<u32>>,
     step: Step,
@@ -60,8 +61,8 @@ impl<B: Backend> RankWorker<B> {
         make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        check_same_shard(&mut world, shard)?;
-        let RankShard { folder, plan, capacity, .. } = shard;
+        let RankShard { folder, plan, capacity, settings } = shard;
+        check_same(&mut world, &[&[model_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = make_backend(tensor)?;
@@ -90,6 +91,7 @@ impl<B: Backend> RankWorker<B> {
             backend,
             model,
             message: Message::default(),
+            bounds: Bounds { slots: capacity.slots, blocks: capacity.kv_blocks },
             tables: Vec::new(),
             step: Step::default(),
             vocab,
@@ -155,7 +157,7 @@ impl<B: Backend> RankWorker<B> {
     /// When a peer was lost.
     pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
-        Ok(self.message.read(&mut self.tables, &mut self.step)?)
+        Ok(self.message.read(self.bounds, &mut self.tables, &mut self.step)?)
     }
 
     /// Computes the step on this rank's layers. Later stages first receive the hidden states of the
@@ -242,25 +244,5 @@ impl<B: Backend> RankWorker<B> {
         if self.gathered.len() != all {
             self.gathered.resize(all, 0.0);
         }
-    }
-}
-
-/// Checks that all ranks were given the same model, plan and settings; with others they would
-/// compute nonsense.
-fn check_same_shard(world: &mut Group, shard: RankShard<'_>) -> Result<(), EngineError> {
-    if world.size() == 1 {
-        return Ok(());
-    }
-    let RankShard { folder, plan, capacity, backend_settings } = shard;
-    let what = format!("{:?} {plan:?} {capacity:?} {backend_settings}", folder.spec);
-    let own: [u8; 64] = std::array::from_fn({
-        let parts = [Sha256::digest(what).into(), folder.weights.fingerprint()];
-        move |index| parts[index / 32][index % 32]
-    });
-    let mut all = vec![0u8; own.len() * world.size()];
-    world.all_gather(&own, &mut all, &vec![own.len(); world.size()])?;
-    match all.chunks(own.len()).position(|other| *other != all[..own.len()]) {
-        Some(rank) => Err(EngineError::Mismatch { rank }),
-        None => Ok(()),
     }
 }

@@ -83,7 +83,8 @@ pub enum ModelError {
     /// The weights and the cache are larger than the memory.
     #[error(
         "the model does not fit: rank {rank} needs {} for weights and {} for a KV cache of {tokens} tokens, together {}, \
-         but {} are available: use more ranks, a smaller context (--context), or fewer bits",
+         but {} are available to it: use more ranks, a smaller context (--context), fewer bits, or a larger --memory if it \
+         was given",
         human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*available)
     )]
     DoesNotFit {

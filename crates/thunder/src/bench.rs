@@ -28,6 +28,7 @@ enum What {
 impl BenchCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        crate::mlx_launch::fill_input();
         match self.what {
             What::Decode(command) => command.run(),
             What::Prefill(command) => command.run(),

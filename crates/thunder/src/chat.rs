@@ -48,7 +48,8 @@ impl ChatCommand {
         let chat = Chat { engine: &session.head.engine, sampling: self.sampling, conversation };
         let talked = chat.talk();
         let closed = session.close();
-        talked.and(closed)
+        // If both failed, how the ranks ended explains the rest.
+        closed.and(talked)
     }
 }
 

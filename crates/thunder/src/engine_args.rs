@@ -1,12 +1,15 @@
 //! Command line options that describe an engine, and the [`EngineSpec`] that they fill.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use thunder_collectives::TransportChoice;
+use thunder_collectives::{Config, TransportChoice, parse_ports};
 use thunder_compute::{Activations, KvFormat, Overlap};
-use thunder_engine::assembly::EngineSpec;
+use thunder_engine::assembly::{EngineSpec, Forming};
 use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 
 /// How the model is split over ranks.
@@ -15,9 +18,9 @@ pub struct LayoutArgs {
     /// Ranks to start on this machine [default: the number of --split's weights, else 1]
     ///
     /// More ranks on one machine help where one process cannot use all cores or memory channels. To
-    /// use several machines, start this command under `thunder launch`: with THUNDER_RANK,
-    /// THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in the environment, this
-    /// process joins that group and --ranks is ignored.
+    /// use several machines, start this command under `thunder launch`, without --ranks: with
+    /// THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in the
+    /// environment, this process joins that group.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub ranks: Option<u16>,
     /// How layers are split over ranks
@@ -31,6 +34,23 @@ pub struct LayoutArgs {
     /// Number format of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     pub kv: KvArg,
+}
+
+/// Checks that `--ranks`, if given, is the size of the group that the environment describes.
+///
+/// # Errors
+/// Names both numbers.
+pub fn check_ranks(asked: Option<u16>, group: &Config) -> anyhow::Result<()> {
+    let Some(asked) = asked.map(usize::from).filter(|asked| *asked != group.size) else { return Ok(()) };
+    let size = group.size;
+    let found = match std::env::var_os("THUNDER_RANK") {
+        Some(_) => format!("THUNDER_WORLD_SIZE={size}"),
+        None => format!("MLX's variables for a group of {size}"),
+    };
+    bail!(
+        "--ranks {asked} contradicts {found} in the environment: leave out --ranks to join that group, or unset the \
+         variables to start {asked} ranks here"
+    )
 }
 
 /// How an engine is built and how it computes.
@@ -50,6 +70,36 @@ pub struct EngineArgs {
     /// cannot move away from them.
     #[arg(long)]
     pub pin: bool,
+    /// How much memory the engine takes.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// How ranks find each other.
+    #[command(flatten)]
+    pub forming: FormingArgs,
+    /// Precision of activations in products with weights
+    ///
+    /// Fewer bits are faster. The errors below are of the built-in model's logits.
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
+    pub activations: ActivationsArg,
+    /// When to all-reduce one part of a prompt while the next part is computed
+    #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
+    pub overlap: OverlapArg,
+    /// Transport between ranks
+    #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
+    pub transport: TransportArg,
+}
+
+/// How much memory an engine takes.
+#[derive(Args, Debug, Clone)]
+pub struct CacheArgs {
+    /// Most memory that the ranks on one machine use together, e.g. 8G or 512M [default: what the
+    /// weights need, and a third of what is then left for the KV cache]
+    ///
+    /// Counts weights, KV cache and buffers; the KV cache gets what the others leave. Raise it on a
+    /// machine that does nothing else, for longer contexts or more requests at a time. The default
+    /// leaves room for other programs or a second server.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub memory: Option<u64>,
     /// Most tokens of prompt and answer together [default: the model's maximum, or less if memory
     /// is short]
     ///
@@ -63,17 +113,50 @@ pub struct EngineArgs {
     /// for the KV cache.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
-    /// Precision of activations in products with weights
+}
+
+/// How ranks find each other.
+#[derive(Args, Debug, Clone)]
+pub struct FormingArgs {
+    /// Seconds that all ranks may take to join [default: 60]
     ///
-    /// Fewer bits are faster. The errors below are of the built-in model's logits.
-    #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
-    pub activations: ActivationsArg,
-    /// When to all-reduce one part of a prompt while the next part is computed
-    #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
-    pub overlap: OverlapArg,
-    /// Transport between ranks
-    #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
-    pub transport: TransportArg,
+    /// Raise it if machines are started by hand or load slowly.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub wait: Option<u32>,
+    /// Ports on which this machine's ranks take connections of other machines' ranks, e.g.
+    /// 42000-42063 [default: any free port]
+    ///
+    /// For firewalls: open these ports on every machine, and the coordinator's on the machine of
+    /// rank 0. While a group forms, each rank of a machine needs a port of its own.
+    #[arg(long, value_name = "FIRST-LAST", env = "THUNDER_PORTS", value_parser = parse_ports)]
+    pub ports: Option<RangeInclusive<u16>>,
+}
+
+impl FormingArgs {
+    /// The same, for a rank's spec.
+    pub fn spec(&self) -> Forming {
+        Forming {
+            wait: self.wait.map(|seconds| Duration::from_secs(seconds.into())),
+            ports: self.ports.clone(),
+        }
+    }
+}
+
+/// Bytes from a number with a unit, in powers of 1024.
+fn memory(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "M" | "MB" | "MIB" => Some(20),
+        "G" | "GB" | "GIB" => Some(30),
+        "T" | "TB" | "TIB" => Some(40),
+        _ => None,
+    };
+    let number = digits.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    let bytes = number.zip(unit).map(|(number, unit)| number * f64::from(unit).exp2());
+    bytes
+        .filter(|bytes| *bytes < u64::MAX as f64)
+        .map(|bytes| bytes as u64)
+        .ok_or_else(|| "write a number with a unit, e.g. 8G, 1.5G or 512M".to_owned())
 }
 
 impl LayoutArgs {
@@ -107,8 +190,9 @@ impl EngineArgs {
         EngineSpec {
             threads: self.threads,
             pin: self.pin,
-            context: self.context,
-            max_batch: self.max_batch.into(),
+            context: self.cache.context,
+            memory: self.cache.memory,
+            max_batch: self.cache.max_batch.into(),
             activations: self.activations.into(),
             overlap: self.overlap.into(),
             transport: self.transport.into(),
@@ -243,6 +327,22 @@ impl From<TransportArg> for TransportChoice {
             TransportArg::Shm => Self::Shm,
             TransportArg::Tcp => Self::Tcp,
             TransportArg::Rdma => Self::Rdma,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_memory_have_units() {
+        for (text, bytes) in [("8G", 8 << 30), ("1.5GiB", 3 << 29), ("512m", 512 << 20), ("2T", 2 << 40)] {
+            assert_eq!(memory(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["8", "", "G", "-1G", "0G", "8Q", "1e300G", "infG", "8 G G", "8é"] {
+            let error = memory(wrong).expect_err(wrong);
+            assert!(error.contains("8G"), "{error}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `thunder launch`: runs any program as the ranks of a group, on this machine or over ssh on
 //! others.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use thunder_cluster::hostfile::{Hostfile, split_variable};
 use thunder_cluster::launch::{Backend, Input, Launch, LaunchReport, parse_hosts};
+use thunder_collectives::parse_ports;
 
 /// Shown after the options.
 const HELP: &str = "\
@@ -70,6 +72,12 @@ pub struct LaunchCommand {
     /// ports if all ranks are local]
     #[arg(short = 'p', long = "port", value_name = "PORT", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+    /// Ports on which thunder's ranks take each other's connections, e.g. 42000-42063 [default: any
+    /// free port]
+    ///
+    /// For firewalls: open these on every machine, and --port on the machine of rank 0.
+    #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
+    ports: Option<RangeInclusive<u16>>,
     /// TCP connections for each address in MLX's ring; more can carry more on a fast network
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     connections_per_ip: usize,
@@ -170,6 +178,7 @@ impl LaunchCommand {
         launch.python = self.python;
         launch.ssh = [self.ssh].into_iter().chain(self.ssh_arg).collect();
         launch.port = self.port;
+        launch.data_ports = self.ports;
         launch.connections_per_ip = self.connections_per_ip;
         launch.input = match self.stdin {
             InputOption::First => Input::First,

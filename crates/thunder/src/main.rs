@@ -10,6 +10,7 @@ mod engine_args;
 mod interrupt;
 mod launch_command;
 mod log;
+mod mlx_launch;
 mod model_arg;
 mod model_command;
 mod plan;

@@ -2,17 +2,22 @@
 
 use clap::Args;
 use serde_json::json;
+use thunder_compute::memory::available_bytes;
+use thunder_engine::assembly::memory::KvCacheRequest;
+use thunder_engine::assembly::spec::PlanError;
+use thunder_engine::assembly::{EngineSpec, KvCacheSize};
 use thunder_model::error::human_bytes;
-use thunder_model::{ModelFolder, ShardFootprint, ShardPlan};
+use thunder_model::{ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
-use crate::engine_args::LayoutArgs;
+use crate::engine_args::{CacheArgs, LayoutArgs};
 use crate::model_arg::ModelArg;
 use crate::{session, table};
 
 /// Show how a model would be split over ranks
 ///
-/// Prints the heads, channels, layers and bytes of each rank, and the KV cache's bytes per token.
-/// Reads the model's headers only and starts no ranks.
+/// Prints the heads, channels, layers and bytes of each rank, and the KV cache that all ranks on
+/// one machine would get (--memory, --context, --max-batch). Reads the model's headers only and
+/// starts no ranks.
 #[derive(Args)]
 #[command(mut_arg("ranks", |ranks| {
     ranks.help("Ranks to plan for [default: the number of --split's weights, else 1]").long_help(None)
@@ -22,6 +27,8 @@ pub struct PlanCommand {
     model: ModelArg,
     #[command(flatten)]
     layout: LayoutArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -34,12 +41,49 @@ impl PlanCommand {
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
         let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
         thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
+        let cache = self.kv_cache(&folder, &footprints)?;
         if self.json {
-            println!("{}", to_json(&folder, &plan, &footprints));
-        } else {
-            print(&folder, &plan, &footprints);
+            let mut json = to_json(&folder, &plan, &footprints);
+            json["kv_cache"] = match &cache {
+                Ok(size) => json!({ "tokens": size.tokens, "bytes": size.bytes, "most_tokens": size.wanted }),
+                Err(_) => serde_json::Value::Null,
+            };
+            println!("{json}");
+            return Ok(());
+        }
+        print(&folder, &plan, &footprints);
+        let memory = self.cache.memory.or_else(available_bytes);
+        let memory = memory.map_or_else(|| "unknown".to_owned(), human_bytes);
+        let whose = if self.cache.memory.is_some() { "of --memory" } else { "available here now" };
+        println!("With all ranks on one machine ({memory} {whose}):");
+        match cache {
+            Ok(size) => println!("{}", session::kv_cache_line(&size)),
+            Err(does_not_fit) => println!("{does_not_fit}"),
         }
         Ok(())
+    }
+
+    /// The KV cache if this machine had all ranks, or the error of a model that does not fit: a
+    /// plan may be for other machines.
+    fn kv_cache(
+        &self,
+        folder: &ModelFolder,
+        footprints: &[ShardFootprint],
+    ) -> anyhow::Result<Result<KvCacheSize, ModelError>> {
+        let engine = EngineSpec { context: self.cache.context, ..EngineSpec::new("", "") };
+        engine.validate()?;
+        let request = KvCacheRequest {
+            sequences: self.cache.max_batch.into(),
+            context: engine.context_tokens(folder.spec.context)?,
+            is_required: self.cache.context.is_some(),
+        };
+        // A plan may be for a machine with more memory than this one.
+        let available = self.cache.memory.or_else(available_bytes);
+        match KvCacheSize::plan(footprints, available, self.cache.memory, request) {
+            Ok(size) => Ok(Ok(size)),
+            Err(PlanError::Model(error @ ModelError::DoesNotFit { .. })) => Ok(Err(error)),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::engine_args::EngineArgs;
 use crate::model_arg::completer;
 use crate::prompt::{self, SamplingArgs};
 use crate::wrap::{self, Wrapper};
-use crate::{interrupt, session};
+use crate::{interrupt, mlx_launch, session};
 
 /// Answer one prompt
 ///
@@ -66,6 +66,9 @@ impl RunCommand {
         if is_head && question.trim().is_empty() {
             bail!("the prompt is empty: try thunder run {} \"What is a rank?\"", self.model.display());
         }
+        if self.prompt.is_some() {
+            mlx_launch::fill_input();
+        }
         let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
         let signal = Arc::new(AtomicI32::new(0));
         let first = {
@@ -80,7 +83,8 @@ impl RunCommand {
         let closed = session.close();
         drop(first);
         match signal.load(Ordering::Relaxed) {
-            0 => answer.and(closed),
+            // If both failed, how the ranks ended explains the answer.
+            0 => closed.and(answer),
             signal => interrupt::end(signal),
         }
     }

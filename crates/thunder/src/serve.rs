@@ -10,6 +10,7 @@ use thunder_server::ServerConfig;
 
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
+use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 
@@ -52,6 +53,7 @@ impl ServeCommand {
         let address = SocketAddr::new(self.host, self.port);
         thunder_server::check_binding(address, &self.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
+        mlx_launch::fill_input();
         // A port that is in use is an error before the model is loaded, not after.
         let listener = if session::is_head()? { Some(listen(address)?) } else { None };
         let (Some(session), Some(listener)) = (session::open(self.model.name(), &self.engine)?, listener)
@@ -89,7 +91,7 @@ pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> a
     });
     drop(runtime);
     let closed = session.close();
-    served.and(closed)
+    closed.and(served)
 }
 
 /// The signals that end the server. They are caught from [`Signals::catch`] on, not only while

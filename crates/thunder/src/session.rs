@@ -4,17 +4,20 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
-use thunder_cluster::local::{LOCAL_RANK, LOCAL_RANKS, LocalRanks, LoopbackRendezvous};
-use thunder_collectives::Config;
+use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
+use thunder_collectives::{Config, Observer};
+use thunder_engine::EngineError;
 use thunder_engine::assembly::{
-    Assembly, EngineSpec, GroupSource, LocalRank, RankSpec, RunningEngine, RunningRank, Secret, form_group,
+    Assembly, AssemblyError, EngineSpec, GroupSource, KvCacheSize, Progress, RankSpec, RunningEngine,
+    RunningRank, Secret, form_group,
 };
 use thunder_model::ModelFolder;
+use thunder_model::error::human_bytes;
 
-use crate::engine_args::EngineArgs;
-use crate::{builtin, interrupt, progress};
+use crate::engine_args::{EngineArgs, check_ranks};
+use crate::{builtin, interrupt, mlx_launch, progress};
 
 /// An engine whose rank 0 is this process.
 pub struct Session {
@@ -31,11 +34,27 @@ impl Session {
     /// # Errors
     /// Why the engine had stopped before.
     pub fn close(self) -> anyhow::Result<()> {
-        let outcome = self.head.close();
-        if let Some(mut ranks) = self.ranks {
+        let Self { head, mut ranks, _ending } = self;
+        let outcome = head.close().map_err(|error| explained(error.into(), ranks.as_mut()));
+        if let Some(mut ranks) = ranks {
             ranks.finish();
         }
-        Ok(outcome?)
+        outcome
+    }
+}
+
+/// The error of a lost rank, or if that rank was a process of this command, how the process ended.
+fn explained(error: anyhow::Error, ranks: Option<&mut LocalRanks>) -> anyhow::Error {
+    let of_engine = |error: &EngineError| error.group_failure().cloned();
+    let loss = match error.downcast_ref() {
+        Some(AssemblyError::Comm(loss)) => Some(loss.clone()),
+        Some(AssemblyError::Engine(error)) => of_engine(error),
+        _ => error.downcast_ref().and_then(of_engine),
+    };
+    let is_loss = loss.is_some_and(|loss| loss.rank().is_some());
+    match ranks.filter(|_| is_loss).and_then(LocalRanks::failure) {
+        Some(failure) => anyhow!("{failure}"),
+        None => error,
     }
 }
 
@@ -44,32 +63,33 @@ impl Session {
 pub fn open(model: &OsStr, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
     let (folder, name) = find_model(model)?;
     let engine = args.spec(folder, name);
-    let (spec, rendezvous) = match Config::from_env()? {
-        Some(config) => (joining_rank(engine, &config), None),
+    let (mut spec, rendezvous) = match Config::from_env()? {
+        Some(config) => {
+            check_ranks(args.layout.ranks, &config)?;
+            (joining_rank(engine, &config), None)
+        }
         None if args.layout.ranks() == 1 => (RankSpec::solo(engine), None),
         None => {
             let rendezvous = LoopbackRendezvous::open()?;
             (first_local_rank(engine, args.layout.ranks(), &rendezvous), Some(rendezvous))
         }
     };
+    spec.forming = args.forming.spec();
+    if !spec.is_head() {
+        mlx_launch::fill_input();
+    }
     let assembly = Assembly::open(&spec)?;
     if spec.is_head() {
         interrupt::catch()?;
         assembly.unread_tensors().iter().for_each(|unread| eprintln!("warning: {unread}"));
     }
-    let ranks = match &rendezvous {
+    let mut ranks = match &rendezvous {
         Some(rendezvous) => Some(LocalRanks::start(spec.ranks, rendezvous, args.transport.name())?),
         None => None,
     };
     let ending = ranks.as_ref().map(|ranks: &LocalRanks| interrupt::end_too(ranks.killer()));
-    let group = form_group(&spec, rendezvous.map(|rendezvous| rendezvous.listener))?;
-    let bar = if spec.is_head() { progress::bytes("loading") } else { ProgressBar::hidden() };
-    let running = assembly.start(group, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    })?;
-    bar.finish_and_clear();
-    match running {
+    let started = start(&spec, assembly, rendezvous);
+    match started.map_err(|error| explained(error.into(), ranks.as_mut()))? {
         RunningRank::Head(head) => Ok(Some(Session { head, ranks, _ending: ending })),
         RunningRank::Follower(follower) => {
             follower.follow()?;
@@ -78,16 +98,58 @@ pub fn open(model: &OsStr, args: &EngineArgs) -> anyhow::Result<Option<Session>>
     }
 }
 
+/// Forms the group and loads the model, and tells the user about both.
+fn start(
+    spec: &RankSpec,
+    assembly: Assembly,
+    rendezvous: Option<LoopbackRendezvous>,
+) -> Result<RunningRank, AssemblyError> {
+    let listener = rendezvous.map(|rendezvous| rendezvous.listener);
+    let group = form_group(spec, listener, Some(observer(spec.rank, spec.ranks)))?;
+    let bar = if spec.is_head() { progress::bytes("loading") } else { ProgressBar::hidden() };
+    let running = assembly.start(group, &mut |progress| match progress {
+        Progress::KvCache(size) if spec.is_head() => eprintln!("{}", kv_cache_line(&size)),
+        Progress::KvCache(_) => {}
+        Progress::Weights { loaded, total } => {
+            bar.set_length(total);
+            bar.set_position(loaded);
+        }
+    })?;
+    bar.finish_and_clear();
+    Ok(running)
+}
+
+/// Prints what happens while a group forms.
+pub fn observer(rank: usize, ranks: usize) -> Observer {
+    Observer::new(move |event| eprintln!("rank {rank} of {ranks}: {event}"))
+}
+
+/// The KV cache in a line.
+pub fn kv_cache_line(size: &KvCacheSize) -> String {
+    let (bytes, tokens, wanted) = (human_bytes(size.bytes), grouped(size.tokens), grouped(size.wanted));
+    if size.tokens < size.wanted {
+        format!("KV cache: {bytes}, {tokens} of at most {wanted} tokens; change with --memory")
+    } else {
+        format!("KV cache: {bytes}, {tokens} tokens; change with --memory, --context or --max-batch")
+    }
+}
+
+/// A number with commas between thousands.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// A rank of a group that a launcher started.
 fn joining_rank(engine: EngineSpec, config: &Config) -> RankSpec {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
-    let local = match (number(LOCAL_RANK), number(LOCAL_RANKS)) {
-        (Some(index), Some(count)) => LocalRank { index, count },
-        // Launchers other than ours do not say. Without pinning only the default number of threads
-        // depends on it.
-        _ => LocalRank::ONLY,
-    };
-    RankSpec { engine, rank: config.rank, ranks: config.size, local, group: GroupSource::Environment }
+    RankSpec { rank: config.rank, ranks: config.size, ..RankSpec::solo(engine) }
 }
 
 /// Rank 0 of a group whose other ranks this process is going to start.
@@ -96,7 +158,7 @@ fn first_local_rank(engine: EngineSpec, ranks: usize, rendezvous: &LoopbackRende
         coordinator: rendezvous.coordinator.clone(),
         secret: Secret(rendezvous.secret.clone()),
     };
-    RankSpec { engine, rank: 0, ranks, local: LocalRank { index: 0, count: ranks }, group }
+    RankSpec { ranks, group, ..RankSpec::solo(engine) }
 }
 
 /// Whether this process will be rank 0.
@@ -124,4 +186,21 @@ pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
 pub fn open_folder(model: &OsStr) -> anyhow::Result<ModelFolder> {
     let (path, _) = find_model(model)?;
     ModelFolder::open(&path).with_context(|| format!("model {}", model.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kv_cache_is_told_in_a_line() {
+        let size = KvCacheSize { tokens: 32_768, bytes: 96 << 20, wanted: 32_768 };
+        let line = kv_cache_line(&size);
+        assert!(
+            line.starts_with("KV cache: 96.0 MiB, 32,768 tokens;") && line.contains("--memory"),
+            "{line}"
+        );
+        let line = kv_cache_line(&KvCacheSize { tokens: 960, wanted: 2_097_152, ..size });
+        assert!(line.contains("960 of at most 2,097,152 tokens"), "{line}");
+    }
 }

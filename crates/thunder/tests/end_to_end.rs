@@ -281,7 +281,10 @@ fn a_log_names_its_rank_and_says_what_happened() {
     for expected in ["rank 0 ", "rank 1 ", "group formed", "loaded", "an answer is complete"] {
         assert!(log.contains(expected), "{expected:?} is not in {log}");
     }
-    assert_eq!(run("warn"), "", "nothing to warn of");
+    // What a command says itself: the KV cache, and on a busy machine that it waits for a rank.
+    let is_own = |line: &str| line.starts_with("KV cache: ") || line.contains(" of 2: ");
+    let said = run("warn");
+    assert!(said.lines().all(is_own), "nothing to warn of: {said}");
     assert!(run("thunder=loud").contains("RUST_LOG=thunder=loud"), "what cannot be understood is named");
 }
 

@@ -23,10 +23,10 @@ fn the_exit_status_is_the_first_failing_ranks() {
 
 #[test]
 fn options_reach_the_ranks() {
-    let show = ["--", "sh", "-c", "pwd; echo $A $FROM_HERE $THUNDER_TRANSPORT"];
+    let show = ["--", "sh", "-c", "pwd; echo $A $FROM_HERE $THUNDER_TRANSPORT $THUNDER_PORTS"];
     let options = ["--cwd", "/", "--env", "A=x y", "--env", "FROM_HERE", "--backend", "tcp", "--no-prefix"];
-    let output = launch(&[&options[..], &show].concat());
-    assert_eq!(text(&output.stdout), "/\nx y yes tcp\n");
+    let output = launch(&[&options[..], &["--ports", "42000-42063"], &show].concat());
+    assert_eq!(text(&output.stdout), "/\nx y yes tcp 42000-42063\n");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Addresses and ports at which ranks reach each other.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use super::hosts::{Place, is_local};
 use super::{Launch, LaunchError};
@@ -9,19 +11,20 @@ use super::{Launch, LaunchError};
 pub(super) const FIRST_PORT: u16 = 32323;
 
 /// The addresses of every place.
-pub(super) fn addresses_of_all(places: &[Place]) -> Result<Vec<Vec<String>>, LaunchError> {
-    places.iter().map(|place| addresses(place, places, "a ring must reach")).collect()
+pub(super) fn addresses_of_all(launch: &Launch) -> Result<Vec<Vec<String>>, LaunchError> {
+    launch.places.iter().map(|place| addresses(place, launch, "a ring must reach")).collect()
 }
 
 /// The addresses at which other ranks reach `place`: those of the host file, else what its name
-/// resolves to.
+/// resolves to, else the address that ssh's configuration has for it.
 pub(super) fn addresses(
     place: &Place,
-    places: &[Place],
+    launch: &Launch,
     why: &'static str,
 ) -> Result<Vec<String>, LaunchError> {
+    let resolve = |place: &Place| resolve(place, &launch.ssh);
     let known = !place.ips.is_empty();
-    let elsewhere = places.iter().find(|other| !is_local(&other.ssh));
+    let elsewhere = launch.places.iter().find(|other| !is_local(&other.ssh));
     match (is_local(&place.ssh), elsewhere) {
         (true, None) if !known => Some(vec![Ipv4Addr::LOCALHOST.to_string()]),
         // `--hosts localhost,b`: b cannot reach loopback, so this machine's address on the way to b
@@ -36,13 +39,30 @@ pub(super) fn addresses(
     .ok_or_else(|| LaunchError::NoAddress { host: place.ssh.clone(), why })
 }
 
-fn resolve(place: &Place) -> Option<IpAddr> {
-    let name = place.ips.first().map_or_else(
-        || place.ssh.rsplit_once('@').map_or(place.ssh.as_str(), |(_, host)| host),
-        String::as_str,
-    );
+fn resolve(place: &Place, ssh: &[String]) -> Option<IpAddr> {
+    if let Some(ip) = place.ips.first() {
+        return look_up(ip);
+    }
+    let name = place.ssh.rsplit_once('@').map_or(place.ssh.as_str(), |(_, host)| host);
+    look_up(name).or_else(|| look_up(&ssh_host_name(ssh, &place.ssh)?))
+}
+
+fn look_up(name: &str) -> Option<IpAddr> {
     let found: Vec<IpAddr> = (name, 0).to_socket_addrs().ok()?.map(|address| address.ip()).collect();
     found.iter().find(|ip| ip.is_ipv4()).or(found.first()).copied()
+}
+
+/// What `HostName` in ssh's configuration says of an alias. `ssh -G` prints the configuration and
+/// connects nowhere; other programs than OpenSSH's are not asked.
+fn ssh_host_name(ssh: &[String], host: &str) -> Option<String> {
+    let (program, arguments) = ssh.split_first()?;
+    if Path::new(program).file_name()? != "ssh" {
+        return None;
+    }
+    let output =
+        Command::new(program).args(arguments).args(["-G", host]).stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
 }
 
 /// This machine's address on the way to `other`. Connecting a datagram socket sends nothing.

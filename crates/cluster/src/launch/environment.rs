@@ -6,7 +6,12 @@ use super::hosts::Place;
 use super::secret::random_hex;
 use super::{Backend, Launch, LaunchError};
 use crate::hostfile::Hostfile;
-use crate::local::{LOCAL_RANK, LOCAL_RANKS};
+
+/// Variable: the number of ranks on a rank's host. For programs that place themselves, as on
+/// several GPUs.
+const LOCAL_RANKS: &str = "THUNDER_LOCAL_RANKS";
+/// Variable: a rank's index among the ranks on its host, from 0.
+const LOCAL_RANK: &str = "THUNDER_LOCAL_RANK";
 
 /// Variables that the launcher sets for some backend. An inherited value would mislead the ranks,
 /// so all are removed first.
@@ -67,7 +72,7 @@ pub(super) fn variables(launch: &Launch) -> Result<Variables, LaunchError> {
     }
     if let (Some(first), true) = (places.first(), places.len() > 1) {
         let why = "runs rank 0 and is the coordinator";
-        let host = addresses(first, places, why)?.into_iter().next().unwrap_or_default();
+        let host = addresses(first, launch, why)?.into_iter().next().unwrap_or_default();
         let port = ports.next().unwrap_or(FIRST_PORT);
         set_coordinator(&mut common, backend, &host, port, places.len());
         if matches!(backend, Backend::Jaccl | Backend::JacclRing) {
@@ -121,7 +126,7 @@ fn ring_addresses(launch: &Launch, backend: Backend) -> Result<(Vec<Vec<String>>
     if !has_ring || launch.places.len() < 2 {
         return Ok((Vec::new(), Vec::new()));
     }
-    match addresses_of_all(&launch.places) {
+    match addresses_of_all(launch) {
         // Only MLX's programs need every rank's address; Thunderhead's find each other through the
         // coordinator.
         Err(error) if launch.backend == Backend::Auto || backend == Backend::Tcp => {
@@ -165,6 +170,9 @@ fn rank_variables(
         variables.set("CUDA_VISIBLE_DEVICES", local_rank.clone());
     }
     variables.set(LOCAL_RANK, local_rank);
+    if let Some(ports) = &launch.data_ports {
+        variables.set("THUNDER_PORTS", format!("{}-{}", ports.start(), ports.end()));
+    }
     for (name, value) in &launch.environment {
         variables.set(name, value.clone());
     }

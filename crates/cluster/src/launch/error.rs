@@ -55,7 +55,8 @@ pub enum LaunchError {
     },
     /// A host has no address at which the other ranks can reach it.
     #[error(
-        "no address is known for {host}, which {why}: add it to \"ips\" in a host file, or use a name that resolves"
+        "no address is known for {host}, which {why}: use a name that resolves, set HostName for it in ~/.ssh/config, or \
+         add the address to \"ips\" in a host file"
     )]
     NoAddress {
         /// The host.

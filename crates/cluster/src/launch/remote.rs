@@ -113,7 +113,13 @@ pub(super) fn script(rank: &PlannedRank, launch: &Launch, folder: &Folder) -> St
 /// and need `setsid` to make a process group; macOS has no `setsid`, but a shell with job control.
 /// Until `setsid` has made the group, only the process itself can be signalled. After `wait` it
 /// must not be: its number may belong to another process.
-const SUPERVISE: &str = r#"command -v "$1" >/dev/null 2>&1 || { say "cannot start $1: no such program, or not executable"; exit 127; }
+const SUPERVISE: &str = r#"command -v "$1" >/dev/null 2>&1 || {
+  case $1 in
+    */*) say "cannot start $1: no such program on that machine, or not executable" ;;
+    *) say "cannot start $1: not on the PATH that ssh gives there ($PATH): give its full path" ;;
+  esac
+  exit 127
+}
 own= ended=
 if command -v setsid >/dev/null 2>&1; then own=setsid; else set -m; fi
 stop() { kill -s "$1" -- "-$p" || { [ -z "$ended" ] && kill -s "$1" "$p"; }; } 2>/dev/null

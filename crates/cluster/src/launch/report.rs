@@ -2,6 +2,11 @@
 
 use serde::Serialize;
 
+use crate::signal;
+
+/// Shells add this to a signal's number to make an exit status.
+const SIGNALLED: i32 = 128;
+
 /// How a rank ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -56,8 +61,12 @@ impl LaunchReport {
         if let Some(first) = self.first_failure.and_then(|rank| self.ranks.get(rank)) {
             let RankReport { rank, host, seconds, .. } = first;
             text = format!("rank {rank} on {host} {} after {seconds:.1} s", describe(first.status));
+            let advice = first.status.map_or("", |status| signal::advice(status - SIGNALLED));
+            if !advice.is_empty() {
+                text.push_str(&format!(": {advice}"));
+            }
         } else if let Some(signal) = self.interrupted_by {
-            text = format!("ended by {}", signal_name(signal));
+            text = format!("ended by {}", signal::name(signal));
         } else if self.output_closed {
             text = "ended because nobody reads the output".to_owned();
         }
@@ -84,28 +93,10 @@ fn describe(status: Option<i32>) -> String {
         Some(255) => {
             "exited with status 255 (on another machine, possibly the status of ssh itself)".to_owned()
         }
-        Some(status) if status > 128 => {
-            format!("exited with status {status} ({})", signal_name(status - 128))
+        Some(status) if status > SIGNALLED => {
+            format!("was ended by {} (status {status})", signal::name(status - SIGNALLED))
         }
         Some(status) => format!("exited with status {status}"),
         None => "did not end".to_owned(),
     }
-}
-
-fn signal_name(signal: i32) -> String {
-    let known = [
-        (libc::SIGHUP, "HUP"),
-        (libc::SIGINT, "INT"),
-        (libc::SIGQUIT, "QUIT"),
-        (libc::SIGILL, "ILL"),
-        (libc::SIGABRT, "ABRT"),
-        (libc::SIGBUS, "BUS"),
-        (libc::SIGFPE, "FPE"),
-        (libc::SIGKILL, "KILL"),
-        (libc::SIGSEGV, "SEGV"),
-        (libc::SIGPIPE, "PIPE"),
-        (libc::SIGTERM, "TERM"),
-    ];
-    let name = known.iter().find(|(number, _)| *number == signal);
-    name.map_or_else(|| format!("signal {signal}"), |(number, name)| format!("signal {number}, {name}"))
 }

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::lines::Lines;
 use super::pipe::Pipe;
+use crate::signal;
 
 /// Interval at which a process group is tested for processes that its rank left behind; no event
 /// reports their end.
@@ -306,6 +307,27 @@ impl RankProcess {
         let pipe = if number == 0 { self.control.as_mut() } else { self.feed_pipe() };
         if let Some(pipe) = pipe {
             pipe.write();
+        }
+    }
+
+    /// How the rank ended, for the user.
+    pub fn words(&self) -> String {
+        let number = self.number;
+        match self.status.map(|status| (status.signal(), status.code())) {
+            Some((Some(signal), _)) => {
+                let advice = match signal {
+                    libc::SIGKILL => {
+                        "out of memory? The system's log (dmesg) says so; lower --memory or --context, or use more machines"
+                    }
+                    _ => signal::advice(signal),
+                };
+                let separator = if advice.is_empty() { "" } else { ": " };
+                format!("rank {number} was killed by {}{separator}{advice}", signal::name(signal))
+            }
+            Some((None, Some(code))) => {
+                format!("rank {number} ended with status {code}: what it printed says why")
+            }
+            _ => format!("rank {number} ended"),
         }
     }
 

@@ -35,7 +35,8 @@ pub fn signal() {
     let run = run(&shell(2, "[ $THUNDER_RANK = 0 ] && kill -9 $$; exec sleep 60"), b"");
     assert_eq!(run.status, Some(137));
     assert!(
-        run.stderr.contains("rank 0 on localhost exited with status 137 (signal 9, KILL)"),
+        run.stderr.contains("rank 0 on localhost was ended by signal 9 (SIGKILL) (status 137) after")
+            && run.stderr.contains("out of memory?"),
         "{}",
         run.stderr
     );

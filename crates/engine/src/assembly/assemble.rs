@@ -14,9 +14,11 @@ use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
 use super::group::form_group;
-use super::memory::{KvCacheRequest, kv_cache_tokens, rank_budget};
+use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
+use super::places::RankPlace;
 use super::spec::{PlanError, RankSpec, SpecError};
-use super::threads::{HostCores, ThreadCounts, ThreadPlacement};
+use super::threads::{ThreadCounts, ThreadPlacement};
+use crate::same_shard::Setting;
 use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker, Sampling};
 
 /// Rows of a step: prompt tokens that are read together.
@@ -72,18 +74,31 @@ impl From<PlanError> for AssemblyError {
 
 /// Opens the model, joins the group, loads the shard, and on rank 0 starts the scheduler.
 ///
-/// `listener` is for rank 0: an already bound listener at the coordinator's address. `progress` is
-/// told bytes of weights loaded and bytes in all, on every rank.
+/// `listener` is for rank 0: an already bound listener at the coordinator's address.
 ///
 /// # Errors
 /// When the spec is wrong, the model cannot be loaded or does not fit, or a peer was lost.
 pub fn assemble(
     spec: &RankSpec,
     listener: Option<Arc<TcpListener>>,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<RunningRank, AssemblyError> {
     let assembly = Assembly::open(spec)?;
-    assembly.start(form_group(spec, listener)?, progress)
+    assembly.start(form_group(spec, listener, None)?, progress)
+}
+
+/// What [`Assembly::start`] reports, on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// The size of the KV cache, before anything is loaded.
+    KvCache(KvCacheSize),
+    /// Bytes of the rank's weights.
+    Weights {
+        /// Loaded so far.
+        loaded: u64,
+        /// In all.
+        total: u64,
+    },
 }
 
 /// A rank whose spec and model were checked, without a group yet. [`assemble`] in two steps, for
@@ -141,19 +156,16 @@ impl Assembly {
     pub fn start(
         self,
         mut group: Group,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
-        let limits = self.limits(&mut group)?;
-        let cpu = self.cpu_config()?;
-        let threads = self.thread_counts(&mut group, cpu.threads)?;
+        let places = RankPlace::gather(&mut group)?;
+        let limits = self.limits(&mut group, &places)?;
+        let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
+        progress(Progress::KvCache(KvCacheSize::new(&self.footprints, tokens, self.kv_request())));
+        let cpu = self.cpu_config(&places)?;
+        let threads = thread_counts(&mut group, cpu.threads, &places)?;
         let transport = transport_names(&group);
-        tracing::info!(
-            ranks = self.plan.ranks(),
-            transport,
-            kv_tokens = limits.kv_blocks * KV_BLOCK_TOKENS,
-            ?cpu,
-            "group formed"
-        );
+        tracing::info!(ranks = self.plan.ranks(), transport, kv_tokens = tokens, ?cpu, "group formed");
         let capacity = Capacity {
             rows: limits.rows,
             logit_rows: limits.sequences,
@@ -162,13 +174,10 @@ impl Assembly {
             kv_format: self.spec.engine.kv,
         };
         let began = Instant::now();
-        let shard = RankShard {
-            folder: &self.folder,
-            plan: &self.plan,
-            capacity,
-            backend_settings: &format!("{:?} {:?}", cpu.activations, cpu.overlap),
-        };
-        let rank = RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), progress)?;
+        let shard =
+            RankShard { folder: &self.folder, plan: &self.plan, capacity, settings: &self.settings() };
+        let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
+        let rank = RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut loaded)?;
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
@@ -180,25 +189,31 @@ impl Assembly {
 
     /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all
     /// ranks have the memory.
-    fn limits(&self, group: &mut Group) -> Result<Limits, AssemblyError> {
+    fn limits(&self, group: &mut Group, places: &[RankPlace]) -> Result<Limits, AssemblyError> {
         let (rank, engine) = (self.spec.rank, &self.spec.engine);
-        let budget = thunder_compute::memory::available_bytes()
-            .map(|available| rank_budget(available, &self.footprints, rank, self.spec.local.count));
-        let request = KvCacheRequest {
-            sequences: engine.max_batch,
-            context: self.context,
-            is_required: engine.context.is_some(),
-        };
-        let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, request)?;
+        let neighbours: Vec<usize> =
+            (0..places.len()).filter(|other| places[*other].host == places[rank].host).collect();
+        let available = thunder_compute::memory::available_bytes();
+        let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
+        let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
         // All ranks have the same blocks: as many as fit where memory is shortest.
         let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
         group.all_reduce(&mut blocks, Op::Min)?;
         Ok(Limits { sequences: engine.max_batch, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
     }
 
-    fn cpu_config(&self) -> Result<CpuConfig, AssemblyError> {
+    fn kv_request(&self) -> KvCacheRequest {
         let engine = &self.spec.engine;
-        let placed = ThreadPlacement::new(HostCores::detect(), self.spec.local, engine.threads, engine.pin)?;
+        KvCacheRequest {
+            sequences: engine.max_batch,
+            context: self.context,
+            is_required: engine.context.is_some(),
+        }
+    }
+
+    fn cpu_config(&self, places: &[RankPlace]) -> Result<CpuConfig, AssemblyError> {
+        let engine = &self.spec.engine;
+        let placed = ThreadPlacement::new(places, self.spec.rank, engine.threads, engine.pin)?;
         Ok(CpuConfig {
             threads: placed.threads,
             packing_threads: placed.packing_threads,
@@ -209,13 +224,23 @@ impl Assembly {
         })
     }
 
-    /// Ranks tell each other their threads: hosts may have different numbers of cores.
-    fn thread_counts(&self, group: &mut Group, threads: usize) -> Result<ThreadCounts, CommError> {
-        let mut all = vec![0u64; group.size()];
-        let counts = vec![1; all.len()];
-        group.all_gather(&[threads as u64], &mut all, &counts)?;
-        let all: Vec<usize> = all.into_iter().map(|threads| threads as usize).collect();
-        Ok(ThreadCounts::new(&all, self.spec.local))
+    /// What must be the same on all ranks, by the names that the user knows.
+    fn settings(&self) -> Vec<Setting> {
+        let engine = &self.spec.engine;
+        let split: Vec<String> = engine.split.iter().map(f64::to_string).collect();
+        let split = if split.is_empty() { "even".to_owned() } else { split.join(",") };
+        let lower = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
+        [
+            ("thunder's version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("--parallel", lower(&engine.parallelism)),
+            ("--split", split),
+            ("--kv", lower(&engine.kv)),
+            ("--max-batch", engine.max_batch.to_string()),
+            ("--activations", lower(&engine.activations)),
+            ("--overlap", lower(&engine.overlap)),
+        ]
+        .map(|(name, value)| Setting { name: name.to_owned(), value })
+        .into()
     }
 
     fn start_scheduler(
@@ -302,6 +327,15 @@ impl Follower {
         }
         followed
     }
+}
+
+/// Ranks tell each other their threads: machines may have different numbers of cores.
+fn thread_counts(group: &mut Group, threads: usize, places: &[RankPlace]) -> Result<ThreadCounts, CommError> {
+    let mut all = vec![0u64; group.size()];
+    let counts = vec![1; all.len()];
+    group.all_gather(&[threads as u64], &mut all, &counts)?;
+    let all: Vec<usize> = all.into_iter().map(|threads| threads as usize).collect();
+    Ok(ThreadCounts::new(&all, places))
 }
 
 /// Transports from this rank to the others, for people.

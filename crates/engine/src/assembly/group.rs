@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thunder_collectives::{Config, Group};
+use thunder_collectives::{Config, Group, Observer};
 
 use super::assemble::AssemblyError;
 use super::spec::{GroupSource, RankSpec, SpecError};
@@ -22,14 +22,20 @@ const RING_BYTES: usize = 128 << 10;
 /// Forms the group of a rank with the other ranks. Blocks until all have come.
 ///
 /// `listener`: an already bound listener at the coordinator's address, for rank 0 only.
+/// `observer`: told who is waited for and who was refused.
 ///
 /// # Errors
 /// When the spec or a variable is wrong, or a rank does not come.
-pub fn form_group(spec: &RankSpec, listener: Option<Arc<TcpListener>>) -> Result<Group, AssemblyError> {
+pub fn form_group(
+    spec: &RankSpec,
+    listener: Option<Arc<TcpListener>>,
+    observer: Option<Observer>,
+) -> Result<Group, AssemblyError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     match config(spec, &variable)? {
         Some(mut config) => {
             config.listener = listener;
+            config.observer = observer;
             Ok(Group::init(config)?)
         }
         None => Ok(Group::solo()),
@@ -65,6 +71,12 @@ fn config(
         if variable("THUNDER_RING_BYTES").is_none() {
             config.ring_bytes = RING_BYTES;
         }
+        if let Some(wait) = spec.forming.wait {
+            config.rendezvous_limit = wait;
+        }
+        if let Some(ports) = &spec.forming.ports {
+            config.ports = Some(ports.clone());
+        }
         config
     }))
 }
@@ -73,13 +85,13 @@ fn config(
 mod tests {
     use thunder_collectives::TransportChoice;
 
-    use super::super::spec::{EngineSpec, LocalRank, Secret};
+    use super::super::spec::{EngineSpec, Forming, Secret};
     use super::*;
 
     fn spec(group: GroupSource) -> RankSpec {
         let mut engine = EngineSpec::new("/models/a", "a");
         engine.transport = TransportChoice::Tcp;
-        RankSpec { engine, rank: 1, ranks: 2, local: LocalRank { index: 1, count: 2 }, group }
+        RankSpec { engine, rank: 1, ranks: 2, group, forming: Forming::default() }
     }
 
     fn rendezvous() -> RankSpec {
@@ -105,6 +117,19 @@ mod tests {
         let variables = [("THUNDER_STALL_LIMIT_MS", "1500"), ("THUNDER_RING_BYTES", "65536")];
         let config = config(&rendezvous(), &lookup(&variables)).expect("complete").expect("a group");
         assert_eq!((config.stall_limit, config.ring_bytes), (Duration::from_millis(1500), 65536));
+    }
+
+    #[test]
+    fn the_specs_wait_and_ports_win_over_the_environment() {
+        let variables = [("THUNDER_RENDEZVOUS_LIMIT_MS", "1000"), ("THUNDER_PORTS", "7000-7001")];
+        let limits = |forming: Forming| {
+            let spec = RankSpec { forming, ..rendezvous() };
+            let config = config(&spec, &lookup(&variables)).expect("complete").expect("a group");
+            (config.rendezvous_limit.as_secs(), config.ports)
+        };
+        assert_eq!(limits(Forming::default()), (1, Some(7000..=7001)));
+        let own = Forming { wait: Some(Duration::from_secs(300)), ports: Some(8000..=8009) };
+        assert_eq!(limits(own), (300, Some(8000..=8009)));
     }
 
     #[test]

@@ -1,22 +1,51 @@
 //! How much memory a rank may use, and how many tokens its KV cache then holds.
 
+use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_model::{ModelError, ShardFootprint};
+
+use super::spec::{PlanError, SpecError};
 
 /// Tokens that a KV cache holds at least when no context was asked for.
 const LEAST_TOKENS: usize = 256;
 
-/// Bytes that rank `rank` may use of the `available` bytes of its host.
-///
-/// If all ranks of the group share the host, each may use what its share of all weights is. If not,
-/// the host's `local_ranks` ranks get equal parts: their neighbours' shares are then not known
-/// here.
-pub fn rank_budget(available: u64, footprints: &[ShardFootprint], rank: usize, local_ranks: usize) -> u64 {
-    if local_ranks < footprints.len() {
-        return available / local_ranks.max(1) as u64;
+/// Without a limit from the user, the KV cache gets this part of the memory that the weights leave.
+/// The rest is for other programs, a desktop or a second server.
+const DEFAULT_DIVISOR: u64 = 3;
+
+/// Memory that a rank may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// Bytes for weights, KV cache and buffers.
+    pub bytes: u64,
+    /// Whether the user has set the limit. If not, the KV cache leaves some of it to others.
+    pub is_set: bool,
+}
+
+impl MemoryBudget {
+    /// The budget of rank `rank`, whose host has `available` bytes left and has the ranks
+    /// `neighbours`, itself included: the host's memory, or `asked` of it, divided by the ranks'
+    /// weights. `None`: the system does not tell, and nothing was asked for.
+    ///
+    /// # Errors
+    /// When more is asked for than there is.
+    pub fn new(
+        available: Option<u64>,
+        asked: Option<u64>,
+        footprints: &[ShardFootprint],
+        rank: usize,
+        neighbours: &[usize],
+    ) -> Result<Option<Self>, SpecError> {
+        if let (Some(available), Some(asked)) = (available, asked)
+            && asked > available
+        {
+            return Err(SpecError::Memory { asked, available });
+        }
+        let Some(of_host) = asked.or(available) else { return Ok(None) };
+        let all: u64 = neighbours.iter().map(|rank| footprints[*rank].weight_bytes).sum();
+        let own = footprints[rank].weight_bytes;
+        let bytes = (u128::from(of_host) * u128::from(own) / u128::from(all.max(1))) as u64;
+        Ok(Some(Self { bytes, is_set: asked.is_some() }))
     }
-    let all: u64 = footprints.iter().map(|footprint| footprint.weight_bytes).sum();
-    let own = footprints[rank].weight_bytes;
-    (u128::from(available) * u128::from(own) / u128::from(all.max(1))) as u64
 }
 
 /// What a rank's KV cache should hold.
@@ -31,8 +60,9 @@ pub struct KvCacheRequest {
 }
 
 /// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit
-/// in `budget` bytes next to the weights and every sequence's state. A tenth of the budget stays
-/// free for buffers and for the rest of the host. `None`: memory is not known, and not a limit.
+/// in the budget next to the weights and every sequence's state. A tenth of the budget stays free
+/// for buffers and for the rest of the host; of a budget that the user has not set, the cache takes
+/// a third of what is left, or a required context if that is more. `None`: memory is not a limit.
 ///
 /// # Errors
 /// [`ModelError::DoesNotFit`] when not even one required context fits, or 256 tokens if none is
@@ -40,13 +70,13 @@ pub struct KvCacheRequest {
 pub fn kv_cache_tokens(
     footprint: &ShardFootprint,
     rank: usize,
-    budget: Option<u64>,
+    budget: Option<MemoryBudget>,
     request: KvCacheRequest,
 ) -> Result<u64, ModelError> {
     let wanted = (request.context * request.sequences) as u64;
     let Some(budget) = budget else { return Ok(wanted) };
     let states = footprint.state_bytes_per_sequence * request.sequences as u64;
-    let for_cache = (budget * 9 / 10).saturating_sub(footprint.weight_bytes + states);
+    let for_cache = (budget.bytes / 10 * 9).saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
     let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
     if fitting < least as u64 {
@@ -55,10 +85,55 @@ pub fn kv_cache_tokens(
             weights: footprint.weight_bytes,
             kv: states + least as u64 * footprint.kv_bytes_per_token,
             tokens: least,
-            available: budget,
+            available: budget.bytes,
         });
     }
-    Ok(wanted.min(fitting))
+    let allowed = if budget.is_set { fitting } else { (fitting / DEFAULT_DIVISOR).max(least as u64) };
+    Ok(wanted.min(allowed))
+}
+
+/// The KV cache of an engine, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvCacheSize {
+    /// Tokens of all sequences together.
+    pub tokens: usize,
+    /// Bytes on all ranks together, with the sequences' states.
+    pub bytes: u64,
+    /// Tokens that the most sequences could use with the longest context.
+    pub wanted: usize,
+}
+
+impl KvCacheSize {
+    /// The cache of ranks that all run on one host, which has `available` bytes, or of which they
+    /// may use `asked`.
+    ///
+    /// # Errors
+    /// When the model does not fit, or more is asked for than there is.
+    pub fn plan(
+        footprints: &[ShardFootprint],
+        available: Option<u64>,
+        asked: Option<u64>,
+        request: KvCacheRequest,
+    ) -> Result<Self, PlanError> {
+        let all: Vec<usize> = (0..footprints.len()).collect();
+        let mut least = u64::MAX;
+        for (rank, footprint) in footprints.iter().enumerate() {
+            let budget = MemoryBudget::new(available, asked, footprints, rank, &all)?;
+            least = least.min(kv_cache_tokens(footprint, rank, budget, request)?);
+        }
+        let blocks = least.div_ceil(KV_BLOCK_TOKENS as u64) as usize;
+        Ok(Self::new(footprints, blocks * KV_BLOCK_TOKENS, request))
+    }
+
+    /// The cache of ranks with these footprints.
+    pub fn new(footprints: &[ShardFootprint], tokens: usize, request: KvCacheRequest) -> Self {
+        let of_rank = |footprint: &ShardFootprint| {
+            footprint.kv_bytes_per_token * tokens as u64
+                + footprint.state_bytes_per_sequence * request.sequences as u64
+        };
+        let bytes = footprints.iter().map(of_rank).sum();
+        Self { tokens, bytes, wanted: request.context * request.sequences }
+    }
 }
 
 #[cfg(test)]
@@ -84,47 +159,94 @@ mod tests {
 
     const REQUEST: KvCacheRequest = KvCacheRequest { sequences: 4, context: 1000, is_required: false };
 
-    #[test]
-    fn ranks_of_one_host_share_its_memory_by_their_weights() {
-        let footprints = [footprint(300, 1), footprint(100, 1)];
-        let budgets = [0, 1].map(|rank| rank_budget(4000, &footprints, rank, 2));
-        assert_eq!(budgets, [3000, 1000]);
+    /// The budget of a rank without a limit from the user.
+    fn budget(available: u64, footprints: &[ShardFootprint], rank: usize, neighbours: &[usize]) -> u64 {
+        let budget = MemoryBudget::new(Some(available), None, footprints, rank, neighbours);
+        budget.expect("nothing was asked for").expect("known").bytes
+    }
+
+    fn set(bytes: u64) -> Option<MemoryBudget> {
+        Some(MemoryBudget { bytes, is_set: true })
     }
 
     #[test]
-    fn ranks_on_several_hosts_divide_each_hosts_memory_evenly() {
-        let footprints = [3, 1, 1, 1].map(|weight| footprint(100 * weight, 1));
-        assert_eq!(rank_budget(4000, &footprints, 0, 2), 2000);
-        assert_eq!(rank_budget(4000, &footprints, 0, 1), 4000);
+    fn ranks_of_one_host_share_its_memory_by_their_weights() {
+        let footprints = [300, 100, 500].map(|weights| footprint(weights, 1));
+        assert_eq!([0, 1].map(|rank| budget(4000, &footprints, rank, &[0, 1])), [3000, 1000]);
+        assert_eq!(budget(4000, &footprints, 2, &[2]), 4000, "a host of its own");
     }
 
     #[test]
     fn a_budget_of_every_byte_there_is_does_not_overflow() {
         let footprints = [footprint(u64::MAX / 4, 1), footprint(u64::MAX / 4, 1)];
-        assert_eq!(rank_budget(u64::MAX - 1, &footprints, 0, 2), u64::MAX / 2);
+        assert_eq!(budget(u64::MAX - 1, &footprints, 0, &[0, 1]), u64::MAX / 2);
+        let all = MemoryBudget { bytes: u64::MAX, is_set: false };
+        assert_eq!(kv_cache_tokens(&footprint(1, 1), 0, Some(all), REQUEST).expect("room"), 4000);
+    }
+
+    #[test]
+    fn a_limit_from_the_user_is_divided_and_must_be_there() {
+        let footprints = [footprint(300, 1), footprint(100, 1)];
+        let budget = |asked| MemoryBudget::new(Some(4000), Some(asked), &footprints, 1, &[0, 1]);
+        assert_eq!(budget(2000), Ok(set(500)));
+        assert_eq!(budget(4001), Err(SpecError::Memory { asked: 4001, available: 4000 }));
+        assert_eq!(MemoryBudget::new(None, None, &footprints, 1, &[0, 1]), Ok(None));
+        assert_eq!(MemoryBudget::new(None, Some(2000), &footprints, 1, &[0, 1]), Ok(set(500)));
     }
 
     #[test]
     fn the_cache_holds_every_sequences_context_if_it_fits() {
         let footprint = footprint(1000, 10);
         assert_eq!(kv_cache_tokens(&footprint, 0, None, REQUEST).expect("no limit"), 4000);
-        assert_eq!(kv_cache_tokens(&footprint, 0, Some(1 << 20), REQUEST).expect("room"), 4000);
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST).expect("room"), 4000);
         // Nine tenths of 20,000 bytes are 18,000, less 1000 for the weights.
-        assert_eq!(kv_cache_tokens(&footprint, 0, Some(20_000), REQUEST).expect("less room"), 1700);
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("less room"), 1700);
+    }
+
+    #[test]
+    fn two_servers_without_a_limit_fit_next_to_each_other() {
+        let (gib, footprint) = (1u64 << 30, footprint(5 << 30, 128 << 10));
+        let request = KvCacheRequest { sequences: 16, context: 131_072, is_required: false };
+        let available = Some(MemoryBudget { bytes: 23 * gib, is_set: false });
+        let tokens = kv_cache_tokens(&footprint, 0, available, request).expect("room");
+        let server = footprint.weight_bytes + tokens * footprint.kv_bytes_per_token;
+        assert!(2 * server < 23 * gib * 9 / 10 && tokens > 32_000, "{tokens} tokens, {server} bytes");
+        let asked = KvCacheRequest { context: 65_536, is_required: true, ..request };
+        let tokens = kv_cache_tokens(&footprint, 0, available, asked).expect("room");
+        assert_eq!(tokens, 65_536, "a context that was asked for may take more than a third");
+    }
+
+    #[test]
+    fn a_plan_is_what_the_rank_with_the_least_room_can_hold() {
+        let footprints = [footprint(1000, 10), footprint(1000, 40)];
+        let plan = |asked| KvCacheSize::plan(&footprints, Some(1 << 20), Some(asked), REQUEST);
+        // Each rank has 13,500 of 30,000 bytes for use, and 12,500 of those for its cache: 312
+        // tokens of 40 bytes, in ten blocks of 32.
+        assert_eq!(plan(30_000).expect("room").tokens, 320);
+        assert!(matches!(plan(1 << 21), Err(PlanError::Spec(SpecError::Memory { .. }))));
+        assert!(matches!(plan(2000), Err(PlanError::Model(ModelError::DoesNotFit { rank: 0, .. }))));
+    }
+
+    #[test]
+    fn the_size_counts_all_ranks_and_states() {
+        let footprints =
+            [10, 30].map(|kv| ShardFootprint { state_bytes_per_sequence: 7, ..footprint(1, kv) });
+        let size = KvCacheSize::new(&footprints, 320, REQUEST);
+        assert_eq!(size, KvCacheSize { tokens: 320, bytes: 320 * 40 + 2 * 4 * 7, wanted: 4000 });
     }
 
     #[test]
     fn states_of_all_sequences_leave_less_for_tokens() {
         let footprint = ShardFootprint { state_bytes_per_sequence: 1000, ..footprint(1000, 10) };
         // Of the 17,000 bytes next to the weights, four sequences' states take 4000.
-        assert_eq!(kv_cache_tokens(&footprint, 0, Some(20_000), REQUEST).expect("room"), 1300);
-        assert!(kv_cache_tokens(&footprint, 0, Some(5_000), REQUEST).is_err(), "the states do not fit");
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("room"), 1300);
+        assert!(kv_cache_tokens(&footprint, 0, set(5_000), REQUEST).is_err(), "the states do not fit");
     }
 
     #[test]
     fn a_cache_that_is_too_small_is_an_error_that_says_what_is_needed() {
         let tokens = |budget, is_required| {
-            kv_cache_tokens(&footprint(1000, 10), 3, Some(budget), KvCacheRequest { is_required, ..REQUEST })
+            kv_cache_tokens(&footprint(1000, 10), 3, set(budget), KvCacheRequest { is_required, ..REQUEST })
         };
         // 256 tokens take 2560 bytes, 1000 tokens 10,000.
         assert_eq!(tokens(4000, false).expect("room for 256"), 260);

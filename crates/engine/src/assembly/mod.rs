@@ -1,18 +1,21 @@
 //! Engine assembly: from a [`RankSpec`], plain data, to a running rank.
 //!
 //! 1. [`spec`]: what to run, as data that travels in a control message, with its validation.
-//! 2. [`threads`] and [`memory`]: pure functions that place threads and size the KV cache.
-//! 3. [`group`]: how the rank joins the other ranks.
+//! 2. [`group`]: how the rank joins the other ranks; [`places`]: which of them share its machine.
+//! 3. [`threads`] and [`memory`]: pure functions that place threads and size the KV cache.
 //! 4. [`assemble`](mod@assemble): opens the model, joins the group, loads the shard, starts the
 //!    scheduler on rank 0.
 
 pub mod assemble;
 pub mod group;
 pub mod memory;
+pub mod places;
 pub mod spec;
 pub mod threads;
 
-pub use assemble::{Assembly, AssemblyError, Follower, RunningEngine, RunningRank, assemble};
+pub use assemble::{Assembly, AssemblyError, Follower, Progress, RunningEngine, RunningRank, assemble};
 pub use group::form_group;
-pub use spec::{EngineSpec, GroupSource, LocalRank, RankSpec, Secret, SpecError};
-pub use threads::{HostCores, ThreadCounts, ThreadPlacement};
+pub use memory::KvCacheSize;
+pub use places::RankPlace;
+pub use spec::{EngineSpec, Forming, GroupSource, RankSpec, Secret, SpecError};
+pub use threads::{ThreadCounts, ThreadPlacement};

@@ -1,12 +1,15 @@
 //! What to run, as plain data: the command line and control messages both fill these types.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thunder_collectives::TransportChoice;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, KvFormat, Overlap};
+use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use super::threads::MAX_THREADS;
@@ -36,6 +39,10 @@ pub struct EngineSpec {
     /// Most tokens of prompt and answer together. `None`: the model's maximum, or less if memory is
     /// short.
     pub context: Option<usize>,
+    /// Bytes that the engine's ranks on one host may use together, for weights, KV cache and
+    /// buffers. `None`: what the weights need, and for the KV cache a part of what is then left.
+    /// May differ between ranks.
+    pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
     /// Precision of activations in products with weights.
@@ -59,6 +66,7 @@ impl EngineSpec {
             threads: None,
             pin: false,
             context: None,
+            memory: None,
             max_batch: 16,
             activations: Activations::default(),
             overlap: Overlap::default(),
@@ -132,16 +140,26 @@ pub struct RankSpec {
     pub rank: usize,
     /// Ranks of the engine.
     pub ranks: usize,
-    /// This rank among those on its host.
-    pub local: LocalRank,
     /// How this rank finds the others. Not used when `ranks` is 1.
     pub group: GroupSource,
+    /// How this rank waits for the others.
+    pub forming: Forming,
+}
+
+/// How a rank waits for the others. May differ between ranks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Forming {
+    /// How long all ranks may take to join. `None`: `THUNDER_RENDEZVOUS_LIMIT_MS`, else a minute.
+    pub wait: Option<Duration>,
+    /// Ports for the other ranks' connections. `None`: `THUNDER_PORTS`, else any free port.
+    pub ports: Option<RangeInclusive<u16>>,
 }
 
 impl RankSpec {
     /// The only rank of an engine.
     pub fn solo(engine: EngineSpec) -> Self {
-        Self { engine, rank: 0, ranks: 1, local: LocalRank::ONLY, group: GroupSource::Environment }
+        Self { engine, rank: 0, ranks: 1, group: GroupSource::Environment, forming: Forming::default() }
     }
 
     /// Checks everything that can be checked without the model.
@@ -149,12 +167,9 @@ impl RankSpec {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn validate(&self) -> Result<(), SpecError> {
-        let Self { rank, ranks, local, .. } = *self;
+        let Self { rank, ranks, .. } = *self;
         if rank >= ranks {
             return Err(SpecError::Rank { rank, ranks });
-        }
-        if local.index >= local.count || local.count > ranks {
-            return Err(SpecError::LocalRank { index: local.index, count: local.count, ranks });
         }
         let weights = self.engine.split.len();
         if weights != 0 && weights != ranks {
@@ -167,20 +182,6 @@ impl RankSpec {
     pub fn is_head(&self) -> bool {
         self.rank == 0
     }
-}
-
-/// A rank's index among the ranks that share its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LocalRank {
-    /// From 0.
-    pub index: usize,
-    /// Ranks on the host.
-    pub count: usize,
-}
-
-impl LocalRank {
-    /// A rank with a host of its own.
-    pub const ONLY: Self = Self { index: 0, count: 1 };
 }
 
 /// How a rank finds the other ranks of its group.
@@ -221,16 +222,6 @@ pub enum SpecError {
         /// Ranks of the engine.
         ranks: usize,
     },
-    /// No such rank on the host.
-    #[error("local rank is {index} of {count} on this host, with {ranks} ranks in all: use 0 to {count} - 1")]
-    LocalRank {
-        /// The local rank.
-        index: usize,
-        /// Ranks on the host.
-        count: usize,
-        /// Ranks of the engine.
-        ranks: usize,
-    },
     /// A share is missing, or there is one too many.
     #[error("split has {weights} weights for {ranks} ranks: give one weight for each rank")]
     Split {
@@ -265,6 +256,17 @@ pub enum SpecError {
         /// Requests asked for.
         max_batch: usize,
     },
+    /// More memory than the host has.
+    #[error(
+        "memory is {}, but this machine has {} available now: give less, or end other programs",
+        human_bytes(*asked), human_bytes(*available)
+    )]
+    Memory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes available.
+        available: u64,
+    },
     /// The environment describes another rank than the spec.
     #[error(
         "the spec is for rank {rank} of {ranks}, but the environment's variables are for rank {found_rank} of {found_ranks}"
@@ -294,7 +296,8 @@ mod tests {
             coordinator: "10.0.0.1:32323".to_owned(),
             secret: Secret("5ec7e7".to_owned()),
         };
-        RankSpec { engine, rank: 1, ranks: 2, local: LocalRank::ONLY, group }
+        let forming = Forming { wait: Some(Duration::from_secs(90)), ports: Some(42000..=42063) };
+        RankSpec { engine, rank: 1, ranks: 2, group, forming }
     }
 
     #[test]
@@ -350,9 +353,6 @@ mod tests {
         let cases: &[(Spoil, &str)] = &[
             (|spec| spec.rank = 2, "rank is 2"),
             (|spec| spec.ranks = 3, "2 weights for 3 ranks"),
-            (|spec| spec.local.index = 1, "local rank is 1 of 1"),
-            (|spec| spec.local.count = 0, "local rank is 0 of 0"),
-            (|spec| spec.local.count = 3, "2 ranks in all"),
             (|spec| spec.engine.threads = Some(0), "threads is 0"),
             (|spec| spec.engine.threads = Some(1025), "threads is 1025"),
             (|spec| spec.engine.context = Some(31), "context is 31 tokens"),

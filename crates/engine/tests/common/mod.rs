@@ -26,7 +26,7 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
         slots: limits.sequences,
         kv_format: KvFormat::F16,
     };
-    let shard = RankShard { folder: &folder, plan: &plan, capacity, backend_settings: "" };
+    let shard = RankShard { folder: &folder, plan: &plan, capacity, settings: &[] };
     let info = ModelInfo {
         name: "builtin".to_owned(),
         context_length: 128,

@@ -7,9 +7,11 @@ use serde_json::json;
 use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::bench::{self, BenchPlan, CostRow, Measurement, Operation};
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
+use thunder_engine::assembly::Forming;
 
+use crate::engine_args::{FormingArgs, check_ranks};
 use crate::plot::{self, Series};
-use crate::table;
+use crate::{session, table};
 
 /// Measure latency and bandwidth of the collectives between ranks
 ///
@@ -18,9 +20,11 @@ use crate::table;
 /// algorithms.
 #[derive(Args)]
 pub struct CommCommand {
-    /// Ranks to start on this machine; ignored under `thunder launch`
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
-    ranks: u16,
+    /// Ranks to start on this machine, unless `thunder launch` starts them [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    ranks: Option<u16>,
+    #[command(flatten)]
+    forming: FormingArgs,
     #[arg(
         long = "op",
         value_delimiter = ',',
@@ -94,18 +98,26 @@ impl CommCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let (mut config, ranks) = match Config::from_env()? {
-            Some(config) => (config, None),
+            Some(config) => {
+                check_ranks(self.ranks, &config)?;
+                (config, None)
+            }
             None => {
+                let ranks = self.ranks.unwrap_or(2).into();
                 // Used only without --transport: all ranks have the same arguments and take the
                 // transports from those.
                 let named = std::env::var("THUNDER_TRANSPORT").ok().filter(|name| !name.is_empty());
                 let transport = named.unwrap_or_else(|| "auto".to_owned());
                 let rendezvous = LoopbackRendezvous::open()?;
-                let config = rendezvous.config(self.ranks.into(), &transport)?;
-                (config, Some(LocalRanks::start(self.ranks.into(), &rendezvous, &transport)?))
+                let config = rendezvous.config(ranks, &transport)?;
+                (config, Some(LocalRanks::start(ranks, &rendezvous, &transport)?))
             }
         };
         config.wire = self.wire;
+        config.observer = Some(session::observer(config.rank, config.size));
+        let Forming { wait, ports } = self.forming.spec();
+        config.rendezvous_limit = wait.unwrap_or(config.rendezvous_limit);
+        config.ports = ports.or(config.ports);
         let mut plan = BenchPlan {
             operations: self.operations.iter().flat_map(|named| named.iter().copied()).collect(),
             algorithms: self.algorithms,

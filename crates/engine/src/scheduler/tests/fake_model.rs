@@ -6,7 +6,7 @@ use thunder_compute::Step;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use crate::event::FinishReason;
-use crate::protocol::{Command, Message};
+use crate::protocol::{Bounds, Command, Message};
 use crate::scheduler::{Generation, NextStep};
 
 /// Tokens of the vocabulary; token 0 ends a sequence.
@@ -44,7 +44,8 @@ impl FakeModel {
     pub fn compute(&mut self, next: &NextStep<'_>) {
         self.message.begin(Command::ComputeLargest);
         next.parts().for_each(|part| self.message.push(&part));
-        self.message.read(&mut self.tables, &mut self.step).unwrap();
+        let bounds = Bounds { slots: self.states.len(), blocks: self.paged.len() / KV_BLOCK_TOKENS };
+        self.message.read(bounds, &mut self.tables, &mut self.step).unwrap();
         let mut tokens = Vec::new();
         for sequence in &self.step.sequences {
             let slot = sequence.slot;

@@ -30,8 +30,8 @@ impl DecodeCommand {
     /// Runs the command.
     pub fn run(mut self) -> anyhow::Result<()> {
         // All sequences run at once: waiting sequences would count as slow ones.
-        self.common.engine.max_batch =
-            self.batch.iter().fold(self.common.engine.max_batch, |most, &batch| most.max(batch));
+        self.common.engine.cache.max_batch =
+            self.batch.iter().fold(self.common.engine.cache.max_batch, |most, &batch| most.max(batch));
         let Some(session) = session::open(self.common.model.name(), &self.common.engine)? else {
             return Ok(());
         };
