@@ -31,6 +31,14 @@ pub enum HubError {
         /// What is wrong with the name.
         reason: String,
     },
+    /// Not a name of a repository on the hub.
+    #[error("{name:?} is not a name of the form org/name: {reason}")]
+    BadRepoName {
+        /// What was given.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A folder or file that is not a model folder.
     #[error("{}: {reason}", path.display())]
     NotAModel {

@@ -48,6 +48,7 @@ pub fn locate_in(name_or_path: impl AsRef<OsStr>, cache: &Path) -> Result<Locate
     let name_or_path = &*name_or_path.as_ref().to_string_lossy();
     let (repo, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
     let name_fault = match check_repo_name(repo) {
+        _ if repo.starts_with(['/', '.', '~']) => Some("there is no such folder".to_owned()),
         Ok(()) if is_safe_path(revision) => None,
         Ok(()) => Some(format!("{revision:?} is not a revision")),
         Err(reason) => Some(reason),

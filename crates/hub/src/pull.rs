@@ -20,8 +20,12 @@ use crate::{
     progress::PullEvent,
 };
 
-/// Downloads a model's missing files and returns its folder. If an earlier pull of this revision
-/// finished and no file is missing, the network is not used (unless `refresh` is set).
+/// Where models have their pages; the rest of such an address is the name.
+const PAGES: &str = "https://huggingface.co/";
+
+/// Downloads a model's missing files and returns its folder. `repo` is org/name, or the address of
+/// its page. If an earlier pull of this revision finished and no file is missing, the network is
+/// not used (unless `refresh` is set).
 ///
 /// # Errors
 /// See [`HubError`]. Downloaded bytes stay, and the next pull resumes there; only a file with a
@@ -32,7 +36,8 @@ pub fn pull(
     options: &PullOptions,
     progress: &(dyn Fn(PullEvent<'_>) + Sync),
 ) -> Result<Located, HubError> {
-    let bad_name = |reason: String| HubError::BadName { name: repo.into(), folder: repo.into(), reason };
+    let repo = repo.strip_prefix(PAGES).map_or(repo, |name| name.trim_end_matches('/'));
+    let bad_name = |reason: String| HubError::BadRepoName { name: repo.into(), reason };
     check_repo_name(repo).map_err(bad_name)?;
     if !is_safe_path(revision) {
         return Err(bad_name(format!("{revision:?} is not a revision")));

@@ -76,6 +76,14 @@ impl Fixture {
 }
 
 #[test]
+fn a_pages_address_is_a_name() {
+    let fixture = Fixture::new();
+    let located = pull("https://huggingface.co/org/name/", "main", &fixture.options, &|_| {}).unwrap();
+    assert_eq!(located.repo.as_deref(), Some("org/name"));
+    fixture.check_files(&located.folder);
+}
+
+#[test]
 fn a_pull_fills_the_cache_in_huggingface_hubs_layout() {
     let fixture = Fixture::new();
     let events = Mutex::new(Vec::new());
@@ -369,8 +377,8 @@ fn bad_names_are_refused_before_a_request() {
     let fixture = Fixture::new();
     for name in ["../name", "a/b/c", "org/na me", ""] {
         let error = pull(name, "main", &fixture.options, &|_| {}).unwrap_err();
-        assert!(matches!(error, HubError::BadName { .. }), "{error}");
+        assert!(matches!(error, HubError::BadRepoName { .. }), "{error}");
     }
-    assert!(matches!(pull("org/name", "../x", &fixture.options, &|_| {}), Err(HubError::BadName { .. })));
+    assert!(matches!(pull("org/name", "../x", &fixture.options, &|_| {}), Err(HubError::BadRepoName { .. })));
     assert!(fixture.server.seen().is_empty());
 }

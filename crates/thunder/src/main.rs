@@ -55,13 +55,13 @@ enum Command {
     Completions(completions::CompletionsCommand),
 }
 
-/// Ends the process quietly when println panics because its reader has closed the pipe, as in
-/// `thunder demo | head`. The other ranks notice and end too.
+/// Ends the process quietly when println or eprintln panics because its reader has closed the pipe,
+/// as in `thunder demo 2>&1 | head`. The other ranks notice and end too.
 fn end_quietly_on_a_closed_pipe() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let text = panic.payload_as_str().unwrap_or_default();
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+        if text.starts_with("failed printing to std") && text.contains("Broken pipe") {
             std::process::exit(0);
         }
         report(panic);

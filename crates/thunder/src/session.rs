@@ -13,6 +13,7 @@ use thunder_engine::assembly::{
     Assembly, AssemblyError, EngineSpec, GroupSource, KvCacheSize, Progress, RankSpec, RunningEngine,
     RunningRank, Secret, form_group,
 };
+use thunder_hub::HubError;
 use thunder_model::ModelFolder;
 use thunder_model::error::human_bytes;
 
@@ -171,7 +172,12 @@ pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
     if name == builtin::NAME {
         return Ok((builtin::folder()?, builtin::NAME.to_owned()));
     }
-    let located = thunder_hub::locate(name)?;
+    let located = thunder_hub::locate(name).map_err(|error| match &error {
+        HubError::NotFound { name, .. } if !name.contains('/') => {
+            anyhow!("{error}; the model that comes with thunder is {:?}", builtin::NAME)
+        }
+        _ => error.into(),
+    })?;
     let served = match located.repo {
         Some(repo) => repo,
         None => {

@@ -76,7 +76,9 @@ fn wrong_options_are_named() {
 #[test]
 fn missing_models_are_named() {
     refused(&["run", "nobody/nothing-4bit", "hi"], &[], &["nobody/nothing-4bit", "thunder model pull"]);
-    refused(&["plan", "/no/such/folder"], &[], &["/no/such/folder"]);
+    refused(&["plan", "/no/such/folder"], &[], &["/no/such/folder", "there is no such folder"]);
+    refused(&["run", "buildin", "hi"], &[], &["buildin", "comes with thunder is \"builtin\""]);
+    refused(&["model", "pull", "a/b/c"], &[], &["\"a/b/c\" is not a name of the form org/name", "slash"]);
     refused(&["serve", "--model", "/etc"], &[], &["/etc"]);
 }
 

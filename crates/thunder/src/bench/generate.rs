@@ -184,6 +184,11 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     Ok((usages, engine.counters().reduce_share_since(before)))
 }
 
+/// The ranks that were measured, and how they are connected, for people.
+fn ranks_over(ranks: usize, transport: &str) -> String {
+    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks over {transport}") }
+}
+
 /// Bytes that a decode step reads on all ranks together: weights (of experts, those that the tokens
 /// take), and the KV cache of `batch` sequences of `context` tokens.
 fn bytes_per_step(session: &Session, model: &ModelWork, context: usize, batch: usize) -> u64 {

@@ -27,7 +27,7 @@ HF_TOKEN gives access to gated and private models, HF_ENDPOINT names another hub
 /// `thunder model pull`.
 #[derive(Args)]
 pub struct Pull {
-    /// The model's name on the hub
+    /// The model's name on the hub, or the address of its page
     #[arg(value_name = "ORG/NAME")]
     name: String,
     /// Branch, tag or commit to download
@@ -47,10 +47,11 @@ impl Pull {
             progress.show(event)
         });
         let fetched = progress.finish();
-        let Located { folder, commit, .. } = pulled?;
+        let Located { folder, repo, commit } = pulled?;
+        let repo = repo.unwrap_or(self.name);
         let name = match self.revision.as_str() {
-            "main" => self.name.clone(),
-            revision => format!("{}@{revision}", self.name),
+            "main" => repo,
+            revision => format!("{repo}@{revision}"),
         };
         if self.json {
             let report = json!({

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 use thunder_model::error::human_bytes;
 
-use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure};
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::{session, table};
 
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
@@ -65,7 +65,7 @@ impl DecodeCommand {
             println!("{object}");
             return Ok(());
         }
-        println!("{ranks} ranks over {transport}, {threads} threads in all");
+        println!("{}, {threads} thread(s) in all", ranks_over(ranks, &transport));
         println!("{}", decode_table(&rows));
         Ok(())
     }

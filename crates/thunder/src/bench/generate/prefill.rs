@@ -5,7 +5,7 @@ use serde_json::json;
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_model::error::human_bytes;
 
-use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure};
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::{session, table};
 
 /// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
@@ -72,7 +72,7 @@ impl PrefillCommand {
             return;
         }
         let mut table = table::new(&["", "prefill"]);
-        table.add_row(["ranks".to_owned(), format!("{} over {}", setup.ranks, setup.transport)]);
+        table.add_row(["measured on".to_owned(), ranks_over(setup.ranks, &setup.transport)]);
         table.add_row(["threads in all".to_owned(), setup.threads.to_string()]);
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
         table.add_row(["bytes per token".to_owned(), human_bytes(setup.bytes_per_token)]);
