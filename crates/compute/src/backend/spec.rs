@@ -203,14 +203,17 @@ impl Largest {
     /// The largest of no outputs.
     pub const NONE: Self = Self { column: 0, value: f32::NEG_INFINITY };
 
-    /// The larger of two; the smaller column if they are equal.
+    /// The larger of two; the smaller column if they are equal. NaN counts as the largest.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
+        if self.value.is_nan() || other.value.is_nan() {
+            return if self.value.is_nan() { self } else { other };
+        }
         let before = other.value == self.value && other.column < self.column;
         if other.value > self.value || before { other } else { self }
     }
 
-    /// The largest of a row.
+    /// The largest of a row; NaN or infinite if one of its values is.
     pub fn of(row: &[f32]) -> Self {
         row.iter()
             .enumerate()

@@ -148,7 +148,7 @@ unsafe fn gate_by<S: Simd, G: Gate>(by: G, gate: &[f32], up: &[f32], out: &mut [
     }
 }
 
-/// Takes the largest of the outputs from column `first` on into `best`.
+/// Takes the largest of the outputs from column `first` on into `best`; NaN if one is not finite.
 ///
 /// # Safety
 /// The CPU has `S`.
@@ -156,14 +156,23 @@ unsafe fn gate_by<S: Simd, G: Gate>(by: G, gate: &[f32], up: &[f32], out: &mut [
 unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
     let (whole, rest) = outputs.split_at(outputs.len() / LANES * LANES);
     // SAFETY: all offsets are within `whole`.
-    let mut top = unsafe {
-        let mut lanes = S::splat(f32::NEG_INFINITY);
+    let (mut top, mut poison) = unsafe {
+        let (zero, mut lanes, mut poison) = (S::splat(0.0), S::splat(f32::NEG_INFINITY), S::splat(0.0));
         for i in (0..whole.len()).step_by(LANES) {
-            lanes = S::max(S::load(whole.as_ptr().add(i)), lanes);
+            let v = S::load(whole.as_ptr().add(i));
+            lanes = S::max(v, lanes);
+            // A maximum may lose a NaN. Zero times a number is zero unless it is not finite.
+            poison = S::fma(v, zero, poison);
         }
-        S::reduce_max(lanes)
+        (S::reduce_max(lanes), S::reduce_add(poison))
     };
-    top = rest.iter().fold(top, |top, output| top.max(*output));
+    for output in rest {
+        (top, poison) = (top.max(*output), poison + output * 0.0);
+    }
+    if poison != 0.0 {
+        *best = best.or(Largest { column: first, value: f32::NAN });
+        return;
+    }
     // Its column is looked for only if it is as large as the best so far, which is rare.
     if top >= best.value
         && let Some(at) = outputs.iter().position(|output| *output == top)

@@ -219,7 +219,7 @@ unsafe fn quantize_row<S: Simd>(x: *const f32, row: usize, to: QuantWriter<'_>) 
     unsafe { to.quantize::<S>(row, x) };
 }
 
-/// The largest magnitude among these columns.
+/// The largest magnitude among these columns; NaN if one of them is not finite.
 ///
 /// # Safety
 /// `x` holds the columns, which are whole vectors; the CPU has `S`.
@@ -227,18 +227,26 @@ unsafe fn quantize_row<S: Simd>(x: *const f32, row: usize, to: QuantWriter<'_>) 
 pub(in crate::cpu) unsafe fn largest<S: Simd>(x: *const f32, columns: Range<usize>) -> f32 {
     // SAFETY: the caller's.
     unsafe {
-        let mut max = S::splat(0.0);
+        let (zero, mut max, mut poison) = (S::splat(0.0), S::splat(0.0), S::splat(0.0));
         for i in columns.step_by(LANES) {
-            max = S::max(max, S::abs(S::load(x.add(i))));
+            let v = S::load(x.add(i));
+            max = S::max(max, S::abs(v));
+            // A maximum may lose a NaN. Zero times a number is zero unless it is not finite.
+            poison = S::fma(v, zero, poison);
         }
-        S::reduce_max(max)
+        if S::reduce_add(poison) == 0.0 { S::reduce_max(max) } else { f32::NAN }
     }
 }
 
-/// The scale for which `max` becomes `limit`, and its inverse.
+/// The scale for which `max` becomes `limit`, and its inverse. The scale of NaN is NaN, so that the
+/// results show it.
 #[inline(always)]
 pub(in crate::cpu) fn scales(max: f32, limit: f32) -> (f32, f32) {
     let scale = max / limit;
     // The inverse of a smaller scale would overflow; such activations count as zero.
-    if scale > 1e-37 { (scale, 1.0 / scale) } else { (0.0, 0.0) }
+    match scale {
+        1e-37.. => (scale, 1.0 / scale),
+        _ if scale.is_nan() => (scale, 0.0),
+        _ => (0.0, 0.0),
+    }
 }

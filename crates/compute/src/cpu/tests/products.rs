@@ -91,6 +91,60 @@ fn the_first_of_the_largest_does_not_depend_on_the_search_order() {
 }
 
 #[test]
+fn an_output_that_is_not_finite_is_the_largest() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (isa, at) in Isa::available().into_iter().flat_map(|isa| [0, 17, 39].map(|at| (isa, at))) {
+            let mut outputs: Vec<f32> = (0..40).map(|i| i as f32).collect();
+            outputs[at] = bad;
+            let mut best = Largest { column: 7, value: 1e30 };
+            // SAFETY: the instruction set was detected.
+            unsafe { rows::largest_on(isa, &outputs, 100, &mut best) };
+            assert!(best.value.is_nan(), "{bad} at {at} on {}: {best:?}", isa.name());
+            // Later outputs do not hide it.
+            // SAFETY: as above.
+            unsafe { rows::largest_on(isa, &[3e30; 20], 0, &mut best) };
+            assert!(best.value.is_nan(), "{bad} at {at} on {}: {best:?}", isa.name());
+        }
+    }
+    let (nan, one) = (Largest { column: 3, value: f32::NAN }, Largest { column: 0, value: 1.0 });
+    assert!(nan.or(one).value.is_nan() && one.or(nan).value.is_nan());
+}
+
+/// Damaged weights must not become plausible numbers on the way through integers.
+#[test]
+fn an_input_that_is_not_finite_shows_in_every_output() {
+    let mut numbers = Random::new(33);
+    let (rows, cols) = (48, 192);
+    for encoding in [
+        Encoding::Float(Float::BF16),
+        Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+        Encoding::Affine { bits: 8, group: 32, scales: Float::BF16 },
+    ] {
+        let stored = Stored::random(rows, cols, encoding, &mut numbers);
+        let good = numbers.floats(2 * cols);
+        let settings =
+            [Activations::Auto, Activations::Int8, Activations::Bf16, Activations::Int16, Activations::F32];
+        for (isa, activations) in
+            Isa::available().into_iter().flat_map(|isa| settings.map(|activations| (isa, activations)))
+        {
+            let mut backend = backend(isa, 2, activations);
+            let w = backend.matrix(&[stored.source(None)]).unwrap();
+            for bad in [f32::NAN, f32::INFINITY] {
+                let mut values = good.clone();
+                values[cols + 70] = bad;
+                let x = filled(&mut backend, &values, cols);
+                let mut out = backend.buffer(2, rows).unwrap();
+                backend.linear(Plain(&x), 0..2, &w, &mut out).unwrap();
+                let out = read(&mut backend, &out);
+                let what = format!("{bad}, {encoding:?}, {activations:?} on {}", isa.name());
+                assert!(out[..rows].iter().all(|output| output.is_finite()), "{what}: the other row");
+                assert!(out[rows..].iter().all(|output| !output.is_finite()), "{what}: {:?}", &out[rows..]);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_row_does_not_depend_on_the_batch() {
     let mut numbers = Random::new(2);
     let (rows, cols, batch) = (48, 192, 13);
