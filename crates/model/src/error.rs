@@ -77,6 +77,16 @@ pub enum ModelError {
         /// What the config implies.
         expected: String,
     },
+    /// A tensor has numbers that are none.
+    #[error("tensor {name:?} has {value} at place {at}: the file is damaged, download it again")]
+    NotFinite {
+        /// Its name.
+        name: String,
+        /// The first place, row-major.
+        at: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
     /// The model cannot be split as asked.
     #[error("{0}")]
     Plan(String),

@@ -86,11 +86,30 @@ impl ModelFolder {
 }
 
 impl GenerationConfig {
+    /// Refuses defaults with which every request would be refused.
+    fn check(&self) -> Result<(), String> {
+        let sampled = |value: Option<f32>| value.filter(|_| self.do_sample == Some(true));
+        for (field, value, least, most) in [
+            ("temperature", sampled(self.temperature), 0.0, 2.0),
+            ("top_p", sampled(self.top_p), f32::MIN_POSITIVE, 1.0),
+            ("min_p", sampled(self.min_p), 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 10.0),
+        ] {
+            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
+                let from = if least == 0.0 { "at least 0" } else { "above 0" };
+                return Err(format!("{field} is {value}: it must be {from} and at most {most}"));
+            }
+        }
+        Ok(())
+    }
+
     fn read(folder: &Path) -> Result<Self, ModelError> {
         let path = folder.join("generation_config.json");
         match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| ModelError::Malformed { path, reason: error.to_string() }),
+                .map_err(|error| error.to_string())
+                .and_then(|config: Self| config.check().map(|()| config))
+                .map_err(|reason| ModelError::Malformed { path, reason }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(ModelError::io(&path, "sampling defaults", error)),
         }

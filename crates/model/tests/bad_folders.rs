@@ -97,7 +97,7 @@ fn edit_tensor(folder: &Path, name: &str, field: &str, value: Value) {
 /// What is wrong, how to damage the folder, and what the error must contain.
 type Case = (&'static str, fn(&Path), &'static [&'static str]);
 
-const CASES: [Case; 46] = [
+const CASES: [Case; 58] = [
     (
         "no folder",
         |f| fs::remove_dir_all(f).expect("removed"),
@@ -168,7 +168,69 @@ const CASES: [Case; 46] = [
         |f| config(f, "rope_scaling", json!({ "type": "linear" })),
         &["rope_scaling.factor", "\"linear\" scaling needs"],
     ),
+    (
+        "rotation stretched backwards",
+        |f| config(f, "rope_scaling", json!({ "type": "linear", "factor": -2.0 })),
+        &["rope_scaling.factor is -2", "above 0"],
+    ),
+    (
+        "ramp of no width",
+        |f| {
+            let ramp = json!({ "low_freq_factor": 4.0, "high_freq_factor": 4.0 });
+            let mut scaling = json!({ "rope_type": "llama3", "factor": 8.0 });
+            scaling.as_object_mut().expect("an object").extend(ramp.as_object().expect("an object").clone());
+            config(f, "rope_scaling", scaling);
+        },
+        &["rope_scaling.low_freq_factor is 4", "high_freq_factor, 4"],
+    ),
+    (
+        "turns below zero",
+        |f| config(f, "rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0, "beta_fast": -32.0 })),
+        &["rope_scaling.beta_fast is -32"],
+    ),
+    (
+        "no original context",
+        |f| {
+            let scaling =
+                json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0 });
+            config(f, "rope_scaling", scaling);
+        },
+        &["rope_scaling.original_max_position_embeddings is 0"],
+    ),
+    (
+        "scores scaled to nothing",
+        |f| config(f, "rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0, "attention_factor": 0.0 })),
+        &["rope_scaling.attention_factor is 0"],
+    ),
     ("rotation of base one", |f| config(f, "rope_theta", json!(1.0)), &["rope_theta is 1"]),
+    ("rotation of base below zero", |f| config(f, "rope_theta", json!(-1e4)), &["rope_theta is -10000"]),
+    ("negative epsilon", |f| config(f, "rms_norm_eps", json!(-5.0)), &["rms_norm_eps is -5", "above 0"]),
+    ("no epsilon", |f| config(f, "rms_norm_eps", json!(0.0)), &["rms_norm_eps is 0"]),
+    ("epsilon without end", |f| config(f, "rms_norm_eps", json!(1e300)), &["rms_norm_eps is inf"]),
+    (
+        "negative temperature",
+        |f| write(f, "generation_config.json", r#"{"do_sample": true, "temperature": -1}"#),
+        &["generation_config.json: temperature is -1", "at most 2"],
+    ),
+    (
+        "penalty of zero",
+        |f| write(f, "generation_config.json", r#"{"repetition_penalty": 0}"#),
+        &["generation_config.json: repetition_penalty is 0"],
+    ),
+    (
+        "norm of NaN",
+        |f| {
+            let bytes = fs::read(f.join(WEIGHTS)).expect("weights");
+            let (len, rest) = bytes.split_first_chunk::<8>().expect("a length");
+            let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+            let tensors: Value = serde_json::from_slice(header).expect("a header");
+            let at = tensors["model.norm.weight"]["data_offsets"][0].as_u64().expect("an offset") as usize;
+            let mut data = data.to_vec();
+            data[at + 4..at + 6].copy_from_slice(&[0xff, 0x7f]);
+            write(f, WEIGHTS, safetensors(header, &data));
+        },
+        &["\"model.norm.weight\" has NaN at place 2", "download it again"],
+    ),
     (
         "no weights",
         |f| {

@@ -232,8 +232,8 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     })
 }
 
-/// Refuses sizes that would exhaust memory before any weight is read: lists are made of layers,
-/// heads and dimensions.
+/// Refuses sizes that would exhaust memory before any weight is read (lists are made of layers,
+/// heads and dimensions), and an epsilon that would make NaN of a norm.
 fn check_sizes(config: &Config) -> Result<(), String> {
     let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
     for (field, value, most) in [
@@ -249,6 +249,10 @@ fn check_sizes(config: &Config) -> Result<(), String> {
         if value == 0 || value > most {
             return Err(format!("{field} is {value}: it must be between 1 and {most}"));
         }
+    }
+    let eps = config.rms_norm_eps;
+    if !(eps > 0.0 && eps < 1.0) {
+        return Err(format!("rms_norm_eps is {eps}: it must be above 0 and below 1"));
     }
     match heads % kv_heads {
         0 => Ok(()),

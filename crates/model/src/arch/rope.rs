@@ -43,6 +43,41 @@ impl RopeParameters {
             _ => 1.0,
         }
     }
+
+    /// Refuses numbers that would make frequencies or scores of NaN.
+    fn check(&self) -> Result<(), ModelError> {
+        let original = self.original_max_position_embeddings.map(|tokens| tokens as f64);
+        let beta = self.llama_4_scaling_beta.map(f64::from);
+        let refused = |field, value: f64, supported: &str| {
+            let (value, supported) = (value.to_string(), supported.to_owned());
+            Err(ModelError::Unsupported { field, value, supported })
+        };
+        for (field, value, least) in [
+            ("rope_scaling.factor", self.factor, f64::MIN_POSITIVE),
+            ("rope_scaling.original_max_position_embeddings", original, 1.0),
+            ("rope_scaling.low_freq_factor", self.low_freq_factor, f64::MIN_POSITIVE),
+            ("rope_scaling.high_freq_factor", self.high_freq_factor, f64::MIN_POSITIVE),
+            ("rope_scaling.beta_fast", self.beta_fast, f64::MIN_POSITIVE),
+            ("rope_scaling.beta_slow", self.beta_slow, f64::MIN_POSITIVE),
+            ("rope_scaling.attention_factor", self.attention_factor, f64::MIN_POSITIVE),
+            ("rope_scaling.mscale", self.mscale, 0.0),
+            ("rope_scaling.mscale_all_dim", self.mscale_all_dim, 0.0),
+            ("rope_scaling.llama_4_scaling_beta", beta, 0.0),
+        ] {
+            if let Some(value) = value.filter(|value| !(least..1e9).contains(value)) {
+                let above = if least == 0.0 { "a number of at least 0" } else { "a number above 0" };
+                return refused(field, value, &format!("{above} and below 1e9 is"));
+            }
+        }
+        match (self.low_freq_factor, self.high_freq_factor) {
+            (Some(low), Some(high)) if low >= high => refused(
+                "rope_scaling.low_freq_factor",
+                low,
+                &format!("one below high_freq_factor, {high}, is"),
+            ),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// YaRN's growth of attention.
@@ -71,14 +106,15 @@ pub(super) fn rope(
             supported: "an even number of rotated dimensions is".into(),
         });
     }
+    scaling.map_or(Ok(()), RopeParameters::check)?;
     let plain: Vec<f64> = (0..dims / 2).map(|i| theta.powf(-2.0 * i as f64 / dims as f64)).collect();
     let kind = scaling.and_then(|s| s.rope_type.as_deref().or(s.old_type.as_deref())).unwrap_or("default");
     let factor = || {
-        let factor = scaling.and_then(|s| s.factor).filter(|factor| *factor > 0.0);
+        let factor = scaling.and_then(|s| s.factor);
         factor.ok_or_else(|| ModelError::Unsupported {
             field: "rope_scaling.factor",
-            value: "missing or not positive".into(),
-            supported: format!("{kind:?} scaling needs a positive one"),
+            value: "missing".into(),
+            supported: format!("{kind:?} scaling needs one"),
         })
     };
     let (frequencies, amplitude) = match (kind, scaling) {

@@ -205,7 +205,10 @@ impl FilePages for HuggingFace {
 fn decode(name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
     let mut values = vec![0.0; len];
     float(name, tensor)?.decode(tensor.bytes, &mut values);
-    Ok(values)
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(at) => Err(ModelError::NotFinite { name: name.to_owned(), at, value: values[at] }),
+        None => Ok(values),
+    }
 }
 
 fn float(name: &str, tensor: &Tensor<'_>) -> Result<Float, ModelError> {
