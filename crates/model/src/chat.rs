@@ -2,14 +2,25 @@
 //!
 //! Output equals that of Hugging Face's `apply_chat_template`. Values that are not strings print in
 //! Python's form (`True`, `None`, `{'a': 1}`).
+//!
+//! [`ChatTemplate::encode`] keeps users' texts apart from the template's: only the template makes
+//! special tokens. Texts without special tokens in them get the same tokens as without this care,
+//! across the borders between a text and the template too, because the prompt is encoded whole.
 
 mod environment;
+mod marks;
 mod python;
 
 use std::{io, path::Path};
 
 use minijinja::{Environment, value::Serde};
 use serde_json::{Map, Value};
+
+use crate::tokenizer::{Tokenizer, TokenizerError};
+use marks::Marks;
+
+/// Longest prompt that a template may write, whatever the context.
+const MAX_PROMPT_BYTES: usize = 64 << 20;
 
 /// A model's chat template.
 #[derive(Debug)]
@@ -33,6 +44,15 @@ pub enum ChatError {
     /// The template refused the messages (`raise_exception`) or failed.
     #[error("the chat template refused the messages: {0}")]
     Render(String),
+    /// The prompt is longer than the caller allows.
+    #[error("the chat template makes a prompt of more than {limit} bytes of these messages")]
+    TooLong {
+        /// The most bytes.
+        limit: usize,
+    },
+    /// The prompt cannot be tokenized.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
 }
 
 /// Name of the usual template.
@@ -74,6 +94,7 @@ impl ChatTemplate {
             )));
         }
         let mut environment = environment::new();
+        environment.set_fuel(Some(environment::fuel(&templates)));
         for (name, source) in templates {
             environment
                 .add_template_owned(name.to_owned(), environment::without_generation_blocks(source))
@@ -90,8 +111,41 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses or fails.
     pub fn render(&self, messages: &[Value], extra: &Map<String, Value>) -> Result<String, ChatError> {
+        self.render_within(messages.into(), extra, MAX_PROMPT_BYTES)
+    }
+
+    /// The tokens of [`ChatTemplate::render`]'s prompt. Special tokens in the texts of `messages` and
+    /// `extra` are encoded as ordinary text, so that a user cannot write another's turn. A template
+    /// that removes text from the middle of a message may still join parts of a special token.
+    ///
+    /// # Errors
+    /// When the template refuses or fails, or the prompt has more than `most_bytes`.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        extra: &Map<String, Value>,
+        most_bytes: usize,
+    ) -> Result<Vec<u32>, ChatError> {
+        let mut marks = Marks::new(tokenizer);
+        let messages = messages.iter().map(|message| marks.message(message)).collect();
+        let extra = marks.object(extra);
+        let limit = most_bytes.saturating_add(marks.added_bytes()).min(MAX_PROMPT_BYTES);
+        let (text, users) = marks.restore(self.render_within(messages, &extra, limit)?);
+        if text.len() > most_bytes {
+            return Err(ChatError::TooLong { limit: most_bytes });
+        }
+        Ok(tokenizer.encode_around(&text, &users)?)
+    }
+
+    fn render_within(
+        &self,
+        messages: Value,
+        extra: &Map<String, Value>,
+        limit: usize,
+    ) -> Result<String, ChatError> {
         let mut variables = self.tokens.clone();
-        variables.insert("messages".into(), messages.into());
+        variables.insert("messages".into(), messages);
         variables.insert("add_generation_prompt".into(), true.into());
         variables.insert("tools".into(), Value::Null);
         variables.insert("documents".into(), Value::Null);
@@ -101,10 +155,40 @@ impl ChatTemplate {
             _ if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
         };
-        self.environment
+        let mut prompt = BoundedText { bytes: Vec::new(), limit, is_full: false };
+        environment::begin_rendering();
+        let rendered = self
+            .environment
             .get_template(name)
-            .and_then(|template| template.render(Serde(&variables)))
-            .map_err(|error| ChatError::Render(environment::explain(&error)))
+            .and_then(|template| template.render_captured_to(Serde(&variables), &mut prompt).map(drop));
+        match rendered {
+            Err(_) if prompt.is_full => Err(ChatError::TooLong { limit }),
+            Err(error) => Err(ChatError::Render(environment::explain(&error))),
+            Ok(()) => String::from_utf8(prompt.bytes).map_err(|error| ChatError::Render(error.to_string())),
+        }
+    }
+}
+
+/// Takes a template's output up to a limit.
+struct BoundedText {
+    bytes: Vec<u8>,
+    limit: usize,
+    /// More was written than the limit.
+    is_full: bool,
+}
+
+impl io::Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.limit {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 mod bpe;
 mod stream;
 mod token_bytes;
+mod user_text;
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -19,6 +20,7 @@ use bpe::Pairs;
 use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;
+use user_text::SpecialParts;
 
 /// Longest accepted run of white space, in bytes. From a million, the library's regular expressions
 /// give up, and the ids would silently differ from Python's.
@@ -39,6 +41,7 @@ type Library =
 pub struct Tokenizer {
     inner: Library,
     tokens: TokenBytes,
+    specials: SpecialParts,
 }
 
 /// Why a tokenizer could not be loaded, or a text not be tokenized.
@@ -81,7 +84,8 @@ impl Tokenizer {
         add_configured_tokens(&mut inner, &folder.join("tokenizer_config.json"))?;
         let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| wrong(error.to_string()))?;
         let tokens = TokenBytes::new(&inner, &decoder).map_err(wrong)?;
-        Ok(Self { inner, tokens })
+        let specials = SpecialParts::new(&inner);
+        Ok(Self { inner, tokens, specials })
     }
 
     /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A
@@ -91,17 +95,20 @@ impl Tokenizer {
     /// When the library refuses the text, or it has more than 500,000 bytes of white space in a
     /// row.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let longest_run = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or(0);
-        if longest_run > MAX_WHITE_SPACE_RUN {
-            return Err(TokenizerError::Encode(format!(
-                "the text has {longest_run} bytes of white space in a row, {MAX_WHITE_SPACE_RUN} are the most"
-            )));
-        }
+        check_white_space(text)?;
         let encoding = self
             .inner
             .encode_fast(text, special)
             .map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The most bytes of text that this number of tokens holds. A longer text need not be encoded to
+    /// know that it has more tokens. Text that a tokenizer drops counts too.
+    pub fn most_text_bytes(&self, tokens: usize) -> usize {
+        // Unicode's composition takes at most three times as many bytes as its result.
+        let shrinks = if self.inner.get_normalizer().is_some() { 3 } else { 1 };
+        tokens.saturating_mul(shrinks * self.tokens.longest())
     }
 
     /// The text of token ids. Invalid UTF-8 becomes U+FFFD; unknown ids have no text.
@@ -139,6 +146,16 @@ impl Tokenizer {
     pub fn stream(self: &Arc<Self>) -> TokenStream {
         TokenStream::new(Arc::clone(self))
     }
+}
+
+fn check_white_space(text: &str) -> Result<(), TokenizerError> {
+    let longest_run = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or(0);
+    if longest_run > MAX_WHITE_SPACE_RUN {
+        return Err(TokenizerError::Encode(format!(
+            "the text has {longest_run} bytes of white space in a row, {MAX_WHITE_SPACE_RUN} are the most"
+        )));
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Tokenizer {

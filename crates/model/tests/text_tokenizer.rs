@@ -115,6 +115,18 @@ fn token_bytes_are_the_bytes_inside_a_text() {
 }
 
 #[test]
+fn no_text_has_more_bytes_than_its_tokens_can_hold() {
+    for style in STYLES {
+        let tokenizer = load(style);
+        for case in cases(style) {
+            let (text, tokens) = (case["text"].as_str().unwrap(), ids(&case, "ids").len());
+            assert!(text.len() <= tokenizer.most_text_bytes(tokens), "{style}: {text:?} has {tokens} tokens");
+        }
+        assert!(tokenizer.most_text_bytes(2048) < 2048 * 256, "{style}: a useful limit");
+    }
+}
+
+#[test]
 fn tokens_in_tokenizer_config_are_added() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(self::folder("llama3").join("tokenizer.json"), folder.path().join("tokenizer.json"))

@@ -1,6 +1,6 @@
 //! A Jinja environment with Hugging Face's filters, functions and settings.
 
-use std::{error::Error as _, fmt};
+use std::{cell::Cell, error::Error as _, fmt};
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
@@ -13,6 +13,30 @@ use super::python;
 /// Most steps of a rendering, a few seconds, so that no template runs for ever. A template of one
 /// page takes about 100 steps per message.
 const FUEL: u64 = 20_000_000;
+/// Most bytes that a rendering may write to variables and macros, whose size the library does not
+/// limit: as literals of the template, and as values.
+const CAPTURED_BYTES: usize = 512 << 20;
+
+thread_local! {
+    /// Bytes of values that the rendering on this thread has written.
+    static WRITTEN_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The steps that these templates may take. Each step writes at most their longest literal.
+pub(super) fn fuel(templates: &[(&str, &str)]) -> u64 {
+    let longest = |source: &str| match source.contains("endraw") {
+        // A raw block's literal may hold what begins a tag.
+        true => source.len(),
+        false => source.split("{%").flat_map(|part| part.split("{{")).map(str::len).max().unwrap_or(0),
+    };
+    let longest = templates.iter().map(|(_, source)| longest(source)).max().unwrap_or(0);
+    FUEL.min((CAPTURED_BYTES / longest.max(1)) as u64)
+}
+
+/// Begins the count of a rendering's bytes.
+pub(super) fn begin_rendering() {
+    WRITTEN_BYTES.set(0);
+}
 
 /// An environment without templates.
 pub(super) fn new() -> Environment<'static> {
@@ -21,14 +45,21 @@ pub(super) fn new() -> Environment<'static> {
     if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
         environment.set_syntax(syntax);
     }
-    environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(|out, _, value| {
         if value.is_undefined() {
             return Ok(());
         }
-        out.write_str(&python::str(value)).map_err(Error::from)
+        let text = python::str(value);
+        WRITTEN_BYTES.set(WRITTEN_BYTES.get() + text.len());
+        if WRITTEN_BYTES.get() > CAPTURED_BYTES {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("it writes more than {CAPTURED_BYTES} bytes"),
+            ));
+        }
+        out.write_str(&text).map_err(Error::from)
     });
     environment.add_filter("tojson", tojson);
     environment.add_filter("string", |value: &Value| python::str(value));
@@ -74,7 +105,7 @@ pub(super) fn explain(error: &Error) -> String {
         cause = inner.source();
     }
     let mut text = match error.kind() {
-        ErrorKind::OutOfFuel => format!("it takes more than {FUEL} steps"),
+        ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
         kind => kind.to_string(),
     };
     if let Some(detail) = error.detail() {

@@ -93,6 +93,13 @@ impl TokenBytes {
         self.entries.len()
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        let ends = self.entries.iter().map(|entry| entry.end);
+        let starts = std::iter::once(0).chain(ends.clone());
+        ends.zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0)
+    }
+
     pub(super) fn leading(&self) -> Leading {
         self.leading
     }
