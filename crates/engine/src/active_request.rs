@@ -3,10 +3,9 @@
 use std::time::Instant;
 
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
-use tokio::sync::mpsc;
 
 use crate::answer::{AnswerStream, PushOutcome};
-use crate::event::{Event, FinishReason, TokenLogprob, Usage};
+use crate::event::{EventSender, FinishReason, TokenLogprob, Usage};
 use crate::request::Request;
 use crate::sampler::{Sampler, Scratch, log_probabilities};
 
@@ -35,7 +34,7 @@ pub struct ActiveRequest {
 
 impl ActiveRequest {
     /// A request that was submitted now.
-    pub fn new(request: &Request, events: mpsc::UnboundedSender<Event>, tokens: TokenStream) -> Self {
+    pub fn new(request: &Request, events: EventSender, tokens: TokenStream) -> Self {
         Self {
             answer: AnswerStream::new(events, tokens, request.stop.clone()),
             sampler: Sampler::new(&request.sampling, &request.prompt),
@@ -58,10 +57,14 @@ impl ActiveRequest {
         self.answer.is_abandoned()
     }
 
-    /// Chooses a token from `buffers.logits`, which are overwritten.
-    pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> u32 {
+    /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not finite.
+    pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
-        let Some(count) = self.logprobs else { return self.sampler.choose(logits, scratch) };
+        // Zero times a number is zero unless it is not finite. A sum is faster than a search.
+        if logits.iter().map(|logit| logit * 0.0).sum::<f32>() != 0.0 {
+            return None;
+        }
+        let Some(count) = self.logprobs else { return Some(self.sampler.choose(logits, scratch)) };
         // The unmodified distribution is reported, and choosing overwrites it.
         unmodified.clone_from(logits);
         let id = self.sampler.choose(logits, scratch);
@@ -69,7 +72,7 @@ impl ActiveRequest {
         let bytes = |id| tokenizer.token_bytes(id);
         let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
         self.report = Some(TokenLogprob { id, bytes: bytes(id), logprob, top });
-        id
+        Some(id)
     }
 
     /// Takes the next token, and sends the text that it completes. `finish` is set on the last

@@ -2,9 +2,12 @@
 //! text.
 
 use thunder_model::tokenizer::TokenStream;
-use tokio::sync::mpsc;
 
-use crate::event::{Event, FinishReason, TokenLogprob, Usage};
+use crate::event::{Event, EventSender, FinishReason, TokenLogprob, Usage};
+
+/// An answer ends with an error when this much of it waits for its client, besides what the system
+/// and the server buffer: thousands of tokens of text, or hundreds with 20 log-probabilities each.
+const WAITING_LIMIT_BYTES: usize = 1 << 20;
 
 /// Holds back text that may be the beginning of a stop text.
 #[derive(Debug, Default)]
@@ -40,13 +43,15 @@ impl StopFilter {
 /// The text of one answer, sent to the client as it grows.
 #[derive(Debug)]
 pub struct AnswerStream {
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
     tokens: TokenStream,
     filter: StopFilter,
     /// Bytes of the text that was emitted.
     emitted: usize,
     /// Reports whose text was not emitted yet, with the byte where their text begins.
     logprobs: Vec<(usize, TokenLogprob)>,
+    /// The client took too little; it was sent an error.
+    is_stalled: bool,
 }
 
 /// Whether an answer continues after a token.
@@ -60,14 +65,14 @@ pub enum PushOutcome {
 
 impl AnswerStream {
     /// An empty answer whose events go to `events`.
-    pub fn new(events: mpsc::UnboundedSender<Event>, tokens: TokenStream, stop: Vec<String>) -> Self {
+    pub fn new(events: EventSender, tokens: TokenStream, stop: Vec<String>) -> Self {
         let filter = StopFilter { stop, ..StopFilter::default() };
-        Self { events, tokens, filter, emitted: 0, logprobs: Vec::new() }
+        Self { events, tokens, filter, emitted: 0, logprobs: Vec::new(), is_stalled: false }
     }
 
-    /// True if the client is gone.
+    /// True if the client is gone, or took so little that it was sent an error.
     pub fn is_abandoned(&self) -> bool {
-        self.events.is_closed()
+        self.is_stalled || self.events.is_closed()
     }
 
     /// Takes a token and emits the text that became certain with it.
@@ -90,11 +95,22 @@ impl AnswerStream {
         let ready = self.logprobs.iter().take_while(|(start, _)| *start < self.emitted).count();
         let logprobs = self.logprobs.drain(..ready).map(|(_, logprob)| logprob).collect();
         // The engine loop notices a client that is gone before it plans the next step.
-        let _ = self.events.send(Event::Delta { text, logprobs });
+        self.events.send(Event::Delta { text, logprobs });
+        if self.events.waiting_bytes() > WAITING_LIMIT_BYTES {
+            self.is_stalled = true;
+            let message = format!(
+                "the answer was cut off: {} bytes of it waited to be read, {WAITING_LIMIT_BYTES} are the most",
+                self.events.waiting_bytes()
+            );
+            self.events.send(Event::Failed { message });
+        }
     }
 
     /// Ends the answer. Emits the text that was held back, unless a stop text was found.
     pub fn finish(mut self, reason: FinishReason, usage: Usage) {
+        if self.is_stalled {
+            return;
+        }
         if !self.filter.stopped {
             let rest = self.tokens.finish();
             let (mut text, stopped) = self.filter.push(rest);
@@ -103,25 +119,37 @@ impl AnswerStream {
             }
             self.emit(text);
         }
-        // A client that is gone misses nothing.
-        let _ = self.events.send(Event::Done { reason, usage });
+        if !self.is_stalled {
+            self.events.send(Event::Done { reason, usage });
+        }
     }
 
     /// Ends the answer with an error.
     pub fn fail(self, message: &str) {
-        let _ = self.events.send(Event::Failed { message: message.to_owned() });
+        if !self.is_stalled {
+            self.events.send(Event::Failed { message: message.to_owned() });
+        }
     }
 }
 
 /// Bytes of the longest end of `text` that is also a beginning of `stop`, but not all of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
-    stop.char_indices().map(|(at, _)| at).rev().find(|&at| text.ends_with(&stop[..at])).unwrap_or(0)
+    let longest = stop.len().saturating_sub(1).min(text.len());
+    (1..=longest).rev().find(|&at| stop.is_char_boundary(at) && text.ends_with(&stop[..at])).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+
     use proptest::prelude::*;
+    use thunder_model::tokenizer::Tokenizer;
+
+    use super::*;
+    use crate::event::event_channel;
 
     #[test]
     fn the_longest_overlap_is_held_back() {
@@ -130,6 +158,46 @@ mod tests {
         assert_eq!(overlap("nothing", "xyz"), 0);
         assert_eq!(overlap("stop", "stop"), 0, "a whole stop text is found, not held");
         assert_eq!(overlap("é", "éa"), 2);
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_ends_the_answer_with_an_error() {
+        let tokenizer = Tokenizer::load(&thunder_testing::builtin_model()).unwrap();
+        let tokenizer = Arc::new(tokenizer);
+        let id = tokenizer.encode("word", false).unwrap()[0];
+        let (sender, mut receiver) = event_channel();
+        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new());
+        let mut pushed = 0;
+        while !answer.is_abandoned() {
+            answer.push(id, None);
+            pushed += 1;
+            assert!(pushed < 100_000, "{} bytes wait", sender.waiting_bytes());
+        }
+        assert!(pushed > 2000, "a client may pause for thousands of tokens, not for {pushed}");
+        answer.finish(FinishReason::Stop, Usage::default());
+        drop(sender);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut events = Vec::new();
+        while let Poll::Ready(Some(event)) = receiver.poll_next(&mut context) {
+            events.push(event);
+        }
+        assert_eq!(events.len(), pushed + 1, "nothing follows the error");
+        assert!(matches!(events.last(), Some(Event::Failed { message }) if message.contains("1048576")));
+    }
+
+    #[test]
+    fn a_client_that_reads_is_never_cut_off() {
+        let tokenizer = Arc::new(Tokenizer::load(&thunder_testing::builtin_model()).unwrap());
+        let id = tokenizer.encode("word", false).unwrap()[0];
+        let (sender, mut receiver) = event_channel();
+        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new());
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..50_000 {
+            answer.push(id, None);
+            assert!(receiver.poll_next(&mut context).is_ready());
+            assert_eq!(sender.waiting_bytes(), 0);
+        }
+        assert!(!answer.is_abandoned());
     }
 
     /// What a client reads if the text comes in these pieces, and whether a stop text was found.

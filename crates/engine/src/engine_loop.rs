@@ -21,6 +21,10 @@ use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
+/// What a client reads when the model computes numbers that are none.
+const NOT_FINITE: &str = "the model computed logits that are not finite numbers (NaN or infinite): its weights or its \
+                          config.json are damaged, so download the model again";
+
 /// Rank 0's loop.
 pub struct EngineLoop<B: Backend> {
     worker: RankWorker<B>,
@@ -38,6 +42,8 @@ pub struct EngineLoop<B: Backend> {
     buffers: ChoiceBuffers,
     tokens: Vec<u32>,
     events: Vec<TokenEvent>,
+    /// Requests whose logits are not finite.
+    damaged: Vec<RequestId>,
 }
 
 /// The scheduler's load, as last added to the shared counters.
@@ -70,6 +76,7 @@ impl<B: Backend> EngineLoop<B> {
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
+            damaged: Vec::new(),
         }
     }
 
@@ -205,9 +212,18 @@ impl<B: Backend> EngineLoop<B> {
                     request.choose(&self.info.tokenizer, &mut self.buffers)
                 }
                 // The scheduler drops the token of a cancelled request.
-                None => 0,
+                None => Some(0),
             };
-            self.tokens.push(token);
+            if token.is_none() {
+                self.damaged.push(*id);
+            }
+            self.tokens.push(token.unwrap_or(0));
+        }
+        for id in self.damaged.drain(..) {
+            self.scheduler.cancel(id);
+            if let Some(request) = self.requests.remove(&id) {
+                request.fail(NOT_FINITE);
+            }
         }
         self.scheduler.apply(&self.tokens, &mut self.events);
         for event in self.events.drain(..) {
@@ -254,7 +270,7 @@ impl<B: Backend> EngineLoop<B> {
         }
         self.inbox.submissions.close();
         while let Ok(submission) = self.inbox.submissions.try_recv() {
-            let _ = submission.events.send(Event::Failed { message: message.to_owned() });
+            submission.events.send(Event::Failed { message: message.to_owned() });
         }
     }
 }

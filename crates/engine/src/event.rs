@@ -1,6 +1,11 @@
-//! What a request's stream yields.
+//! What a request's stream yields, and how it gets there.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
+
+use tokio::sync::mpsc;
 
 /// An event of a request. The last one is [`Event::Done`] or [`Event::Failed`]; nothing follows it.
 #[derive(Debug, Clone)]
@@ -61,4 +66,72 @@ pub struct Usage {
     pub time_to_first_token: Duration,
     /// From the first token to the last.
     pub decode_time: Duration,
+}
+
+impl Event {
+    /// Bytes of memory that the event takes while it waits.
+    fn bytes(&self) -> usize {
+        let of_top = |top: &(u32, Vec<u8>, f32)| size_of_val(top) + top.1.len();
+        let of_logprob = |token: &TokenLogprob| {
+            size_of::<TokenLogprob>() + token.bytes.len() + token.top.iter().map(of_top).sum::<usize>()
+        };
+        size_of::<Self>()
+            + match self {
+                Self::Delta { text, logprobs } => text.len() + logprobs.iter().map(of_logprob).sum::<usize>(),
+                Self::Failed { message } => message.len(),
+                Self::Done { .. } => 0,
+            }
+    }
+}
+
+/// The engine's end of a request's stream. It counts what the client has not taken.
+#[derive(Debug, Clone)]
+pub struct EventSender {
+    events: mpsc::UnboundedSender<Event>,
+    waiting_bytes: Arc<AtomicUsize>,
+}
+
+/// The client's end.
+#[derive(Debug)]
+pub(crate) struct EventReceiver {
+    events: mpsc::UnboundedReceiver<Event>,
+    waiting_bytes: Arc<AtomicUsize>,
+}
+
+/// Both ends of a stream. Its sender decides what is too much.
+pub(crate) fn event_channel() -> (EventSender, EventReceiver) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let waiting_bytes = Arc::new(AtomicUsize::new(0));
+    (
+        EventSender { events: sender, waiting_bytes: waiting_bytes.clone() },
+        EventReceiver { events: receiver, waiting_bytes },
+    )
+}
+
+impl EventSender {
+    /// Sends an event; false if the client is gone.
+    pub fn send(&self, event: Event) -> bool {
+        self.waiting_bytes.fetch_add(event.bytes(), Ordering::Relaxed);
+        self.events.send(event).is_ok()
+    }
+
+    /// True if the client is gone.
+    pub fn is_closed(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// Bytes of the events that the client has not taken.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl EventReceiver {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let polled = self.events.poll_recv(context);
+        if let Poll::Ready(Some(event)) = &polled {
+            self.waiting_bytes.fetch_sub(event.bytes(), Ordering::Relaxed);
+        }
+        polled
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use crate::counters::Counters;
-use crate::event::Event;
+use crate::event::{Event, EventReceiver, EventSender, event_channel};
 use crate::model_info::ModelInfo;
 use crate::request::{Request, SubmitError};
 
@@ -73,7 +73,7 @@ impl Engine {
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Busy { waiting });
         }
-        let (events, receiver) = mpsc::unbounded_channel();
+        let (events, receiver) = event_channel();
         self.submissions.send(Submission { request, events }).map_err(|_| {
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             SubmitError::Stopped(self.stopped().unwrap_or("the engine loop has ended").to_owned())
@@ -88,7 +88,7 @@ pub struct Submission {
     /// The request.
     pub request: Request,
     /// Takes the request's events. Closed when the client is gone, which frees the request's slot.
-    pub events: mpsc::UnboundedSender<Event>,
+    pub events: EventSender,
 }
 
 /// The receiving end of an [`Engine`].
@@ -105,13 +105,13 @@ pub struct Inbox {
 /// The events of one request. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct EventStream {
-    events: mpsc::UnboundedReceiver<Event>,
+    events: EventReceiver,
 }
 
 impl EventStream {
     /// The next event; `None` after the last one, or if the engine loop panicked.
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv().await
+        std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
     /// As [`EventStream::next`], for threads outside an async runtime; `None` if no event comes
@@ -121,7 +121,7 @@ impl EventStream {
         let mut context = Context::from_waker(&waker);
         let deadline = Instant::now() + limit;
         loop {
-            if let Poll::Ready(event) = self.events.poll_recv(&mut context) {
+            if let Poll::Ready(event) = self.poll_next(&mut context) {
                 return Some(event);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -134,7 +134,7 @@ impl EventStream {
 
     /// As [`EventStream::next`], for use in `poll` functions.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.events.poll_recv(context)
+        self.events.poll_next(context)
     }
 }
 

@@ -17,15 +17,15 @@ pub struct StepResults<'a> {
 }
 
 impl StepResults<'_> {
-    /// The likeliest token of a row, after `ComputeLargest`.
-    pub fn largest(&self, row: usize) -> u32 {
+    /// The likeliest token of a row, after `ComputeLargest`; `None` if a logit is not finite.
+    pub fn largest(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
             let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
             // The lowest id wins a tie, as on one rank.
             best = best.or(Largest { column: id.to_bits(), value });
         }
-        best.column
+        best.value.is_finite().then_some(best.column)
     }
 
     /// A row's logits over the whole vocabulary, after `ComputeLogits`.

@@ -14,12 +14,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use thunder_engine::{
-    Engine, Event, FinishReason, ModelInfo, Request, Sampling, Submission, TokenLogprob, Usage,
+    Engine, Event, EventSender, FinishReason, ModelInfo, Request, Sampling, Submission, TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
 use thunder_server::{ServerConfig, serve};
-use tokio::sync::mpsc::UnboundedSender;
 
 const CONTEXT: usize = 1024;
 const WORDS: &[&str] =
@@ -64,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Sends the events of one request; returns early when the client has disconnected.
-fn complete(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<Tokenizer>) {
+fn complete(request: &Request, events: &EventSender, tokenizer: &Arc<Tokenizer>) {
     let free = CONTEXT - request.prompt.len();
     let limit = request.max_tokens.unwrap_or(free).min(free);
     let ids = choose_tokens(request, tokenizer, limit);
@@ -80,7 +79,7 @@ fn complete(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<
         text.truncate(until_stop);
         sent_bytes += text.len();
         let logprobs = request.logprobs.map(|top| logprob(id, top, tokenizer)).into_iter().collect();
-        if events.send(Event::Delta { text, logprobs }).is_err() {
+        if !events.send(Event::Delta { text, logprobs }) {
             return;
         }
         if stopped {
@@ -89,8 +88,8 @@ fn complete(request: &Request, events: &UnboundedSender<Event>, tokenizer: &Arc<
     }
     let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: tokens, ..Usage::default() };
     let reason = if stop.is_none() && tokens == limit { FinishReason::Length } else { FinishReason::Stop };
-    // Fails when the client has disconnected, which is not an error.
-    let _ = events.send(Event::Done { reason, usage });
+    // False when the client has disconnected, which is not an error.
+    events.send(Event::Done { reason, usage });
 }
 
 /// At most `limit` tokens. The words depend on the prompt, and on the seed unless the request is

@@ -3,14 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use serde_json::Value;
 use subtle::ConstantTimeEq;
 use thunder_engine::Engine;
 use tokio::sync::watch;
 
+use crate::admission::{Admission, ReceivedBody};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 
@@ -22,6 +21,9 @@ const ANY_MODEL: &str = "default";
 pub(crate) struct App {
     pub engine: Engine,
     pub config: ServerConfig,
+    pub admission: Admission,
+    /// Whether a request must name this machine in its `Host`.
+    pub checks_host: bool,
     /// Becomes true when completions in flight must end.
     pub closing: watch::Sender<bool>,
     /// Changes with the version and the number of ranks, because results may differ with either.
@@ -35,11 +37,12 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub fn new(engine: Engine, config: ServerConfig) -> Self {
+    pub fn new(engine: Engine, config: ServerConfig, checks_host: bool) -> Self {
         let fingerprint = format!("fp_thunder_{}_{}", env!("CARGO_PKG_VERSION"), engine.info().ranks);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let closing = watch::Sender::new(false);
-        Self { engine, config, closing, fingerprint, started, ids_given: AtomicU64::new(0) }
+        let (admission, ids_given) = (Admission::new(), AtomicU64::new(0));
+        Self { engine, config, admission, checks_host, closing, fingerprint, started, ids_given }
     }
 
     /// A new id, unique to one response.
@@ -58,36 +61,20 @@ impl App {
         Err(ApiError::unknown_model(&requested.chars().take(100).collect::<String>(), served))
     }
 
-    /// Reads a JSON body. Size and time are limited by the config.
-    pub async fn read_json(&self, request: Request) -> Result<Value, ApiError> {
+    /// Receives a JSON body. Size and time are limited by the config.
+    pub async fn receive(&self, request: Request) -> Result<ReceivedBody, ApiError> {
         check_content_type(request.headers())?;
-        let limit = self.config.body_limit_bytes;
-        let reading = tokio::time::timeout(self.config.read_timeout, Bytes::from_request(request, &()));
-        let bytes = match reading.await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = format!("the body is larger than the limit of {limit} bytes");
-                return Err(ApiError::invalid(message).status(StatusCode::PAYLOAD_TOO_LARGE));
-            }
-            Ok(Err(rejection)) => {
-                return Err(ApiError::invalid(format!("cannot read the body: {rejection}")));
-            }
-            Err(_) => {
-                let message = format!("the body did not arrive within {:?}", self.config.read_timeout);
-                return Err(ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT));
-            }
-        };
-        serde_json::from_slice(&bytes)
-            .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))
-    }
-
-    /// Runs CPU-heavy work (templates, tokenizing) on a thread that serves no connections.
-    pub async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let failed = |error| ApiError::engine_failed(format!("preparing the prompt failed: {error}"));
-        tokio::task::spawn_blocking(work).await.map_err(failed)?
+        let (limit, timeout) = (self.config.body_limit_bytes, self.config.read_timeout);
+        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if announced.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
+        {
+            return Err(ApiError::too_large(limit));
+        }
+        let receiving = self.admission.receive(request.into_body(), limit);
+        tokio::time::timeout(timeout, receiving).await.unwrap_or_else(|_| {
+            let message = format!("the body did not arrive within {timeout:?}");
+            Err(ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT))
+        })
     }
 
     /// Checks the `Authorization` header against the keys.

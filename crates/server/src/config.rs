@@ -9,11 +9,25 @@ pub struct ServerConfig {
     /// A client must send one of these keys to use `/v1`. When empty, no key is needed, which is
     /// allowed on loopback only ([`check_binding`]).
     pub api_keys: Vec<String>,
-    /// Larger request bodies are refused. Parsing takes about ten bytes of memory per byte of body.
+    /// Origins (`https://chat.example`) whose web pages may use the server; `*` allows all. None by
+    /// default.
+    pub allowed_origins: Vec<String>,
+    /// Names that a request may have in `Host` where names are checked (on loopback without keys),
+    /// besides localhost and addresses.
+    pub host_names: Vec<String>,
+    /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
+    /// text.
     pub body_limit_bytes: usize,
     /// Time to receive a request's head, again for its body, and until an idle connection is
     /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.
     pub read_timeout: Duration,
+    /// A client that takes nothing of its answer for this long is disconnected. Raise it for
+    /// clients that pause; lower it to free the memory of clients that have stalled sooner.
+    pub write_timeout: Duration,
+    /// Time that an answer may take once its client has ended its sending side: it may have
+    /// disconnected, which looks the same until something is sent. Streams end as soon as sending
+    /// fails.
+    pub half_closed_limit: Duration,
     /// Time that completions in flight have after a shutdown begins; then they end with an error.
     /// Longer loses fewer completions, shorter restarts sooner.
     pub grace: Duration,
@@ -23,8 +37,12 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
+            host_names: Vec::new(),
             body_limit_bytes: 8 << 20,
             read_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            half_closed_limit: Duration::from_secs(10),
             grace: Duration::from_secs(30),
         }
     }
@@ -41,6 +59,9 @@ pub enum ServerError {
         "API key number {0} is empty, or has spaces or non-ASCII characters: use printable ASCII characters only"
     )]
     BadKey(usize),
+    /// An origin that no browser sends.
+    #[error("allowed origin \"{0}\": an origin is SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")]
+    BadOrigin(String),
 }
 
 /// Checks that other machines cannot use the server without a key, and that clients can send the
@@ -62,6 +83,22 @@ pub(crate) fn check_keys(keys: &[String]) -> Result<(), ServerError> {
     let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
     match keys.iter().position(|key| !sendable(key)) {
         Some(index) => Err(ServerError::BadKey(index + 1)),
+        None => Ok(()),
+    }
+}
+
+/// Checks that browsers send origins of this form.
+///
+/// # Errors
+/// When an origin is neither `*` nor a scheme and a host.
+pub fn check_origins(origins: &[String]) -> Result<(), ServerError> {
+    let is_origin = |origin: &str| {
+        let host = origin.split_once("://").filter(|(scheme, _)| !scheme.is_empty()).map(|(_, host)| host);
+        host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '?', '#', '@']))
+            && origin.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match origins.iter().find(|origin| *origin != "*" && !is_origin(origin)) {
+        Some(origin) => Err(ServerError::BadOrigin(origin.clone())),
         None => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use thunder_engine::SubmitError;
+use thunder_engine::{PromptError, SubmitError};
 
 /// The `Retry-After` header when the engine's queue is full, in seconds.
 const RETRY_AFTER_S: u16 = 1;
@@ -70,6 +70,27 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
     }
 
+    /// 413: the body has more than `limit` bytes.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the body is larger than the limit of {limit} bytes");
+        Self::invalid(message).status(StatusCode::PAYLOAD_TOO_LARGE)
+    }
+
+    /// 429: there is too much to do already.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).code("rate_limit_exceeded")
+    }
+
+    /// The text of field `param` is no prompt.
+    pub fn no_prompt(error: &PromptError, param: &str) -> Self {
+        let message = error.to_string();
+        match error {
+            PromptError::NoTemplate(_) => Self::field(param, format!("{message}: use /v1/completions")),
+            PromptError::TooLong { .. } => Self::field(param, message).code("context_length_exceeded"),
+            PromptError::Chat(_) | PromptError::Tokenizer(_) => Self::field(param, message),
+        }
+    }
+
     /// The engine refused the request; `prompt` is the field that the prompt came from.
     pub fn refused(error: &SubmitError, prompt: &str) -> Self {
         let message = error.to_string();
@@ -77,8 +98,7 @@ impl ApiError {
             SubmitError::EmptyPrompt => Self::field(prompt, message),
             SubmitError::PromptTooLong { .. } => Self::field(prompt, message).code("context_length_exceeded"),
             SubmitError::BadParameter { name, .. } => Self::field(*name, message),
-            SubmitError::Busy { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
-                .code("rate_limit_exceeded"),
+            SubmitError::Busy { .. } => Self::busy(message),
             SubmitError::Stopped(_) => Self::unavailable(message, "engine_stopped"),
         }
     }

@@ -20,23 +20,34 @@
 //!
 //! Rules of all endpoints:
 //! - An unsupported field is refused with status 400 and the field's name, unless its value asks
-//!   for the default behaviour. `null` counts as absent. Fields that never change the output
-//!   (`user`, `metadata`, …) are accepted.
+//!   for the default behaviour. `null` counts as absent. Fields that change nothing here (`user`,
+//!   `keep_alive`, `reasoning_effort`, `tools: []`, …) are accepted.
 //! - A request names the served model by its full name, by the last component of that name, or as
 //!   `default`.
 //! - Sampling parameters that a request does not set come from the model's own defaults
 //!   ([`thunder_engine::ModelInfo::default_sampling`]).
+//! - Memory is bounded: a prompt that cannot fit is refused before it is tokenized, few bodies are
+//!   prepared at once, and a client that reads nothing is disconnected.
 //! - `max_tokens` is an upper limit: a completion that fills the context ends with `length`. A
 //!   prompt that leaves no room for a completion is refused (`context_length_exceeded`).
 //! - A complete stream ends with `data: [DONE]`. A stream that fails ends with `data: {"error":
 //!   …}`.
-//! - When a client disconnects, its completions are cancelled.
+//! - When a client disconnects, its completions are cancelled. A client that only ends its sending
+//!   side gets its answer.
+//! - Special tokens in messages are ordinary text: only the chat template makes them. The prompt of
+//!   `/v1/completions` is all the caller's, as with llama.cpp and vLLM, so special tokens in it are
+//!   special.
+//! - Without keys on loopback, a request must be for localhost, an address, or one of
+//!   [`ServerConfig::host_names`].
 
+mod admission;
 mod api;
 mod app;
+mod client;
 mod config;
 mod connections;
 mod error;
+mod host;
 mod request;
 mod response;
 mod routes;
@@ -49,19 +60,19 @@ use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::TcpListener;
 
-pub use crate::config::{ServerConfig, ServerError, check_binding};
+pub use crate::config::{ServerConfig, ServerError, check_binding, check_origins};
 
 use crate::app::App;
 use crate::config::check_keys;
-use crate::connections::Connections;
+use crate::connections::{ConnectionLimits, Connections};
 
 /// After the grace time, the wait for final error events to reach clients that still read.
 const FINAL_ERROR_WAIT: Duration = Duration::from_secs(1);
 
 /// The API as a service without a listener, for tests and for embedding in another server.
-/// It does not check keys or the address; see [`check_binding`].
+/// It does not check keys, the address or a request's `Host`; see [`check_binding`].
 pub fn router(engine: Engine, config: ServerConfig) -> Router {
-    routes::build(Arc::new(App::new(engine, config)))
+    routes::build(Arc::new(App::new(engine, config, false)))
 }
 
 /// Serves the API on `listener` until `shutdown` is ready. Then it accepts no more connections.
@@ -69,7 +80,7 @@ pub fn router(engine: Engine, config: ServerConfig) -> Router {
 /// error.
 ///
 /// # Errors
-/// When a key is malformed. The caller must check, before it binds, that `listener` may be open to
+/// When a key or an origin is malformed. The caller must check, before it binds, that `listener` may be open to
 /// other machines ([`check_binding`]).
 pub async fn serve(
     engine: Engine,
@@ -78,9 +89,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
     check_keys(&config.api_keys)?;
-    let (grace, head_timeout) = (config.grace, config.read_timeout);
-    let app = Arc::new(App::new(engine, config));
-    let mut open = Connections::accept(listener, routes::build(app.clone()), head_timeout, shutdown).await;
+    check_origins(&config.allowed_origins)?;
+    // With a key, a web page needs more than a name that leads here; and a proxy may be in front.
+    let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let checks_host = is_loopback && config.api_keys.is_empty();
+    let (grace, limits) = (config.grace, ConnectionLimits::of(&config));
+    let app = Arc::new(App::new(engine, config, checks_host));
+    let mut open = Connections::accept(listener, routes::build(app.clone()), limits, shutdown).await;
     open.close();
     if !open.closed(grace).await {
         app.closing.send_replace(true);

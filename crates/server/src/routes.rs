@@ -1,38 +1,67 @@
 //! Paths and their handlers, with the middleware in front of them: keys, body limit, request log.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, OriginalUri, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::extract::{OriginalUri, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::api::{chat, completions, models};
+use crate::api::chat::ChatRequest;
+use crate::api::completions::CompletionRequest;
+use crate::api::{create, models};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::host::require_own_host;
+
+/// How long a browser may remember that an origin is allowed.
+const ALLOWED_FOR: Duration = Duration::from_secs(3600);
 
 /// The router with all paths.
 pub(crate) fn build(app: Arc<App>) -> Router {
-    let limit = app.config.body_limit_bytes;
+    let origins = allowed_origins(&app.config.allowed_origins);
     let v1 = Router::new()
-        .route("/chat/completions", post(chat::create))
-        .route("/completions", post(completions::create))
+        .route("/chat/completions", post(create::<ChatRequest>))
+        .route("/completions", post(create::<CompletionRequest>))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
-    Router::new()
+    let router = Router::new()
         .nest("/v1", v1)
         .route("/health", get(models::health))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(limit))
+        .layer(from_fn_with_state(app.clone(), require_own_host))
         .layer(from_fn(log_request))
-        .with_state(app)
+        .with_state(app);
+    match origins {
+        Some(origins) => router.layer(origins),
+        None => router,
+    }
+}
+
+/// Answers browsers' questions (CORS) whether pages of other origins may use this server; `None` if
+/// no origin may.
+fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
+    let origins = match origins {
+        [] => return None,
+        origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        origins => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    let layer = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST])
+        // OpenAI's clients send headers of their own.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER])
+        .max_age(ALLOWED_FOR);
+    Some(layer)
 }
 
 /// Logs one line per request when its response begins.

@@ -149,20 +149,18 @@ pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// The prompt of a conversation, by the model's chat template. Without a template: the last message
-/// alone.
+/// The prompt of a conversation, by the model's chat template: special tokens in messages are
+/// ordinary text. Without a template: the last message alone.
 ///
 /// # Errors
 /// When the template rejects the messages.
 pub fn tokens(engine: &Engine, messages: &[Value]) -> anyhow::Result<Vec<u32>> {
     let info = engine.info();
-    match &info.chat_template {
-        Some(template) => Ok(info.tokenizer.encode(&template.render(messages, &Map::new())?, false)?),
-        None => {
-            let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
-            Ok(info.tokenizer.encode(text, true)?)
-        }
+    if info.chat_template.is_some() {
+        return Ok(info.chat_prompt(messages, &Map::new())?);
     }
+    let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+    Ok(info.text_prompt(text)?)
 }
 
 /// A finished answer.

@@ -28,6 +28,8 @@ pub struct RunCommand {
     /// The prompt [default: standard input]
     prompt: Option<String>,
     /// Continue the prompt as plain text, without the model's chat template
+    ///
+    /// Special tokens in the prompt are then special, as in /v1/completions: write turns yourself.
     #[arg(long)]
     raw: bool,
     /// Print one JSON object with text, token counts and speed
@@ -92,7 +94,7 @@ impl RunCommand {
     fn answer(&self, session: &session::Session, question: &str, signal: &AtomicI32) -> anyhow::Result<()> {
         let engine = &session.head.engine;
         let tokens = if self.raw {
-            engine.info().tokenizer.encode(question, true)?
+            engine.info().text_prompt(question)?
         } else {
             let system = self.sampling.system.iter().map(|text| prompt::message("system", text));
             let messages: Vec<_> = system.chain([prompt::message("user", question)]).collect();

@@ -1,6 +1,6 @@
 //! `thunder serve`.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,9 +23,12 @@ use crate::session::{self, Session};
 pub struct ServeCommand {
     #[command(flatten)]
     model: ModelArg,
-    /// Address to listen on; 0.0.0.0 accepts connections from other machines
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    host: IpAddr,
+    /// Address or name to listen on; 0.0.0.0 accepts connections from other machines
+    ///
+    /// On loopback without --api-key, requests must be for localhost, an address, or this name: a web
+    /// page could reach the server by a name of its own.
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
     /// Port to listen on; 0 chooses a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
@@ -40,6 +43,13 @@ pub struct ServeCommand {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
+    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, * allows
+    /// all [default: none]
+    ///
+    /// For browser clients that are not served by this machine. Without --api-key, such pages need no
+    /// key either.
+    #[arg(long = "allow-origin", value_name = "ORIGIN")]
+    allowed_origins: Vec<String>,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
@@ -50,9 +60,10 @@ pub struct ServeCommand {
 impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let address = SocketAddr::new(self.host, self.port);
+        let address = resolve(&self.host, self.port)?;
         thunder_server::check_binding(address, &self.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
+        thunder_server::check_origins(&self.allowed_origins)?;
         mlx_launch::fill_input();
         // A port that is in use is an error before the model is loaded, not after.
         let listener = if session::is_head()? { Some(listen(address)?) } else { None };
@@ -62,11 +73,25 @@ impl ServeCommand {
         };
         let config = ServerConfig {
             api_keys: self.api_keys,
+            allowed_origins: self.allowed_origins,
+            host_names: vec![self.host],
             grace: Duration::from_secs(self.grace),
             ..ServerConfig::default()
         };
         serve(session, listener, config)
     }
+}
+
+/// The address of a name or address. Of several, the first IPv4 address: clients that are given a
+/// name try all.
+fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let wrong = || format!("--host {host}: not an address, and no name that leads to one");
+    let found: Vec<_> = (host, port).to_socket_addrs().with_context(wrong)?.collect();
+    let address = found.iter().find(|address| address.is_ipv4()).or_else(|| found.first());
+    address.copied().with_context(wrong)
 }
 
 /// Binds the address. Connections wait until [`serve`] accepts them.

@@ -60,6 +60,11 @@ fn wrong_options_are_named() {
         (&["run", "builtin", "hi", "--stop", ""], &["stop is \"\""]),
         (&["serve", "--host", "0.0.0.0", "--port", "0"], &["0.0.0.0", "API key", "127.0.0.1"]),
         (&["serve", "--port", "99999"], &["99999"]),
+        (
+            &["serve", "--host", "no.such.name.invalid", "--port", "0"],
+            &["--host no.such.name.invalid", "address"],
+        ),
+        (&["serve", "--allow-origin", "chat.example", "--port", "0"], &["chat.example", "SCHEME://HOST"]),
         (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
         (&["bench", "comm", "--transport", "shm,pigeon"], &["pigeon", "--transport", "shm, tcp or rdma"]),
         (&["bench", "comm", "--sizes", "64K,1Q"], &["1Q", "--sizes", "64KiB"]),

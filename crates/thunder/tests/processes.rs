@@ -5,7 +5,8 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{Server, children, post, run_json, thunder};
@@ -205,4 +206,52 @@ fn a_ranks_memory_is_its_shard_and_little_more() {
             assert!(peak <= limit, "rank {rank} of {ranks}: {peak} bytes, {share} are weights");
         }
     }
+}
+
+/// Twelve such bodies once took 8 GB and left 4 GB.
+#[test]
+fn bodies_that_are_too_much_take_little_memory_and_give_it_back() {
+    let server = Server::start(&["builtin", "--context", "2048"]);
+    let mib = |field| memory(server.id(), field) >> 20;
+    let before = mib("VmRSS:");
+    let messages =
+        json!({"model": "default", "messages": vec![json!({"role": "user", "content": ""}); 250_000]});
+    let prompt = json!({"model": "default", "prompt": "word ".repeat(1_400_000)});
+    std::thread::scope(|scope| {
+        // Together below the limit of large bodies, at which a connection is closed early.
+        for number in 0..8 {
+            let (path, body) =
+                if number < 4 { ("/v1/chat/completions", &messages) } else { ("/v1/completions", &prompt) };
+            let url = server.url(path);
+            scope.spawn(move || {
+                let (status, answer) = post(&url, body);
+                assert_eq!(status, 400, "{answer}");
+            });
+        }
+    });
+    let (most, after) = (mib("VmHWM:"), mib("VmRSS:"));
+    assert!(most < before + 400, "{before} MiB before, {most} at most");
+    assert!(after < before + 100, "{before} MiB before, {after} afterwards");
+}
+
+/// A web page whose own name leads to this machine gets nothing.
+#[test]
+fn a_server_is_found_by_name_and_refuses_other_names() {
+    let server = Server::start(&["builtin", "--host", "localhost", "--allow-origin", "https://chat.example"]);
+    let url = server.url("/health");
+    let address = url.split('/').next().unwrap();
+    let ask = |host: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let origin = "Origin: https://chat.example\r\nConnection: close";
+        write!(stream, "GET /health HTTP/1.1\r\nHost: {host}\r\n{origin}\r\n\r\n").unwrap();
+        // `nc -N` ends its sending side with its input.
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    };
+    let reply = ask("localhost");
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert!(reply.contains("access-control-allow-origin: https://chat.example"), "{reply}");
+    assert!(ask("evil.example").starts_with("HTTP/1.1 403"));
 }

@@ -1,6 +1,9 @@
 //! Runs an engine of the built-in model inside a test, and reads its answers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+use std::path::Path;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,18 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the built-in model on `ranks` ranks, each a thread, while `work` uses the engine.
 pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: impl FnOnce(Engine) + Send) {
-    let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
+    with_engine_of(&thunder_testing::builtin_model(), ranks, parallel, limits, work);
+}
+
+/// As [`with_engine`], of the model in this folder.
+pub fn with_engine_of(
+    folder: &Path,
+    ranks: usize,
+    parallel: Parallelism,
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let folder = ModelFolder::open(folder).unwrap();
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {

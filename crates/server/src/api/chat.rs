@@ -1,34 +1,24 @@
 //! POST /v1/chat/completions.
 
-use std::sync::Arc;
-
-use axum::extract::{Request, State};
-use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
+use thunder_engine::{Engine, FinishReason, Sampling, TokenLogprob};
 
-use crate::app::App;
+use super::GenerateRequest;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
 use crate::request::messages;
 use crate::request::options::{MAX_TOP_LOGPROBS, Options};
 use crate::response::format::{ChoiceFormat, finish_reason};
 use crate::response::logprobs::ChatLogprobs;
-use crate::response::reply::{PreparedRequest, reply};
+use crate::response::reply::PreparedRequest;
 
 /// Fields of OpenAI's chat API that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] = &[
     "tools",
-    "parallel_tool_calls",
     "functions",
-    "function_call",
     "audio",
-    "prediction",
-    "reasoning_effort",
-    "verbosity",
     "web_search_options",
-    "prompt_cache_retention",
     "moderation",
     "best_of",
     "echo",
@@ -50,17 +40,15 @@ pub(crate) struct ChatRequest {
     pub logprobs: Option<usize>,
 }
 
-impl ChatRequest {
-    pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
+impl GenerateRequest for ChatRequest {
+    type Format = ChatFormat;
+
+    fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
-        let max_completion_tokens =
-            fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
-        if max_completion_tokens.is_some() && options.max_tokens.is_some() {
-            let message = "set `max_completion_tokens` or the older `max_tokens`, not both";
-            return Err(ApiError::field("max_tokens", message));
-        }
-        options.max_tokens = options.max_tokens.or(max_completion_tokens);
+        let newer = fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
+        // Clients that send the newer and the older field mean the same with both.
+        options.max_tokens = options.max_tokens.into_iter().chain(newer).min();
         let logprobs = logprobs(&mut fields)?;
         let messages = messages::take(&mut fields)?;
         let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
@@ -69,27 +57,42 @@ impl ChatRequest {
             let message = format!("`{param}` is set by the server: remove it");
             return Err(ApiError::field(param, message));
         }
-        fields.accept_only("response_format", &[json!({"type": "text"})])?;
-        fields.accept_only("modalities", &[json!(["text"])])?;
-        fields.accept_only("tool_choice", &[json!("none")])?;
-        fields.accept_only("store", &[json!(false)])?;
-        fields.accept_only("add_generation_prompt", &[json!(true)])?;
+        accept_without_effect(&mut fields)?;
         fields.finish(UNSUPPORTED)?;
         Ok(Self { options, messages, template_kwargs, logprobs })
     }
 
-    /// Applies the chat template and tokenizes.
-    fn prompt(&self, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
-        let Some(template) = &info.chat_template else {
-            let message = format!("the model \"{}\" has no chat template: use /v1/completions", info.name);
-            return Err(ApiError::field("messages", message));
-        };
-        let refused = |message| ApiError::field("messages", message);
-        let text = template
-            .render(&self.messages, &self.template_kwargs)
-            .map_err(|error| refused(error.to_string()))?;
-        info.tokenizer.encode(&text, false).map_err(|error| refused(error.to_string()))
+    fn options(&self) -> &Options {
+        &self.options
     }
+
+    fn prepare(self, engine: &Engine) -> Result<(PreparedRequest, ChatFormat), ApiError> {
+        let prompt = engine.info().chat_prompt(&self.messages, &self.template_kwargs);
+        let request = PreparedRequest {
+            options: self.options,
+            prompts: vec![prompt.map_err(|error| ApiError::no_prompt(&error, "messages"))?],
+            field: "messages",
+            logprobs: self.logprobs,
+        };
+        Ok((request, ChatFormat { engine: engine.clone(), logprobs: self.logprobs.is_some() }))
+    }
+}
+
+/// Accepts fields that change nothing here: with these values, or for a model that is given no tools
+/// and has no levels of effort.
+fn accept_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
+    for list in ["tools", "functions"] {
+        fields.accept_empty(list);
+    }
+    fields.accept_only("tool_choice", &[json!("none"), json!("auto")])?;
+    fields.accept_only("function_call", &[json!("none"), json!("auto")])?;
+    fields.boolean("parallel_tool_calls")?;
+    fields.string("reasoning_effort")?;
+    fields.string("verbosity")?;
+    fields.object("prediction")?;
+    fields.accept_only("response_format", &[json!({"type": "text"})])?;
+    fields.accept_only("modalities", &[json!(["text"])])?;
+    fields.accept_only("add_generation_prompt", &[json!(true)])
 }
 
 /// `logprobs` turns log-probabilities on; `top_logprobs` is the number of alternatives.
@@ -106,31 +109,9 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Handles POST /v1/chat/completions.
-pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = app.read_json(request).await?;
-    let request = ChatRequest::parse(body, &app.engine.info().default_sampling)?;
-    app.check_model(&request.options.model)?;
-    let engine = app.engine.clone();
-    let (request, prompt) = app
-        .blocking(move || {
-            let prompt = request.prompt(engine.info())?;
-            Ok((request, prompt))
-        })
-        .await?;
-    let format = ChatFormat { engine: app.engine.clone(), logprobs: request.logprobs.is_some() };
-    let request = PreparedRequest {
-        options: request.options,
-        prompts: vec![prompt],
-        field: "messages",
-        logprobs: request.logprobs,
-    };
-    reply(&app, request, format).await
-}
-
 /// Formats the chat API's choices.
 #[derive(Debug)]
-struct ChatFormat {
+pub(crate) struct ChatFormat {
     engine: Engine,
     logprobs: bool,
 }
@@ -142,7 +123,7 @@ impl ChatFormat {
 }
 
 #[derive(Debug, Serialize)]
-struct ChatChoice {
+pub(crate) struct ChatChoice {
     index: usize,
     message: Message,
     logprobs: Option<ChatLogprobs>,
@@ -158,7 +139,7 @@ struct Message {
 }
 
 #[derive(Debug, Serialize)]
-struct ChatChunkChoice {
+pub(crate) struct ChatChunkChoice {
     index: usize,
     delta: Delta,
     logprobs: Option<ChatLogprobs>,

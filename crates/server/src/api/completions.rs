@@ -1,20 +1,16 @@
 //! POST /v1/completions.
 
-use std::sync::Arc;
-
-use axum::extract::{Request, State};
-use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Value, json};
 use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
 
-use crate::app::App;
+use super::GenerateRequest;
 use crate::error::ApiError;
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
 use crate::response::format::{ChoiceFormat, finish_reason};
 use crate::response::logprobs::CompletionLogprobs;
-use crate::response::reply::{PreparedRequest, reply};
+use crate::response::reply::PreparedRequest;
 
 /// Limit when a request has no `max_tokens`: OpenAI's default for this API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -39,8 +35,10 @@ pub(crate) struct CompletionRequest {
     pub logprobs: Option<usize>,
 }
 
-impl CompletionRequest {
-    pub fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
+impl GenerateRequest for CompletionRequest {
+    type Format = CompletionFormat;
+
+    fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
         options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
@@ -59,6 +57,19 @@ impl CompletionRequest {
         fields.accept_only("best_of", &[json!(options.n)])?;
         fields.finish(UNSUPPORTED)?;
         Ok(Self { options, prompts, logprobs })
+    }
+
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn prepare(self, engine: &Engine) -> Result<(PreparedRequest, CompletionFormat), ApiError> {
+        let Self { options, prompts, logprobs } = self;
+        let prompts: Vec<_> =
+            prompts.into_iter().map(|prompt| tokens(prompt, engine.info())).collect::<Result<_, _>>()?;
+        let offsets = vec![0; prompts.len() * options.n];
+        let format = CompletionFormat { engine: engine.clone(), offsets, logprobs: logprobs.is_some() };
+        Ok((PreparedRequest { options, prompts, field: "prompt", logprobs }, format))
     }
 }
 
@@ -98,30 +109,13 @@ fn ids(items: Vec<Value>, name: &str) -> Result<Vec<u32>, ApiError> {
 fn tokens(prompt: Prompt, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
     match prompt {
         Prompt::Ids(ids) => Ok(ids),
-        Prompt::Text(text) => {
-            info.tokenizer.encode(&text, true).map_err(|error| ApiError::field("prompt", error.to_string()))
-        }
+        Prompt::Text(text) => info.text_prompt(&text).map_err(|error| ApiError::no_prompt(&error, "prompt")),
     }
-}
-
-/// Handles POST /v1/completions.
-pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = app.read_json(request).await?;
-    let request = CompletionRequest::parse(body, &app.engine.info().default_sampling)?;
-    app.check_model(&request.options.model)?;
-    let CompletionRequest { options, prompts, logprobs } = request;
-    let engine = app.engine.clone();
-    let prompts: Vec<_> = app
-        .blocking(move || prompts.into_iter().map(|prompt| tokens(prompt, engine.info())).collect())
-        .await?;
-    let offsets = vec![0; prompts.len() * options.n];
-    let format = CompletionFormat { engine: app.engine.clone(), offsets, logprobs: logprobs.is_some() };
-    reply(&app, PreparedRequest { options, prompts, field: "prompt", logprobs }, format).await
 }
 
 /// Formats the completions API's choices.
 #[derive(Debug)]
-struct CompletionFormat {
+pub(crate) struct CompletionFormat {
     engine: Engine,
     /// Characters so far, per choice.
     offsets: Vec<usize>,
@@ -131,7 +125,7 @@ struct CompletionFormat {
 /// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null
 /// until the last chunk.
 #[derive(Debug, Serialize)]
-struct TextChoice {
+pub(crate) struct TextChoice {
     text: String,
     index: usize,
     logprobs: Option<CompletionLogprobs>,

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use thunder_engine::Sampling;
 
+use super::GenerateRequest;
 use super::chat::ChatRequest;
 use super::completions::CompletionRequest;
 use crate::error::ApiError;
@@ -177,29 +178,38 @@ fn every_sampling_field_reaches_the_engine() {
 #[test]
 fn unsupported_fields_are_refused_by_name() {
     let refused = json!({
-        "tools": [], "functions": [], "tool_choice": "auto", "parallel_tool_calls": true, "audio": {},
-        "prediction": {}, "reasoning_effort": "low", "service_tier": "flex", "store": true, "echo": true,
-        "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"}, "modalities": ["text", "audio"],
-        "verbosity": "low", "web_search_options": {}, "add_generation_prompt": false, "n": 0, "top_logprobs": 2,
-        "logprobs": 5, "stop": [""], "stream_options": {"include_usage": true}, "seed": 0.5, "temperature": "hot",
-        "logit_bias": {"word": 1}, "user": 7, "metadata": "x", "max_tokens": 0, "top_k": -2,
+        "tools": [{}], "functions": [{}], "tool_choice": "required", "function_call": {"name": "f"}, "audio": {},
+        "parallel_tool_calls": "yes", "prediction": "x", "reasoning_effort": 3, "service_tier": 1, "store": "x",
+        "echo": true, "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"},
+        "modalities": ["text", "audio"], "verbosity": 1, "web_search_options": {}, "add_generation_prompt": false,
+        "n": 0, "top_logprobs": 2, "logprobs": 5, "stop": [""], "stream_options": {"include_usage": true},
+        "seed": 0.5, "temperature": "hot", "logit_bias": {"word": 1}, "user": 7, "metadata": "x", "max_tokens": 0,
+        "top_k": -2, "cache_prompt": 1, "max_completion_tokens": 0,
     });
     for (name, value) in refused.as_object().unwrap() {
         let error = chat(json!({name: value})).expect_err(name);
         assert_eq!(error.param.as_deref(), Some(name.as_str()), "{error}");
         assert!(error.message.contains(name.as_str()), "{error}");
     }
-    let both = chat(json!({"max_tokens": 1, "max_completion_tokens": 1})).unwrap_err();
-    assert_eq!(both.param.as_deref(), Some("max_tokens"));
+    let biases: Map<String, Value> = (0..5000).map(|id: u32| (id.to_string(), json!(1))).collect();
+    for (name, value) in [("stop", json!("x".repeat(1025))), ("logit_bias", biases.into())] {
+        assert_eq!(chat(json!({name: value})).expect_err(name).param.as_deref(), Some(name));
+    }
 }
 
 #[test]
 fn values_that_ask_for_the_default_behaviour_are_accepted() {
     let neutral = json!({
-        "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "none", "store": false,
-        "service_tier": "auto", "top_logprobs": 0, "logprobs": false, "user": "u", "metadata": {"a": "b"}, "tools": null,
+        "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto", "store": true,
+        "service_tier": "flex", "tools": [], "functions": [], "function_call": "none", "parallel_tool_calls": true,
+        "reasoning_effort": "high", "verbosity": "low", "prediction": {"type": "content"}, "keep_alive": "5m",
+        "cache_prompt": true, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "top_logprobs": 0, "logprobs": false, "user": "u", "metadata": {"a": "b"}, "stop": null,
     });
     assert_eq!(chat(neutral).unwrap(), chat(json!({})).unwrap());
+    for (older, newer) in [(5, 9), (9, 5)] {
+        let both = chat(json!({"max_tokens": older, "max_completion_tokens": newer})).unwrap();
+        assert_eq!(both.options.max_tokens, Some(5), "the smaller limit holds");
+    }
     let body = json!({"model": "m", "prompt": "p", "n": 2, "best_of": 2, "echo": false, "suffix": null});
     assert_eq!(CompletionRequest::parse(body, &Sampling::default()).unwrap().options.n, 2);
 }
@@ -209,7 +219,7 @@ fn messages_are_converted_to_a_role_and_one_text() {
     let messages = json!([
         {"role": "developer", "content": "be brief", "name": "boss"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c", "refusal": null, "tool_calls": null},
+        {"role": "assistant", "content": "c", "refusal": null, "tool_calls": [], "annotations": []},
     ]);
     let plain = json!([
         {"role": "system", "content": "be brief", "name": "boss"},
@@ -223,6 +233,7 @@ fn messages_are_converted_to_a_role_and_one_text() {
 fn errors_in_messages_name_the_path() {
     let cases = [
         (json!([]), "messages"),
+        (vec![json!({"role": "user", "content": ""}); 5000].into(), "messages"),
         (json!("hi"), "messages"),
         (json!(["hi"]), "messages[0]"),
         (json!([{"content": "hi"}]), "messages[0].role"),

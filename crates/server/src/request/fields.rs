@@ -97,6 +97,13 @@ impl Fields {
         self.typed(field, "an object", |value| value.as_object().cloned())
     }
 
+    /// Accepts a list if it is empty, which asks for nothing.
+    pub fn accept_empty(&mut self, field: &str) {
+        if self.object.get(field).and_then(Value::as_array).is_some_and(Vec::is_empty) {
+            self.object.remove(field);
+        }
+    }
+
     /// Accepts a field only with a value in `neutral`, which asks for the default behaviour.
     pub fn accept_only(&mut self, field: &str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(value) = self.value(field) else { return Ok(()) };

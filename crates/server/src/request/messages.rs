@@ -5,11 +5,18 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, display_value, invalid_value};
 use crate::error::ApiError;
 
+/// Most messages of a request. A template takes many steps for each.
+const MAX_MESSAGES: usize = 4096;
+
 /// Reads `messages` into objects with a role, one text, and a name if given, as chat templates
 /// expect.
 pub(crate) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     match fields.value("messages") {
         None => Err(fields.missing("messages")),
+        Some(Value::Array(messages)) if messages.len() > MAX_MESSAGES => {
+            let message = format!("`messages` has {} messages, {MAX_MESSAGES} are the most", messages.len());
+            Err(ApiError::field("messages", message).code("invalid_value"))
+        }
         Some(Value::Array(messages)) if !messages.is_empty() => {
             messages.into_iter().enumerate().map(|(index, message)| one(message, index)).collect()
         }
@@ -43,7 +50,11 @@ fn one(message: Value, index: usize) -> Result<Value, ApiError> {
     if let Some(name) = fields.string("name")? {
         plain.insert("name".into(), name.into());
     }
+    // OpenAI's own client sends a message back with all its fields.
+    fields.accept_empty("tool_calls");
+    fields.accept_empty("annotations");
     fields.finish(&[
+        "annotations",
         "tool_calls",
         "tool_call_id",
         "function_call",

@@ -1,5 +1,6 @@
 //! From a JSON body to checked options and messages.
 
 pub(crate) mod fields;
+pub(crate) mod json;
 pub(crate) mod messages;
 pub(crate) mod options;

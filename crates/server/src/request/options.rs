@@ -10,6 +10,10 @@ use crate::error::ApiError;
 pub(crate) const MAX_CHOICES: usize = 128;
 /// Most stop texts in a request.
 const MAX_STOPS: usize = 16;
+/// Longest stop text. The end of an answer is compared with each of its beginnings at every token.
+const MAX_STOP_BYTES: usize = 1024;
+/// Most tokens with a bias, which are added at every token.
+const MAX_BIASES: usize = 4096;
 /// Most alternatives that the engine reports per token.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
@@ -38,12 +42,17 @@ impl Options {
         let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
-        // These identify the user or help OpenAI to bill and cache. They never change the output.
-        fields.string("user")?;
-        fields.string("safety_identifier")?;
-        fields.string("prompt_cache_key")?;
+        // These identify the user, or help other servers to bill, cache and keep models loaded. They
+        // never change the output.
+        for text in
+            ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"]
+        {
+            fields.string(text)?;
+        }
         fields.object("metadata")?;
-        fields.accept_only("service_tier", &[json!("auto"), json!("default")])?;
+        fields.boolean("store")?;
+        fields.boolean("cache_prompt")?;
+        fields.value("keep_alive");
         Ok(Self {
             model,
             n,
@@ -100,6 +109,10 @@ fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 
 fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> {
     let Some(map) = fields.object("logit_bias")? else { return Ok(None) };
+    if map.len() > MAX_BIASES {
+        let message = format!("`logit_bias` has {} tokens, {MAX_BIASES} are the most", map.len());
+        return Err(ApiError::field("logit_bias", message).code("invalid_value"));
+    }
     let mut bias = Vec::with_capacity(map.len());
     for (key, value) in map {
         let id = key.parse().map_err(|_| {
@@ -118,7 +131,7 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> 
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let must_be = "a non-empty string or a list of at most 16 such strings";
+    let must_be = "a string of 1 to 1024 bytes, or a list of at most 16 such strings";
     let texts = match fields.value("stop") {
         None => return Ok(Vec::new()),
         Some(Value::Array(texts)) => texts,
@@ -128,7 +141,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         return Err(invalid_value("stop", &Value::Array(texts), must_be));
     }
     let stop = |text| match text {
-        Value::String(text) if !text.is_empty() => Ok(text),
+        Value::String(text) if (1..=MAX_STOP_BYTES).contains(&text.len()) => Ok(text),
         other => Err(invalid_value("stop", &other, must_be)),
     };
     texts.into_iter().map(stop).collect()

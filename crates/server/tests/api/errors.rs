@@ -17,7 +17,7 @@ const COMPLETIONS: &str = "/v1/completions";
 #[tokio::test]
 async fn errors_name_the_wrong_field() {
     let cases = [
-        (CHAT, chat(json!({"tools": []})), "tools", json!("unsupported_parameter")),
+        (CHAT, chat(json!({"tools": [{}]})), "tools", json!("unsupported_parameter")),
         (CHAT, chat(json!({"colour": 1})), "colour", json!("unknown_parameter")),
         (CHAT, chat(json!({"model": null})), "model", json!("missing_required_parameter")),
         (

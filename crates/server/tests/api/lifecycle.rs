@@ -108,7 +108,7 @@ fn other_machines_need_a_key() {
 }
 
 /// An engine that sends text until its client disconnects, then reports the disconnect.
-fn endless() -> (Engine, mpsc::Receiver<()>) {
+pub fn endless() -> (Engine, mpsc::Receiver<()>) {
     let (gone, disconnects) = mpsc::channel();
     let engine = scripted(move |slot: Slot| {
         let begun = Instant::now();
@@ -124,7 +124,7 @@ fn endless() -> (Engine, mpsc::Receiver<()>) {
     (engine, disconnects)
 }
 
-async fn expect_disconnects(disconnects: mpsc::Receiver<()>, count: usize) {
+pub async fn expect_disconnects(disconnects: mpsc::Receiver<()>, count: usize) {
     let wait = move || (0..count).all(|_| disconnects.recv_timeout(LIMIT).is_ok());
     assert!(tokio::task::spawn_blocking(wait).await.unwrap(), "the engine saw no disconnect");
 }
@@ -152,19 +152,19 @@ async fn a_stream_begins_and_is_kept_alive_before_the_first_token() {
     let mut body = response.into_body().into_data_stream();
     let comment = body.next().await.unwrap().unwrap();
     assert!(comment.starts_with(b":"), "{comment:?}");
-    inbox.submissions.recv().await.unwrap().events.send(Event::Failed { message: "no luck".into() }).unwrap();
+    inbox.submissions.recv().await.unwrap().events.send(Event::Failed { message: "no luck".into() });
     let last = body.next().await.unwrap().unwrap();
     assert!(last.starts_with(b"data: {\"error\":{\"message\":\"no luck\""), "{last:?}");
     assert!(body.next().await.is_none());
 }
 
-struct Server {
-    address: SocketAddr,
+pub struct Server {
+    pub address: SocketAddr,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), ServerError>>,
 }
 
-async fn start(engine: Engine, config: ServerConfig) -> Server {
+pub async fn start(engine: Engine, config: ServerConfig) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
@@ -172,10 +172,10 @@ async fn start(engine: Engine, config: ServerConfig) -> Server {
     Server { address, stop, task: tokio::spawn(serve(engine, listener, config, shutdown)) }
 }
 
-async fn connect(server: &Server, body: Value) -> TcpStream {
+pub async fn connect(server: &Server, body: Value) -> TcpStream {
     let body = body.to_string();
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     let mut connection = TcpStream::connect(server.address).await.unwrap();
@@ -183,7 +183,7 @@ async fn connect(server: &Server, body: Value) -> TcpStream {
     connection
 }
 
-async fn rest(mut connection: TcpStream) -> String {
+pub async fn rest(mut connection: TcpStream) -> String {
     let mut text = String::new();
     tokio::time::timeout(LIMIT, connection.read_to_string(&mut text))
         .await
@@ -196,7 +196,9 @@ async fn rest(mut connection: TcpStream) -> String {
 async fn a_client_that_closes_its_connection_frees_the_slot() {
     for stream in [true, false] {
         let (engine, disconnects) = endless();
-        let server = start(engine.clone(), ServerConfig::default()).await;
+        let config =
+            ServerConfig { half_closed_limit: Duration::from_millis(100), ..ServerConfig::default() };
+        let server = start(engine.clone(), config).await;
         let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
         if stream {
             connection.read_exact(&mut [0; 400]).await.unwrap();
@@ -277,14 +279,14 @@ async fn idle_connections_are_closed_and_do_not_delay_a_shutdown() {
     let mut unfinished = TcpStream::connect(server.address).await.unwrap();
     unfinished.write_all(b"GET /health HT").await.unwrap();
     let mut idle = TcpStream::connect(server.address).await.unwrap();
-    idle.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     assert!(rest(idle).await.starts_with("HTTP/1.1 200"));
     assert!(!rest(unfinished).await.contains("200 OK"));
 
     let server = start(scripted(hello), ServerConfig::default()).await;
     let unused = TcpStream::connect(server.address).await.unwrap();
     let mut used = TcpStream::connect(server.address).await.unwrap();
-    used.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    used.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     used.read_exact(&mut [0; 12]).await.unwrap();
     server.stop.send(()).unwrap();
     tokio::time::timeout(LIMIT, server.task).await.expect("the server hangs").unwrap().unwrap();

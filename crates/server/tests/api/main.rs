@@ -6,4 +6,6 @@ mod chat;
 mod completions;
 mod errors;
 mod lifecycle;
+mod limits;
+mod security;
 mod support;

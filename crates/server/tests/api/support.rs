@@ -10,8 +10,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
 use serde_json::{Map, Value, json};
 use thunder_engine::{
-    Counters, Engine, Event, FinishReason, Inbox, ModelInfo, Request, Sampling, Submission, TokenLogprob,
-    Usage,
+    Counters, Engine, Event, EventSender, FinishReason, Inbox, ModelInfo, Request, Sampling, Submission,
+    TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
@@ -73,7 +73,7 @@ pub fn info() -> ModelInfo {
 /// A running request in its slot. Dropping it frees the slot.
 pub struct Slot {
     pub request: Request,
-    pub events: tokio::sync::mpsc::UnboundedSender<Event>,
+    pub events: EventSender,
     counters: Arc<Counters>,
 }
 
@@ -105,8 +105,8 @@ impl Slot {
     }
 
     pub fn send(&self, event: Event) {
-        // Fails if the client has disconnected; scripts ignore that, as engines do.
-        let _ = self.events.send(event);
+        // False if the client has disconnected; scripts ignore that, as engines do.
+        self.events.send(event);
     }
 }
 

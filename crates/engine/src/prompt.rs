@@ -1,0 +1,78 @@
+//! From text to the tokens of a prompt. What cannot fit into the context is refused before it is
+//! encoded, which takes a hundred times its bytes of memory.
+
+use serde_json::{Map, Value};
+use thunder_model::chat::ChatError;
+use thunder_model::tokenizer::TokenizerError;
+
+use crate::model_info::ModelInfo;
+
+/// Why a text is no prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The model has no chat template.
+    #[error("the model \"{0}\" has no chat template")]
+    NoTemplate(String),
+    /// The chat template refused the messages.
+    #[error(transparent)]
+    Chat(ChatError),
+    /// The text cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The text has more bytes than the context can hold.
+    #[error("the prompt has more than {most_bytes} bytes, the most that {context} tokens hold: shorten it")]
+    TooLong {
+        /// The most bytes.
+        most_bytes: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+}
+
+impl ModelInfo {
+    /// The prompt of a conversation (OpenAI's messages), by the model's chat template; `variables`
+    /// are given to the template too. Special tokens in all these texts are ordinary text.
+    ///
+    /// # Errors
+    /// When the model has no template, the template refuses, or the prompt cannot fit.
+    pub fn chat_prompt(
+        &self,
+        messages: &[Value],
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<u32>, PromptError> {
+        let Some(template) = &self.chat_template else {
+            return Err(PromptError::NoTemplate(self.name.clone()));
+        };
+        // Each message is at least one token.
+        if messages.len() > self.context_length {
+            return Err(self.too_long());
+        }
+        template.encode(&self.tokenizer, messages, variables, self.most_prompt_bytes()).map_err(|error| {
+            match error {
+                ChatError::TooLong { .. } => self.too_long(),
+                ChatError::Tokenizer(error) => error.into(),
+                other => PromptError::Chat(other),
+            }
+        })
+    }
+
+    /// The prompt that is this text. Special tokens in it are special: its author writes what a chat
+    /// template would.
+    ///
+    /// # Errors
+    /// When the text cannot be encoded or cannot fit.
+    pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>, PromptError> {
+        if text.len() > self.most_prompt_bytes() {
+            return Err(self.too_long());
+        }
+        Ok(self.tokenizer.encode(text, true)?)
+    }
+
+    fn most_prompt_bytes(&self) -> usize {
+        self.tokenizer.most_text_bytes(self.context_length)
+    }
+
+    fn too_long(&self) -> PromptError {
+        PromptError::TooLong { most_bytes: self.most_prompt_bytes(), context: self.context_length }
+    }
+}

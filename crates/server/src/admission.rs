@@ -1,0 +1,118 @@
+//! Limits how many bodies are received, and turned into prompts, at once. Both take many times the
+//! memory of the body, and processor time that other requests need.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::ApiError;
+
+/// A larger body counts as large: it may take more than a tenth of a second and 50 MB to prepare.
+const SMALL_BYTES: usize = 256 << 10;
+/// Bytes of all large bodies that are received or wait. More are refused.
+const LARGE_BODIES_BYTES: usize = 64 << 20;
+/// Large bodies that are prepared at once: 8 MB of text take 1.5 GB to tokenize.
+const LARGE_AT_ONCE: usize = 1;
+/// Requests that may wait for their preparation. More are refused.
+const MAX_QUEUED: usize = 256;
+
+/// What may be received and prepared now.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    large_bytes: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+    /// Small bodies have their own places, so that large ones do not delay them.
+    small: Arc<Semaphore>,
+    queue: Semaphore,
+}
+
+/// A request's body.
+#[derive(Debug, Default)]
+pub(crate) struct ReceivedBody {
+    pub bytes: Vec<u8>,
+    /// Its share of `LARGE_BODIES_BYTES`.
+    share: Option<OwnedSemaphorePermit>,
+}
+
+impl Admission {
+    pub fn new() -> Self {
+        // Half of the processors at most: the engine needs the others.
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let places = |count| Arc::new(Semaphore::new(count));
+        Self {
+            large_bytes: places(LARGE_BODIES_BYTES),
+            large: places(LARGE_AT_ONCE),
+            small: places((processors / 2).max(1)),
+            queue: Semaphore::new(MAX_QUEUED),
+        }
+    }
+
+    /// Reads a body to its end. It has at most `limit` bytes.
+    pub async fn receive(&self, body: Body, limit: usize) -> Result<ReceivedBody, ApiError> {
+        let mut received = ReceivedBody::default();
+        let mut parts = body.into_data_stream();
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| ApiError::invalid(format!("cannot read the body: {error}")))?;
+            let bytes = received.bytes.len() + part.len();
+            if bytes > limit {
+                return Err(ApiError::too_large(limit));
+            }
+            if bytes > SMALL_BYTES {
+                self.extend_share(&mut received, bytes)?;
+            }
+            received.bytes.extend_from_slice(&part);
+        }
+        Ok(received)
+    }
+
+    /// Makes the body's share `bytes`. Nothing waits here: bodies that are received slowly must not
+    /// keep others waiting.
+    fn extend_share(&self, received: &mut ReceivedBody, bytes: usize) -> Result<(), ApiError> {
+        let missing = bytes - received.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more =
+            self.large_bytes.clone().try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX));
+        let more = more.map_err(|_| {
+            ApiError::busy(format!(
+                "the server holds {LARGE_BODIES_BYTES} bytes of large requests: try again later"
+            ))
+        })?;
+        match &mut received.share {
+            Some(share) => share.merge(more),
+            share => *share = Some(more),
+        }
+        Ok(())
+    }
+
+    /// Runs work that takes processor time on a thread that serves no connections, when it is the
+    /// body's turn.
+    pub async fn prepare<T: Send + 'static>(
+        &self,
+        body: ReceivedBody,
+        work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let is_large = body.bytes.len() > SMALL_BYTES;
+        let places = if is_large { &self.large } else { &self.small };
+        let Ok(queued) = self.queue.try_acquire() else {
+            let message = format!("{MAX_QUEUED} requests wait to be read already: try again later");
+            return Err(ApiError::busy(message));
+        };
+        let failed = |error: &dyn std::fmt::Display| {
+            ApiError::engine_failed(format!("preparing the prompt failed: {error}"))
+        };
+        let place = places.clone().acquire_owned().await.map_err(|error| failed(&error))?;
+        drop(queued);
+        let working = tokio::task::spawn_blocking(move || {
+            let result = work(&body.bytes);
+            drop(body);
+            if is_large {
+                thunder_compute::memory::give_back();
+            }
+            // If the client is gone meanwhile, the place is free only now.
+            drop(place);
+            result
+        });
+        working.await.map_err(|error| failed(&error))?
+    }
+}

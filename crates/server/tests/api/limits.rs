@@ -1,0 +1,180 @@
+//! Bodies that are too much, clients that read nothing, and clients that end their sending side.
+
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use futures_util::StreamExt;
+use futures_util::stream;
+use serde_json::{Value, json};
+use thunder_engine::FinishReason;
+use thunder_server::{ServerConfig, router};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tower::ServiceExt;
+
+use crate::lifecycle::{connect, endless, expect_disconnects, rest, start};
+use crate::support::{chat, completion, get, hello, post, post_request, scripted, send};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn what_cannot_fit_is_refused_before_it_is_tokenized() {
+    let engine = scripted(hello);
+    let began = Instant::now();
+    // Tokenizing 7 MB takes seconds.
+    let long = "word ".repeat(1_400_000);
+    let messages = json!([{"role": "user", "content": long}]);
+    for (path, body) in [
+        (CHAT, chat(json!({"messages": messages}))),
+        ("/v1/completions", completion(json!({"prompt": long}))),
+    ] {
+        let reply = post(&engine, path, body).await;
+        let (message, _, _, code) = reply.error();
+        assert_eq!((reply.status.as_u16(), code), (400, json!("context_length_exceeded")));
+        assert!(message.contains("bytes") && message.contains("64"), "{message}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_body_of_very_many_values_is_refused_while_it_is_read() {
+    let engine = scripted(hello);
+    let messages = vec![json!({"role": "user", "content": ""}); 250_000];
+    let reply = post(&engine, CHAT, chat(json!({"messages": messages}))).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.error().0.contains("fields"), "{}", reply.error().0);
+    for body in [format!("[{}0]", "0,".repeat(2_000_000)), format!("[{}0]", "[],".repeat(2_000_000))] {
+        let reply = send(router(engine.clone(), ServerConfig::default()), post_request(CHAT, body)).await;
+        assert_eq!(reply.status, 400);
+        assert!(reply.error().0.contains("values"), "{}", reply.error().0);
+    }
+}
+
+#[tokio::test]
+async fn large_bodies_in_memory_are_limited_and_small_ones_pass() {
+    let service = router(scripted(hello), ServerConfig::default());
+    // Eight bodies of 8 MiB that do not end fill the memory that is given to large ones.
+    let held: Vec<_> = (0..8)
+        .map(|_| {
+            let part = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 8 << 20])]);
+            let body = Body::from_stream(part.chain(stream::pending()));
+            tokio::spawn(service.clone().oneshot(post_request(CHAT, body)))
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let reply = send(service.clone(), post_request(CHAT, " ".repeat(1 << 20))).await;
+    assert_eq!((reply.status.as_u16(), reply.error().3), (429, json!("rate_limit_exceeded")));
+    assert!(reply.headers.contains_key("retry-after"));
+    let small = send(service.clone(), post_request(CHAT, chat(json!({})).to_string())).await;
+    assert_eq!(small.status, 200);
+    for held in held {
+        held.abort();
+        assert!(held.await.unwrap_err().is_cancelled());
+    }
+    // Their memory is free again: this body is read to its end.
+    let reply = send(service, post_request(CHAT, " ".repeat(1 << 20))).await;
+    assert_eq!(reply.status, 400);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_disconnected() {
+    let (engine, disconnects) = endless_text();
+    let config = ServerConfig { write_timeout: Duration::from_millis(200), ..ServerConfig::default() };
+    let server = start(engine, config).await;
+    let mut connection = connect(&server, chat(json!({"stream": true}))).await;
+    connection.read_exact(&mut [0; 100]).await.unwrap();
+    expect_disconnects(disconnects, 1).await;
+    drop(connection);
+}
+
+/// As [`endless`], with much more text than sockets hold.
+fn endless_text() -> (thunder_engine::Engine, std::sync::mpsc::Receiver<()>) {
+    let (gone, disconnects) = std::sync::mpsc::channel();
+    let engine = scripted(move |slot| {
+        while !slot.events.is_closed() {
+            if slot.events.waiting_bytes() < 1 << 20 {
+                slot.delta(&"x".repeat(1 << 16));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        drop(slot);
+        let _ = gone.send(());
+    });
+    (engine, disconnects)
+}
+
+#[tokio::test]
+async fn a_client_that_only_ends_its_sending_side_gets_its_answer() {
+    let engine = scripted(|slot| {
+        std::thread::sleep(Duration::from_millis(300));
+        slot.delta("Hello");
+        slot.done(FinishReason::Stop, 1);
+    });
+    for stream in [false, true] {
+        let server = start(engine.clone(), ServerConfig::default()).await;
+        let began = Instant::now();
+        let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
+        connection.shutdown().await.unwrap();
+        let text = rest(connection).await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("Hello"), "{text}");
+        // The connection is closed with the answer, not when the limit is over.
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_to_a_half_closed_connection_is_limited() {
+    let (engine, disconnects) = endless();
+    let config = ServerConfig { half_closed_limit: Duration::from_millis(200), ..ServerConfig::default() };
+    let server = start(engine, config).await;
+    let mut connection = connect(&server, chat(json!({}))).await;
+    connection.shutdown().await.unwrap();
+    expect_disconnects(disconnects, 1).await;
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused() {
+    let server = start(scripted(hello), ServerConfig::default()).await;
+    let mut connection = TcpStream::connect(server.address).await.unwrap();
+    connection.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n").await.unwrap();
+    for _ in 0..1000 {
+        if connection.write_all(format!("X-Filler: {}\r\n", "x".repeat(1000)).as_bytes()).await.is_err() {
+            return;
+        }
+    }
+    let mut reply = Vec::new();
+    // The rest of the head may meet a connection that is closed already.
+    let _ = connection.read_to_end(&mut reply).await;
+    assert!(reply.is_empty() || reply.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&reply));
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let server = start(scripted(hello), ServerConfig::default()).await;
+    let mut connection = TcpStream::connect(server.address).await.unwrap();
+    let request = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let last = "GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    connection.write_all((request.repeat(500) + last).as_bytes()).await.unwrap();
+    let text = rest(connection).await;
+    assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 500);
+    assert!(text.rfind("HTTP/1.1 200 OK") < text.find("HTTP/1.1 404"));
+}
+
+#[tokio::test]
+async fn health_answers_while_bodies_are_prepared() {
+    let engine = scripted(hello);
+    let service = router(engine.clone(), ServerConfig::default());
+    let large = || Value::from("\"".repeat(3 << 20));
+    let busy: Vec<_> = (0..4)
+        .map(|_| {
+            let body = completion(json!({"prompt": large()})).to_string();
+            tokio::spawn(send(service.clone(), post_request("/v1/completions", body)))
+        })
+        .collect();
+    let began = Instant::now();
+    assert_eq!(get(&engine, "/health").await.status, 200);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    for busy in busy {
+        assert_eq!(busy.await.unwrap().status, 400);
+    }
+}
