@@ -261,7 +261,7 @@ EXPERTS = [
     ),
     # MLX stores kv_b as two stacks of heads, one of them transposed.
     Case(
-        "deepseek_v3-4bit",
+        "deepseek_v3-4bit-g32",
         experts("deepseek_v3", "DeepseekV3", n_routed_experts=6, n_shared_experts=1, moe_intermediate_size=128,
                 q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=32,
                 first_k_dense_replace=1, n_group=3, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,

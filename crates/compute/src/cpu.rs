@@ -156,8 +156,8 @@ impl CpuBackend {
         Product { numerics, pool: &mut self.pool, space: &mut self.space }
     }
 
-    /// Multiplies rows, prompts' apart from the others unless the product must be precise, and finds
-    /// the largest outputs of the first rows if `largest` has places.
+    /// Multiplies rows, prompts' apart from the others unless the product must be precise, and
+    /// finds the largest outputs of the first rows if `largest` has places.
     fn multiply(
         &mut self,
         x: InputOf<'_, Self>,

@@ -57,7 +57,8 @@ impl ActiveRequest {
         self.answer.is_abandoned()
     }
 
-    /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not finite.
+    /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not
+    /// finite.
     pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
         // Zero times a number is zero unless it is not finite. A sum is faster than a search.

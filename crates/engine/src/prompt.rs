@@ -56,8 +56,8 @@ impl ModelInfo {
         })
     }
 
-    /// The prompt that is this text. Special tokens in it are special: its author writes what a chat
-    /// template would.
+    /// The prompt that is this text. Special tokens in it are special: its author writes what a
+    /// chat template would.
     ///
     /// # Errors
     /// When the text cannot be encoded or cannot fit.

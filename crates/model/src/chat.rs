@@ -114,9 +114,10 @@ impl ChatTemplate {
         self.render_within(messages.into(), extra, MAX_PROMPT_BYTES)
     }
 
-    /// The tokens of [`ChatTemplate::render`]'s prompt. Special tokens in the texts of `messages` and
-    /// `extra` are encoded as ordinary text, so that a user cannot write another's turn. A template
-    /// that removes text from the middle of a message may still join parts of a special token.
+    /// The tokens of [`ChatTemplate::render`]'s prompt. Special tokens in the texts of `messages`
+    /// and `extra` are encoded as ordinary text, so that a user cannot write another's turn. A
+    /// template that removes text from the middle of a message may still join parts of a special
+    /// token.
     ///
     /// # Errors
     /// When the template refuses or fails, or the prompt has more than `most_bytes`.

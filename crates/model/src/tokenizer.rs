@@ -103,8 +103,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The most bytes of text that this number of tokens holds. A longer text need not be encoded to
-    /// know that it has more tokens. Text that a tokenizer drops counts too.
+    /// The most bytes of text that this number of tokens holds. A longer text need not be encoded
+    /// to know that it has more tokens. Text that a tokenizer drops counts too.
     pub fn most_text_bytes(&self, tokens: usize) -> usize {
         // Unicode's composition takes at most three times as many bytes as its result.
         let shrinks = if self.inner.get_normalizer().is_some() { 3 } else { 1 };

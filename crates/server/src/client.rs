@@ -1,5 +1,5 @@
-//! One client's connection as HTTP sees it: a client that reads nothing is an error after a time, and
-//! one that has only ended its sending side still gets its answer.
+//! One client's connection as HTTP sees it: a client that reads nothing is an error after a time,
+//! and one that has only ended its sending side still gets its answer.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -80,8 +80,8 @@ pub fn router(engine: Engine, config: ServerConfig) -> Router {
 /// error.
 ///
 /// # Errors
-/// When a key or an origin is malformed. The caller must check, before it binds, that `listener` may be open to
-/// other machines ([`check_binding`]).
+/// When a key or an origin is malformed. The caller must check, before it binds, that `listener`
+/// may be open to other machines ([`check_binding`]).
 pub async fn serve(
     engine: Engine,
     listener: TcpListener,

@@ -25,8 +25,8 @@ pub struct ServeCommand {
     model: ModelArg,
     /// Address or name to listen on; 0.0.0.0 accepts connections from other machines
     ///
-    /// On loopback without --api-key, requests must be for localhost, an address, or this name: a web
-    /// page could reach the server by a name of its own.
+    /// On loopback without --api-key, requests must be for localhost, an address, or this name: a
+    /// web page could reach the server by a name of its own.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
     /// Port to listen on; 0 chooses a free one
@@ -43,11 +43,11 @@ pub struct ServeCommand {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
-    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, * allows
-    /// all [default: none]
+    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
+    /// allows all [default: none]
     ///
-    /// For browser clients that are not served by this machine. Without --api-key, such pages need no
-    /// key either.
+    /// For browser clients that are not served by this machine. Without --api-key, such pages need
+    /// no key either.
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     allowed_origins: Vec<String>,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM

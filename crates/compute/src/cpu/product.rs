@@ -142,8 +142,8 @@ impl Product<'_> {
         }
     }
 
-    /// `out[r] = activation(x[r] · Gᵀ + g, x[r] · Uᵀ + u)`. The parts of `w` are gate and up, of one
-    /// shape. The results of gate and up stay in each thread's cache.
+    /// `out[r] = activation(x[r] · Gᵀ + g, x[r] · Uᵀ + u)`. The parts of `w` are gate and up, of
+    /// one shape. The results of gate and up stay in each thread's cache.
     pub fn run_gated(
         self,
         x: &LinearInput<'_, Buffer, Arc<[f32]>>,

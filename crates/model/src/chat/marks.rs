@@ -1,5 +1,5 @@
-//! Stands in for the parts of users' texts that could become special tokens, while a chat template is
-//! applied, so that the parts are found again in the prompt.
+//! Stands in for the parts of users' texts that could become special tokens, while a chat template
+//! is applied, so that the parts are found again in the prompt.
 //!
 //! Texts without such parts are given to the template as they are.
 
@@ -47,7 +47,8 @@ impl<'a> Marks<'a> {
         fields.iter().map(|(name, value)| (name.clone(), self.value(value))).collect()
     }
 
-    /// A message whose texts have stand-ins. Its role is the caller's word, which templates compare.
+    /// A message whose texts have stand-ins. Its role is the caller's word, which templates
+    /// compare.
     pub fn message(&mut self, message: &Value) -> Value {
         let mut marked = self.value(message);
         if let (Some(marked), Some(role)) = (marked.get_mut("role"), message.get("role")) {

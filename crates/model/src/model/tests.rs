@@ -65,7 +65,8 @@ fn spec() -> ModelSpec {
         scale: 1.5,
     };
     let experts = |router, shared| ExpertsShape {
-        // Rounded activations change a choice now and then: that of the least expert changes little.
+        // Rounded activations change a choice now and then: that of the least expert changes
+        // little.
         experts: 6,
         chosen: 5,
         channels: 128,

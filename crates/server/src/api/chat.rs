@@ -78,8 +78,8 @@ impl GenerateRequest for ChatRequest {
     }
 }
 
-/// Accepts fields that change nothing here: with these values, or for a model that is given no tools
-/// and has no levels of effort.
+/// Accepts fields that change nothing here: with these values, or for a model that is given no
+/// tools and has no levels of effort.
 fn accept_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     for list in ["tools", "functions"] {
         fields.accept_empty(list);

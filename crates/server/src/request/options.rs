@@ -42,8 +42,8 @@ impl Options {
         let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
-        // These identify the user, or help other servers to bill, cache and keep models loaded. They
-        // never change the output.
+        // These identify the user, or help other servers to bill, cache and keep models loaded.
+        // They never change the output.
         for text in
             ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"]
         {

@@ -27,8 +27,8 @@ pub struct Synth {
     /// The model whose shapes to use
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(Shape::names()))]
     arch: String,
-    /// Layers to write, at most as many as the model has: a model too large for this machine can be measured by
-    /// some of its layers [default: all]
+    /// Layers to write, at most as many as the model has: a model too large for this machine can be
+    /// measured by some of its layers [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
     /// Bits per weight; 16 is bf16
