@@ -91,6 +91,10 @@ pub struct CpuBackend {
     /// Partial sums of each part of a step; `None` while the sum is under way.
     partial: [Option<Buffer>; 2],
     rotations: Vec<rows::Rotation>,
+    /// Buffers between uses as scratch.
+    spares: Vec<Buffer>,
+    /// One normed row.
+    normed: Vec<f32>,
     /// One per thread.
     latent: Vec<LatentScratch>,
     /// One per thread.
@@ -121,6 +125,8 @@ impl CpuBackend {
             step: None,
             partial: [None, None],
             rotations: Vec::new(),
+            spares: Vec::new(),
+            normed: Vec::new(),
             latent: Vec::new(),
             routers: Vec::new(),
         }
@@ -176,6 +182,15 @@ impl CpuBackend {
             let out = out.output(rows.clone(), adds);
             let largest = largest.as_deref_mut().map(|largest| &mut largest[rows.clone()]);
             self.multiplier(prompts).run(&x, rows, w, out, largest);
+        }
+    }
+
+    /// A buffer for scratch: one that was given back, or a new one. Its contents are arbitrary.
+    fn spare(&mut self, rows: usize, width: usize) -> Buffer {
+        let fits = |spare: &Buffer| spare.width == width && spare.capacity() >= rows;
+        match self.spares.iter().position(fits) {
+            Some(index) => self.spares.swap_remove(index),
+            None => Buffer::new(rows, width),
         }
     }
 

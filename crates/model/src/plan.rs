@@ -158,12 +158,7 @@ impl Shard<'_> {
         HeadShare { queries, kv, queries_of }
     }
 
-    /// Heads of a layer whose heads have no groups, in whole `unit`s.
-    pub fn plain_heads(&self, heads: usize, unit: usize) -> Range<usize> {
-        self.channels(heads, unit)
-    }
-
-    /// Channels of an MLP, in whole `unit`s.
+    /// Channels of an MLP, or heads that have no groups, in whole `unit`s.
     pub fn channels(&self, channels: usize, unit: usize) -> Range<usize> {
         let units = self.share(channels.div_ceil(unit));
         (units.start * unit).min(channels)..(units.end * unit).min(channels)

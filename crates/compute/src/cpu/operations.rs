@@ -111,6 +111,14 @@ impl Backend for CpuBackend {
         Ok(Buffer::new(rows, width))
     }
 
+    fn scratch(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        Ok(self.spare(rows, width))
+    }
+
+    fn give_back(&mut self, scratch: Buffer) {
+        self.spares.push(scratch);
+    }
+
     fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
         Caches::new(shape)
     }

@@ -8,6 +8,7 @@ use crate::backend::{LatentSpec, LinearInput};
 use crate::cpu::attention::latent::{
     HEADS_TOGETHER, LatentHeads, LatentPart, LatentScratch, attend_latent_on, write_latent_on,
 };
+use crate::cpu::layout::region::grown;
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::rows::rms_norm_on;
 use crate::cpu::threads::pool::for_rows;
@@ -24,7 +25,7 @@ impl CpuBackend {
     ) {
         let rotation = spec.rope.map(|rope| &self.rotations[rope]);
         let isa = self.isa;
-        let mut normed = vec![0.0; spec.rank];
+        let normed = grown(&mut self.normed, spec.rank, 0.0);
         for row in rows {
             let queries = &mut queries.data[row * queries.width..][..spec.heads * spec.query_dim()];
             for query in queries.chunks_exact_mut(spec.query_dim()) {
@@ -36,8 +37,8 @@ impl CpuBackend {
             let latent = &mut latent.data[row * latent.width..][..spec.rank + spec.rotated];
             let (compressed, rotated) = latent.split_at_mut(spec.rank);
             // SAFETY: the instruction set was detected.
-            unsafe { rms_norm_on(isa, compressed, &spec.norm.weight, spec.norm.eps, &mut normed) };
-            compressed.copy_from_slice(&normed);
+            unsafe { rms_norm_on(isa, compressed, &spec.norm.weight, spec.norm.eps, normed) };
+            compressed.copy_from_slice(normed);
             if let Some(rotation) = rotation {
                 rotation.apply(row, rotated);
             }
@@ -128,8 +129,7 @@ impl CpuBackend {
         let Some(cols) = w.iter().find_map(|w| w.parts.first()).map(|part| part.cols) else { return };
         let width = w[0].rows;
         assert!(out.width >= w.len() * width, "{} columns for {} heads", out.width, w.len());
-        let mut input = Buffer::new(x.rows, cols);
-        let mut output = Buffer::new(x.rows, width);
+        let (mut input, mut output) = (self.spare(x.rows, cols), self.spare(x.rows, width));
         for (head, w) in w.iter().enumerate() {
             input.shape(x.rows);
             for row in rows.clone() {
@@ -142,5 +142,6 @@ impl CpuBackend {
                 to.copy_from_slice(&output.data[row * width..][..width]);
             }
         }
+        self.spares.extend([input, output]);
     }
 }

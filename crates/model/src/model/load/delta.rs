@@ -43,7 +43,7 @@ impl<'a> DeltaSources<'a> {
         };
         let group = shape.value_heads / shape.key_heads;
         let unit = view.weights.format(LayerRole::DeltaOut.of(layer))?.column_unit();
-        let keys = view.shard.plain_heads(shape.key_heads, whole_groups(group * shape.value_dim, unit));
+        let keys = view.shard.channels(shape.key_heads, whole_groups(group * shape.value_dim, unit));
         let values = keys.start * group..keys.end * group;
         let columns = values.start * shape.value_dim..values.end * shape.value_dim;
         let rows = qkv_rows(shape, &keys, &values);

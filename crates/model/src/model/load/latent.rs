@@ -42,7 +42,7 @@ impl<'a> LatentSources<'a> {
             view.matrix(role.of(layer), shape, Window { rows, cols, bias: false })
         };
         let unit = view.weights.format(LayerRole::AttentionOut.of(layer))?.column_unit();
-        let heads = view.shard.plain_heads(shape.heads, whole_groups(value_dim, unit));
+        let heads = view.shard.channels(shape.heads, whole_groups(value_dim, unit));
         let queries = heads.start * query_dim..heads.end * query_dim;
         let all_queries = shape.heads * query_dim;
         let (query_down, query) = match shape.query_rank {
