@@ -259,12 +259,13 @@ EXPERTS = [
             "mxfp4",
         ),
     ),
-    # MLX stores kv_b as two stacks of heads, one of them transposed.
+    # MLX stores kv_b as two stacks of heads, one of them transposed. Every token takes all experts: rounded activations
+    # would change a choice in one of the rows.
     Case(
         "deepseek_v3-4bit-g32",
         experts("deepseek_v3", "DeepseekV3", n_routed_experts=6, n_shared_experts=1, moe_intermediate_size=128,
                 q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=32,
-                first_k_dense_replace=1, n_group=3, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,
+                num_experts_per_tok=6, first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5,
                 num_key_value_heads=4, head_dim=None, moe_layer_freq=1, topk_method="noaux_tc", scoring_func="sigmoid"),
         "bf16",
         Quantization(4, 32),

@@ -336,8 +336,8 @@ const CASES: [Case; 58] = [
     ),
     (
         "unsupported mode",
-        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "mxfp4" })),
-        &["quantization.mode is \"mxfp4\"", "affine"],
+        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "nvfp4" })),
+        &["quantization.mode is \"nvfp4\"", "affine"],
     ),
     (
         "unsupported bits of one module",

@@ -108,7 +108,9 @@ fn the_demo_measures_one_and_two_ranks() {
     assert!(demo["outcomes"][0]["answer"].as_str().unwrap().len() > 50);
     let rate = |index: usize| demo["outcomes"][index]["tokens_per_s"].as_f64().unwrap();
     assert!(rate(0) > 10.0 && rate(1) > 10.0, "a model of 12 million parameters is faster than that: {demo}");
-    assert_eq!(demo["speedup"].as_f64().unwrap(), rate(1) / rate(0), "{demo}");
+    // A number may lose its last bit on the way through JSON.
+    let speedup = demo["speedup"].as_f64().unwrap() / (rate(1) / rate(0));
+    assert!((speedup - 1.0).abs() < 1e-12, "{demo}");
     let text = thunder(&["demo"]).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
     for expected in ["KV heads", "tokens/s", "all-reduces took", "times as fast", "thunder chat"] {
