@@ -14,7 +14,7 @@
 //! [`run_on_rank`] on each rank of a group.
 
 mod attention;
-mod data;
+pub(crate) mod data;
 mod experts;
 mod products;
 mod recurrence;

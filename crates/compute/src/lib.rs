@@ -7,7 +7,7 @@
 //! ```
 //! use thunder_collectives::Group;
 //! use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Encoding, Float, Isa};
-//! use thunder_compute::{MatrixSource, Strided};
+//! use thunder_compute::{MatrixSource, RowOrder, Strided};
 //!
 //! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
 //! let source = MatrixSource {
@@ -17,6 +17,7 @@
 //!     weight: Strided { bytes: &weights, stride: 8, row_bytes: 8 },
 //!     scales: None,
 //!     offsets: None,
+//!     row_order: RowOrder::AsStored,
 //!     bias: None,
 //!     pages: None,
 //! };
@@ -47,5 +48,7 @@ pub use backend::{
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
-pub use source::{Encoding, FilePages, Float, GroupReader, GroupScale, MatrixSource, PackedFormat, Strided};
+pub use source::{
+    Block, Encoding, FilePages, Float, GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder, Strided,
+};
 pub use step::{Step, StepSequence};

@@ -1,15 +1,17 @@
 //! Weights where they lie in a file, described so that a backend can read a rank's rows and
 //! columns.
 //!
-//! A file format is an [`Encoding`] with a [`GroupReader`] of its own: see `source/q4_0.rs`.
+//! A file format is an [`Encoding`] with a [`GroupReader`] of its own: see `source/mxfp4.rs`. A
+//! type of GGUF is a few lines in `source/blocks`.
 
 mod affine;
+mod blocks;
 mod encoding;
 mod float;
 mod groups;
 mod mxfp4;
-mod q4_0;
 
+pub use blocks::Block;
 pub use encoding::{Encoding, PackedFormat};
 pub use float::Float;
 pub use groups::{GroupReader, GroupScale};
@@ -59,13 +61,57 @@ pub struct MatrixSource<'a> {
     pub scales: Option<Strided<'a>>,
     /// Offsets of the groups, for encodings that store them apart.
     pub offsets: Option<Strided<'a>>,
-    /// Added to the output, one for each row.
+    /// The order of the rows in `weight`, `scales` and `offsets`.
+    pub row_order: RowOrder,
+    /// Added to the output, one for each row, in the order of the outputs.
     pub bias: Option<Vec<f32>>,
     /// The file's pages, if the bytes are a mapped file's.
     pub pages: Option<&'a dyn FilePages>,
 }
 
+/// The order of a matrix's rows in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RowOrder {
+    /// As the outputs are.
+    #[default]
+    AsStored,
+    /// In each `width` rows, the two halves take turns: output `i` is row `2 * i`, output
+    /// `width / 2 + i` is row `2 * i + 1`. GGUF files store the heads of some architectures so.
+    Paired {
+        /// Even; divides the rows.
+        width: usize,
+    },
+}
+
+impl RowOrder {
+    /// Where the row of an output is stored.
+    #[inline]
+    pub const fn stored(self, output: usize) -> usize {
+        match self {
+            Self::AsStored => output,
+            Self::Paired { width } => {
+                let within = output % width;
+                let (half, index) = (within / (width / 2), within % (width / 2));
+                output - within + 2 * index + half
+            }
+        }
+    }
+
+    /// The stored rows that hold these outputs, and perhaps some of their neighbours.
+    pub const fn stored_range(self, outputs: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+        match self {
+            Self::AsStored => outputs.start..outputs.end,
+            Self::Paired { width } => outputs.start / width * width..outputs.end.next_multiple_of(width),
+        }
+    }
+}
+
 impl MatrixSource<'_> {
+    /// Where the row of an output is stored, in `weight`, `scales` and `offsets`.
+    pub const fn stored_row(&self, output: usize) -> usize {
+        self.row_order.stored(output)
+    }
+
     /// Bytes that are read from the file.
     pub fn bytes(&self) -> usize {
         self.encoding.bytes(self.rows, self.cols)
@@ -78,4 +124,18 @@ pub trait FilePages: Sync {
     fn need(&self, bytes: &[u8]);
     /// `bytes` have been read and may leave memory.
     fn release(&self, bytes: &[u8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paired_rows_are_found() {
+        let order = RowOrder::Paired { width: 6 };
+        let stored: Vec<usize> = (0..12).map(|row| order.stored(row)).collect();
+        assert_eq!(stored, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
+        assert_eq!(order.stored_range(&(7..8)), 6..12);
+        assert_eq!(RowOrder::AsStored.stored_range(&(7..8)), 7..8);
+    }
 }

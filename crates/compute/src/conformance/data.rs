@@ -3,12 +3,12 @@
 use half::{bf16, f16};
 
 use crate::backend::{Backend, ComputeError};
-use crate::source::{Encoding, Float, MatrixSource, Strided};
+use crate::source::{Block, Encoding, Float, MatrixSource, RowOrder, Strided};
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
 /// A repeatable sequence of numbers.
 #[derive(Debug, Clone)]
-pub(super) struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
     pub fn bits(&mut self) -> u64 {
@@ -75,12 +75,7 @@ impl Stored {
                 // Scales of 2^-5 to 2^-2.
                 stored.scales = random.bytes(rows * cols / 32).iter().map(|byte| 122 + byte % 4).collect();
             }
-            Encoding::Q4_0 => {
-                for _ in 0..rows * cols / 32 {
-                    stored.weight.extend(encode(Float::F16, &[0.1 + 0.02 * random.number()]));
-                    stored.weight.extend(random.bytes(16));
-                }
-            }
+            Encoding::Blocks(block) => stored.weight = random_blocks(block, rows * cols, random),
         }
         stored
     }
@@ -102,10 +97,43 @@ impl Stored {
             weight: view(&self.weight, self.rows),
             scales: has_scales.then(|| view(&self.scales, self.rows)),
             offsets: has_offsets.then(|| view(&self.offsets, self.rows)),
+            row_order: RowOrder::AsStored,
             bias: self.bias.clone(),
             pages: None,
         }
     }
+}
+
+/// Random blocks with scales that give weights of about 1.
+pub(crate) fn random_blocks(block: Block, elements: usize, random: &mut Random) -> Vec<u8> {
+    // Where the block's f16 numbers are, and their size: levels and the groups' scales are up to
+    // 2^bits and 2^6.
+    let numbers: &[(usize, f32)] = match block {
+        Block::Q4_0 => &[(0, 0.1)],
+        Block::Q4_1 => &[(0, 0.1), (2, -0.8)],
+        Block::Q5_0 => &[(0, 0.06)],
+        Block::Q5_1 => &[(0, 0.06), (2, -0.9)],
+        Block::Q8_0 | Block::Iq4Nl => &[(0, 0.01)],
+        Block::Q2K => &[(80, 0.05), (82, 0.08)],
+        Block::Q3K => &[(108, 0.01)],
+        Block::Q4K => &[(0, 0.003), (2, 0.02)],
+        Block::Q5K => &[(0, 0.0015), (2, 0.02)],
+        Block::Q6K => &[(208, 0.0004)],
+        Block::Iq4Xs => &[(0, 0.0003)],
+        Block::Mxfp4 => &[],
+    };
+    let mut blocks = random.bytes(elements / block.columns() * block.bytes());
+    for bytes in blocks.chunks_exact_mut(block.bytes()) {
+        for (at, size) in numbers {
+            let number = f16::from_f32(size * (1.0 + 0.2 * random.number()));
+            bytes[*at..][..2].copy_from_slice(&number.to_le_bytes());
+        }
+        if block == Block::Mxfp4 {
+            // 2^-5 to 2^-2.
+            bytes[0] = 122 + bytes[0] % 4;
+        }
+    }
+    blocks
 }
 
 /// A buffer with these rows.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm};
-use crate::source::{Encoding, Float};
+use crate::source::{Block, Encoding, Float};
 
 /// Every kind of stored weight.
 fn encodings() -> Vec<Encoding> {
@@ -16,7 +16,8 @@ fn encodings() -> Vec<Encoding> {
             all.push(Encoding::Affine { bits, group, scales });
         }
     }
-    all.extend([Encoding::Mxfp4, Encoding::Q4_0]);
+    all.push(Encoding::Mxfp4);
+    all.extend(Block::ALL.map(Encoding::Blocks));
     all
 }
 
@@ -212,10 +213,13 @@ impl<B: Backend> Suite<'_, B> {
         for encoding in encodings() {
             let limit = self.limits.product(encoding);
             for (outputs, cols, rows, bias) in
-                [(1, 128, 1, false), (37, 256, 3, true), (64, 384, 8, false), (130, 128, 40, true)]
+                [(1, 128_usize, 1, false), (37, 256, 3, true), (64, 384, 8, false), (130, 128, 40, true)]
             {
                 // Floats need no whole groups.
-                let cols = if matches!(encoding, Encoding::Float(_)) { cols + 5 } else { cols };
+                let cols = match encoding {
+                    Encoding::Float(_) => cols + 5,
+                    _ => cols.next_multiple_of(encoding.column_unit()),
+                };
                 let shape = [outputs, cols];
                 let parts = [
                     Stored::random(shape, encoding, bias, &mut self.random),
@@ -238,7 +242,8 @@ impl<B: Backend> Suite<'_, B> {
                 }
             }
             self.gated_products(encoding);
-            let table = Stored::random([50, 128], encoding, false, &mut self.random);
+            let width = 128_usize.next_multiple_of(encoding.column_unit());
+            let table = Stored::random([50, width], encoding, false, &mut self.random);
             let embedding = Embedding { table: &table, ids: &[10, 59, 33, 9, 60, 10], first: 10 };
             self.compare(format!("embed {encoding:?}"), limit, embedding);
         }
@@ -247,6 +252,8 @@ impl<B: Backend> Suite<'_, B> {
 
     fn gated_products(&mut self, encoding: Encoding) {
         for (rows, cols, channels) in [(1, 128, 128), (5, 256, 384), (40, 128, 256)] {
+            let [cols, channels] =
+                [cols, channels].map(|n: usize| n.next_multiple_of(encoding.column_unit()));
             let gate = Stored::random([channels, cols], encoding, true, &mut self.random);
             let up = Stored::random([channels, cols], encoding, true, &mut self.random);
             let down = Stored::random([70, channels], encoding, false, &mut self.random);

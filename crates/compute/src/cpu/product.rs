@@ -13,6 +13,7 @@ pub(super) mod matmul;
 pub(super) mod numerics;
 pub(super) mod output;
 pub(super) mod quantize;
+mod shared_blocks;
 
 use std::ops::Range;
 use std::sync::Arc;

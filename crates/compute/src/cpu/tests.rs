@@ -15,7 +15,8 @@ use super::product::numerics::{ActivationFormat, Numerics};
 use super::*;
 use crate::backend::LinearInput::{self, Gated, Plain};
 use crate::backend::{Backend, Largest};
-use crate::source::{Encoding, Float, MatrixSource, Strided};
+use crate::conformance::data;
+use crate::source::{Block, Encoding, Float, MatrixSource, PackedFormat, RowOrder, Strided};
 use crate::step::Step;
 
 fn backend(isa: Isa, threads: usize, activations: Activations) -> CpuBackend {
@@ -69,6 +70,15 @@ impl Stored {
                     stored.values.push(q as f32 * s[i / group] + b[i / group]);
                 }
             }
+            Encoding::Blocks(block) => {
+                let mut random = data::Random(numbers.bits() as u64);
+                stored.weight = data::random_blocks(block, rows * cols, &mut random);
+                let mut values = vec![0.0; rows * cols];
+                for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                    stored.source(None).dequantize_row(row, values);
+                }
+                stored.values = values;
+            }
             other => unreachable!("{other:?} is tested where it is packed"),
         }
         stored
@@ -88,6 +98,7 @@ impl Stored {
             weight: self.view(&self.weight),
             scales: quantized.then(|| self.view(&self.scales)),
             offsets: quantized.then(|| self.view(&self.biases)),
+            row_order: RowOrder::AsStored,
             bias,
             pages: None,
         }
@@ -102,6 +113,8 @@ fn encodings() -> Vec<Encoding> {
             all.push(Encoding::Affine { bits, group, scales });
         }
     }
+    // Groups of 16, which share blocks.
+    all.extend([Block::Q2K, Block::Q3K, Block::Q6K].map(Encoding::Blocks));
     all
 }
 
@@ -142,7 +155,7 @@ fn embedding_returns_the_stored_rows() {
     for encoding in encodings() {
         let (cols, limit) = match encoding {
             Encoding::Float(_) => (37, 0.0), // not a multiple of any block
-            _ => (384, 3e-4),
+            _ => (384_usize.next_multiple_of(encoding.column_unit()), 3e-4),
         };
         let stored = Stored::random(21, cols, encoding, &mut numbers);
         let mut backend = backend(Isa::Portable, 2, Activations::Int16);
@@ -168,7 +181,7 @@ fn packing_gives_the_same_bytes_with_and_without_avx512() {
             let (mut out, mut units) = (vec![0; expected.len()], [0.0; simd::LANES]);
             packer.panel_inlined(panel, &mut out, Some(&mut units));
             assert!(out == expected, "{encoding:?}: panel {panel}");
-            if let Encoding::Affine { .. } = encoding {
+            if !matches!(encoding, Encoding::Float(_)) {
                 assert_eq!(units, matrix.units[panel * simd::LANES..][..simd::LANES]);
             }
         }

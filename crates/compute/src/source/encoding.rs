@@ -1,6 +1,6 @@
 //! Formats of matrices: in files, and packed in memory.
 
-use super::{Float, mxfp4, q4_0};
+use super::{Block, Float, mxfp4};
 
 /// How a file stores the elements of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,8 +19,8 @@ pub enum Encoding {
     },
     /// OCP's MXFP4: 4-bit floats, 32 of which share a power of two that is stored apart.
     Mxfp4,
-    /// GGUF's Q4_0: blocks of an f16 scale and 32 elements of 4 bits.
-    Q4_0,
+    /// One of GGUF's quantized types: blocks with scales of their own.
+    Blocks(Block),
 }
 
 /// How a packed matrix keeps its elements in memory.
@@ -32,7 +32,7 @@ pub enum PackedFormat {
     Affine {
         /// Bits of a level: 2, 3, 4, 5, 6 or 8.
         bits: u32,
-        /// 32, 64 or 128.
+        /// 16, 32, 64 or 128.
         group: usize,
     },
 }
@@ -44,15 +44,16 @@ impl Encoding {
             Self::Float(float) => PackedFormat::Float(float),
             Self::Affine { bits, group, .. } => PackedFormat::Affine { bits, group },
             Self::Mxfp4 => PackedFormat::Affine { bits: mxfp4::LEVEL_BITS, group: mxfp4::GROUP },
-            Self::Q4_0 => PackedFormat::Affine { bits: q4_0::LEVEL_BITS, group: q4_0::GROUP },
+            Self::Blocks(block) => block.packed(),
         }
     }
 
-    /// Columns that cannot be divided: a quantization group, or a single element.
+    /// Columns that cannot be divided: a quantization group, a block, or a single element.
     pub const fn column_unit(self) -> usize {
-        match self.packed() {
-            PackedFormat::Float(_) => 1,
-            PackedFormat::Affine { group, .. } => group,
+        match (self, self.packed()) {
+            (Self::Blocks(block), _) => block.columns(),
+            (_, PackedFormat::Float(_)) => 1,
+            (_, PackedFormat::Affine { group, .. }) => group,
         }
     }
 
@@ -62,7 +63,7 @@ impl Encoding {
             Self::Float(float) => cols * float.bytes(),
             Self::Affine { bits, .. } => cols * bits as usize / 8,
             Self::Mxfp4 => cols / 2,
-            Self::Q4_0 => cols / q4_0::GROUP * q4_0::BLOCK_BYTES,
+            Self::Blocks(block) => cols / block.columns() * block.bytes(),
         }
     }
 
@@ -72,7 +73,7 @@ impl Encoding {
         match self {
             Self::Affine { group, scales, .. } => cols / group * scales.bytes(),
             Self::Mxfp4 => cols / mxfp4::GROUP,
-            Self::Float(_) | Self::Q4_0 => 0,
+            Self::Float(_) | Self::Blocks(_) => 0,
         }
     }
 

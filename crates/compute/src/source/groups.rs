@@ -1,10 +1,10 @@
 //! Quantized formats as groups: what a reader of a file format gives to a packer, or to anything
 //! that wants the weights.
 
-use super::{Encoding, MatrixSource, affine::AffineReader, mxfp4::Mxfp4Reader, q4_0::Q4_0Reader};
+use super::{Encoding, MatrixSource, PackedFormat, affine::AffineReader, mxfp4::Mxfp4Reader};
 
 /// A group of a row: its weights are `scale * level + offset`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GroupScale {
     /// The distance of two neighbouring levels.
     pub scale: f32,
@@ -13,10 +13,20 @@ pub struct GroupScale {
 }
 
 /// Reads the groups of a quantized matrix. One implementation for each file format.
+///
+/// Rows are those of the file: see [`MatrixSource::stored_row`].
 pub trait GroupReader {
     /// Writes the levels of group `group` of row `row`, one byte each, and returns their scale.
     /// `levels` has the length of a group, and levels have the bits that [`Encoding::packed`] says.
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale;
+
+    /// Reads the first groups of a row, as many as there are `scales`.
+    fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+        let width = levels.len() / scales.len().max(1);
+        for (group, scale) in scales.iter_mut().enumerate() {
+            *scale = self.group(row, group, &mut levels[group * width..][..width]);
+        }
+    }
 }
 
 impl<'a> MatrixSource<'a> {
@@ -28,19 +38,22 @@ impl<'a> MatrixSource<'a> {
                 Some(Box::new(AffineReader::new(self, bits, group, scales)))
             }
             Encoding::Mxfp4 => Some(Box::new(Mxfp4Reader::new(self))),
-            Encoding::Q4_0 => Some(Box::new(Q4_0Reader::new(self))),
+            Encoding::Blocks(block) => Some(block.reader(self.weight)),
         }
     }
 
     /// The values of one row, `[cols]`, without bias.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
-        let (Some(mut reader), unit) = (self.groups(), self.encoding.column_unit()) else {
-            let Encoding::Float(float) = self.encoding else { unreachable!("other formats have groups") };
-            return float.decode(self.weight.row(row), out);
+        let row = self.stored_row(row);
+        let group = match (self.encoding, self.encoding.packed()) {
+            (Encoding::Float(float), _) => return float.decode(self.weight.row(row), out),
+            (_, PackedFormat::Affine { group, .. }) => group,
+            (_, PackedFormat::Float(_)) => unreachable!("quantized formats have levels"),
         };
-        let mut levels = vec![0; unit];
-        for (group, out) in out.chunks_exact_mut(unit).enumerate() {
-            let GroupScale { scale, offset } = reader.group(row, group, &mut levels);
+        let Some(mut reader) = self.groups() else { unreachable!("quantized formats have groups") };
+        let mut levels = vec![0; group];
+        for (index, out) in out.chunks_exact_mut(group).enumerate() {
+            let GroupScale { scale, offset } = reader.group(row, index, &mut levels);
             for (x, level) in out.iter_mut().zip(&levels) {
                 *x = scale * f32::from(*level) + offset;
             }

@@ -14,7 +14,7 @@ const ZERO: u8 = 12;
 
 /// Levels of the 16 codes: bit 3 is the sign, bits 1 and 2 the exponent, bit 0 the fraction. Twice
 /// 0, ½, 1, 1½, 2, 3, 4, 6.
-const LEVELS: [u8; 16] = {
+pub(super) const LEVELS: [u8; 16] = {
     let doubled = [0, 1, 2, 3, 4, 6, 8, 12];
     let mut levels = [0; 16];
     let mut code = 0;
@@ -45,9 +45,15 @@ impl GroupReader for Mxfp4Reader<'_> {
         for (pair, code) in levels.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
             *pair = [LEVELS[usize::from(code & 15)], LEVELS[usize::from(code >> 4)]];
         }
-        let scale = e8m0(self.scales.row(row)[group]) / 2.0;
-        GroupScale { scale, offset: -f32::from(ZERO) * scale }
+        scale(self.scales.row(row)[group])
     }
+}
+
+/// The scale of a group whose E8M0 scale is `bits`.
+#[inline(always)]
+pub(super) fn scale(bits: u8) -> GroupScale {
+    let scale = e8m0(bits) / 2.0;
+    GroupScale { scale, offset: -f32::from(ZERO) * scale }
 }
 
 /// `2^(bits − 127)`; 255 is NaN.
@@ -63,7 +69,7 @@ fn e8m0(bits: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Encoding;
+    use crate::source::{Encoding, RowOrder};
 
     /// The values of the 16 codes, from the table in the specification.
     const VALUES: [f32; 16] =
@@ -81,6 +87,7 @@ mod tests {
                 weight: Strided { bytes: &codes, stride: 16, row_bytes: 16 },
                 scales: Some(Strided { bytes: &scales, stride: 1, row_bytes: 1 }),
                 offsets: None,
+                row_order: RowOrder::AsStored,
                 bias: None,
                 pages: None,
             };

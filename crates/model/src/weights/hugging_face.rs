@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use thunder_compute::{Encoding, FilePages, Float};
+use thunder_compute::{Encoding, FilePages, Float, RowOrder};
 
 use super::names::{Name, Names};
 use super::quantization::MXFP4;
@@ -127,6 +127,7 @@ impl WeightSource for HuggingFace {
             weight: &[],
             scales: None,
             offsets: None,
+            row_order: RowOrder::AsStored,
             pages: Some(self),
         };
         let (bits, group) = match encoding {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use thunder_compute::{Encoding, FilePages, MatrixSource, Strided};
+use thunder_compute::{Encoding, FilePages, MatrixSource, RowOrder, Strided};
 
 /// A whole matrix `[rows, cols]` where it lies in a file, row-major.
 #[derive(Clone, Copy)]
@@ -20,6 +20,8 @@ pub struct StoredMatrix<'a> {
     pub scales: Option<&'a [u8]>,
     /// Offsets of the groups, for encodings that store them apart.
     pub offsets: Option<&'a [u8]>,
+    /// The order of the rows. Windows of rows hold whole units of it.
+    pub row_order: RowOrder,
     /// Told which pages are read, if the bytes are a mapped file's.
     pub pages: Option<&'a dyn FilePages>,
 }
@@ -45,6 +47,7 @@ impl<'a> StoredMatrix<'a> {
             weight: window(self.weight, &|cols| self.encoding.weight_bytes(cols)),
             scales: self.scales.map(numbers),
             offsets: self.offsets.map(numbers),
+            row_order: self.row_order,
             bias: None,
             pages: self.pages,
         }

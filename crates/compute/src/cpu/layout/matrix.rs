@@ -4,8 +4,9 @@
 //! 16 rows, so a dot product needs no sum across lanes. A float panel is `[cols][16]`. A quantized
 //! panel is a sequence of groups. A group is `16 scales, 16 biases` (16-bit integers, see
 //! `fixed_point.rs`), then its *blocks*: 32 columns of 16 rows, as 8 *steps* of 64 bytes. A step is
-//! 4 columns of each row: the operand of one byte dot product. A block is packed to `bits` lines of
-//! 64 bytes:
+//! 4 columns of each row: the operand of one byte dot product. Two groups of 16 columns share a
+//! block, which follows the scales and biases of both. A block is packed to `bits` lines of 64
+//! bytes:
 //!
 //! | bits | lines of a block |
 //! |---|---|
@@ -72,7 +73,9 @@ impl Matrix {
     pub(in crate::cpu) fn panel_bytes(&self) -> usize {
         match self.format {
             PackedFormat::Float(float) => LANES * self.cols * float.bytes(),
-            PackedFormat::Affine { bits, group } => self.cols / group * record_bytes(bits, group),
+            PackedFormat::Affine { bits, group } => {
+                self.cols / record_columns(group) * record_bytes(bits, group)
+            }
         }
     }
 
@@ -95,15 +98,17 @@ impl Matrix {
             PackedFormat::Affine { bits, group } => {
                 let (fixed, unit) = (FixedPoint::of(bits), self.units[row]);
                 let records = panel.chunks_exact(record_bytes(bits, group));
-                for (record, out) in records.zip(out.chunks_exact_mut(group)) {
-                    let (header, blocks) = record.split_at(HEADER_BYTES);
-                    let number = |index: usize| i16::from_le_bytes(header.as_chunks::<2>().0[index]);
-                    let (scale, bias) = (number(lane), number(LANES + lane));
-                    let blocks = blocks.chunks_exact(bits as usize * STEP_BYTES);
-                    for (block, out) in blocks.zip(out.chunks_exact_mut(BLOCK32)) {
-                        for (col, x) in out.iter_mut().enumerate() {
-                            *x = fixed.weight(level(block, bits, lane, col), scale, bias) as f32 * unit;
-                        }
+                for (record, out) in records.zip(out.chunks_exact_mut(record_columns(group))) {
+                    let (headers, blocks) = record.split_at(record_headers(group) * HEADER_BYTES);
+                    let numbers = headers.as_chunks::<2>().0;
+                    let number = |index: usize| i16::from_le_bytes(numbers[index]);
+                    let block_bytes = bits as usize * STEP_BYTES;
+                    for (col, x) in out.iter_mut().enumerate() {
+                        let header = col / group * 2 * LANES;
+                        let (scale, bias) = (number(header + lane), number(header + LANES + lane));
+                        let block = &blocks[col / BLOCK32 * block_bytes..][..block_bytes];
+                        let level = level(block, bits, lane, col % BLOCK32);
+                        *x = fixed.weight(level, scale, bias) as f32 * unit;
                     }
                 }
             }
@@ -111,9 +116,24 @@ impl Matrix {
     }
 }
 
-/// Bytes of a group of a panel: header and blocks.
+/// Groups of fewer columns share a block with the next one, and a record.
+pub(in crate::cpu) const fn shares_block(group: usize) -> bool {
+    group < BLOCK32
+}
+
+/// Columns of a record: a group, or the two groups that share a block.
+pub(in crate::cpu) const fn record_columns(group: usize) -> usize {
+    if shares_block(group) { BLOCK32 } else { group }
+}
+
+/// Groups of a record, each with a header.
+pub(in crate::cpu) const fn record_headers(group: usize) -> usize {
+    record_columns(group) / group
+}
+
+/// Bytes of a record of a panel: headers and blocks.
 pub(in crate::cpu) const fn record_bytes(bits: u32, group: usize) -> usize {
-    HEADER_BYTES + group / BLOCK32 * bits as usize * STEP_BYTES
+    record_headers(group) * HEADER_BYTES + record_columns(group) / BLOCK32 * bits as usize * STEP_BYTES
 }
 
 /// The level of one weight of a block.

@@ -62,7 +62,9 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
     let (panels, panel_bytes) = (matrix.panel_count(), matrix.panel_bytes());
     let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
     let piece = (PIECE_BYTES / panel_bytes.max(1)).max(1);
-    let rows = |panels: &Range<usize>| panels.start * LANES..source.rows.min(panels.end * LANES);
+    let rows = |panels: &Range<usize>| {
+        source.row_order.stored_range(&(panels.start * LANES..source.rows.min(panels.end * LANES)))
+    };
     let numbers = || [&source.scales, &source.offsets].into_iter().flatten();
     let format = matrix.format;
     pool.split(panels, &|mine| {
@@ -214,7 +216,11 @@ impl<'a> Packer<'a> {
     fn rows(&self, from: &Strided<'_>, panel: usize) -> Rows {
         std::array::from_fn(|lane| {
             let row = panel * LANES + lane;
-            let bytes = if row < self.source.rows { from.row(row) } else { &self.zeros[..from.row_bytes] };
+            let is_present = row < self.source.rows;
+            let bytes = match is_present {
+                true => from.row(self.source.stored_row(row)),
+                false => &self.zeros[..from.row_bytes],
+            };
             bytes.as_ptr()
         })
     }

@@ -11,9 +11,10 @@ use std::ops::Range;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, shares_block};
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
+use crate::cpu::product::shared_blocks;
 use crate::cpu::simd::{Kernel, LANES, Simd};
 
 /// Prefetch distance of weights, from memory into the second-level cache. The hardware prefetcher
@@ -24,7 +25,7 @@ pub(in crate::cpu) const PREFETCH_BYTES: usize = 8192;
 const NEAR_BYTES: usize = 3456;
 /// Up to this many rows, one call takes all panels: the rows stay in the first-level cache, unless
 /// they have two planes and many columns.
-const FEW_ROWS: usize = 4;
+pub(super) const FEW_ROWS: usize = 4;
 
 /// [`crate::cpu::product::matmul::multiply`] for a quantized matrix.
 ///
@@ -39,6 +40,9 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     rows: Range<usize>,
     out: Output,
 ) {
+    if shares_block(x.group) {
+        return shared_blocks::multiply::<S>(bits, w, panels, x, rows, out);
+    }
     if x.planes == 1 {
         of_bits!(bits, [row_blocks], [S, 1], (w, panels, x, rows, out));
     } else {
@@ -162,8 +166,11 @@ pub(in crate::cpu) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(block: *con
 
 /// Prefetches a line of each row from the second-level cache. After the last line the address does
 /// not matter.
+///
+/// # Safety
+/// The CPU has `S`.
 #[inline(always)]
-unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i8, plane: usize) {
+pub(super) unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i8, plane: usize) {
     for k in 0..PLANES {
         for m in 0..ROWS {
             S::prefetch_near(x.wrapping_add(k * plane + m * LINE_COLUMNS).cast());
@@ -172,7 +179,7 @@ unsafe fn near_rows<S: Simd, const PLANES: usize, const ROWS: usize>(x: *const i
 }
 
 /// Sums of a group: 16 weight rows, for each activation row and byte plane.
-struct GroupSums<S: Simd, const PLANES: usize, const ROWS: usize> {
+pub(super) struct GroupSums<S: Simd, const PLANES: usize, const ROWS: usize> {
     even: [[S::I; PLANES]; ROWS],
     /// Sums of every other step, if the rows are so few that their dot products would wait for each
     /// other.
@@ -183,8 +190,10 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> GroupSums<S, PLANES, ROWS>
     /// True if the sums fit the registers twice.
     const IN_TURN: bool = 2 * ROWS <= S::REGISTER_ROWS;
 
+    /// # Safety
+    /// The CPU has `S`.
     #[inline(always)]
-    unsafe fn zero() -> Self {
+    pub unsafe fn zero() -> Self {
         let zero = [[S::zero_i(); PLANES]; ROWS];
         Self { even: zero, odd: zero }
     }
@@ -204,8 +213,12 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> GroupSums<S, PLANES, ROWS>
     ///
     /// With no prefetch between the two, the compiler folds the load of a row's bytes into the dot
     /// product's instruction, which leaves the processor more room to run ahead.
+    ///
+    /// # Safety
+    /// `block` points to a block of `BITS` bits, `x` to its columns of `ROWS` rows and `PLANES`
+    /// planes; the CPU has `S`.
     #[inline(always)]
-    unsafe fn add_pair<const BITS: u32, const PAIR: usize>(
+    pub unsafe fn add_pair<const BITS: u32, const PAIR: usize>(
         &mut self,
         block: *const u8,
         x: *const i8,
@@ -236,8 +249,10 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> GroupSums<S, PLANES, ROWS>
         }
     }
 
+    /// # Safety
+    /// The CPU has `S`.
     #[inline(always)]
-    unsafe fn total(mut self) -> [[S::I; PLANES]; ROWS] {
+    pub unsafe fn total(mut self) -> [[S::I; PLANES]; ROWS] {
         if Self::IN_TURN {
             for m in 0..ROWS {
                 for k in 0..PLANES {

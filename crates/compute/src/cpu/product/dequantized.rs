@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::cpu::dispatch::in_fours;
 use crate::cpu::layout::block32::unpack_block32;
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, STEPS, record_columns, record_headers};
 use crate::cpu::product::affine::GroupScales;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
@@ -48,11 +48,14 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     let PackedFormat::Affine { group, .. } = w.format else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
     let mut acc = [S::splat(0.0); M];
-    for _ in 0..w.cols / group {
-        let scales = GroupScales::<S>::of::<BITS>(p);
-        p = p.add(HEADER_BYTES);
-        for _ in 0..group / BLOCK32 {
-            for step in unpack_block32::<S, BITS>(p) {
+    for _ in 0..w.cols / record_columns(group) {
+        // Of the first and the second half of a block.
+        let second = (record_headers(group) - 1) * HEADER_BYTES;
+        let halves = [GroupScales::<S>::of::<BITS>(p), GroupScales::<S>::of::<BITS>(p.add(second))];
+        p = p.add(second + HEADER_BYTES);
+        for _ in 0..record_columns(group) / BLOCK32 {
+            for (index, step) in unpack_block32::<S, BITS>(p).into_iter().enumerate() {
+                let scales = halves[index / (STEPS / 2)];
                 for unit in &UNITS {
                     let level = S::to_f(S::dot4(S::zero_i(), step, unit.as_ptr()));
                     let weight = scales.weights(level);

@@ -185,9 +185,9 @@ fn quantized_products_have_the_same_bits_in_any_batch_on_every_instruction_set()
     let mut numbers = Random::new(7);
     let (rows, batch) = (37, 70);
     for encoding in encodings() {
-        let Encoding::Affine { group, .. } = encoding else { continue };
+        let PackedFormat::Affine { group, .. } = encoding.packed() else { continue };
         // More columns than a chunk of tiles; with groups of 32, the last line is half empty.
-        let cols = 1088_usize.next_multiple_of(group) + group % 64;
+        let cols = (1088_usize.next_multiple_of(group) + group % 64).next_multiple_of(encoding.column_unit());
         let stored = Stored::random(rows, cols, encoding, &mut numbers);
         let values = numbers.floats(batch * cols);
         for activations in [Activations::Int16, Activations::Int8] {
@@ -279,6 +279,9 @@ fn bf16_products_are_right_in_any_shape() {
         (quantized(4, 64), 300, 1088),
         (quantized(8, 32), 17, 544),
         (quantized(6, 128), 16, 128),
+        (Encoding::Blocks(Block::Q6K), 300, 1280),
+        (Encoding::Blocks(Block::Q3K), 17, 768),
+        (Encoding::Blocks(Block::Q2K), 33, 256),
         (Encoding::Float(Float::BF16), 33, 515),
         (Encoding::Float(Float::F16), 50, 37),
     ] {

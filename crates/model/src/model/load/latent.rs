@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use thunder_compute::reference::dequantize;
-use thunder_compute::{Backend, CacheKind, Encoding, Float, LatentSpec, MatrixSource, Norm, Strided};
+use thunder_compute::{
+    Backend, CacheKind, Encoding, Float, LatentSpec, MatrixSource, Norm, RowOrder, Strided,
+};
 
 use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
@@ -178,6 +180,7 @@ fn transposed<B: Backend>(
             weight: Strided { bytes: &bytes, stride: row_bytes, row_bytes },
             scales: None,
             offsets: None,
+            row_order: RowOrder::AsStored,
             bias: None,
             pages: None,
         },

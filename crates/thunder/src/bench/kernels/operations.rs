@@ -8,7 +8,8 @@ use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend,
-    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, Step, Strided,
+    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step,
+    Strided,
 };
 
 /// Most rows of a step.
@@ -350,6 +351,7 @@ fn matrices(
         weight: view(&weight),
         scales: quantized.then(|| view(&numbers_of_groups)),
         offsets: quantized.then(|| view(&numbers_of_groups)),
+        row_order: RowOrder::AsStored,
         bias: None,
         pages: None,
     };

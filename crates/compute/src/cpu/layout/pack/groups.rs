@@ -1,19 +1,18 @@
 //! Packing of any quantized format, group by group.
 
 use super::planes::in_planes;
+use super::transpose::{QUAD, QUAD_BYTES, Rows, transposed};
 use super::write_header;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, STEP_BYTES, STEPS, record_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, STEP_BYTES, STEPS, record_bytes, record_headers};
 use crate::cpu::simd::LANES;
-use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat};
-
-/// Columns of a step.
-const STEP_COLUMNS: usize = BLOCK32 / STEPS;
+use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder};
 
 /// Packs panels of a matrix whose format has a [`GroupReader`].
 pub(super) struct GroupPacker<'a> {
     reader: Box<dyn GroupReader + 'a>,
+    row_order: RowOrder,
     rows: usize,
     cols: usize,
     bits: u32,
@@ -23,6 +22,8 @@ pub(super) struct GroupPacker<'a> {
     /// Of each group of a panel, for 16 rows; 0 in lanes beyond the matrix.
     scales: Vec<[f32; LANES]>,
     offsets: Vec<[f32; LANES]>,
+    /// Of one row.
+    row: Vec<GroupScale>,
 }
 
 impl<'a> GroupPacker<'a> {
@@ -31,12 +32,22 @@ impl<'a> GroupPacker<'a> {
         let PackedFormat::Affine { bits, group } = source.encoding.packed() else { return None };
         let (rows, cols) = (source.rows, source.cols);
         let numbers = vec![[0.0; LANES]; cols / group];
-        let levels = vec![0; LANES * cols];
-        let reader = source.groups()?;
-        Some(Self { reader, rows, cols, bits, group, levels, scales: numbers.clone(), offsets: numbers })
+        Some(Self {
+            reader: source.groups()?,
+            row_order: source.row_order,
+            rows,
+            cols,
+            bits,
+            group,
+            levels: vec![0; LANES * cols],
+            scales: numbers.clone(),
+            offsets: numbers,
+            row: vec![GroupScale::default(); cols / group],
+        })
     }
 
     /// Packs one panel and sets the units of its rows.
+    #[inline(always)]
     pub fn panel(&mut self, panel: usize, units: &mut [f32; LANES], out: &mut [u8]) {
         self.read(panel);
         of_bits!(self.bits, [Self::write], [], (self, units, out));
@@ -50,36 +61,51 @@ impl<'a> GroupPacker<'a> {
             self.scales.iter_mut().chain(&mut self.offsets).for_each(|numbers| numbers.fill(0.0));
         }
         for (lane, levels) in self.levels.chunks_exact_mut(self.cols.max(1)).take(present).enumerate() {
-            for (group, levels) in levels.chunks_exact_mut(self.group).enumerate() {
-                let GroupScale { scale, offset } = self.reader.group(first + lane, group, levels);
-                (self.scales[group][lane], self.offsets[group][lane]) = (scale, offset);
+            self.reader.row(self.row_order.stored(first + lane), levels, &mut self.row);
+            let numbers = self.scales.iter_mut().zip(&mut self.offsets);
+            for ((scales, offsets), row) in numbers.zip(&self.row) {
+                (scales[lane], offsets[lane]) = (row.scale, row.offset);
             }
         }
     }
 
+    #[inline(always)]
     fn write<const BITS: u32>(&mut self, units: &mut [f32; LANES], out: &mut [u8]) {
         let fixed = FixedPoint::of(BITS);
         *units = fixed.units(self.scales.iter().zip(&self.offsets));
         let inverse = FixedPoint::inverse(units);
-        let mut column = 0;
-        for (g, record) in out.chunks_exact_mut(record_bytes(BITS, self.group)).enumerate() {
-            let (header, blocks) = record.split_at_mut(HEADER_BYTES);
-            write_header(header, &fixed.encode(&inverse, &self.scales[g], &self.offsets[g]));
+        let (mut column, mut numbers) = (0, self.scales.iter().zip(&self.offsets));
+        let rows: Rows = std::array::from_fn(|lane| self.levels[lane * self.cols..].as_ptr());
+        for record in out.chunks_exact_mut(record_bytes(BITS, self.group)) {
+            let (headers, blocks) = record.split_at_mut(record_headers(self.group) * HEADER_BYTES);
+            for (header, (scales, offsets)) in headers.chunks_exact_mut(HEADER_BYTES).zip(&mut numbers) {
+                write_header(header, &fixed.encode(&inverse, scales, offsets));
+            }
             for lines in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES) {
-                in_planes::<BITS>(&self.steps(column), lines.as_chunks_mut::<STEP_BYTES>().0);
+                // SAFETY: a row of levels has these 32 columns, a byte each.
+                let steps = unsafe { steps(&rows, column) };
+                in_planes::<BITS>(&steps, lines.as_chunks_mut::<STEP_BYTES>().0);
                 column += BLOCK32;
             }
         }
     }
+}
 
-    /// 32 columns from `column`: 4 columns of a row are the bytes of a word.
-    fn steps(&self, column: usize) -> [[u32; LANES]; STEPS] {
-        std::array::from_fn(|step| {
-            std::array::from_fn(|lane| {
-                let at = lane * self.cols + column + step * STEP_COLUMNS;
-                let bytes = &self.levels[at..][..STEP_COLUMNS];
-                u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-            })
-        })
+/// 32 columns of levels from `column`: 4 columns of a row are the bytes of a word.
+///
+/// # Safety
+/// The rows have these columns.
+#[inline(always)]
+unsafe fn steps(rows: &Rows, column: usize) -> [[u32; LANES]; STEPS] {
+    let mut steps = [[0; LANES]; STEPS];
+    for (first, steps) in (column..).step_by(QUAD_BYTES).zip(steps.chunks_exact_mut(QUAD)) {
+        for quad in 0..LANES / QUAD {
+            // SAFETY: the caller's.
+            let words = unsafe { transposed(rows, quad, first) };
+            for (step, words) in steps.iter_mut().zip(words) {
+                step[quad * QUAD..][..QUAD].copy_from_slice(&words);
+            }
+        }
     }
+    steps
 }

@@ -1,6 +1,8 @@
 //! Packed matrices against their sources.
 
 use super::*;
+use crate::conformance::data::{Random, random_blocks};
+use crate::source::{Block, RowOrder};
 
 /// Repeatable bytes.
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -41,6 +43,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 weight: rows_of(&weight, rows),
                 scales: Some(rows_of(&scales, rows)),
                 offsets: Some(rows_of(&offsets, rows)),
+                row_order: RowOrder::AsStored,
                 bias: None,
                 pages: None,
             };
@@ -85,26 +88,64 @@ fn mxfp4_weights_survive_packing() {
         weight: rows_of(&weight, rows),
         scales: Some(rows_of(&scales, rows)),
         offsets: None,
+        row_order: RowOrder::AsStored,
         bias: None,
         pages: None,
     });
 }
 
 #[test]
-fn q4_0_weights_survive_packing() {
-    let (rows, cols) = (35, 160);
-    let nibbles = bytes(rows * cols / 2, 3);
-    let scales = f16_numbers(rows * cols / 32, 4);
-    let blocks = scales.as_chunks::<2>().0.iter().zip(nibbles.as_chunks::<16>().0);
-    let weight: Vec<u8> = blocks.flat_map(|(scale, nibbles)| scale.iter().chain(nibbles)).copied().collect();
-    check(&MatrixSource {
-        rows,
-        cols,
-        encoding: Encoding::Q4_0,
-        weight: rows_of(&weight, rows),
-        scales: None,
-        offsets: None,
-        bias: None,
-        pages: None,
-    });
+fn blocks_of_every_type_survive_packing_in_both_row_orders() {
+    let (rows, cols) = (36, 512);
+    for block in Block::ALL {
+        let weight = random_blocks(block, rows * cols, &mut Random(3));
+        for row_order in [RowOrder::AsStored, RowOrder::Paired { width: 12 }] {
+            check(&MatrixSource {
+                rows,
+                cols,
+                encoding: Encoding::Blocks(block),
+                weight: rows_of(&weight, rows),
+                scales: None,
+                offsets: None,
+                row_order,
+                bias: None,
+                pages: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_in_pairs_are_packed_in_order() {
+    let (rows, cols) = (32, 5);
+    let numbers: Vec<f32> = (0..rows * cols).map(|index| index as f32).collect();
+    let weight: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let affine = f16_numbers(rows * 2, 7);
+    let levels = bytes(rows * 32, 8);
+    for (encoding, cols, weight, scales) in [
+        (Encoding::Float(Float::F32), cols, &weight, None),
+        (Encoding::Affine { bits: 4, group: 32, scales: Float::F16 }, 64, &levels, Some(&affine)),
+    ] {
+        let source = |row_order| MatrixSource {
+            rows,
+            cols,
+            encoding,
+            weight: rows_of(weight, rows),
+            scales: scales.map(|scales| rows_of(scales, rows)),
+            offsets: scales.map(|scales| rows_of(scales, rows)),
+            row_order,
+            bias: None,
+            pages: None,
+        };
+        let plain = packed(&source(RowOrder::AsStored), 1);
+        let ordered = packed(&source(RowOrder::Paired { width: 8 }), 2);
+        let (mut expected, mut found) = (vec![0.0; cols], vec![0.0; cols]);
+        for head in 0..4 {
+            for (output, stored) in [0, 2, 4, 6, 1, 3, 5, 7].into_iter().enumerate() {
+                plain.row(8 * head + stored, &mut expected);
+                ordered.row(8 * head + output, &mut found);
+                assert_eq!(found, expected, "{encoding:?}: output {output} of head {head}");
+            }
+        }
+    }
 }

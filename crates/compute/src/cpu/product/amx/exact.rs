@@ -14,9 +14,11 @@ use std::ops::Range;
 
 use super::tiles::{self, ByteProduct, Configured, Tile};
 use crate::cpu::dispatch::of_bits;
-use crate::cpu::layout::block32::unpack_block32;
+use crate::cpu::layout::block32::{unpack_block32, unpack_pair};
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, STEPS, record_bytes};
+use crate::cpu::layout::matrix::{
+    BLOCK32, Matrix, STEP_BYTES, STEPS, record_bytes, record_headers, shares_block,
+};
 use crate::cpu::product::affine::{GroupScales, ahead, ahead_of_pair, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{LINE_COLUMNS, QuantRows, STRIP_ROWS};
@@ -104,7 +106,7 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
 ) {
     let (groups, group) = (x.groups(), x.group);
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
-    let record = |g: usize| records.add(g * record_bytes(BITS, group));
+    let place = GroupPlace::of::<BITS>(group);
     let q = x.bytes().add(x.offset(rows.start));
     let x_groups = x.groups_from(rows.start);
     let mut acc = [_mm512_setzero_ps(); STRIP_ROWS];
@@ -112,7 +114,7 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
         let multiplied = g.checked_sub(1).filter(|g| *g < groups);
         if let Some(g) = multiplied {
             let weights = match BITS {
-                8 => record(g).add(HEADER_BYTES),
+                8 => records.add(place.levels(g)),
                 _ => scratch.weights[g % 2].as_ptr().cast(),
             };
             let col = g * group;
@@ -120,12 +122,16 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
             (product.begin)(rows, x.line_stride(), weights, group.div_ceil(LINE_COLUMNS));
         }
         if g < groups {
-            let record = record(g);
-            ahead::<Avx512>(record);
-            unpack::<BITS>(record.add(HEADER_BYTES), group, &mut scratch.weights[g % 2]);
+            ahead::<Avx512>(records.add(place.header(g)));
+            let to = &mut scratch.weights[g % 2];
+            if shares_block(group) {
+                unpack_half::<BITS>(records.add(place.block(g)), g % 2, to);
+            } else {
+                unpack::<BITS>(records.add(place.block(g)), group, to);
+            }
         }
         if let Some(g) = g.checked_sub(2) {
-            let scales = GroupScales::<Avx512>::of::<BITS>(record(g));
+            let scales = GroupScales::<Avx512>::of::<BITS>(records.add(place.header(g)));
             let sums = &scratch.sums[g % 2];
             for m in 0..rows.len() {
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
@@ -140,6 +146,65 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
     }
     for (row, acc) in rows.zip(acc) {
         scaled::<Avx512>(w, panel, row, *x.scales.as_ptr().add(row), acc, out);
+    }
+}
+
+/// Where the groups of a panel are, in bytes from its start.
+#[derive(Clone, Copy)]
+struct GroupPlace {
+    record_bytes: usize,
+    /// Groups of a record, as a power of two.
+    shift: u32,
+    /// Bytes of a group's levels, in whole steps: for 8 bits only.
+    level_bytes: usize,
+}
+
+impl GroupPlace {
+    #[inline(always)]
+    fn of<const BITS: u32>(group: usize) -> Self {
+        let level_bytes = group / (BLOCK32 / STEPS) * STEP_BYTES;
+        let shift = record_headers(group).trailing_zeros();
+        Self { record_bytes: record_bytes(BITS, group), shift, level_bytes }
+    }
+
+    /// The group's number in its record.
+    #[inline(always)]
+    fn within(self, group: usize) -> usize {
+        group & ((1 << self.shift) - 1)
+    }
+
+    #[inline(always)]
+    fn header(self, group: usize) -> usize {
+        (group >> self.shift) * self.record_bytes + self.within(group) * HEADER_BYTES
+    }
+
+    /// The first block of the group, or the block that it shares.
+    #[inline(always)]
+    fn block(self, group: usize) -> usize {
+        (group >> self.shift) * self.record_bytes + (HEADER_BYTES << self.shift)
+    }
+
+    /// The levels of 8 bits.
+    #[inline(always)]
+    fn levels(self, group: usize) -> usize {
+        self.block(group) + self.within(group) * self.level_bytes
+    }
+}
+
+/// Unpacks half of a block to tile rows.
+#[inline(always)]
+unsafe fn unpack_half<const BITS: u32>(packed: *const u8, half: usize, to: &mut [Tile; GROUP_TILES]) {
+    let to = to.as_mut_ptr().cast::<__m512i>();
+    let [first, second] = match half {
+        0 => [unpack_pair::<Avx512, BITS, 0>(packed), unpack_pair::<Avx512, BITS, 1>(packed)],
+        _ => [unpack_pair::<Avx512, BITS, 2>(packed), unpack_pair::<Avx512, BITS, 3>(packed)],
+    };
+    ahead_of_pair::<Avx512, BITS>(packed, 2 * half);
+    ahead_of_pair::<Avx512, BITS>(packed, 2 * half + 1);
+    if BITS < 8 {
+        for (index, step) in first.into_iter().chain(second).enumerate() {
+            _mm512_store_si512(to.add(index), step);
+        }
     }
 }
 

@@ -15,7 +15,9 @@ use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::bf16_rows::TILE_COLUMNS;
 use crate::cpu::layout::block32::unpack_block32;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
+use crate::cpu::layout::matrix::{
+    BLOCK32, Matrix, STEP_BYTES, STEPS, record_bytes, record_columns, shares_block,
+};
 use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::product::bf16::four_columns;
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
@@ -47,6 +49,7 @@ pub(super) fn packed<'a>((w, panel): Panel<'a>, depth: &Range<usize>) -> &'a [u8
     let bytes = match w.format {
         PackedFormat::Affine { bits, group } => {
             let record = record_bytes(bits, group);
+            let group = record_columns(group);
             columns.start / group * record..columns.end.div_ceil(group) * record
         }
         PackedFormat::Float(float) => {
@@ -80,7 +83,11 @@ pub(super) unsafe fn chunk(
     let out = out.as_mut_ptr().cast::<Tile>().add(side).cast();
     match w.format {
         PackedFormat::Affine { bits, group } => {
-            of_bits!(bits, [affine], [], (group, panel, columns, in_order, out))
+            if shares_block(group) {
+                of_bits!(bits, [affine], [true], (group, panel, columns, in_order, out))
+            } else {
+                of_bits!(bits, [affine], [false], (group, panel, columns, in_order, out))
+            }
         }
         PackedFormat::Float(float) => floats(float, panel, columns, out),
     }
@@ -92,8 +99,9 @@ unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
     out.add(index / TILE_COLUMNS * (2 * size_of::<Tile>())).cast::<__m512i>().add(index % TILE_COLUMNS / 2)
 }
 
+/// `SHARED`: two groups share a block.
 #[inline(always)]
-unsafe fn affine<const BITS: u32>(
+unsafe fn affine<const SHARED: bool, const BITS: u32>(
     group: usize,
     panel: *const u8,
     columns: Range<usize>,
@@ -101,19 +109,22 @@ unsafe fn affine<const BITS: u32>(
     out: *mut u8,
 ) {
     // A shift by 0, 1 or 2: a division would take as long as the rest.
-    let per_group = (group / BLOCK32).trailing_zeros();
+    let per_group = (record_columns(group) / BLOCK32).trailing_zeros();
+    let headers = if SHARED { 2 * HEADER_BYTES } else { HEADER_BYTES };
     for (i, block) in (columns.start / BLOCK32..columns.end / BLOCK32).enumerate() {
         let (g, within) = (block >> per_group, block & ((1 << per_group) - 1));
         let record = panel.add(g * record_bytes(BITS, group));
-        let packed = record.add(HEADER_BYTES + within * BITS as usize * STEP_BYTES);
+        let packed = record.add(headers + within * BITS as usize * STEP_BYTES);
         if in_order {
             for line in 0..BITS as usize {
                 Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
             }
         }
-        let affine = Affine::load::<BITS>(record.cast());
+        let first = Affine::load::<BITS>(record.cast());
+        let second = if SHARED { Affine::load::<BITS>(record.add(HEADER_BYTES).cast()) } else { first };
         let to = place(out, i * BLOCK32);
         for (s, step) in unpack_block32::<Avx512, BITS>(packed).into_iter().enumerate() {
+            let affine = if s < STEPS / 2 { first } else { second };
             let first = affine.weights(_mm512_and_si512(step, _mm512_set1_epi16(0xff)));
             let second = affine.weights(_mm512_srli_epi16::<8>(step));
             _mm512_store_si512(to.add(2 * s), first);

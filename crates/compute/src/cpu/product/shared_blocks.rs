@@ -1,0 +1,145 @@
+//! Products with weights in groups of 16 columns, two of which share a block. The sums, their order
+//! and their rounding are those of `affine.rs`: only the places of headers and group ends differ.
+
+#![allow(clippy::needless_range_loop, reason = "indices name registers")]
+#![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
+
+use std::ops::Range;
+
+use crate::cpu::layout::fixed_point::HEADER_BYTES;
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
+use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead, near_rows, scaled};
+use crate::cpu::product::output::Output;
+use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
+use crate::cpu::simd::{Kernel, Simd};
+
+/// [`crate::cpu::product::matmul::multiply`] for a matrix in groups of 16. Such groups exist for
+/// the widths of GGUF's types only.
+///
+/// # Safety
+/// As for that function.
+#[inline(always)]
+pub(super) unsafe fn multiply<S: Simd>(
+    bits: u32,
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+) {
+    match (bits, x.planes) {
+        (2, 1) => row_blocks::<S, 1, 2>(w, panels, x, rows, out),
+        (2, _) => row_blocks::<S, 2, 2>(w, panels, x, rows, out),
+        (3, 1) => row_blocks::<S, 1, 3>(w, panels, x, rows, out),
+        (3, _) => row_blocks::<S, 2, 3>(w, panels, x, rows, out),
+        (6, 1) => row_blocks::<S, 1, 6>(w, panels, x, rows, out),
+        (6, _) => row_blocks::<S, 2, 6>(w, panels, x, rows, out),
+        (bits, _) => unreachable!("no format has {bits}-bit levels in groups of 16"),
+    }
+}
+
+/// Cuts each strip of rows into blocks, as `affine.rs` does, with fewer sizes of blocks.
+#[inline(always)]
+unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+) {
+    let together = if rows.len() <= FEW_ROWS { panels.len().max(1) } else { 1 };
+    for first in panels.clone().step_by(together) {
+        let panels = first..panels.end.min(first + together);
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = (rows.end - row).min(x.strip_rows - row % x.strip_rows);
+            let panels = panels.clone();
+            row += match left {
+                1 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
+                2..4 => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
+                8.. if S::REGISTER_ROWS > 4 => enter::<S, PLANES, BITS, 8>(w, panels, x, row, out),
+                _ => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
+            };
+        }
+    }
+}
+
+/// Multiplies `ROWS` rows. Returns `ROWS`.
+#[inline(always)]
+unsafe fn enter<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    row: usize,
+    out: Output,
+) -> usize {
+    S::enter(RowBlock::<PLANES, BITS, ROWS> { w, panels, x, row, out });
+    ROWS
+}
+
+/// `ROWS` rows of a strip, from `row` on, times panels.
+struct RowBlock<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
+    w: &'a Matrix,
+    panels: Range<usize>,
+    x: &'a QuantRows,
+    row: usize,
+    out: Output,
+}
+
+impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBlock<'_, PLANES, BITS, ROWS> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { w, panels, x, row, out } = self;
+        let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
+        // Panels are contiguous.
+        let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
+        for panel in panels {
+            let mut acc = [S::splat(0.0); ROWS];
+            let mut x_groups = x.groups_from(row);
+            let mut q = x.bytes().wrapping_add(x.offset(row));
+            // Bytes to the next block's columns: the second half of this line, or the start of the
+            // next line.
+            let mut on = BLOCK32;
+            for _ in 0..x.cols / BLOCK32 {
+                let headers = p;
+                ahead::<S>(headers);
+                ahead::<S>(headers.wrapping_add(HEADER_BYTES));
+                p = p.add(2 * HEADER_BYTES);
+                if ROWS > FEW_ROWS && on == BLOCK32 {
+                    near_rows::<S, PLANES, ROWS>(q.wrapping_add(line_stride), plane);
+                }
+                let mut first = GroupSums::<S, PLANES, ROWS>::zero();
+                first.add_pair::<BITS, 0>(p, q, plane);
+                first.add_pair::<BITS, 1>(p, q, plane);
+                add::<S, PLANES, BITS, ROWS>(&mut acc, headers, first, x_groups);
+                x_groups = x_groups.wrapping_add(x.strip_rows);
+                let mut second = GroupSums::<S, PLANES, ROWS>::zero();
+                second.add_pair::<BITS, 2>(p, q, plane);
+                second.add_pair::<BITS, 3>(p, q, plane);
+                add::<S, PLANES, BITS, ROWS>(&mut acc, headers.add(HEADER_BYTES), second, x_groups);
+                x_groups = x_groups.wrapping_add(x.strip_rows);
+                p = p.add(BITS as usize * STEP_BYTES);
+                q = q.wrapping_add(on);
+                on = line_stride - on;
+            }
+            for (m, acc) in acc.into_iter().enumerate() {
+                scaled::<S>(w, panel, row + m, *x.scales.as_ptr().add(row + m), acc, out);
+            }
+        }
+    }
+}
+
+/// Adds a group's sums, times its scales, to the results.
+#[inline(always)]
+unsafe fn add<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
+    acc: &mut [S::F; ROWS],
+    header: *const u8,
+    sums: GroupSums<S, PLANES, ROWS>,
+    x_groups: *const GroupOfRow,
+) {
+    let scales = GroupScales::<S>::of::<BITS>(header);
+    let sums = sums.total();
+    for m in 0..ROWS {
+        acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));
+    }
+}
