@@ -27,20 +27,39 @@ TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_k": gguf.GGMLQuantizationType.Q4_K,
+    "q6_k": gguf.GGMLQuantizationType.Q6_K,
 }
 
 
 def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
-    """Random blocks of 32 weights, mean about 0 and standard deviation 1 / sqrt(columns): u8 [rows, bytes]."""
-    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    data = rng.integers(0, 256, (rows, columns // 32, block_bytes), dtype=np.uint8)
-    levels = 256 if kind == gguf.GGMLQuantizationType.Q8_0 else 16
+    """Random blocks of weights, mean about 0 and standard deviation 1 / sqrt(columns): u8 [rows, bytes]."""
+    block_columns, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), dtype=np.uint8)
+    types = gguf.GGMLQuantizationType
+    levels = {types.Q8_0: 256, types.Q6_K: 64}.get(kind, 16)
     # A uniform variable over n levels has a standard deviation of n / sqrt(12) steps.
-    step = np.float16(np.sqrt(12 / columns) / levels)
-    head = [step] if kind != gguf.GGMLQuantizationType.Q4_1 else [step, np.float16(-7.5 * step)]
-    head = np.array(head, np.float16).view(np.uint8)
-    data[..., : len(head)] = head
+    step = np.sqrt(12 / columns) / levels
+    # The groups' scales are 32 in units of the block's.
+    numbers = {types.Q4_1: [step, -7.5 * step], types.Q4_K: [step / 32, 7.5 * step / 32], types.Q6_K: [step / 32]}
+    head = np.array(numbers.get(kind, [step]), np.float16).view(np.uint8)
+    if kind == types.Q6_K:
+        data[..., 192:208] = 32
+        data[..., 208:210] = head
+    else:
+        data[..., : len(head)] = head
+    if kind == types.Q4_K:
+        # 32 as scale and as offset of each group, in 6 bits.
+        data[..., 4:16] = [160] * 8 + [0] * 4
     return data.reshape(rows, -1)
+
+
+def vocabulary(size: int) -> list:
+    """Byte-level tokens: one of each byte, then words."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    return [letters[byte] for byte in range(256)] + [f"t{i}" for i in range(size - 256)]
 
 
 def main():
@@ -66,8 +85,13 @@ def main():
         writer.add_expert_count(experts)
         writer.add_expert_used_count(chosen)
         writer.add_expert_feed_forward_length(expert_channels)
-    # llama-bench feeds token numbers, so no vocabulary is needed.
-    writer.add_tokenizer_model("no_vocab")
+    # llama-bench feeds token numbers, but thunder reads the tokenizer.
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary(vocab))
+    writer.add_token_types([gguf.TokenType.NORMAL] * vocab)
+    writer.add_token_merges(["t 1"])
+    writer.add_eos_token_id(vocab - 1)
 
     rng = np.random.default_rng(0)
 

@@ -64,20 +64,30 @@ impl RepoFolder {
         write_atomically(&self.path().join("refs").join(revision), commit)
     }
 
-    /// The list of files of a pull. Written once all of them are in the cache.
-    fn manifest(&self, commit: &str) -> PathBuf {
-        self.path().join(".thunder").join(commit)
+    /// The list of files of a pull. Written once all of them are in the cache. Each quantization
+    /// has its own.
+    fn manifest(&self, commit: &str, quantization: Option<&str>) -> PathBuf {
+        let name =
+            quantization.map_or_else(|| commit.to_owned(), |of| format!("{commit}.{}", of.to_uppercase()));
+        self.path().join(".thunder").join(name)
     }
 
-    pub(crate) fn set_complete(&self, commit: &str, files: &[&str]) -> Result<(), HubError> {
-        write_atomically(&self.manifest(commit), &files.join("\n"))
+    pub(crate) fn set_complete(
+        &self,
+        commit: &str,
+        quantization: Option<&str>,
+        files: &[&str],
+    ) -> Result<(), HubError> {
+        write_atomically(&self.manifest(commit, quantization), &files.join("\n"))
     }
 
-    /// True if a pull of this commit finished and all its files still exist.
-    pub(crate) fn is_complete(&self, commit: &str) -> bool {
-        let Ok(files) = fs::read_to_string(self.manifest(commit)) else { return false };
+    /// The files of a pull of this commit, if it finished and all of them still exist.
+    pub(crate) fn complete(&self, commit: &str, quantization: Option<&str>) -> Option<Vec<String>> {
+        let files = fs::read_to_string(self.manifest(commit, quantization)).ok()?;
         let snapshot = self.snapshot(commit);
-        files.lines().all(|file| is_safe_path(file) && snapshot.join(file).is_file())
+        let is_there = |file: &str| is_safe_path(file) && snapshot.join(file).is_file();
+        let files: Vec<String> = files.lines().map(str::to_owned).collect();
+        files.iter().all(|file| is_there(file)).then_some(files)
     }
 
     /// Links a snapshot's file to a blob.

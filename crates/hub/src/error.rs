@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 pub enum HubError {
     /// Not a model folder and not in the cache.
     #[error(
-        "model {name:?} is neither a folder with a config.json ({}) nor in the Hugging Face cache ({}); download it \
+        "model {name:?} is neither a folder with a config.json nor a GGUF file ({}), nor in the Hugging Face cache ({}); download it \
          with `thunder model pull {name}`", folder.display(), cache.display()
     )]
     NotFound {
@@ -57,6 +57,15 @@ pub enum HubError {
         folder: PathBuf,
         /// A file that is missing.
         missing: String,
+    },
+    /// A repository has GGUF files of several quantizations, and none was named.
+    #[error("{repo} has several quantizations: name one, such as {repo}:{}; there are {}",
+        quantizations.first().map_or("Q4_K_M", String::as_str), quantizations.join(", "))]
+    SeveralQuantizations {
+        /// org/name.
+        repo: String,
+        /// Their names.
+        quantizations: Vec<String>,
     },
     /// The endpoint is not an HTTP address.
     #[error(

@@ -28,6 +28,7 @@ mod download;
 mod environment;
 mod error;
 mod failure;
+mod gguf;
 mod listing;
 mod locate;
 mod names;
@@ -40,7 +41,8 @@ mod url;
 
 pub use environment::cache_root;
 pub use error::HubError;
-pub use locate::{Located, locate, locate_in};
+pub use gguf::gguf_parts;
+pub use locate::{Located, gguf_names_in, locate, locate_in};
 pub use options::PullOptions;
 pub use progress::PullEvent;
 pub use pull::pull;

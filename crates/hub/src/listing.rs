@@ -1,12 +1,10 @@
 //! The files of a repository, and those needed to run the model.
 
-use std::path::Path;
-
 use serde::Deserialize;
 
 use crate::{
     error::HubError,
-    locate::{GGUF_IS_NOT_READ, is_gguf},
+    gguf::{self, Choice, is_gguf},
     names,
 };
 
@@ -40,10 +38,17 @@ impl Listing {
         }
     }
 
-    /// The files needed to run the model.
-    pub(crate) fn needed(&self, repo: &str) -> Result<Vec<&str>, HubError> {
+    /// The files needed to run the model: GGUF files of a quantization, or safetensors and what
+    /// goes with them. If the repository has only GGUF files, they must be of one model.
+    pub(crate) fn needed(&self, repo: &str, quantization: Option<&str>) -> Result<Vec<String>, HubError> {
         let top =
             || self.siblings.iter().map(|file| file.rfilename.as_str()).filter(|name| !name.contains('/'));
+        let has_safetensors = top().any(|name| name.ends_with(".safetensors"));
+        if quantization.is_some()
+            || !has_safetensors && self.siblings.iter().any(|file| is_gguf(&file.rfilename))
+        {
+            return self.needed_gguf(repo, quantization);
+        }
         // Some repositories have the weights twice, also under the publisher's own names
         // (consolidated.safetensors).
         let usual_names = top().any(|name| name.starts_with("model") && name.ends_with(".safetensors"));
@@ -51,28 +56,47 @@ impl Listing {
             NEEDED_ENDINGS.iter().any(|end| name.ends_with(end))
                 && !(usual_names && name.ends_with(".safetensors") && !name.starts_with("model"))
         };
-        let needed: Vec<&str> = top().filter(|name| is_needed(name)).collect();
-        let lacks = |missing: &str, hint: &str| HubError::NotRunnable {
-            repo: repo.into(),
-            missing: missing.into(),
-            hint: hint.into(),
-        };
-        let has_weights = needed.iter().any(|name| name.ends_with(".safetensors"));
-        if !has_weights && top().any(|name| is_gguf(Path::new(name))) {
-            return Err(lacks(".safetensors files", &format!(": {GGUF_IS_NOT_READ}")));
+        let needed: Vec<String> = top().filter(|name| is_needed(name)).map(str::to_owned).collect();
+        if !needed.iter().any(|name| name == "config.json") {
+            return Err(lacks(repo, "config.json", String::new()));
         }
-        if !needed.contains(&"config.json") {
-            return Err(lacks("config.json", ""));
-        }
-        if !has_weights {
+        if !has_safetensors {
             let other = [".bin", ".pth", ".onnx", ".npz"].iter().find(|end| top().any(|n| n.ends_with(*end)));
             let hint = other.map(|end| {
-                format!(": its weights are {end} files; look for a safetensors or MLX version of the model")
+                format!(
+                    ": its weights are {end} files; look for a safetensors, MLX or GGUF version of the model"
+                )
             });
-            return Err(lacks(".safetensors files", &hint.unwrap_or_default()));
+            return Err(lacks(repo, ".safetensors files", hint.unwrap_or_default()));
         }
         Ok(needed)
     }
+
+    /// The GGUF files of a quantization.
+    fn needed_gguf(&self, repo: &str, quantization: Option<&str>) -> Result<Vec<String>, HubError> {
+        let models = gguf::models(self.siblings.iter().map(|file| file.rfilename.as_str()));
+        let model = gguf::choose(&models, quantization).map_err(|choice| match choice {
+            Choice::Several(quantizations) => {
+                HubError::SeveralQuantizations { repo: repo.into(), quantizations }
+            }
+            Choice::None(there) => {
+                let missing = format!("GGUF file of {}", quantization.unwrap_or_default());
+                let hint = match there.is_empty() {
+                    true => ": it has no GGUF files at all; leave out what follows the colon".to_owned(),
+                    false => format!(": it has {}", there.join(", ")),
+                };
+                lacks(repo, &missing, hint)
+            }
+        })?;
+        match model.missing_part() {
+            Some(missing) => Err(lacks(repo, &missing, String::new())),
+            None => Ok(model.files),
+        }
+    }
+}
+
+fn lacks(repo: &str, missing: &str, hint: String) -> HubError {
+    HubError::NotRunnable { repo: repo.into(), missing: missing.into(), hint }
 }
 
 #[cfg(test)]
@@ -84,7 +108,7 @@ mod tests {
         let text =
             serde_json::json!({"sha": "0".repeat(40), "siblings": siblings, "private": false}).to_string();
         let listing = Listing::parse("o/n", text.as_bytes())?;
-        Ok(listing.needed("o/n")?.into_iter().map(str::to_owned).collect())
+        listing.needed("o/n", None)
     }
 
     #[test]
@@ -121,11 +145,27 @@ mod tests {
     }
 
     #[test]
+    fn gguf_files_are_the_whole_model() {
+        let files =
+            ["README.md", "config.json", "a-Q4_K_M.gguf", "Q8_0/a-Q8_0-00001-of-00001.gguf", "mmproj.gguf"];
+        let siblings: Vec<_> = files.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
+        let text = serde_json::json!({"sha": "0".repeat(40), "siblings": siblings}).to_string();
+        let listing = Listing::parse("o/n", text.as_bytes()).expect("a listing");
+        assert_eq!(listing.needed("o/n", Some("q4_k_m")).expect("there"), ["a-Q4_K_M.gguf"]);
+        assert_eq!(listing.needed("o/n", Some("Q8_0")).expect("there"), ["Q8_0/a-Q8_0-00001-of-00001.gguf"]);
+        let error = listing.needed("o/n", Some("Q2_K")).expect_err("not there").to_string();
+        assert!(error.contains("no GGUF file of Q2_K") && error.contains("it has Q8_0, Q4_K_M"), "{error}");
+        assert_eq!(needed(&["only-Q6_K.gguf", "README.md"]).expect("the only one"), ["only-Q6_K.gguf"]);
+    }
+
+    #[test]
     fn a_repository_without_a_model_gives_the_reason() {
         let error = |files: &[&str]| needed(files).expect_err("not a model").to_string();
         assert!(error(&["model.safetensors"]).contains("has no config.json"));
         assert!(error(&["config.json", "x.bin"]).contains(".bin files"));
-        assert!(error(&["README.md", "x-Q4_K_M.gguf"]).contains("GGUF is not read yet"));
+        assert!(
+            error(&["a-Q8_0.gguf", "a-Q4_K_M.gguf"]).contains("such as o/n:Q4_K_M; there are Q4_K_M, Q8_0")
+        );
         assert!(error(&["config.json", "../model.safetensors"]).contains("unsafe name"));
     }
 }

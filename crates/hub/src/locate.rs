@@ -12,22 +12,23 @@ use crate::{
     cache::RepoFolder,
     environment::cache_root,
     error::HubError,
-    names::{check_repo_name, is_safe_path},
+    gguf::{self, Choice},
+    names::{self, check_repo_name, is_safe_path},
 };
 
-/// A model's folder.
+/// Where a model is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
-    /// The folder with the config.json.
+    /// The folder with the config.json, or the GGUF file; the first one if the model is split.
     pub folder: PathBuf,
-    /// org/name, if the model is in the cache.
+    /// org/name, or org/name:QUANTIZATION, if the model is in the cache.
     pub repo: Option<String>,
     /// The commit, if the model is in the cache.
     pub commit: Option<String>,
 }
 
-/// Finds a model: a folder with a config.json, or org/name (or org/name@revision) in the Hugging
-/// Face cache. Never uses the network.
+/// Finds a model: a folder with a config.json, a GGUF file, a folder with one, or org/name (or
+/// org/name:QUANTIZATION, org/name@revision) in the Hugging Face cache. Never uses the network.
 ///
 /// # Errors
 /// When it is in neither place (the error names both), or when the model in the cache lacks files.
@@ -41,38 +42,49 @@ pub fn locate(name_or_path: impl AsRef<OsStr>) -> Result<Located, HubError> {
 /// As [`locate`].
 pub fn locate_in(name_or_path: impl AsRef<OsStr>, cache: &Path) -> Result<Located, HubError> {
     let path = Path::new(name_or_path.as_ref());
-    if path.join("config.json").is_file() {
-        return Ok(Located { folder: path.to_owned(), repo: None, commit: None });
+    let at = |folder: PathBuf| Located { folder, repo: None, commit: None };
+    if path.join("config.json").is_file() || path.is_file() && gguf::is_gguf(path) {
+        return Ok(at(path.to_owned()));
     }
     // A path may be any bytes. A name has no sign that replaces what is not UTF-8.
     let name_or_path = &*name_or_path.as_ref().to_string_lossy();
-    let (repo, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
-    let name_fault = match check_repo_name(repo) {
-        _ if repo.starts_with(['/', '.', '~']) => Some("there is no such folder".to_owned()),
-        Ok(()) if is_safe_path(revision) => None,
-        Ok(()) => Some(format!("{revision:?} is not a revision")),
-        Err(reason) => Some(reason),
-    };
-    if name_fault.is_none()
-        && let Some(found) = in_cache(repo, revision, cache)
+    let (name, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
+    let parsed = names::split_quantization(name).and_then(|(repo, quantization)| {
+        if repo.starts_with(['/', '.', '~']) {
+            return Err("there is no such folder".to_owned());
+        }
+        check_repo_name(repo)?;
+        match is_safe_path(revision) {
+            true => Ok((repo, quantization)),
+            false => Err(format!("{revision:?} is not a revision")),
+        }
+    });
+    if let Ok((repo, quantization)) = parsed
+        && let Some(found) = in_cache(repo, quantization, revision, cache)
     {
         return found;
     }
-    let not_a_model =
-        |reason: &str| Err(HubError::NotAModel { path: path.to_owned(), reason: reason.into() });
-    if has_gguf(path) {
-        return not_a_model(GGUF_IS_NOT_READ);
-    }
     if path.is_dir() {
-        return not_a_model("this folder has no config.json; give a model's folder");
+        let not_a_model = |reason: String| HubError::NotAModel { path: path.to_owned(), reason };
+        return match gguf::choose(&gguf::models(gguf_files(path).iter().map(String::as_str)), None) {
+            Ok(model) => Ok(at(path.join(&model.files[0]))),
+            Err(Choice::None(_)) => Err(not_a_model(
+                "this folder has no config.json and no GGUF file; give a model's folder".into(),
+            )),
+            Err(Choice::Several(names)) => Err(not_a_model(format!(
+                "this folder has several GGUF models ({}); give a file",
+                names.join(", ")
+            ))),
+        };
     }
     if path.is_file() {
-        return not_a_model("this is a file; give its folder");
+        let reason = "this file is no GGUF file; give a model's folder or a file that ends in .gguf".into();
+        return Err(HubError::NotAModel { path: path.to_owned(), reason });
     }
     let (name, folder) = (name_or_path.to_owned(), absolute(path));
-    Err(match name_fault {
-        Some(reason) => HubError::BadName { name, folder, reason },
-        None => HubError::NotFound { name, folder, cache: RepoFolder::new(cache, repo).path() },
+    Err(match parsed {
+        Err(reason) => HubError::BadName { name, folder, reason },
+        Ok((repo, _)) => HubError::NotFound { name, folder, cache: RepoFolder::new(cache, repo).path() },
     })
 }
 
@@ -81,32 +93,68 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// What to say of a model in llama.cpp's format.
-pub(crate) const GGUF_IS_NOT_READ: &str =
-    "GGUF is not read yet: pull the MLX or safetensors version of the model";
-
-pub(crate) fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
-}
-
-/// True for a GGUF file, or a folder with one.
-fn has_gguf(path: &Path) -> bool {
-    let mut entries = fs::read_dir(path).into_iter().flatten().flatten();
-    path.is_file() && is_gguf(path) || entries.any(|entry| is_gguf(&entry.path()))
-}
-
 /// Looks in the cache; `None` if it does not have this revision.
-fn in_cache(repo: &str, revision: &str, cache: &Path) -> Option<Result<Located, HubError>> {
+fn in_cache(
+    repo: &str,
+    quantization: Option<&str>,
+    revision: &str,
+    cache: &Path,
+) -> Option<Result<Located, HubError>> {
     let repo_folder = RepoFolder::new(cache, repo);
     let commit = repo_folder.commit(revision).filter(|commit| repo_folder.snapshot(commit).is_dir())?;
     let folder = repo_folder.snapshot(&commit);
-    Some(match missing_file(&folder) {
-        Some(_) if has_gguf(&folder) => {
-            Err(HubError::NotAModel { path: folder, reason: GGUF_IS_NOT_READ.into() })
+    let models = gguf::models(gguf_files(&folder).iter().map(String::as_str));
+    let missing = missing_file(&folder);
+    if quantization.is_none() && (missing.is_none() || models.is_empty()) {
+        return Some(match missing {
+            Some(missing) => Err(HubError::Incomplete { repo: repo.into(), folder, missing }),
+            None => Ok(Located { folder, repo: Some(repo.into()), commit: Some(commit) }),
+        });
+    }
+    let name = quantization.map_or_else(|| repo.to_owned(), |quantization| format!("{repo}:{quantization}"));
+    Some(match gguf::choose(&models, quantization) {
+        Ok(model) => match model.missing_part() {
+            Some(missing) => Err(HubError::Incomplete { repo: name, folder, missing }),
+            None => {
+                Ok(Located { folder: folder.join(&model.files[0]), repo: Some(name), commit: Some(commit) })
+            }
+        },
+        Err(Choice::None(_)) => {
+            let missing = format!("a GGUF file of {}", quantization.unwrap_or_default());
+            Err(HubError::Incomplete { repo: name, folder, missing })
         }
-        Some(missing) => Err(HubError::Incomplete { repo: repo.into(), folder, missing }),
-        None => Ok(Located { folder, repo: Some(repo.into()), commit: Some(commit) }),
+        Err(Choice::Several(quantizations)) => {
+            Err(HubError::SeveralQuantizations { repo: repo.into(), quantizations })
+        }
     })
+}
+
+/// Names like org/name:QUANTIZATION of the GGUF models that a repository has in a cache.
+pub fn gguf_names_in(repo: &str, cache: &Path) -> Vec<String> {
+    let repo_folder = RepoFolder::new(cache, repo);
+    let Some(commit) = repo_folder.commit("main") else { return Vec::new() };
+    let models = gguf::models(gguf_files(&repo_folder.snapshot(&commit)).iter().map(String::as_str));
+    models.iter().map(|model| format!("{repo}:{}", model.quantization())).collect()
+}
+
+/// GGUF files of a folder and of the folders in it, relative to it. Only those that exist: a link
+/// may lead nowhere.
+fn gguf_files(folder: &Path) -> Vec<String> {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let mut files = Vec::new();
+    for name in names(folder) {
+        let path = folder.join(&name);
+        if path.is_dir() {
+            files.extend(names(&path).into_iter().map(|inner| format!("{name}/{inner}")));
+        } else {
+            files.push(name);
+        }
+    }
+    files.retain(|file| gguf::is_gguf(file.as_str()) && folder.join(file).is_file());
+    files
 }
 
 /// A file that is missing from a model folder, because other programs fill the cache file by file.

@@ -25,6 +25,20 @@ pub(crate) fn check_repo_name(repo: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// A repository's name, and the quantization after a colon: `org/name:Q4_K_M`.
+pub(crate) fn split_quantization(name: &str) -> Result<(&str, Option<&str>), String> {
+    match name.split_once(':') {
+        None => Ok((name, None)),
+        Some((repo, quantization)) => {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            match quantization.is_empty() || !quantization.chars().all(allowed) {
+                true => Err(format!("{quantization:?} is not a quantization, such as Q4_K_M")),
+                false => Ok((repo, Some(quantization))),
+            }
+        }
+    }
+}
+
 /// True if a relative path from a server stays inside the folder that it is joined to.
 pub(crate) fn is_safe_path(path: &str) -> bool {
     // `Path` accepts `//` and `/./`, which the hub never sends. A colon means a drive on Windows.
@@ -43,6 +57,15 @@ pub(crate) fn is_commit(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quantization_follows_a_colon() {
+        assert_eq!(split_quantization("a/b"), Ok(("a/b", None)));
+        assert_eq!(split_quantization("a/b:Q4_K_M"), Ok(("a/b", Some("Q4_K_M"))));
+        for bad in ["a/b:", "a/b:../x", "a/b:Q4 0", "a/b:x:y"] {
+            assert!(split_quantization(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn unsafe_names_and_paths_are_refused() {

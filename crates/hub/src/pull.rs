@@ -11,9 +11,10 @@ use crate::{
     client::{Client, FILE_LIST, RemoteFile},
     download::Download,
     error::HubError,
+    gguf::is_gguf,
     listing::Listing,
     locate::Located,
-    names::{check_repo_name, is_safe_path},
+    names::{check_repo_name, is_safe_path, split_quantization},
     options::PullOptions,
     parallel::in_parallel,
     platform,
@@ -24,7 +25,8 @@ use crate::{
 const PAGES: &str = "https://huggingface.co/";
 
 /// Downloads a model's missing files and returns its folder. `repo` is org/name, or the address of
-/// its page. If an earlier pull of this revision finished and no file is missing, the network is
+/// its page. It may end in a colon and a quantization; then the GGUF files of that quantization are
+/// the model. If an earlier pull of this revision finished and no file is missing, the network is
 /// not used (unless `refresh` is set).
 ///
 /// # Errors
@@ -36,21 +38,30 @@ pub fn pull(
     options: &PullOptions,
     progress: &(dyn Fn(PullEvent<'_>) + Sync),
 ) -> Result<Located, HubError> {
-    let repo = repo.strip_prefix(PAGES).map_or(repo, |name| name.trim_end_matches('/'));
-    let bad_name = |reason: String| HubError::BadRepoName { name: repo.into(), reason };
+    let name = repo.strip_prefix(PAGES).map_or(repo, |name| name.trim_end_matches('/'));
+    let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
+    let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
     check_repo_name(repo).map_err(bad_name)?;
     if !is_safe_path(revision) {
         return Err(bad_name(format!("{revision:?} is not a revision")));
     }
     let folder = RepoFolder::new(&options.cache, repo);
-    let located = |commit: &str| Located {
-        folder: folder.snapshot(commit),
-        repo: Some(repo.to_owned()),
-        commit: Some(commit.to_owned()),
+    let located = |commit: &str, files: &[&str]| {
+        let snapshot = folder.snapshot(commit);
+        // A model of GGUF files is its first file.
+        let first = files.first().filter(|file| is_gguf(file));
+        Located {
+            folder: first.map_or_else(|| snapshot.clone(), |file| snapshot.join(file)),
+            repo: Some(name.to_owned()),
+            commit: Some(commit.to_owned()),
+        }
     };
-    let known = folder.commit(revision).filter(|commit| folder.is_complete(commit));
+    let known = folder.commit(revision);
+    let known = known.and_then(|commit| Some((folder.complete(&commit, quantization)?, commit)));
     match known {
-        Some(commit) if options.offline || !options.refresh => return Ok(located(&commit)),
+        Some((files, commit)) if options.offline || !options.refresh => {
+            return Ok(located(&commit, &files.iter().map(String::as_str).collect::<Vec<_>>()));
+        }
         None if options.offline => return Err(HubError::Offline { repo: repo.into() }),
         _ => {}
     }
@@ -70,7 +81,8 @@ pub fn pull(
         .map_err(|(failure, attempts)| client.error(repo, revision, FILE_LIST, failure, attempts))?;
     let listing = Listing::parse(repo, &answer)?;
     let commit = listing.sha.as_str();
-    let files = listing.needed(repo)?;
+    let files = listing.needed(repo, quantization)?;
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let stop = AtomicBool::new(false);
     let download =
         Download { client: &client, folder: &folder, repo, revision, commit, progress, stop: &stop };
@@ -87,9 +99,9 @@ pub fn pull(
     for (file, remote) in files.iter().zip(&remotes) {
         folder.link(commit, file, &remote.etag)?;
     }
-    folder.set_complete(commit, &files)?;
+    folder.set_complete(commit, quantization, &files)?;
     folder.set_commit(revision, commit)?;
-    Ok(located(commit))
+    Ok(located(commit, &files))
 }
 
 /// Takes the lock of a repository for the time of a pull. The system releases it if the process

@@ -109,6 +109,33 @@ fn a_pull_fills_the_cache_in_huggingface_hubs_layout() {
 }
 
 #[test]
+fn a_quantization_is_pulled_alone() {
+    let mut fixture = Fixture::new();
+    let files = ["n-Q4_K_M.gguf", "n-Q8_0-00001-of-00002.gguf", "n-Q8_0-00002-of-00002.gguf"];
+    for (index, file) in files.into_iter().enumerate() {
+        fixture.server.add(file, vec![index as u8; 100_000 + index], true);
+    }
+    let pull = |fixture: &Fixture, name: &str| pull(name, "main", &fixture.options, &|_| {});
+    let located = pull(&fixture, "org/name:q8_0").unwrap();
+    let snapshot = fixture.repo().join("snapshots").join(COMMIT);
+    assert_eq!(located.folder, snapshot.join(files[1]));
+    assert_eq!(located.repo.as_deref(), Some("org/name:q8_0"));
+    assert!(snapshot.join(files[2]).exists(), "all parts are there");
+    assert!(!snapshot.join(files[0]).exists() && !snapshot.join(FIRST).exists(), "nothing else is");
+    assert_eq!(locate_in("org/name:q8_0", fixture.cache.path()).unwrap(), located);
+
+    let other = pull(&fixture, "org/name:Q4_K_M").unwrap();
+    assert_eq!(fs::read(&other.folder).unwrap(), fixture.server.content(files[0]));
+    let requests = fixture.server.seen().len();
+    fixture.options.offline = true;
+    assert_eq!(pull(&fixture, "org/name:Q8_0").unwrap().folder, located.folder);
+    assert_eq!(fixture.server.seen().len(), requests, "both are complete");
+    fixture.options.offline = false;
+    let error = pull(&fixture, "org/name:Q2_K").unwrap_err().to_string();
+    assert!(error.contains("no GGUF file of Q2_K") && error.contains("it has Q4_K_M, Q8_0"), "{error}");
+}
+
+#[test]
 fn a_second_pull_does_not_use_the_network() {
     let mut fixture = Fixture::new();
     let first = fixture.pull().unwrap();

@@ -81,8 +81,17 @@ impl ChatTemplate {
         } else {
             (&config_path, config.get("chat_template").cloned().unwrap_or_default())
         };
-        let wrong = |reason: String| ChatError::Load { path: path.display().to_string(), reason };
-        let templates = named_templates(&template).map_err(wrong)?;
+        Self::new(&path.display().to_string(), &template, &config)
+    }
+
+    /// The template of a `chat_template` value. `config` holds the special tokens as
+    /// tokenizer_config.json does; `path` is for error texts. `None` if the value is null.
+    ///
+    /// # Errors
+    /// When the template is malformed.
+    pub(crate) fn new(path: &str, template: &Value, config: &Value) -> Result<Option<Self>, ChatError> {
+        let wrong = |reason: String| ChatError::Load { path: path.to_owned(), reason };
+        let templates = named_templates(template).map_err(wrong)?;
         if templates.is_empty() {
             return Ok(None);
         }
@@ -100,7 +109,7 @@ impl ChatTemplate {
                 .add_template_owned(name.to_owned(), environment::without_generation_blocks(source))
                 .map_err(|error| wrong(environment::explain(&error)))?;
         }
-        Ok(Some(Self { environment, tokens: special_tokens(&config) }))
+        Ok(Some(Self { environment, tokens: special_tokens(config) }))
     }
 
     /// Renders messages (OpenAI's JSON objects: role, content, …) to a prompt that ends with the

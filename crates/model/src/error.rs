@@ -87,6 +87,19 @@ pub enum ModelError {
         /// NaN or an infinity.
         value: f32,
     },
+    /// A tensor has a type that weights are not read from.
+    #[error(
+        "tensor {name:?} is {kind}, which is not supported: supported are {supported}; take another quantization of the \
+         model"
+    )]
+    UnsupportedType {
+        /// Its name.
+        name: String,
+        /// GGUF's name of the type.
+        kind: &'static str,
+        /// The types that are supported.
+        supported: String,
+    },
     /// The model cannot be split as asked.
     #[error("{0}")]
     Plan(String),

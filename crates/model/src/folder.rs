@@ -1,4 +1,4 @@
-//! A model folder: configuration, tokenizer, chat template and weights.
+//! A model folder, or a GGUF file: configuration, tokenizer, chat template and weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use serde::Deserialize;
 use crate::arch::{self, TokenIds};
 use crate::chat::{ChatError, ChatTemplate};
 use crate::error::ModelError;
+use crate::gguf::{self, GgufFiles, GgufWeights};
 use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{HuggingFace, Quantization, WeightSource};
@@ -15,7 +16,7 @@ use crate::weights::{HuggingFace, Quantization, WeightSource};
 /// A model folder, opened. Opening reads configuration files and weight headers only.
 #[derive(Debug)]
 pub struct ModelFolder {
-    /// The folder.
+    /// The folder, or the GGUF file.
     pub path: PathBuf,
     /// The architecture.
     pub spec: ModelSpec,
@@ -23,6 +24,8 @@ pub struct ModelFolder {
     pub weights: Box<dyn WeightSource>,
     /// generation_config.json.
     pub generation: GenerationConfig,
+    /// The files that also hold the tokenizer and the chat template.
+    pub(crate) gguf: Option<Arc<GgufFiles>>,
 }
 
 /// generation_config.json: the sampling that the model's authors recommend.
@@ -42,15 +45,18 @@ pub struct GenerationConfig {
     /// Penalty on tokens that have occurred.
     pub repetition_penalty: Option<f32>,
     #[serde(rename = "eos_token_id")]
-    eos: Option<TokenIds>,
+    pub(crate) eos: Option<TokenIds>,
 }
 
 impl ModelFolder {
-    /// Opens a folder.
+    /// Opens a folder, or a GGUF file. Any one file of a split model stands for all.
     ///
     /// # Errors
     /// When a file is missing or malformed, or the architecture is unknown.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if gguf::is_gguf(path) && !path.is_dir() {
+            return Self::open_gguf(path);
+        }
         if !path.is_dir() {
             return Err(ModelError::Missing {
                 path: path.to_owned(),
@@ -65,7 +71,16 @@ impl ModelFolder {
             spec.eos = eos.into_vec();
         }
         let weights = Box::new(HuggingFace::open(path, quantization)?);
-        Ok(Self { path: path.to_owned(), spec, weights, generation })
+        Ok(Self { path: path.to_owned(), spec, weights, generation, gguf: None })
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let files = gguf::open(path)?;
+        let mut spec = gguf::spec(&files)?;
+        spec.eos = gguf::end_tokens(&files)?;
+        let weights = Box::new(GgufWeights::new(Arc::clone(&files), &spec)?);
+        let generation = gguf::generation(&files)?;
+        Ok(Self { path: path.to_owned(), spec, weights, generation, gguf: Some(files) })
     }
 
     /// The folder's tokenizer.
@@ -73,7 +88,11 @@ impl ModelFolder {
     /// # Errors
     /// When it is missing or malformed.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, TokenizerError> {
-        Tokenizer::load(&self.path).map(Arc::new)
+        match &self.gguf {
+            Some(files) => gguf::tokenizer(files),
+            None => Tokenizer::load(&self.path),
+        }
+        .map(Arc::new)
     }
 
     /// The folder's chat template, if it has one.
@@ -81,7 +100,11 @@ impl ModelFolder {
     /// # Errors
     /// When it is malformed.
     pub fn chat_template(&self) -> Result<Option<Arc<ChatTemplate>>, ChatError> {
-        Ok(ChatTemplate::load(&self.path)?.map(Arc::new))
+        let template = match &self.gguf {
+            Some(files) => gguf::chat_template(files)?,
+            None => ChatTemplate::load(&self.path)?,
+        };
+        Ok(template.map(Arc::new))
     }
 }
 

@@ -30,6 +30,7 @@ pub mod arch;
 pub mod chat;
 pub mod error;
 pub mod folder;
+pub mod gguf;
 pub mod model;
 pub mod plan;
 pub mod spec;

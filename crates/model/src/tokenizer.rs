@@ -16,7 +16,7 @@ use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
 
-use bpe::Pairs;
+pub(crate) use bpe::{BytePairs, Pairs};
 use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;
@@ -42,6 +42,19 @@ pub struct Tokenizer {
     inner: Library,
     tokens: TokenBytes,
     specials: SpecialParts,
+}
+
+/// What a tokenizer is made of. JSON values are those of a tokenizer.json; null for none.
+pub(crate) struct Parts {
+    /// The model.
+    pub pairs: Pairs,
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub post_processor: Value,
+    pub decoder: Value,
+    /// Tokens that are found in a text before it is cut, and whether each is special. All are in
+    /// the model's vocabulary.
+    pub added: Vec<(String, bool)>,
 }
 
 /// Why a tokenizer could not be loaded, or a text not be tokenized.
@@ -86,6 +99,33 @@ impl Tokenizer {
         let tokens = TokenBytes::new(&inner, &decoder).map_err(wrong)?;
         let specials = SpecialParts::new(&inner);
         Ok(Self { inner, tokens, specials })
+    }
+
+    /// A tokenizer of parts that come from elsewhere than a tokenizer.json.
+    ///
+    /// # Errors
+    /// When a part is malformed; the text says which.
+    pub(crate) fn from_parts(parts: Parts) -> Result<Self, String> {
+        fn read<T: serde::de::DeserializeOwned>(what: &str, value: Value) -> Result<Option<T>, String> {
+            serde_json::from_value(value).map_err(|error| format!("its {what} is malformed: {error}"))
+        }
+        let decoder = parts.decoder.clone();
+        let mut inner = Library::new(parts.pairs);
+        let normalizer = read::<NormalizerWrapper>("normalizer", parts.normalizer)?;
+        inner.with_normalizer(normalizer).map_err(|error| error.to_string())?;
+        inner.with_pre_tokenizer(read::<PreTokenizerWrapper>("pre-tokenizer", parts.pre_tokenizer)?);
+        inner.with_post_processor(read::<PostProcessorWrapper>("post-processor", parts.post_processor)?);
+        inner.with_decoder(read::<DecoderWrapper>("decoder", parts.decoder)?);
+        // Runs of one kind are added together: each call builds the search for all.
+        for run in parts.added.chunk_by(|a, b| a.1 == b.1) {
+            let tokens =
+                run.iter().map(|(text, special)| AddedToken::from(text.clone(), *special).normalized(false));
+            let special = run[0].1;
+            let added = if special { inner.add_special_tokens(tokens) } else { inner.add_tokens(tokens) };
+            added.map_err(|error| error.to_string())?;
+        }
+        let tokens = TokenBytes::new(&inner, &decoder)?;
+        Ok(Self { inner, tokens })
     }
 
     /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A

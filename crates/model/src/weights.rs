@@ -1,9 +1,11 @@
 //! The weights of a model by role: where each tensor lies in the files, and how it is stored.
 //!
-//! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors. Another file
-//! format is another implementation, with its own table from [`Role`] to names.
+//! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors, and
+//! [`GgufWeights`](crate::gguf::GgufWeights) from GGUF files. Another file format is another
+//! implementation, with its own table from [`Role`] to names.
 
 mod hugging_face;
+pub(crate) mod mapped;
 mod names;
 mod quantization;
 mod role;

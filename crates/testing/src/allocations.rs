@@ -1,4 +1,4 @@
-//! An allocator that counts allocations. A test binary installs it:
+//! An allocator that counts allocations and remembers the largest. A test binary installs it:
 //!
 //! ```
 //! use thunder_testing::allocations::{self, CountingAllocator};
@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static OF_THREAD: Cell<usize> = const { Cell::new(0) };
@@ -26,6 +27,11 @@ thread_local! {
 /// installed.
 pub fn total() -> usize {
     TOTAL.load(Ordering::SeqCst)
+}
+
+/// Bytes of the largest allocation so far by any thread.
+pub fn largest_bytes() -> usize {
+    LARGEST.load(Ordering::SeqCst)
 }
 
 /// Allocations so far by the calling thread.
@@ -42,7 +48,8 @@ pub fn exempt_this_thread() {
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-fn count() {
+fn count(bytes: usize) {
+    LARGEST.fetch_max(bytes, Ordering::SeqCst);
     // While a thread ends, its thread-local values may be gone.
     let _ = OF_THREAD.try_with(|count| count.set(count.get() + 1));
     if !IS_EXEMPT.try_with(Cell::get).unwrap_or(false) {
@@ -53,13 +60,13 @@ fn count() {
 // SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
@@ -70,7 +77,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size);
         // SAFETY: the caller keeps the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }

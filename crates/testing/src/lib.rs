@@ -1,5 +1,5 @@
 //! What the tests of several crates share: a seeded number generator, the built-in model's files,
-//! an allocator that counts, and a check that processes are idle.
+//! a writer of GGUF files, an allocator that counts, and a check that processes are idle.
 //!
 //! A crate names it under `[dev-dependencies]` only. It depends on no crate of the workspace, so
 //! that unit tests do not see two copies of the types of their own crate.
@@ -14,6 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod allocations;
+pub mod gguf;
 pub mod idle;
 mod random;
 

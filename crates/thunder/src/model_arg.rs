@@ -11,7 +11,7 @@ use crate::model_command::cached_models;
 /// MODEL where the built-in model is the default.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArg {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
+    /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
     #[arg(value_name = "MODEL", default_value = builtin::NAME, add = completer())]
     model: OsString,
     /// The same as MODEL: other servers have this option

@@ -33,7 +33,7 @@ enum Action {
     Pull(pull::Pull),
     /// List the models in the Hugging Face cache
     List(list::List),
-    /// Print the folder of a model
+    /// Print the folder or GGUF file of a model
     #[command(after_help = "Example:\n  ls \"$(thunder model path mlx-community/Qwen3-0.6B-4bit)\"")]
     Path(Find),
     /// Write a model with a known model's shapes and random weights, to measure with
@@ -44,7 +44,7 @@ enum Action {
 /// `thunder model path`.
 #[derive(Args)]
 struct Find {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
+    /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
     #[arg(value_name = "MODEL", add = completer())]
     name: OsString,
     /// Print one JSON object with name, folder and bytes
@@ -80,8 +80,16 @@ impl Find {
     }
 }
 
-/// Bytes of a folder's files, following links.
+/// Bytes of a folder's files, or of a GGUF model's files, following links.
 fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
+    if folder.is_file() {
+        let bytes = |file: &Path| {
+            let metadata =
+                std::fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(metadata.len())
+        };
+        return thunder_hub::gguf_parts(folder).iter().map(|file| bytes(file)).sum();
+    }
     let failed = || format!("cannot list {}", folder.display());
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder).with_context(failed)? {

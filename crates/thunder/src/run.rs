@@ -22,7 +22,7 @@ use crate::{interrupt, mlx_launch, session};
 /// "Review this change."`
 #[derive(Args)]
 pub struct RunCommand {
-    /// `builtin`, a folder, or the name of a model in the Hugging Face cache
+    /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
     #[arg(add = completer())]
     model: OsString,
     /// The prompt [default: standard input]

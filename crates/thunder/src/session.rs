@@ -167,7 +167,7 @@ pub fn is_head() -> anyhow::Result<bool> {
     Ok(Config::from_env()?.is_none_or(|config| config.rank == 0))
 }
 
-/// The folder of a model, and the name to serve it under.
+/// The folder or GGUF file of a model, and the name to serve it under.
 pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
     if name == builtin::NAME {
         return Ok((builtin::folder()?, builtin::NAME.to_owned()));
@@ -182,7 +182,8 @@ pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
         Some(repo) => repo,
         None => {
             let folder = located.folder.canonicalize().unwrap_or_else(|_| located.folder.clone());
-            folder.file_name().map_or_else(|| name.to_string_lossy(), OsStr::to_string_lossy).into_owned()
+            let last = if folder.is_file() { folder.file_stem() } else { folder.file_name() };
+            last.map_or_else(|| name.to_string_lossy(), OsStr::to_string_lossy).into_owned()
         }
     };
     Ok((located.folder, served))

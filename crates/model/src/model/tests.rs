@@ -113,7 +113,7 @@ fn folder(path: &Path, quantization: Option<(u32, usize)>) -> ModelFolder {
     };
     let quantization = Quantization::read(&config, path).expect("quantization");
     let weights = Box::new(HuggingFace::open(path, quantization).expect("weights"));
-    ModelFolder { path: path.to_owned(), spec, weights, generation: GenerationConfig::default() }
+    ModelFolder { path: path.to_owned(), spec, weights, generation: GenerationConfig::default(), gguf: None }
 }
 
 /// Tokens of a sequence, from a position on, in a slot.

@@ -18,7 +18,7 @@ use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::{Model, Token};
 
 /// A tokenizer's model: from a piece of the pre-tokenizer to tokens.
-pub(super) enum Pairs {
+pub(crate) enum Pairs {
     /// Byte pairs, in the form that nearly all language models use.
     Bpe(Box<Bpe>),
     /// Anything else.
@@ -27,7 +27,7 @@ pub(super) enum Pairs {
 
 /// Byte pairs, without features that no language model uses: dropout, affixes, tokens for unknown
 /// text.
-pub(super) struct Bpe {
+pub(crate) struct Bpe {
     vocabulary: Vocabulary,
     merges: Merges,
     /// Tokens of the 256 bytes, for characters without a token; if empty, such characters vanish.
@@ -308,6 +308,46 @@ impl<'de> Deserialize<'de> for Pairs {
         let merges = List(&vocabulary).deserialize(&mut deserializer).map_err(D::Error::custom)?;
         let whole_first = file.ignore_merges == Some(true);
         Ok(Self::Bpe(Box::new(Bpe { vocabulary, merges, bytes, whole_first })))
+    }
+}
+
+/// Byte pairs that do not come from a tokenizer.json.
+pub(crate) struct BytePairs<'a> {
+    /// By id.
+    pub tokens: &'a [&'a str],
+    /// Left and right, the first to be applied first.
+    pub merges: Vec<(&'a str, &'a str)>,
+    /// Characters without a token become the tokens `<0x00>` to `<0xFF>` of their bytes.
+    pub byte_fallback: bool,
+    /// A text that equals a token becomes that token, whatever the merges say.
+    pub whole_first: bool,
+}
+
+impl BytePairs<'_> {
+    /// Builds the tables.
+    ///
+    /// # Errors
+    /// When the vocabulary is too large, or lacks a token of a merge or of a byte.
+    pub fn build(self) -> Result<Pairs, String> {
+        let mut vocabulary = Vocabulary::default();
+        for (id, text) in self.tokens.iter().enumerate() {
+            vocabulary.insert(text, u32::try_from(id).unwrap_or(u32::MAX))?;
+        }
+        let id = |text: &str| {
+            vocabulary.id(text).ok_or_else(|| format!("the vocabulary does not hold the token {text:?}"))
+        };
+        let bytes = match self.byte_fallback {
+            true => (0..=255u8).map(|byte| id(&format!("<0x{byte:02X}>"))).collect::<Result<_, _>>()?,
+            false => Vec::new(),
+        };
+        let mut merges = Merges::default();
+        let mut both = String::new();
+        for (left, right) in self.merges {
+            both.clear();
+            both.extend([left, right]);
+            merges.push(id(left)?, id(right)?, id(&both)?);
+        }
+        Ok(Pairs::Bpe(Box::new(Bpe { vocabulary, merges, bytes, whole_first: self.whole_first })))
     }
 }
 

@@ -1,44 +1,21 @@
 //! Memory-mapped safetensors files, by tensor name.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Component, Path};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(target_os = "linux")]
-use memmap2::Advice;
-use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use thunder_compute::source::FilePages;
 
-use super::watched_file::WatchedFile;
+use super::mapped::MappedFiles;
 use crate::error::ModelError;
-
-/// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB.
-/// Ranks that read windows of many tensors would keep the edges of all of them, so releasing drops
-/// this much on both sides.
-const MAPPED_AROUND_BYTES: usize = 2 << 20;
-
-/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model
-/// apart, without reading the model.
-const SAMPLED_TENSORS: usize = 64;
-/// Bytes that a fingerprint samples of a tensor.
-const SAMPLE_BYTES: usize = 256;
 
 /// All tensors of a model folder.
 #[derive(Debug)]
 pub(super) struct SafetensorsFiles {
-    files: Vec<Mapped>,
+    files: MappedFiles,
     tensors: HashMap<String, Entry>,
-}
-
-#[derive(Debug)]
-struct Mapped {
-    /// Before the map, so that it is dropped first.
-    _watched: WatchedFile,
-    map: Mmap,
 }
 
 #[derive(Debug)]
@@ -73,7 +50,7 @@ impl SafetensorsFiles {
     /// # Errors
     /// When a file is missing, truncated or malformed.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let mut weights = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut weights = Self { files: MappedFiles::default(), tensors: HashMap::new() };
         let index = folder.join("model.safetensors.index.json");
         let names = match std::fs::read(&index) {
             Ok(bytes) => {
@@ -104,16 +81,12 @@ impl SafetensorsFiles {
     }
 
     fn map(&mut self, path: &Path) -> Result<(), ModelError> {
-        let io = |error| ModelError::io(path, "weights (safetensors)", error);
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it
-        // ends this process; `WatchedFile` says why.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let watched = WatchedFile::new(&map, path);
+        let file = self.files.add(path, "weights (safetensors)")?;
+        let map = self.files.file(file);
         let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
+        let (header, metadata) = SafeTensors::read_metadata(map).map_err(|error| {
             let actual = map.len() as u64;
-            match (error, described_bytes(&map)) {
+            match (error, described_bytes(map)) {
                 (SafeTensorError::MetadataIncompleteBuffer, Some(expected)) if actual < expected => {
                     ModelError::Truncated { path: path.to_owned(), actual, expected }
                 }
@@ -124,7 +97,6 @@ impl SafetensorsFiles {
             }
         })?;
         let start = header + 8;
-        let file = self.files.len();
         for (name, info) in metadata.tensors() {
             let range = start + info.data_offsets.0..start + info.data_offsets.1;
             let entry = Entry {
@@ -136,7 +108,6 @@ impl SafetensorsFiles {
             };
             self.tensors.insert(name, entry);
         }
-        self.files.push(Mapped { _watched: watched, map });
         Ok(())
     }
 
@@ -144,7 +115,7 @@ impl SafetensorsFiles {
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
         entry.is_read.store(true, Ordering::Relaxed);
-        let bytes = &self.files[entry.file].map[entry.range.clone()];
+        let bytes = &self.files.file(entry.file)[entry.range.clone()];
         Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
@@ -162,19 +133,11 @@ impl SafetensorsFiles {
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut entries: Vec<_> = self.tensors.iter().collect();
         entries.sort_unstable_by_key(|(name, _)| name.as_str());
-        let between = entries.len().div_ceil(SAMPLED_TENSORS).max(1);
-        let mut hasher = Sha256::new();
-        for (index, (name, entry)) in entries.into_iter().enumerate() {
-            hasher.update(format!("{name} {:?} {:?} {:?}\n", entry.dtype, entry.shape, entry.range));
-            if index % between == 0 {
-                let bytes = &self.files[entry.file].map[entry.range.clone()];
-                let middle = &bytes[bytes.len() / 2..];
-                let sample = &middle[..middle.len().min(SAMPLE_BYTES)];
-                hasher.update(sample);
-                self.release(sample);
-            }
-        }
-        hasher.finalize().into()
+        let described = entries.into_iter().map(|(name, entry)| {
+            let bytes = &self.files.file(entry.file)[entry.range.clone()];
+            (format!("{name} {:?} {:?} {:?}\n", entry.dtype, entry.shape, entry.range), bytes)
+        });
+        self.files.fingerprint(&described.collect::<Vec<_>>())
     }
 
     /// Names of the tensors that were not asked for, sorted.
@@ -199,38 +162,12 @@ fn described_bytes(file: &[u8]) -> Option<u64> {
     Some(8 + len + metadata.data_len() as u64)
 }
 
-impl SafetensorsFiles {
-    /// The file that holds `bytes`, and their range in it.
-    fn place(&self, bytes: &[u8]) -> Option<(&Mmap, std::ops::Range<usize>)> {
-        let start = bytes.as_ptr() as usize;
-        self.files.iter().find_map(|Mapped { map, .. }| {
-            let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
-            Some((map, first..first + bytes.len()))
-        })
-    }
-}
-
 impl FilePages for SafetensorsFiles {
-    /// Maps the pages in one call. Faults for a few pages each take twice as long.
     fn need(&self, bytes: &[u8]) {
-        #[cfg(target_os = "linux")]
-        if let Some((map, range)) = self.place(bytes) {
-            // Linux before 5.14 does not know this advice and maps the pages when they are read.
-            drop(map.advise_range(Advice::PopulateRead, range.start, range.len()));
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = bytes;
+        self.files.need(bytes);
     }
 
-    /// Drops the pages from this process. They stay in the system's cache for other ranks.
     fn release(&self, bytes: &[u8]) {
-        let Some((map, range)) = self.place(bytes) else { return };
-        let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
-        let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
-        // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again
-        // when touched.
-        let dropped = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
-        // If the advice is refused, the system decides when to drop the pages.
-        drop(dropped);
+        self.files.release(bytes);
     }
 }

@@ -60,7 +60,7 @@ impl List {
     }
 }
 
-/// Names of the repositories in a cache.
+/// Names of the models in a cache. A repository of GGUF files has a model for each quantization.
 pub fn cached_models(root: &Path) -> anyhow::Result<Vec<String>> {
     let entries = match std::fs::read_dir(root) {
         Ok(entries) => entries,
@@ -68,7 +68,12 @@ pub fn cached_models(root: &Path) -> anyhow::Result<Vec<String>> {
         Err(error) => return Err(error).with_context(|| format!("cannot list {}", root.display())),
     };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    Ok(names.filter_map(|name| name.strip_prefix("models--").map(repo_of_folder)).collect())
+    let repos = names.filter_map(|name| name.strip_prefix("models--").map(repo_of_folder));
+    let models = repos.flat_map(|repo| match thunder_hub::gguf_names_in(&repo, root) {
+        names if names.is_empty() => vec![repo],
+        names => names,
+    });
+    Ok(models.collect())
 }
 
 /// A folder name has `--` for the slash; repository names contain no `--`.

@@ -18,6 +18,7 @@ pub const HELP: &str = "\
 Examples:
   thunder model pull mlx-community/Qwen3-0.6B-4bit
   thunder model pull Qwen/Qwen3-0.6B --revision main
+  thunder model pull Qwen/Qwen3-8B-GGUF:Q4_K_M       (the GGUF files of one quantization)
 
 The model goes into the Hugging Face cache, which MLX and transformers share. An interrupted pull continues where it \
 stopped.
@@ -27,8 +28,8 @@ HF_TOKEN gives access to gated and private models, HF_ENDPOINT names another hub
 /// `thunder model pull`.
 #[derive(Args)]
 pub struct Pull {
-    /// The model's name on the hub, or the address of its page
-    #[arg(value_name = "ORG/NAME")]
+    /// The model's name on the hub, or the address of its page; :QUANTIZATION picks GGUF files
+    #[arg(value_name = "ORG/NAME[:QUANTIZATION]")]
     name: String,
     /// Branch, tag or commit to download
     #[arg(long, value_name = "REVISION", default_value = "main")]

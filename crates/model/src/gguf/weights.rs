@@ -1,0 +1,181 @@
+//! Tensors of GGUF files by role.
+
+use std::sync::Arc;
+
+use thunder_compute::{Encoding, FilePages, Float, RowOrder};
+
+use super::config;
+use super::container::TensorInfo;
+use super::files::GgufFiles;
+use super::names::{Name, bias_of, names_of};
+use super::types::TensorType;
+use crate::error::ModelError;
+use crate::spec::{MixerSpec, ModelSpec};
+use crate::weights::{LayerRole, Role, StoredMatrix, WeightSource};
+
+/// The weights of a model's GGUF files.
+#[derive(Debug)]
+pub struct GgufWeights {
+    files: Arc<GgufFiles>,
+    /// Width of the heads of queries and keys, if their rows are stored in pairs.
+    paired_heads: Option<usize>,
+}
+
+impl GgufWeights {
+    /// The weights of opened files.
+    ///
+    /// # Errors
+    /// When the architecture is unknown.
+    pub(crate) fn new(files: Arc<GgufFiles>, spec: &ModelSpec) -> Result<Self, ModelError> {
+        let family = config::family(&files).map_err(|reason| files.malformed(reason))?;
+        let width = spec.layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => Some(attention.head_dim),
+            _ => None,
+        });
+        let paired_heads = width.filter(|width| family.paired_heads && width.is_multiple_of(2));
+        Ok(Self { files, paired_heads })
+    }
+
+    /// The name that the files use for a role, or the usual one if they have none.
+    fn name(&self, role: Role) -> Result<Name, ModelError> {
+        let mut names = names_of(role);
+        let found = names.iter().position(|name| self.files.tensor(&name.tensor).is_some());
+        if names.is_empty() {
+            return Err(ModelError::NoTensor {
+                name: format!("{role:?}"),
+                hint: " by any known name".into(),
+            });
+        }
+        Ok(names.swap_remove(found.unwrap_or(0)))
+    }
+
+    fn tensor(&self, name: &str) -> Result<(&TensorInfo, &[u8]), ModelError> {
+        self.files.tensor(name).ok_or_else(|| ModelError::NoTensor {
+            name: name.to_owned(),
+            hint: ": the file is incomplete or of another architecture than it says".into(),
+        })
+    }
+
+    /// A tensor of this shape, the outermost dimension first.
+    fn shaped(&self, name: &str, shape: &[usize]) -> Result<(Encoding, &[u8]), ModelError> {
+        let (info, bytes) = self.tensor(name)?;
+        let encoding = encoding(name, info.kind)?;
+        // Dimensions of 1 may be written or not.
+        let significant =
+            |sizes: &mut dyn Iterator<Item = usize>| sizes.filter(|size| *size != 1).collect::<Vec<_>>();
+        let found = significant(&mut info.dimensions.iter().rev().copied());
+        if found != significant(&mut shape.iter().copied()) {
+            return Err(ModelError::Shape {
+                name: name.to_owned(),
+                actual: format!("{} {:?}", info.kind.name, info.dimensions),
+                expected: format!("{:?}", shape.iter().rev().collect::<Vec<_>>()),
+            });
+        }
+        Ok((encoding, bytes))
+    }
+
+    /// The numbers of a tensor that is no matrix.
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let (encoding, bytes) = self.shaped(name, shape)?;
+        let mut numbers = vec![0.0; shape.iter().product()];
+        decoded(name, encoding)?.decode(bytes, &mut numbers);
+        Ok(numbers)
+    }
+
+    fn row_order(&self, role: Role) -> RowOrder {
+        match (role, self.paired_heads) {
+            (Role::Layer(_, LayerRole::Query | LayerRole::Key), Some(width)) => RowOrder::Paired { width },
+            _ => RowOrder::AsStored,
+        }
+    }
+}
+
+impl WeightSource for GgufWeights {
+    fn has(&self, role: Role) -> bool {
+        names_of(role).iter().any(|name| self.files.tensor(&name.tensor).is_some())
+    }
+
+    fn format(&self, role: Role) -> Result<Encoding, ModelError> {
+        let name = self.name(role)?.tensor;
+        encoding(&name, self.tensor(&name)?.0.kind)
+    }
+
+    fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError> {
+        let Name { tensor, stacked } = self.name(role)?;
+        let [rows, cols] = shape;
+        let (encoding, weight) = match (role, stacked) {
+            (Role::Expert { index, count, .. }, true) => {
+                let (encoding, bytes) = self.shaped(&tensor, &[count, rows, cols])?;
+                let one = bytes.len() / count;
+                (encoding, &bytes[index * one..][..one])
+            }
+            _ => self.shaped(&tensor, &shape)?,
+        };
+        let row_order = self.row_order(role);
+        if let RowOrder::Paired { width } = row_order
+            && !rows.is_multiple_of(width)
+        {
+            return Err(ModelError::Shape {
+                name: tensor,
+                actual: format!("{rows} rows"),
+                expected: format!("whole heads of {width}"),
+            });
+        }
+        let pages: Option<&dyn FilePages> = Some(self);
+        Ok(StoredMatrix { rows, cols, encoding, weight, scales: None, offsets: None, row_order, pages })
+    }
+
+    fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
+        let stored = self.numbers(&bias_of(&self.name(role)?.tensor), &[len])?;
+        let order = self.row_order(role);
+        Ok((0..len).map(|output| stored[order.stored(output)]).collect())
+    }
+
+    fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        self.numbers(&self.name(role)?.tensor, shape)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.tensors().map(|(_, _, bytes)| bytes.len() as u64).sum()
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.files.tensors().any(|(_, info, _)| matches!(info.kind.encoding, Some(Encoding::Blocks(_))))
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        let described = self.files.tensors().map(|(name, info, bytes)| {
+            (format!("{name} {} {:?} {:?}\n", info.kind.name, info.dimensions, info.bytes), bytes)
+        });
+        self.files.files.fingerprint(&described.collect::<Vec<_>>())
+    }
+}
+
+impl FilePages for GgufWeights {
+    fn need(&self, bytes: &[u8]) {
+        self.files.files.need(bytes);
+    }
+
+    fn release(&self, bytes: &[u8]) {
+        self.files.files.release(bytes);
+    }
+}
+
+fn encoding(name: &str, kind: TensorType) -> Result<Encoding, ModelError> {
+    kind.encoding.ok_or_else(|| ModelError::UnsupportedType {
+        name: name.to_owned(),
+        kind: kind.name,
+        supported: TensorType::supported(),
+    })
+}
+
+fn decoded(name: &str, encoding: Encoding) -> Result<Float, ModelError> {
+    match encoding {
+        Encoding::Float(float) => Ok(float),
+        _ => Err(ModelError::Shape {
+            name: name.to_owned(),
+            actual: "quantized".into(),
+            expected: "F32, F16 or BF16".into(),
+        }),
+    }
+}

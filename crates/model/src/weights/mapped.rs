@@ -1,0 +1,116 @@
+//! Memory-mapped weight files.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::{Mmap, UncheckedAdvice};
+use sha2::{Digest, Sha256};
+use thunder_compute::FilePages;
+
+use super::watched_file::WatchedFile;
+use crate::error::ModelError;
+
+/// A page fault also maps what the kernel has cached in one piece around the page, up to 2 MiB.
+/// Ranks that read windows of many tensors would keep the edges of all of them, so releasing drops
+/// this much on both sides.
+const MAPPED_AROUND_BYTES: usize = 2 << 20;
+
+/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model
+/// apart, without reading the model.
+const SAMPLED_TENSORS: usize = 64;
+/// Bytes that a fingerprint samples of a tensor.
+const SAMPLE_BYTES: usize = 256;
+
+/// Files, by the order in which they were mapped.
+#[derive(Debug, Default)]
+pub(crate) struct MappedFiles {
+    maps: Vec<Mapped>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    /// Before the map, so that it is dropped first.
+    _watched: WatchedFile,
+    map: Mmap,
+}
+
+impl MappedFiles {
+    /// Maps another file and returns its number.
+    ///
+    /// # Errors
+    /// When it cannot be opened; `what` says what it is for.
+    pub fn add(&mut self, path: &Path, what: &'static str) -> Result<usize, ModelError> {
+        let io = |error| ModelError::io(path, what, error);
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it
+        // ends this process; `WatchedFile` says why.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let watched = WatchedFile::new(&map, path);
+        self.maps.push(Mapped { _watched: watched, map });
+        Ok(self.maps.len() - 1)
+    }
+
+    /// Files that are mapped.
+    pub fn count(&self) -> usize {
+        self.maps.len()
+    }
+
+    /// All bytes of a file.
+    pub fn file(&self, number: usize) -> &[u8] {
+        &self.maps[number].map
+    }
+
+    /// A hash of what tensors are, and of samples of their contents. `tensors` are in an order that
+    /// all ranks agree on.
+    pub fn fingerprint<'a>(&self, tensors: &[(String, &'a [u8])]) -> [u8; 32] {
+        let between = tensors.len().div_ceil(SAMPLED_TENSORS).max(1);
+        let mut hasher = Sha256::new();
+        for (index, (description, bytes)) in tensors.iter().enumerate() {
+            hasher.update(description);
+            if index % between == 0 {
+                let middle = &bytes[bytes.len() / 2..];
+                let sample = &middle[..middle.len().min(SAMPLE_BYTES)];
+                hasher.update(sample);
+                self.release(sample);
+            }
+        }
+        hasher.finalize().into()
+    }
+
+    /// The file that holds `bytes`, and their range in it.
+    fn place(&self, bytes: &[u8]) -> Option<(&Mmap, Range<usize>)> {
+        let start = bytes.as_ptr() as usize;
+        self.maps.iter().find_map(|Mapped { map, .. }| {
+            let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
+            Some((map, first..first + bytes.len()))
+        })
+    }
+}
+
+impl FilePages for MappedFiles {
+    /// Maps the pages in one call. Faults for a few pages each take twice as long.
+    fn need(&self, bytes: &[u8]) {
+        #[cfg(target_os = "linux")]
+        if let Some((map, range)) = self.place(bytes) {
+            // Linux before 5.14 does not know this advice and maps the pages when they are read.
+            drop(map.advise_range(Advice::PopulateRead, range.start, range.len()));
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = bytes;
+    }
+
+    /// Drops the pages from this process. They stay in the system's cache for other ranks.
+    fn release(&self, bytes: &[u8]) {
+        let Some((map, range)) = self.place(bytes) else { return };
+        let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
+        let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
+        // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again
+        // when touched.
+        let dropped = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
+        // If the advice is refused, the system decides when to drop the pages.
+        drop(dropped);
+    }
+}
