@@ -110,7 +110,7 @@ impl ModelFolder {
 
 impl GenerationConfig {
     /// Refuses defaults with which every request would be refused.
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let sampled = |value: Option<f32>| value.filter(|_| self.do_sample == Some(true));
         for (field, value, least, most) in [
             ("temperature", sampled(self.temperature), 0.0, 2.0),

@@ -125,7 +125,8 @@ impl Tokenizer {
             added.map_err(|error| error.to_string())?;
         }
         let tokens = TokenBytes::new(&inner, &decoder)?;
-        Ok(Self { inner, tokens })
+        let specials = SpecialParts::new(&inner);
+        Ok(Self { inner, tokens, specials })
     }
 
     /// Token ids of a text. `special` adds the post-processor's tokens, such as a leading BOS. A

@@ -66,7 +66,7 @@ pub(crate) fn generation(files: &GgufFiles) -> Result<GenerationConfig, ModelErr
         };
         let top_k = metadata.float("general.sampling.top_k")?.map(|k| k as i64);
         let temperature = float("temp")?;
-        Ok(GenerationConfig {
+        let config = GenerationConfig {
             do_sample: temperature.map(|temperature| temperature > 0.0),
             temperature,
             top_p: float("top_p")?,
@@ -74,7 +74,8 @@ pub(crate) fn generation(files: &GgufFiles) -> Result<GenerationConfig, ModelErr
             min_p: float("min_p")?,
             repetition_penalty: float("penalty_repeat")?,
             ..GenerationConfig::default()
-        })
+        };
+        config.check().map(|()| config)
     };
     read().map_err(|reason| files.malformed(reason))
 }

@@ -79,7 +79,10 @@ impl GgufWeights {
         let (encoding, bytes) = self.shaped(name, shape)?;
         let mut numbers = vec![0.0; shape.iter().product()];
         decoded(name, encoding)?.decode(bytes, &mut numbers);
-        Ok(numbers)
+        match numbers.iter().position(|number| !number.is_finite()) {
+            Some(at) => Err(ModelError::NotFinite { name: name.to_owned(), at, value: numbers[at] }),
+            None => Ok(numbers),
+        }
     }
 
     fn row_order(&self, role: Role) -> RowOrder {

@@ -8,8 +8,7 @@ use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend,
-    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step,
-    Strided,
+    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
 };
 
 /// Most rows of a step.
