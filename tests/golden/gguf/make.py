@@ -26,8 +26,8 @@ TYPES = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K,
 FLOATS = [T.F32, T.F16, T.BF16]
 PROMPT_LENGTHS = (1, 40, 70)
 LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
-# Where a type's f16 numbers are, and their sizes if weights have a step of 1: groups' scales of 6 bits are 32 on average,
-# those of 4 bits 8, signed bytes 64. Offsets put the middle level at zero.
+# Where a type's f16 numbers are, and their sizes if weights have a step of 1: groups' scales of 6
+# bits are 32 on average, those of 4 bits 8, signed bytes 64. Offsets put the middle level at zero.
 NUMBERS = {
     T.Q4_0: [(0, 1)], T.Q4_1: [(0, 1), (2, -7.5)], T.Q5_0: [(0, 1)], T.Q5_1: [(0, 1), (2, -15.5)], T.Q8_0: [(0, 1)],
     T.Q2_K: [(80, 1 / 8), (82, 1.5 / 8)], T.Q3_K: [(108, 1 / 16)], T.Q4_K: [(0, 1 / 32), (2, 7.5 / 32)],
