@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn waiting_ends_with_the_last_rank() {
-        let mut set = set(&["exit 0", "sleep 0.3", "exit 4"]);
         let began = Instant::now();
+        let mut set = set(&["exit 0", "sleep 0.3", "exit 4"]);
         set.wait(began + LIMIT);
         assert!(set.is_done() && (Duration::from_millis(300)..LIMIT).contains(&began.elapsed()));
         assert_eq!(set.ranks.iter().map(RankProcess::code).collect::<Vec<_>>(), [Some(0), Some(0), Some(4)]);

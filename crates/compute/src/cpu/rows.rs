@@ -1,5 +1,7 @@
 //! Operations on single rows: norms, the gated activation, rotation.
 
+use std::f32::consts::{FRAC_2_SQRT_PI, SQRT_2};
+
 use super::dispatch::entry;
 use super::simd::{LANES, Simd};
 use crate::backend::{Activation, Largest, Rope};
@@ -80,7 +82,7 @@ impl Gate for Gelu {
     #[inline(always)]
     unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
         /// `√(8 / π)`.
-        const FACTOR: f32 = 1.595_769_1;
+        const FACTOR: f32 = FRAC_2_SQRT_PI * SQRT_2;
         // SAFETY: the caller's.
         unsafe {
             let cube = S::mul(S::mul(gate, gate), gate);

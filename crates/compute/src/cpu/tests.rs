@@ -71,7 +71,7 @@ impl Stored {
                 }
             }
             Encoding::Blocks(block) => {
-                let mut random = data::Random(numbers.bits() as u64);
+                let mut random = data::Random(numbers.bits());
                 stored.weight = data::random_blocks(block, rows * cols, &mut random);
                 let mut values = vec![0.0; rows * cols];
                 for (row, values) in values.chunks_exact_mut(cols).enumerate() {

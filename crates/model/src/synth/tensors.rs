@@ -286,7 +286,7 @@ impl List {
         let Some((bits, group)) = self.quantization else {
             return self.push(weight, Dtype::BF16, of(input), Content::Normal { deviation }, self.stream());
         };
-        if input % group != 0 {
+        if !input.is_multiple_of(group) {
             self.ungrouped.get_or_insert(input);
         }
         self.push(weight, Dtype::U32, of(input * bits as usize / 32), Content::Bits, self.stream());

@@ -65,7 +65,7 @@ impl MappedFiles {
 
     /// A hash of what tensors are, and of samples of their contents. `tensors` are in an order that
     /// all ranks agree on.
-    pub fn fingerprint<'a>(&self, tensors: &[(String, &'a [u8])]) -> [u8; 32] {
+    pub fn fingerprint(&self, tensors: &[(String, &[u8])]) -> [u8; 32] {
         let between = tensors.len().div_ceil(SAMPLED_TENSORS).max(1);
         let mut hasher = Sha256::new();
         for (index, (description, bytes)) in tensors.iter().enumerate() {

@@ -106,14 +106,32 @@ pub fn sharded_logits(
 /// Relative error over all kept positions, and the share of positions with the same most likely
 /// token.
 pub fn compare(golden: &[Golden], ours: &[Vec<f32>]) -> (f64, f64) {
-    let (mut error, mut norm, mut same, mut positions) = (0.0, 0.0, 0, 0);
+    let (errors, same) = compare_positions(golden, ours);
+    let (error, norm) = errors.iter().fold((0.0, 0.0), |(a, b), (error, norm)| (a + error, b + norm));
+    ((error / norm).sqrt(), same)
+}
+
+/// As [`compare`] for a model with a router, whose activations are rounded: the error of the median
+/// position. Where two experts are nearly equal, rounding changes the choice, and the position has
+/// other logits.
+pub fn compare_routed(golden: &[Golden], ours: &[Vec<f32>]) -> (f64, f64) {
+    let (errors, same) = compare_positions(golden, ours);
+    let mut errors: Vec<f64> = errors.iter().map(|(error, norm)| (error / norm).sqrt()).collect();
+    errors.sort_by(f64::total_cmp);
+    (errors[errors.len() / 2], same)
+}
+
+/// Squares of error and norm of each kept position, and the share of positions with the same most
+/// likely token.
+fn compare_positions(golden: &[Golden], ours: &[Vec<f32>]) -> (Vec<(f64, f64)>, f64) {
+    let (mut errors, mut same, mut positions) = (Vec::new(), 0, 0);
     for (golden, ours) in golden.iter().zip(ours) {
         let vocab = golden.logits.len() / golden.positions.len();
         for (position, expected) in golden.positions.iter().zip(golden.logits.chunks(vocab)) {
-            for (a, b) in ours[position * vocab..][..vocab].iter().zip(expected) {
-                error += f64::from(a - b).powi(2);
-                norm += f64::from(*b).powi(2);
-            }
+            let pairs = ours[position * vocab..][..vocab].iter().zip(expected);
+            errors.push(pairs.fold((0.0, 0.0), |(error, norm), (a, b)| {
+                (error + f64::from(a - b).powi(2), norm + f64::from(*b).powi(2))
+            }));
         }
         for (row, expected) in ours.chunks(vocab).zip(&golden.argmax) {
             let best = (0..vocab).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
@@ -121,7 +139,7 @@ pub fn compare(golden: &[Golden], ours: &[Vec<f32>]) -> (f64, f64) {
             positions += 1;
         }
     }
-    ((error / norm).sqrt(), same as f64 / positions as f64)
+    (errors, same as f64 / positions as f64)
 }
 
 /// Largest relative error, and smallest share of positions with the same argmax.

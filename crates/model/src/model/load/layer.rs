@@ -31,7 +31,7 @@ enum MixerSources<'a> {
 }
 
 enum FeedForwardSources<'a> {
-    Gated(GatedSources<'a>),
+    Gated(Box<GatedSources<'a>>),
     Experts(Box<ExpertsSources<'a>>),
 }
 
@@ -53,7 +53,7 @@ impl<'a> LayerSources<'a> {
         };
         let feed_forward = match &spec.feed_forward {
             FeedForwardSpec::Gated(shape) => {
-                FeedForwardSources::Gated(GatedSources::describe(view, layer, shape)?)
+                FeedForwardSources::Gated(Box::new(GatedSources::describe(view, layer, shape)?))
             }
             FeedForwardSpec::Experts(shape) => {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
