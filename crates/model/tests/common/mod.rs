@@ -103,22 +103,20 @@ pub fn sharded_logits(
         .collect()
 }
 
-/// Relative error over all kept positions, and the share of positions with the same most likely
-/// token.
-pub fn compare(golden: &[Golden], ours: &[Vec<f32>]) -> (f64, f64) {
+/// Relative error over all kept positions, or of the median position, and the share of positions
+/// with the same most likely token.
+///
+/// The median is for models with a router whose activations are rounded: where two experts are
+/// nearly equal, rounding changes the choice, and the position has other logits.
+pub fn compare(golden: &[Golden], ours: &[Vec<f32>], median: bool) -> (f64, f64) {
     let (errors, same) = compare_positions(golden, ours);
+    if median {
+        let mut errors: Vec<f64> = errors.iter().map(|(error, norm)| (error / norm).sqrt()).collect();
+        errors.sort_by(f64::total_cmp);
+        return (errors[errors.len() / 2], same);
+    }
     let (error, norm) = errors.iter().fold((0.0, 0.0), |(a, b), (error, norm)| (a + error, b + norm));
     ((error / norm).sqrt(), same)
-}
-
-/// As [`compare`] for a model with a router, whose activations are rounded: the error of the median
-/// position. Where two experts are nearly equal, rounding changes the choice, and the position has
-/// other logits.
-pub fn compare_routed(golden: &[Golden], ours: &[Vec<f32>]) -> (f64, f64) {
-    let (errors, same) = compare_positions(golden, ours);
-    let mut errors: Vec<f64> = errors.iter().map(|(error, norm)| (error / norm).sqrt()).collect();
-    errors.sort_by(f64::total_cmp);
-    (errors[errors.len() / 2], same)
 }
 
 /// Squares of error and norm of each kept position, and the share of positions with the same most
