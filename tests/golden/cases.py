@@ -259,8 +259,8 @@ EXPERTS = [
             "mxfp4",
         ),
     ),
-    # MLX stores kv_b as two stacks of heads, one of them transposed. Every token takes all experts: rounded activations
-    # would change a choice in one of the rows.
+    # MLX stores kv_b as two stacks of heads, one of them transposed. Every token takes all experts:
+    # rounded activations would change a choice in one of the rows.
     Case(
         "deepseek_v3-4bit-g32",
         experts("deepseek_v3", "DeepseekV3", n_routed_experts=6, n_shared_experts=1, moe_intermediate_size=128,
