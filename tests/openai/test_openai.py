@@ -240,12 +240,17 @@ class Errors(unittest.TestCase):
             self.refused(chat, "top_logprobs", top_logprobs=2, stream=stream)
             self.refused(complete, "echo", echo=True, stream=stream)
             self.refused(complete, "suffix", suffix="x", stream=stream)
-        self.refused(chat, "reasoning_effort", reasoning_effort="low")
         self.refused(chat, "messages[0].content[0].type", messages=[{"role": "user", "content": image}])
         self.refused(chat, "messages[0].role", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}])
         self.refused(chat, "messages", messages=[])
         self.refused(chat, "n", n=0)
         self.refused(complete, "best_of", best_of=3)
+
+    def test_fields_that_change_nothing_are_accepted(self):
+        plain = chat(temperature=0, max_tokens=8)
+        extras = {"parallel_tool_calls": True, "keep_alive": "5m", "cache_prompt": True}
+        same = chat(temperature=0, max_tokens=8, tools=[], reasoning_effort="low", extra_body=extras)
+        self.assertEqual(same.choices[0].message.content, plain.choices[0].message.content)
 
     def test_context_overflow(self):
         # At least one token for each word.
