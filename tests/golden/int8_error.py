@@ -15,7 +15,8 @@ import mlx.nn as nn
 import numpy as np
 
 from cases import CASES
-from make import forward, load_f32, prompts
+from fixture import prompts
+from make import forward, load_f32
 
 
 def round_to_int(x: mx.array, group: int, levels: int) -> mx.array:
@@ -32,7 +33,8 @@ def main():
     for folder in map(Path, sys.argv[1:]):
         case = next(case for case in CASES if case.name == folder.name)
         model = load_f32(case, folder)
-        references = [forward(case, model, tokens) for tokens in prompts(case)]
+        vocab = case.config.get("text_config", case.config)["vocab_size"]
+        references = [forward(case, model, tokens) for tokens in prompts(case.name, vocab)]
         reference = np.concatenate(references)
         for label, group, levels in (
             ("int8, one scale a row", 0, 127),
@@ -47,7 +49,7 @@ def main():
             call = plain[nn.QuantizedLinear]
             nn.QuantizedLinear.__call__ = lambda m, x: call(m, round_to_int(x, width(x), levels))
             nn.QuantizedEmbedding.as_linear = lambda m, x: plain_head(m, round_to_int(x, width(x), levels))
-            logits = np.concatenate([forward(case, model, tokens) for tokens in prompts(case)])
+            logits = np.concatenate([forward(case, model, tokens) for tokens in prompts(case.name, vocab)])
             nn.QuantizedLinear.__call__, nn.QuantizedEmbedding.as_linear = call, plain_head
             error = np.linalg.norm(logits - reference) / np.linalg.norm(reference)
             same = (logits.argmax(-1) == reference.argmax(-1)).mean()

@@ -7,11 +7,8 @@ Needs Python 3.10 or later and requirements.txt's packages. Every random number 
 case's name, so each folder can be made alone. README.md says what is in the files.
 """
 
-import argparse
 import json
-import shutil
-import struct
-import zlib
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,12 +18,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.utils import _get_classes, load_model
 
+import fixture
 from cases import CASES, Case
 
-PROMPT_LENGTHS = (1, 40, 70)
-# The last prompt keeps only these positions' logits: around windows and original context lengths,
-# and at the end.
-LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 SAFETENSORS_NAMES = {
     mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.int32: "I32", mx.uint8: "U8",
@@ -43,23 +37,14 @@ LINEAR_GAIN = 0.8
 ROUTER_GAIN = 2.0
 
 
-def write_safetensors(path: Path, tensors: dict):
-    """Writes tensors in name order, so that the same input gives the same bytes (MLX's own writer gives no order)."""
-    header, blobs, offset = {"__metadata__": {"format": "mlx"}}, [], 0
-    for name in sorted(tensors):
-        array = tensors[name]
-        raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        blob = np.array(raw).tobytes()
-        header[name] = {
-            "dtype": SAFETENSORS_NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + len(blob)],
-        }
-        blobs.append(blob)
-        offset += len(blob)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+def stored(array: mx.array) -> tuple:
+    """Type, shape and bytes of an array."""
+    raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return SAFETENSORS_NAMES[array.dtype], array.shape, np.array(raw).tobytes()
+
+
+def write_arrays(path: Path, tensors: dict):
+    fixture.write_safetensors(path, {name: stored(array) for name, array in tensors.items()})
 
 
 def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
@@ -84,7 +69,7 @@ def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
 
 def write_model(case: Case, folder: Path):
     """Writes config.json and the weight files of one case."""
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    rng = fixture.generator(case.name)
     model_class, args_class = _get_classes({**case.config, **case.reference})
     model = model_class(args_class.from_dict(json.loads(json.dumps({**case.config, **case.reference}))))
     dtype = DTYPES[case.dtype]
@@ -116,7 +101,7 @@ def write_model(case: Case, folder: Path):
 def write_files(tensors: dict, files: int, folder: Path):
     """Writes one file, or several with an index as Hugging Face does for large models."""
     if files == 1:
-        write_safetensors(folder / "model.safetensors", tensors)
+        write_arrays(folder / "model.safetensors", tensors)
         return
     names = sorted(tensors)
     weight_map = {}
@@ -124,7 +109,7 @@ def write_files(tensors: dict, files: int, folder: Path):
         file = f"model-{i + 1:05}-of-{files:05}.safetensors"
         # Cut by count, not between layers: a module's weight and scales may be in different files.
         part = names[len(names) * i // files : len(names) * (i + 1) // files]
-        write_safetensors(folder / file, {name: tensors[name] for name in part})
+        write_arrays(folder / file, {name: tensors[name] for name in part})
         weight_map.update(dict.fromkeys(part, file))
     index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -151,57 +136,13 @@ def forward(case: Case, model, tokens: np.ndarray) -> np.ndarray:
     return np.array(head(h)[0])
 
 
-def prompts(case: Case) -> list:
-    """Token sequences of PROMPT_LENGTHS; the longer ones hold the first and the last token of the vocabulary."""
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()) + 1)
-    vocab = case.config.get("text_config", case.config)["vocab_size"]
-    sequences = [rng.integers(0, vocab, n).astype(np.int32) for n in PROMPT_LENGTHS]
-    for tokens in sequences[1:]:
-        tokens[3], tokens[7] = 0, vocab - 1
-    return sequences
-
-
-def write_golden(case: Case, folder: Path):
-    """Writes golden.safetensors and returns the figures that the summary prints."""
+def make(case: Case, folder: Path) -> float:
+    """Fills a folder and returns the logits' standard deviation."""
+    write_model(case, folder)
     model = load_f32(case, folder)
-    tensors = {}
-    spread = []
-    for i, tokens in enumerate(prompts(case)):
-        logits = forward(case, model, tokens)
-        assert logits.dtype == np.float32 and np.isfinite(logits).all(), case.name
-        last = i == len(PROMPT_LENGTHS) - 1
-        positions = np.array(LAST_PROMPT_POSITIONS if last else range(len(tokens)), np.int32)
-        tensors[f"tokens.{i}"] = mx.array(tokens)
-        tensors[f"positions.{i}"] = mx.array(positions)
-        tensors[f"logits.{i}"] = mx.array(logits[positions])
-        tensors[f"argmax.{i}"] = mx.array(logits.argmax(-1).astype(np.int32))
-        spread.append(logits.std())
-    write_safetensors(folder / "golden.safetensors", tensors)
-    return float(np.mean(spread))
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cases", help="where the folders go")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make (all, if none is named)")
-    args = parser.parse_args()
-    unknown = set(args.names) - {case.name for case in CASES}
-    if unknown:
-        parser.error(f"no case named {', '.join(sorted(unknown))}")
-    total = 0
-    for case in CASES:
-        if args.names and case.name not in args.names:
-            continue
-        folder = args.out / case.name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        write_model(case, folder)
-        spread = write_golden(case, folder)
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        total += size
-        print(f"{case.name:28} {size / 1000:6.0f} kB   logits' standard deviation {spread:.2f}")
-    print(f"{total / 1e6:.2f} MB in all")
+    vocab = case.config.get("text_config", case.config)["vocab_size"]
+    return fixture.write_golden(case.name, vocab, lambda tokens: forward(case, model, tokens), folder)
 
 
 if __name__ == "__main__":
-    main()
+    fixture.main(__doc__, {case.name: (case.name, partial(make, case)) for case in CASES})

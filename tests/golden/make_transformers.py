@@ -4,23 +4,17 @@ weights in bf16, and the logits that transformers computes for them in f32.
 
     python3 tests/golden/make_transformers.py [--out DIR] [NAME...]
 
-Needs PyTorch and transformers 5.23. Every random number comes from a generator seeded with the case's name, so each
+Needs PyTorch and transformers 5.17. Every random number comes from a generator seeded with the case's name, so each
 folder can be made alone. README.md says what is in the files.
 """
 
-import argparse
-import json
-import shutil
-import struct
-import zlib
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-PROMPT_LENGTHS = (1, 40, 70)
-LAST_PROMPT_POSITIONS = (0, 15, 16, 31, 32, 63, 64, 69)
+import fixture
 
 BASE = {
     "hidden_size": 64,
@@ -96,20 +90,6 @@ CASES = {
 }
 
 
-def write_safetensors(path, tensors):
-    """Writes f32 and i32 arrays in name order, so that the same input gives the same bytes."""
-    header, blobs, offset = {}, [], 0
-    for name in sorted(tensors):
-        blob = np.ascontiguousarray(tensors[name]).tobytes()
-        dtype = {"float32": "F32", "int32": "I32"}[str(tensors[name].dtype)]
-        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [offset, offset + len(blob)]}
-        blobs.append(blob)
-        offset += len(blob)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
-
-
 def random_weight(rng, name, shape, layers):
     """A weight about as large as in a trained model; norms near 1, biases off zero, routers that decide."""
     if "norm" in name:
@@ -128,16 +108,8 @@ def random_weight(rng, name, shape, layers):
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 
 
-def prompts(name, vocab):
-    rng = np.random.default_rng(zlib.crc32(name.encode()) + 1)
-    sequences = [rng.integers(0, vocab, n).astype(np.int32) for n in PROMPT_LENGTHS]
-    for tokens in sequences[1:]:
-        tokens[3], tokens[7] = 0, vocab - 1
-    return sequences
-
-
 def make(name, settings, folder):
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    rng = fixture.generator(name)
     # A null q_lora_rank is a value; other nulls leave a key to its default.
     settings = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
     model_type = settings.pop("model_type")
@@ -152,36 +124,15 @@ def make(name, settings, folder):
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tensors, spread = {}, []
-    for i, tokens in enumerate(prompts(name, config.vocab_size)):
+
+    def forward(tokens):
         with torch.no_grad():
-            logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].float().numpy()
-        assert np.isfinite(logits).all(), name
-        last = i == len(PROMPT_LENGTHS) - 1
-        positions = np.array(LAST_PROMPT_POSITIONS if last else range(len(tokens)), np.int32)
-        tensors[f"tokens.{i}"], tensors[f"positions.{i}"] = tokens, positions
-        tensors[f"logits.{i}"] = logits[positions]
-        tensors[f"argmax.{i}"] = logits.argmax(-1).astype(np.int32)
-        spread.append(logits.std())
-    write_safetensors(folder / "golden.safetensors", tensors)
-    return float(np.mean(spread))
+            return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].float().numpy()
 
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cases", help="where the folders go")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make (all, if none is named)")
-    args = parser.parse_args()
-    for name, settings in CASES.items():
-        if args.names and name not in args.names:
-            continue
-        folder = args.out / f"transformers-{name}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        spread = make(name, settings, folder)
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        print(f"{name:24} {size / 1000:6.0f} kB   logits' standard deviation {spread:.2f}", flush=True)
+    return fixture.write_golden(name, config.vocab_size, forward, folder)
 
 
 if __name__ == "__main__":
-    main()
+    fixture.main(
+        __doc__, {name: (f"transformers-{name}", partial(make, name, settings)) for name, settings in CASES.items()}
+    )
