@@ -88,8 +88,6 @@ pub struct CpuBackend {
     arena: Arena,
     space: Workspace,
     step: Option<StepRows>,
-    /// Partial sums of each part of a step; `None` while the sum is under way.
-    partial: [Option<Buffer>; 2],
     rotations: Vec<rows::Rotation>,
     /// Buffers between uses as scratch.
     spares: Vec<Buffer>,
@@ -123,7 +121,6 @@ impl CpuBackend {
             reducer: Reducer::new(group, config.overlap),
             arena: Arena::default(),
             step: None,
-            partial: [None, None],
             rotations: Vec::new(),
             spares: Vec::new(),
             normed: Vec::new(),
@@ -188,7 +185,8 @@ impl CpuBackend {
     /// A buffer for scratch: one that was given back, or a new one. Its contents are arbitrary.
     fn spare(&mut self, rows: usize, width: usize) -> Buffer {
         let fits = |spare: &Buffer| spare.width == width && spare.capacity() >= rows;
-        match self.spares.iter().position(fits) {
+        // The last one used is in the cache.
+        match self.spares.iter().rposition(fits) {
             Some(index) => self.spares.swap_remove(index),
             None => Buffer::new(rows, width),
         }
@@ -208,9 +206,4 @@ impl CpuBackend {
             }
         });
     }
-}
-
-/// Index of the step's part that has these rows.
-fn part_of(rows: &Range<usize>) -> usize {
-    usize::from(rows.start > 0)
 }

@@ -90,7 +90,7 @@ impl MixerSpec {
 pub enum FeedForwardSpec {
     /// `down(activation(gate(x), up(x)))`.
     Gated(GatedShape),
-    /// Gated MLPs of which a router chooses some for each token.
+    /// Gated MLPs. A router chooses some of them for each token.
     Experts(ExpertsShape),
 }
 

@@ -61,6 +61,23 @@ pub struct RouterSpec<V> {
 }
 
 impl<V> RouterSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<RouterSpec<W>, E> {
+        Ok(RouterSpec {
+            correction: self.correction.map(f).transpose()?,
+            experts: self.experts,
+            chosen: self.chosen,
+            scores: self.scores,
+            groups: self.groups,
+            renormalise: self.renormalise,
+            scale: self.scale,
+            shared: self.shared,
+        })
+    }
+
     /// Experts of a token, the shared one included.
     pub fn choices(&self) -> usize {
         self.chosen + usize::from(self.shared != SharedExpert::None)

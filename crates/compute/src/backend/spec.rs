@@ -25,6 +25,16 @@ pub struct Norm<V> {
     pub eps: f32,
 }
 
+impl<V> Norm<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<Norm<W>, E> {
+        Ok(Norm { weight: f(self.weight)?, eps: self.eps })
+    }
+}
+
 /// One layer's attention on this rank. The fused projection `qkv` has columns of all queries, then
 /// keys, then values.
 #[derive(Debug, Clone)]
@@ -64,7 +74,32 @@ pub struct QkNorm<V> {
     pub eps: f32,
 }
 
+impl<V> QkNorm<V> {
+    fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<QkNorm<W>, E> {
+        Ok(QkNorm { query: f(self.query)?, key: f(self.key)?, eps: self.eps })
+    }
+}
+
 impl<V> AttentionSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<AttentionSpec<W>, E> {
+        Ok(AttentionSpec {
+            qk_norm: self.qk_norm.map(|norm| norm.try_map(f)).transpose()?,
+            sinks: self.sinks.map(f).transpose()?,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            queries_of: self.queries_of,
+            scale: self.scale,
+            window: self.window,
+            rope: self.rope,
+            temperature: self.temperature,
+            out_column: self.out_column,
+        })
+    }
+
     /// Local query heads.
     pub fn heads(&self) -> usize {
         self.queries_of.last().map_or(0, |range| range.end)
@@ -136,6 +171,22 @@ pub struct LatentSpec<V> {
 }
 
 impl<V> LatentSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<LatentSpec<W>, E> {
+        Ok(LatentSpec {
+            norm: self.norm.try_map(f)?,
+            heads: self.heads,
+            rank: self.rank,
+            rotated: self.rotated,
+            plain: self.plain,
+            scale: self.scale,
+            rope: self.rope,
+        })
+    }
+
     /// Columns of a query head.
     pub fn query_dim(&self) -> usize {
         self.plain + self.rotated
@@ -173,6 +224,24 @@ pub struct DeltaSpec<V> {
 }
 
 impl<V> DeltaSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<DeltaSpec<W>, E> {
+        Ok(DeltaSpec {
+            taps: f(self.taps)?,
+            decay: f(self.decay)?,
+            decay_bias: f(self.decay_bias)?,
+            norm: self.norm.try_map(f)?,
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            kernel: self.kernel,
+        })
+    }
+
     /// Columns that the convolution works on: queries, keys, values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim

@@ -24,7 +24,7 @@ struct Attention<'a> {
 
 impl Work for Attention<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let spec = upload(self.spec, backend)?;
+        let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let (width, outputs) = (spec.qkv_width(), spec.out_column + spec.heads() * spec.value_dim);
         let mut caches = backend.caches(&CacheShape {
             format: self.format,
@@ -52,33 +52,6 @@ impl Work for Attention<'_> {
     }
 }
 
-fn upload<B: Backend>(
-    spec: &AttentionSpec<Vec<f32>>,
-    backend: &mut B,
-) -> Result<AttentionSpec<B::Vector>, ComputeError> {
-    let qk_norm = match &spec.qk_norm {
-        Some(QkNorm { query, key, eps }) => {
-            Some(QkNorm { query: backend.vector(query)?, key: backend.vector(key)?, eps: *eps })
-        }
-        None => None,
-    };
-    let AttentionSpec { key_dim, value_dim, scale, window, rope, temperature, out_column, .. } = *spec;
-    let queries_of = spec.queries_of.clone();
-    let sinks = spec.sinks.as_ref().map(|sinks| backend.vector(sinks)).transpose()?;
-    Ok(AttentionSpec {
-        sinks,
-        key_dim,
-        value_dim,
-        queries_of,
-        scale,
-        window,
-        qk_norm,
-        rope,
-        temperature,
-        out_column,
-    })
-}
-
 struct Latent<'a> {
     spec: &'a LatentSpec<Vec<f32>>,
     ropes: &'a [Rope],
@@ -90,9 +63,8 @@ struct Latent<'a> {
 
 impl Work for Latent<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let LatentSpec { heads, rank, rotated, plain, scale, rope, .. } = *self.spec;
-        let norm = Norm { weight: backend.vector(&self.spec.norm.weight)?, eps: self.spec.norm.eps };
-        let spec = LatentSpec { heads, rank, rotated, plain, scale, norm, rope };
+        let LatentSpec { heads, rank, rotated, .. } = *self.spec;
+        let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let mut caches = backend.caches(&CacheShape {
             format: self.format,
             caches: vec![spec.cache()],

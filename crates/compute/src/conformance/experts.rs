@@ -16,19 +16,9 @@ struct Route<'a> {
     logits: &'a [f32],
 }
 
-/// The same router with its correction on the backend's device.
-fn uploaded<B: Backend>(
-    backend: &mut B,
-    spec: &RouterSpec<Vec<f32>>,
-) -> Result<RouterSpec<B::Vector>, ComputeError> {
-    let correction = spec.correction.as_ref().map(|values| backend.vector(values)).transpose()?;
-    let &RouterSpec { experts, chosen, scores, groups, renormalise, scale, shared, .. } = spec;
-    Ok(RouterSpec { experts, chosen, scores, correction, groups, renormalise, scale, shared })
-}
-
 impl Work for Route<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let spec = uploaded(backend, self.spec)?;
+        let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let (rows, width) = (self.logits.len() / spec.logits(), 2 * spec.choices());
         let logits = filled(backend, self.logits, spec.logits())?;
         let mut choices = backend.buffer(rows, width)?;

@@ -42,18 +42,7 @@ impl Delta<'_> {
 
 impl Work for Delta<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let DeltaSpec { key_heads, value_heads, key_dim, value_dim, kernel, .. } = *self.spec;
-        let spec = DeltaSpec {
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            kernel,
-            taps: backend.vector(&self.spec.taps)?,
-            decay: backend.vector(&self.spec.decay)?,
-            decay_bias: backend.vector(&self.spec.decay_bias)?,
-            norm: Norm { weight: backend.vector(&self.spec.norm.weight)?, eps: self.spec.norm.eps },
-        };
+        let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let mut caches = backend.caches(&CacheShape {
             format: KvFormat::F16,
             caches: vec![spec.cache()],

@@ -3,6 +3,7 @@
 pub(super) mod experts;
 mod latent;
 mod recurrence;
+mod rows;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,9 +15,8 @@ use super::layout::matrix::Matrix;
 use super::pointers::SendPtr;
 use super::product::GatedOutput;
 use super::product::experts::Experts;
-use super::rows::{self, gate_on, largest_on, rms_norm_on};
-use super::threads::pool::for_rows;
-use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows, part_of};
+use super::rows::Rotation;
+use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
     Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
     LatentSpec, LinearInput, Norm, Rope, RouterSpec,
@@ -55,14 +55,6 @@ impl CpuBackend {
         }
     }
 
-    /// A buffer for partial sums of some rows, of the residual stream's shape.
-    fn take_partial(&mut self, rows: &Range<usize>, residual: &Buffer) -> Buffer {
-        let fits =
-            |partial: &Buffer| partial.capacity() >= residual.capacity() && partial.width == residual.width;
-        let partial = self.partial[part_of(rows)].take().filter(fits);
-        partial.unwrap_or_else(|| Buffer::new(residual.capacity(), residual.width))
-    }
-
     /// Adds partial sums to the residual stream once they are summed over the ranks. Sums of a part
     /// of a step are left under way.
     fn reduce_partial(&mut self, mut partial: Buffer, rows: Range<usize>, residual: &mut Buffer) -> Outcome {
@@ -72,9 +64,8 @@ impl CpuBackend {
             return Ok(());
         }
         self.all_reduce(&mut partial, rows.clone())?;
-        let part = part_of(&rows);
         self.add_rows(&partial, rows, residual);
-        self.partial[part] = Some(partial);
+        self.spares.push(partial);
         Ok(())
     }
 }
@@ -173,7 +164,7 @@ impl Backend for CpuBackend {
         let middle = (all / 2).next_multiple_of(PART_ROWS).min(all);
         let cut = if generated < all && self.reducer.overlaps(all) { middle } else { all };
         self.step = Some(StepRows { all, generated });
-        self.rotations.resize_with(ropes.len(), rows::Rotation::default);
+        self.rotations.resize_with(ropes.len(), Rotation::default);
         for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
             rotation.compute(step, rope);
         }
@@ -181,19 +172,7 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&mut self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) -> Outcome {
-        out.shape(ids.len());
-        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(out.width)) {
-            let row = id.checked_sub(first).map(|row| row as usize);
-            match (row, table.parts.first()) {
-                (Some(row), Some(part)) if row < part.rows => {
-                    part.row(row, out);
-                    if scale != 1.0 {
-                        out.iter_mut().for_each(|x| *x *= scale);
-                    }
-                }
-                _ => out.fill(0.0),
-            }
-        }
+        self.embed_rows(table, ids, first, scale, out);
         Ok(())
     }
 
@@ -204,20 +183,7 @@ impl Backend for CpuBackend {
         norm: &Norm<Self::Vector>,
         out: &mut Buffer,
     ) -> Outcome {
-        let (isa, width) = (self.isa, x.width);
-        assert_eq!([norm.weight.len(), out.width], [width; 2], "a norm keeps the width");
-        out.shape(x.rows);
-        let to = SendPtr(out.data[rows.start * width..rows.end * width].as_mut_ptr());
-        let from = &x.data[rows.start * width..rows.end * width];
-        for_rows(&mut self.pool, rows.len(), &|rows| {
-            for row in rows {
-                // SAFETY: the instruction set was detected; each row is one thread's.
-                unsafe {
-                    let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
-                    rms_norm_on(isa, &from[row * width..][..width], &norm.weight, norm.eps, out);
-                }
-            }
-        });
+        self.norm_rows(x, rows, norm, out);
         Ok(())
     }
 
@@ -233,21 +199,7 @@ impl Backend for CpuBackend {
         activation: Activation,
         out: &mut Buffer,
     ) -> Outcome {
-        let (isa, width) = (self.isa, out.width);
-        assert_eq!(gate_up.width, 2 * width, "gate and up have a column for each channel");
-        out.shape(gate_up.rows);
-        let to = SendPtr(out.data[rows.start * width..rows.end * width].as_mut_ptr());
-        let from = &gate_up.data[rows.start * 2 * width..rows.end * 2 * width];
-        for_rows(&mut self.pool, rows.len(), &|rows| {
-            for row in rows {
-                let (gate, up) = from[row * 2 * width..][..2 * width].split_at(width);
-                // SAFETY: the instruction set was detected; each row is one thread's.
-                unsafe {
-                    let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
-                    gate_on(isa, activation, gate, up, out);
-                }
-            }
-        });
+        self.gate_rows(gate_up, rows, activation, out);
         Ok(())
     }
 
@@ -295,15 +247,7 @@ impl Backend for CpuBackend {
     }
 
     fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
-        if let Some(found) = x.largest.get(..largest.len()) {
-            largest.copy_from_slice(found);
-            return Ok(());
-        }
-        for (largest, row) in largest.iter_mut().zip(x.data.chunks_exact(x.width)) {
-            *largest = Largest::NONE;
-            // SAFETY: the instruction set was detected.
-            unsafe { largest_on(self.isa, row, 0, largest) };
-        }
+        self.find_largest(x, largest);
         Ok(())
     }
 
@@ -469,7 +413,7 @@ impl Backend for CpuBackend {
             self.multiply(x, rows, w, residual, true, None);
             return Ok(());
         }
-        let mut partial = self.take_partial(&rows, residual);
+        let mut partial = self.spare(residual.capacity(), residual.width);
         self.multiply(x, rows.clone(), w, &mut partial, false, None);
         self.reduce_partial(partial, rows, residual)
     }
@@ -486,7 +430,7 @@ impl Backend for CpuBackend {
             self.add_experts(x, rows, choices, experts, residual);
             return Ok(());
         }
-        let mut partial = self.take_partial(&rows, residual);
+        let mut partial = self.spare(residual.capacity(), residual.width);
         self.expert_sum(x, rows.clone(), choices, experts, &mut partial)?;
         self.reduce_partial(partial, rows, residual)
     }
@@ -516,9 +460,8 @@ impl Backend for CpuBackend {
 
     fn settle(&mut self, residual: &mut Buffer) -> Outcome {
         if let Some((partial, rows)) = self.reducer.end()? {
-            let part = part_of(&rows);
             self.add_rows(&partial, rows, residual);
-            self.partial[part] = Some(partial);
+            self.spares.push(partial);
         }
         Ok(())
     }

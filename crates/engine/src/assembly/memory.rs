@@ -104,8 +104,8 @@ pub struct KvCacheSize {
 }
 
 impl KvCacheSize {
-    /// The cache of ranks that all run on one host, which has `available` bytes, or of which they
-    /// may use `asked`.
+    /// The cache of ranks that all run on one host. The host has `available` bytes; the ranks may
+    /// use `asked` of them, if that is given.
     ///
     /// # Errors
     /// When the model does not fit, or more is asked for than there is.

@@ -21,7 +21,7 @@ pub(super) struct Gated<B: Backend> {
     pub channels_buffer: usize,
 }
 
-/// Gated MLPs of which a router chooses some for each token.
+/// Gated MLPs. A router chooses some of them for each token.
 pub(super) struct Experts<B: Backend> {
     pub spec: RouterSpec<B::Vector>,
     /// Logits of all experts, and the shared expert's gate if it has one.

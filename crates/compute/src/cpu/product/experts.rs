@@ -382,7 +382,7 @@ impl Down<'_> {
     }
 }
 
-/// The experts that own some of the claimed panels, of which each has `count`, and which of their
+/// The experts that own some of the claimed panels, and their own panels. An expert has `count`
 /// panels.
 fn claimed_panels(
     wave: &[Active],

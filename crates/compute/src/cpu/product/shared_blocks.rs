@@ -1,4 +1,4 @@
-//! Products with weights in groups of 16 columns, two of which share a block. The sums, their order
+//! Products with weights in groups of 16 columns. Two groups share a block. The sums, their order
 //! and their rounding are those of `affine.rs`: only the places of headers and group ends differ.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]

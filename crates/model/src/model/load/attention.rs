@@ -82,7 +82,7 @@ impl<'a> AttentionSources<'a> {
             heads_buffer: upload.partly_written_buffer("heads", out.cols, heads)?,
             qkv: upload.matrix(&qkv)?,
             out: upload.matrix(&[out])?,
-            spec: uploaded(spec, upload)?,
+            spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })
     }
 }
@@ -109,29 +109,4 @@ fn out_projection<'a>(
     let bias = shape.out_bias && view.shard.adds_once();
     let window = Window { rows: 0..hidden, cols: window, bias };
     Ok((view.matrix(role, [hidden, shape.heads * dim], window)?, out_column))
-}
-
-fn uploaded<B: Backend>(
-    spec: AttentionSpec<Vec<f32>>,
-    upload: &mut Upload<'_, B>,
-) -> Result<AttentionSpec<B::Vector>, ModelError> {
-    let qk_norm = match spec.qk_norm {
-        Some(QkNorm { query, key, eps }) => {
-            Some(QkNorm { query: upload.vector(&query)?, key: upload.vector(&key)?, eps })
-        }
-        None => None,
-    };
-    let sinks = spec.sinks.as_deref().map(|sinks| upload.vector(sinks)).transpose()?;
-    Ok(AttentionSpec {
-        sinks,
-        key_dim: spec.key_dim,
-        value_dim: spec.value_dim,
-        queries_of: spec.queries_of,
-        scale: spec.scale,
-        window: spec.window,
-        qk_norm,
-        rope: spec.rope,
-        temperature: spec.temperature,
-        out_column: spec.out_column,
-    })
 }

@@ -102,17 +102,7 @@ impl<'a> DeltaSources<'a> {
             gates: upload.matrix(&gates)?,
             output_gate: upload.matrix(&[output_gate])?,
             out: upload.matrix(&[out])?,
-            spec: DeltaSpec {
-                key_heads: spec.key_heads,
-                value_heads: spec.value_heads,
-                key_dim: spec.key_dim,
-                value_dim: spec.value_dim,
-                kernel: spec.kernel,
-                taps: upload.vector(&spec.taps)?,
-                decay: upload.vector(&spec.decay)?,
-                decay_bias: upload.vector(&spec.decay_bias)?,
-                norm: upload.norm(&spec.norm.weight, spec.norm.eps)?,
-            },
+            spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })
     }
 }

@@ -116,7 +116,6 @@ impl<'a> ExpertsSources<'a> {
         let bytes_per_token = (all_bytes - idle) as usize;
         let Self { spec, hidden, activation, router, experts } = self;
         let (logits, choices) = (spec.logits(), 2 * spec.choices());
-        let correction = spec.correction.as_deref().map(|values| upload.vector(values)).transpose()?;
         let experts = experts
             .into_iter()
             .map(|ExpertSources { gate_up, down, down_bias }| {
@@ -131,16 +130,7 @@ impl<'a> ExpertsSources<'a> {
             normed_buffer: upload.shared_buffer("normed", hidden)?,
             logits_buffer: upload.shared_buffer("router logits", logits)?,
             choices_buffer: upload.shared_buffer("choices", choices)?,
-            spec: RouterSpec {
-                experts: spec.experts,
-                chosen: spec.chosen,
-                scores: spec.scores,
-                correction,
-                groups: spec.groups,
-                renormalise: spec.renormalise,
-                scale: spec.scale,
-                shared: spec.shared,
-            },
+            spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })
     }
 }

@@ -1,0 +1,92 @@
+//! Operations on rows: embedding, norm, gate, largest outputs.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Activation, Largest, Norm};
+use crate::cpu::pointers::SendPtr;
+use crate::cpu::rows::{gate_on, largest_on, rms_norm_on};
+use crate::cpu::threads::pool::for_rows;
+use crate::cpu::{Buffer, CpuBackend, Linear};
+
+impl CpuBackend {
+    pub(super) fn embed_rows(&self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) {
+        out.shape(ids.len());
+        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(out.width)) {
+            let row = id.checked_sub(first).map(|row| row as usize);
+            match (row, table.parts.first()) {
+                (Some(row), Some(part)) if row < part.rows => {
+                    part.row(row, out);
+                    if scale != 1.0 {
+                        out.iter_mut().for_each(|x| *x *= scale);
+                    }
+                }
+                _ => out.fill(0.0),
+            }
+        }
+    }
+
+    pub(super) fn norm_rows(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        norm: &Norm<Arc<[f32]>>,
+        out: &mut Buffer,
+    ) {
+        let isa = self.isa;
+        assert_eq!([norm.weight.len(), out.width], [x.width; 2], "a norm keeps the width");
+        self.map_rows(x, rows, out, &|x, out| {
+            // SAFETY: the instruction set was detected.
+            unsafe { rms_norm_on(isa, x, &norm.weight, norm.eps, out) };
+        });
+    }
+
+    pub(super) fn gate_rows(
+        &mut self,
+        gate_up: &Buffer,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Buffer,
+    ) {
+        let isa = self.isa;
+        assert_eq!(gate_up.width, 2 * out.width, "gate and up have a column for each channel");
+        self.map_rows(gate_up, rows, out, &|gate_up, out| {
+            let (gate, up) = gate_up.split_at(out.len());
+            // SAFETY: the instruction set was detected.
+            unsafe { gate_on(isa, activation, gate, up, out) };
+        });
+    }
+
+    /// Calls `job` with each row and its row of `out`, on all threads.
+    fn map_rows(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        out: &mut Buffer,
+        job: &(dyn Fn(&[f32], &mut [f32]) + Sync),
+    ) {
+        out.shape(x.rows);
+        let (from_width, width) = (x.width, out.width);
+        let to = SendPtr(out.data[rows.start * width..rows.end * width].as_mut_ptr());
+        let from = &x.data[rows.start * from_width..rows.end * from_width];
+        for_rows(&mut self.pool, rows.len(), &|rows| {
+            for row in rows {
+                // SAFETY: each row is one thread's.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                job(&from[row * from_width..][..from_width], out);
+            }
+        });
+    }
+
+    pub(super) fn find_largest(&self, x: &Buffer, largest: &mut [Largest]) {
+        if let Some(found) = x.largest.get(..largest.len()) {
+            largest.copy_from_slice(found);
+            return;
+        }
+        for (largest, row) in largest.iter_mut().zip(x.data.chunks_exact(x.width)) {
+            *largest = Largest::NONE;
+            // SAFETY: the instruction set was detected.
+            unsafe { largest_on(self.isa, row, 0, largest) };
+        }
+    }
+}
