@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use thunder_collectives::{Config, TransportChoice, parse_ports};
 use thunder_compute::{Activations, KvFormat, Overlap};
-use thunder_engine::assembly::{EngineSpec, Forming};
+use thunder_engine::assembly::{DeviceChoice, EngineSpec, Forming};
 use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 
 /// How the model is split over ranks.
@@ -59,6 +59,13 @@ pub struct EngineArgs {
     /// How the model is split over ranks.
     #[command(flatten)]
     pub layout: LayoutArgs,
+    /// What computes: auto, cpu, gpu or gpu:N
+    ///
+    /// auto takes a GPU if there is a real one, else the CPU. gpu fails if there is none. Ranks of
+    /// one machine take its GPUs in turn. gpu:N is number N of `thunder devices list`, and may be a
+    /// driver that computes on the CPU (for tests).
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
+    pub device: DeviceChoice,
     /// Compute threads of each rank [default: this machine's cores divided by its ranks]
     ///
     /// Fewer leave cores to other programs. While weights are packed at load, all cores are used.
@@ -188,6 +195,7 @@ impl EngineArgs {
     /// The spec of an engine with these options.
     pub fn spec(&self, model: PathBuf, name: String) -> EngineSpec {
         EngineSpec {
+            device: self.device,
             threads: self.threads,
             pin: self.pin,
             context: self.cache.context,

@@ -5,6 +5,7 @@ mod builtin;
 mod chat;
 mod completions;
 mod demo;
+mod devices;
 mod doctor;
 mod engine_args;
 mod interrupt;
@@ -51,6 +52,7 @@ enum Command {
     Bench(bench::BenchCommand),
     Model(model_command::ModelCommand),
     Launch(launch_command::LaunchCommand),
+    Devices(devices::DevicesCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
 }
@@ -71,8 +73,14 @@ fn end_quietly_on_a_closed_pipe() {
 fn main() -> ExitCode {
     completions::answer_shell::<Cli>();
     let command = Cli::parse().command;
-    if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_) | Command::Completions(_))
-    {
+    if matches!(
+        command,
+        Command::Plan(_)
+            | Command::Devices(_)
+            | Command::Doctor(_)
+            | Command::Model(_)
+            | Command::Completions(_)
+    ) {
         // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
         // sockets report errors.
         sigpipe::reset();
@@ -87,6 +95,7 @@ fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
+        Command::Devices(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Completions(command) => command.run(),
         // The launcher's exit status is that of the first failing rank.

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use serde_json::json;
-use thunder_compute::memory::available_bytes;
+use thunder_engine::assembly::device::available_bytes;
 use thunder_engine::assembly::memory::KvCacheRequest;
 use thunder_engine::assembly::spec::PlanError;
-use thunder_engine::assembly::{EngineSpec, KvCacheSize};
+use thunder_engine::assembly::{DeviceChoice, EngineSpec, KvCacheSize};
 use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
@@ -29,6 +29,9 @@ pub struct PlanCommand {
     layout: LayoutArgs,
     #[command(flatten)]
     cache: CacheArgs,
+    /// The device whose memory is planned for: auto, cpu, gpu or gpu:N
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
+    device: DeviceChoice,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -52,8 +55,7 @@ impl PlanCommand {
             return Ok(());
         }
         print(&folder, &plan, &footprints);
-        let memory = self.cache.memory.or_else(available_bytes);
-        let memory = memory.map_or_else(|| "unknown".to_owned(), human_bytes);
+        let memory = self.memory()?.map_or_else(|| "unknown".to_owned(), human_bytes);
         let whose = if self.cache.memory.is_some() { "of --memory" } else { "available here now" };
         println!("With all ranks on one machine ({memory} {whose}):");
         match cache {
@@ -61,6 +63,14 @@ impl PlanCommand {
             Err(does_not_fit) => println!("{does_not_fit}"),
         }
         Ok(())
+    }
+
+    /// Bytes for all ranks: those asked for, or the device's.
+    fn memory(&self) -> anyhow::Result<Option<u64>> {
+        match self.cache.memory {
+            Some(bytes) => Ok(Some(bytes)),
+            None => available_bytes(self.device).map_err(anyhow::Error::msg),
+        }
     }
 
     /// The KV cache if this machine had all ranks, or the error of a model that does not fit: a
@@ -78,7 +88,7 @@ impl PlanCommand {
             is_required: self.cache.context.is_some(),
         };
         // A plan may be for a machine with more memory than this one.
-        let available = self.cache.memory.or_else(available_bytes);
+        let available = self.memory()?;
         match KvCacheSize::plan(footprints, available, self.cache.memory, request) {
             Ok(size) => Ok(Ok(size)),
             Err(PlanError::Model(error @ ModelError::DoesNotFit { .. })) => Ok(Err(error)),

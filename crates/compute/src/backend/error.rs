@@ -27,6 +27,14 @@ pub enum ComputeError {
         /// The values it supports.
         needs: &'static str,
     },
+    /// A device failed, was lost, or refused a command; the backend is unusable afterwards.
+    #[error("{device} failed: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// What its driver said, or what was wrong.
+        reason: String,
+    },
     /// A collective failed; the group is unusable afterwards.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, InitError, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CpuBackend, CpuConfig, Isa};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
 use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
+use super::device::Device;
 use super::group::form_group;
 use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
 use super::places::RankPlace;
@@ -55,6 +56,9 @@ pub enum AssemblyError {
     /// No kernels for this CPU, or not those that `THUNDER_KERNEL` names.
     #[error("{0}")]
     Kernel(String),
+    /// There is no such device.
+    #[error("{0}")]
+    Device(String),
     /// The shard could not be loaded.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -114,6 +118,13 @@ pub struct Assembly {
     text: Option<TextModel>,
 }
 
+/// What a rank knows once its group has formed.
+struct Start {
+    limits: Limits,
+    transport: String,
+    threads: ThreadCounts,
+}
+
 /// What turns text into tokens.
 struct TextModel {
     tokenizer: Arc<Tokenizer>,
@@ -159,13 +170,50 @@ impl Assembly {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
-        let limits = self.limits(&mut group, &places)?;
+        let cpu = self.cpu_config(&places)?;
+        let count = cpu.threads;
+        let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
+        let device = device.map_err(AssemblyError::Device)?;
+        let limits = self.limits(&mut group, &places, &device)?;
         let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
         progress(Progress::KvCache(KvCacheSize::new(&self.footprints, tokens, self.kv_request())));
-        let cpu = self.cpu_config(&places)?;
-        let threads = thread_counts(&mut group, cpu.threads, &places)?;
+        let threads = thread_counts(&mut group, count, &places)?;
         let transport = transport_names(&group);
-        tracing::info!(ranks = self.plan.ranks(), transport, kv_tokens = tokens, ?cpu, "group formed");
+        let name = device.name();
+        tracing::info!(
+            ranks = self.plan.ranks(),
+            transport,
+            kv_tokens = tokens,
+            device = name,
+            "group formed"
+        );
+        let start = Start { limits, transport, threads };
+        match device {
+            Device::Cpu(cpu) => {
+                self.load(group, start, progress, move |tensor| Ok(CpuBackend::new(&cpu, tensor)))
+            }
+            #[cfg(feature = "gpu")]
+            Device::Gpu(found) => {
+                let (activations, overlap) = (self.spec.engine.activations, self.spec.engine.overlap);
+                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true };
+                self.load(group, start, progress, move |tensor| {
+                    thunder_gpu::GpuBackend::new(&found, config, tensor)
+                })
+            }
+        }
+    }
+
+    /// Loads the shard to a device, and starts the scheduler on rank 0.
+    fn load<B: Backend + Send + 'static>(
+        self,
+        group: Group,
+        Start { limits, transport, threads }: Start,
+        progress: &mut dyn FnMut(Progress),
+        backend: impl FnOnce(Group) -> Result<B, ComputeError>,
+    ) -> Result<RunningRank, AssemblyError>
+    where
+        RankWorker<B>: Send,
+    {
         let capacity = Capacity {
             rows: limits.rows,
             logit_rows: limits.sequences,
@@ -177,11 +225,12 @@ impl Assembly {
         let shard =
             RankShard { folder: &self.folder, plan: &self.plan, capacity, settings: &self.settings() };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
-        let rank = RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut loaded)?;
+        let rank = RankWorker::load(shard, group, backend, &mut loaded)?;
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
-            self.start_scheduler(rank, limits, transport, threads).map(RunningRank::Head)
+            let start = Start { limits, transport, threads };
+            self.start_scheduler(rank, start).map(RunningRank::Head)
         } else {
             Ok(RunningRank::Follower(Follower { rank: Box::new(rank) }))
         }
@@ -189,17 +238,28 @@ impl Assembly {
 
     /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all
     /// ranks have the memory.
-    fn limits(&self, group: &mut Group, places: &[RankPlace]) -> Result<Limits, AssemblyError> {
+    fn limits(
+        &self,
+        group: &mut Group,
+        places: &[RankPlace],
+        device: &Device,
+    ) -> Result<Limits, AssemblyError> {
         let (rank, engine) = (self.spec.rank, &self.spec.engine);
         let neighbours: Vec<usize> =
             (0..places.len()).filter(|other| places[*other].host == places[rank].host).collect();
-        let available = thunder_compute::memory::available_bytes();
+        let available = device.available_bytes();
         let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
         // All ranks have the same blocks: as many as fit where memory is shortest.
         let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
         group.all_reduce(&mut blocks, Op::Min)?;
         Ok(Limits { sequences: engine.max_batch, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
+    }
+
+    /// How many ranks of this host come before this one.
+    fn turn(&self, places: &[RankPlace]) -> usize {
+        let rank = self.spec.rank;
+        places[..rank].iter().filter(|place| place.host == places[rank].host).count()
     }
 
     fn kv_request(&self) -> KvCacheRequest {
@@ -243,13 +303,14 @@ impl Assembly {
         .into()
     }
 
-    fn start_scheduler(
+    fn start_scheduler<B: Backend + 'static>(
         self,
-        rank: RankWorker<CpuBackend>,
-        limits: Limits,
-        transport: String,
-        threads: ThreadCounts,
-    ) -> Result<RunningEngine, AssemblyError> {
+        rank: RankWorker<B>,
+        Start { limits, transport, threads }: Start,
+    ) -> Result<RunningEngine, AssemblyError>
+    where
+        RankWorker<B>: Send,
+    {
         let Self { spec, folder, plan, footprints, context, text } = self;
         let Some(TextModel { tokenizer, chat_template }) = text else {
             unreachable!("rank 0 has read the tokenizer")
@@ -312,7 +373,21 @@ impl RunningEngine {
 
 /// A rank other than 0.
 pub struct Follower {
-    rank: Box<RankWorker<CpuBackend>>,
+    rank: Box<dyn Follow>,
+}
+
+/// A rank on any backend that follows rank 0.
+trait Follow: Send {
+    fn follow(&mut self) -> Result<(), EngineError>;
+}
+
+impl<B: Backend> Follow for RankWorker<B>
+where
+    RankWorker<B>: Send,
+{
+    fn follow(&mut self) -> Result<(), EngineError> {
+        RankWorker::follow(self)
+    }
 }
 
 impl Follower {

@@ -7,6 +7,7 @@
 //!    scheduler on rank 0.
 
 pub mod assemble;
+pub mod device;
 pub mod group;
 pub mod memory;
 pub mod places;
@@ -14,6 +15,7 @@ pub mod spec;
 pub mod threads;
 
 pub use assemble::{Assembly, AssemblyError, Follower, Progress, RunningEngine, RunningRank, assemble};
+pub use device::DeviceChoice;
 pub use group::form_group;
 pub use memory::KvCacheSize;
 pub use places::RankPlace;

@@ -12,6 +12,7 @@ use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
+use super::device::DeviceChoice;
 use super::threads::MAX_THREADS;
 
 /// Requests that decode together at most: [`EngineSpec::max_batch`] is 1 to this.
@@ -51,6 +52,9 @@ pub struct EngineSpec {
     pub overlap: Overlap,
     /// Transport between ranks.
     pub transport: TransportChoice,
+    /// What computes. May differ between ranks.
+    #[serde(default)]
+    pub device: DeviceChoice,
 }
 
 impl EngineSpec {
@@ -71,6 +75,7 @@ impl EngineSpec {
             activations: Activations::default(),
             overlap: Overlap::default(),
             transport: TransportChoice::default(),
+            device: DeviceChoice::default(),
         }
     }
 
@@ -313,6 +318,7 @@ mod tests {
                     activations: Activations::Bf16,
                     overlap: Overlap::Never,
                     transport: TransportChoice::Rdma,
+                    device: DeviceChoice::Numbered(1),
                     ..spec().engine
                 },
                 ..spec()

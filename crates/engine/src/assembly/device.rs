@@ -1,0 +1,167 @@
+//! Which device computes a rank's shard.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thunder_compute::CpuConfig;
+
+/// What computes a rank's shard. May differ between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum DeviceChoice {
+    /// A GPU if there is a real one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A real GPU. With several of them, ranks of one host take them in turn.
+    Gpu,
+    /// The GPU with this number in `thunder devices list`, also one that is emulated in software.
+    Numbered(usize),
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu => f.write_str("gpu"),
+            Self::Numbered(number) => write!(f, "gpu:{number}"),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbered = || text.strip_prefix("gpu:")?.parse().ok().map(Self::Numbered);
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "gpu" => Ok(Self::Gpu),
+            _ => numbered().ok_or_else(|| format!("'{text}' is no device: give auto, cpu, gpu or gpu:N")),
+        }
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Bytes of memory of the device that a first rank here would take, or why there is none.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+pub fn available_bytes(choice: DeviceChoice) -> Result<Option<u64>, String> {
+    let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
+    Ok(Device::choose(choice, 0, cpu)?.available_bytes())
+}
+
+/// A device that was chosen.
+#[derive(Debug)]
+pub(super) enum Device {
+    Cpu(CpuConfig),
+    #[cfg(feature = "gpu")]
+    Gpu(Box<thunder_gpu::Found>),
+}
+
+impl Device {
+    /// The device for the `turn`-th rank of this host, `cpu` if it is the CPU.
+    pub fn choose(choice: DeviceChoice, turn: usize, cpu: CpuConfig) -> Result<Self, String> {
+        match choice {
+            DeviceChoice::Cpu => Ok(Self::Cpu(cpu)),
+            DeviceChoice::Auto if !may_have_gpu() => Ok(Self::Cpu(cpu)),
+            DeviceChoice::Auto => Ok(real(turn).unwrap_or(Self::Cpu(cpu))),
+            DeviceChoice::Gpu => real(turn).map_err(|error| format!("--device {choice}: {error}")),
+            DeviceChoice::Numbered(number) => {
+                self::numbered(number).map_err(|error| format!("--device {choice}: {error}"))
+            }
+        }
+    }
+
+    /// Bytes of memory for weights, cache and buffers: of the host if the device has none of its
+    /// own.
+    pub fn available_bytes(&self) -> Option<u64> {
+        let host = thunder_compute::memory::available_bytes();
+        match self {
+            Self::Cpu(_) => host,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) if found.info.has_own_memory() => found.info.memory_bytes.or(host),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => match (found.info.memory_bytes, host) {
+                (Some(device), Some(host)) => Some(device.min(host)),
+                (device, host) => device.or(host),
+            },
+        }
+    }
+
+    /// Its name, for people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Cpu(_) => "cpu".to_owned(),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => format!("gpu:{} ({})", found.info.number, found.info.name),
+        }
+    }
+}
+
+/// False where the system shows that there is no GPU, so that no driver has to be loaded.
+fn may_have_gpu() -> bool {
+    if cfg!(not(target_os = "linux")) {
+        return true;
+    }
+    let has = |folder: &str, prefix: &str| {
+        let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+    };
+    has("/dev/dri", "renderD") || has("/dev", "nvidia") || has("/dev", "dxg")
+}
+
+#[cfg(feature = "gpu")]
+fn real(turn: usize) -> Result<Device, String> {
+    thunder_gpu::real(turn).map(|found| Device::Gpu(Box::new(found))).map_err(|error| error.to_string())
+}
+
+#[cfg(feature = "gpu")]
+fn numbered(number: usize) -> Result<Device, String> {
+    thunder_gpu::numbered(number).map(|found| Device::Gpu(Box::new(found))).map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "gpu"))]
+fn real(_turn: usize) -> Result<Device, String> {
+    Err(WITHOUT_GPU.to_owned())
+}
+
+#[cfg(not(feature = "gpu"))]
+fn numbered(_number: usize) -> Result<Device, String> {
+    Err(WITHOUT_GPU.to_owned())
+}
+
+#[cfg(not(feature = "gpu"))]
+const WITHOUT_GPU: &str =
+    "this thunder was built without the feature gpu: build it with, or use --device cpu";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_have_the_command_lines_names() {
+        for text in ["auto", "cpu", "gpu", "gpu:3"] {
+            assert_eq!(text.parse::<DeviceChoice>().map(|choice| choice.to_string()), Ok(text.to_owned()));
+        }
+        assert!("gpu:x".parse::<DeviceChoice>().is_err_and(|error| error.contains("gpu:x")));
+    }
+}

@@ -1,0 +1,257 @@
+//! Which GPUs there are, and the choice of one.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use serde::Serialize;
+use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
+
+use crate::memory;
+
+/// The features that kernels can use, with the names that `thunder devices list` prints.
+pub(crate) const FEATURES: [(Features, &str); 7] = [
+    (Features::IMMEDIATES, "immediates"),
+    (Features::SUBGROUP, "subgroups"),
+    (Features::SHADER_F16, "f16"),
+    (Features::SHADER_I16, "i16"),
+    (Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative-matrix"),
+    (Features::MAPPABLE_PRIMARY_BUFFERS, "mappable"),
+    (Features::TIMESTAMP_QUERY, "timestamps"),
+];
+
+/// A GPU, or a driver that emulates one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceInfo {
+    /// Its number: what follows `gpu:`.
+    pub number: usize,
+    /// The adapter's name.
+    pub name: String,
+    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
+    pub kind: &'static str,
+    /// `vulkan` or `metal`.
+    pub api: String,
+    /// The driver's name and version.
+    pub driver: String,
+    /// Bytes of memory that the device may use, if the driver says; system memory if it has none
+    /// of its own.
+    pub memory_bytes: Option<u64>,
+    /// The largest buffer that one kernel can be given, in bytes.
+    pub max_binding_bytes: u64,
+    /// The fewest and the most lanes of a subgroup.
+    pub subgroup_lanes: [u32; 2],
+    /// Features that kernels can use.
+    pub features: Vec<&'static str>,
+}
+
+impl DeviceInfo {
+    /// False for a driver that computes on the CPU.
+    pub fn is_real(&self) -> bool {
+        self.kind != "software"
+    }
+
+    /// True if its memory is not the host's.
+    pub fn has_own_memory(&self) -> bool {
+        self.kind == "discrete"
+    }
+
+    /// True if the device can run the kernels at all.
+    pub fn is_usable(&self) -> bool {
+        self.features.contains(&"immediates")
+    }
+}
+
+/// An adapter that was found, and what is known of it.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub(crate) adapter: Adapter,
+    /// What is known of it.
+    pub info: DeviceInfo,
+}
+
+/// All GPUs, real ones first. Empty without a Vulkan loader or a driver.
+pub fn devices() -> Vec<Found> {
+    let instance = Instance::new(InstanceDescriptor {
+        backends: Backends::VULKAN | Backends::METAL,
+        flags: InstanceFlags::empty(),
+        ..InstanceDescriptor::new_without_display_handle()
+    });
+    let mut adapters = block_on(instance.enumerate_adapters(Backends::VULKAN | Backends::METAL));
+    let order = |adapter: &Adapter| match adapter.get_info().device_type {
+        DeviceType::DiscreteGpu => 0,
+        DeviceType::IntegratedGpu => 1,
+        DeviceType::VirtualGpu => 2,
+        DeviceType::Other => 3,
+        DeviceType::Cpu => 4,
+    };
+    adapters.sort_by_key(order);
+    adapters.into_iter().enumerate().map(|(number, adapter)| describe(number, adapter)).collect()
+}
+
+fn describe(number: usize, adapter: Adapter) -> Found {
+    let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let kind = match info.device_type {
+        DeviceType::DiscreteGpu => "discrete",
+        DeviceType::IntegratedGpu => "integrated",
+        DeviceType::VirtualGpu => "virtual",
+        DeviceType::Cpu => "software",
+        DeviceType::Other => "other",
+    };
+    let info = DeviceInfo {
+        number,
+        kind,
+        api: format!("{:?}", info.backend).to_lowercase(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        memory_bytes: memory::device_bytes(&adapter),
+        max_binding_bytes: limits.max_storage_buffer_binding_size,
+        subgroup_lanes: [info.subgroup_min_size, info.subgroup_max_size],
+        features: FEATURES.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect(),
+        name: info.name,
+    };
+    Found { adapter, info }
+}
+
+/// Why a device cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    /// No real GPU.
+    #[error(
+        "there is no GPU with a Vulkan or Metal driver: install its driver (on Linux also libvulkan1), or use \
+         --device cpu; `thunder devices list` shows what there is"
+    )]
+    NoGpu,
+    /// No device of this number.
+    #[error(
+        "there is no device gpu:{number}: {count} were found, numbered from 0; see `thunder devices list`"
+    )]
+    NoSuchNumber {
+        /// The number asked for.
+        number: usize,
+        /// The devices there are.
+        count: usize,
+    },
+    /// A device without what every kernel needs.
+    #[error(
+        "gpu:{number} ({name}) lacks push constants (immediates): update its driver, or use --device cpu"
+    )]
+    Unusable {
+        /// The number asked for.
+        number: usize,
+        /// The device's name.
+        name: String,
+    },
+}
+
+/// A real GPU for the `turn`-th rank of this host: ranks take GPUs of the best kind in turn. Never
+/// one that is emulated.
+///
+/// # Errors
+/// When there is none.
+pub fn real(turn: usize) -> Result<Found, ChoiceError> {
+    real_among(devices(), turn, |found| &found.info)
+}
+
+fn real_among<D>(
+    mut devices: Vec<D>,
+    turn: usize,
+    info: impl Fn(&D) -> &DeviceInfo,
+) -> Result<D, ChoiceError> {
+    devices.retain(|device| info(device).is_real() && info(device).is_usable());
+    // Discrete and integrated GPUs differ so much that a rank never takes the lesser kind.
+    let best = devices.first().map(|device| info(device).kind);
+    devices.retain(|device| Some(info(device).kind) == best);
+    match devices.len() {
+        0 => Err(ChoiceError::NoGpu),
+        count => Ok(devices.swap_remove(turn % count)),
+    }
+}
+
+/// The device with this number, also one that is emulated in software.
+///
+/// # Errors
+/// When there is none, or it cannot run the kernels.
+pub fn numbered(number: usize) -> Result<Found, ChoiceError> {
+    numbered_among(devices(), number, |found| &found.info)
+}
+
+fn numbered_among<D>(
+    mut devices: Vec<D>,
+    number: usize,
+    info: impl Fn(&D) -> &DeviceInfo,
+) -> Result<D, ChoiceError> {
+    if number >= devices.len() {
+        return Err(ChoiceError::NoSuchNumber { number, count: devices.len() });
+    }
+    let device = devices.swap_remove(number);
+    if info(&device).is_usable() {
+        return Ok(device);
+    }
+    let name = info(&device).name.clone();
+    Err(ChoiceError::Unusable { number, name })
+}
+
+/// Runs a future of wgpu's to its end: on these platforms it is ready at once.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Spin;
+    impl Wake for Spin {
+        fn wake(self: Arc<Self>) {}
+    }
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Spin));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(number: usize, kind: &'static str) -> DeviceInfo {
+        DeviceInfo {
+            number,
+            name: format!("{kind} {number}"),
+            kind,
+            api: "vulkan".to_owned(),
+            driver: "test".to_owned(),
+            memory_bytes: None,
+            max_binding_bytes: 1 << 27,
+            subgroup_lanes: [32, 32],
+            features: vec!["immediates"],
+        }
+    }
+
+    fn all(kinds: &[&'static str]) -> Vec<DeviceInfo> {
+        kinds.iter().enumerate().map(|(number, kind)| device(number, kind)).collect()
+    }
+
+    #[test]
+    fn a_software_device_is_taken_only_by_its_number() {
+        let real = |kinds: &[&'static str], turn| {
+            real_among(all(kinds), turn, |device| device).map(|device| device.number)
+        };
+        assert_eq!(real(&["discrete", "software"], 1), Ok(0));
+        assert_eq!(real(&["software"], 0), Err(ChoiceError::NoGpu));
+        assert_eq!(real(&[], 0), Err(ChoiceError::NoGpu));
+        let three = ["discrete", "discrete", "integrated"];
+        assert_eq!([0, 1, 2].map(|turn| real(&three, turn)), [0, 1, 0].map(Ok));
+
+        let numbered = |kinds: &[&'static str], number| {
+            numbered_among(all(kinds), number, |device| device).map(|device| device.number)
+        };
+        assert_eq!(numbered(&["discrete", "software"], 1), Ok(1));
+        assert_eq!(numbered(&["discrete"], 1), Err(ChoiceError::NoSuchNumber { number: 1, count: 1 }));
+    }
+
+    #[test]
+    fn a_device_without_push_constants_is_refused() {
+        let mut old = device(0, "discrete");
+        old.features.clear();
+        assert_eq!(real_among(vec![old.clone()], 0, |device| device), Err(ChoiceError::NoGpu));
+        let refused = numbered_among(vec![old], 0, |device| device);
+        assert!(matches!(refused, Err(ChoiceError::Unusable { number: 0, .. })));
+    }
+}

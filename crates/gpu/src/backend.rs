@@ -1,0 +1,244 @@
+//! The backend: what it keeps between operations, and the tables of a step.
+
+use std::collections::HashMap;
+
+use thunder_collectives::Group;
+use thunder_compute::{Activations, ComputeError, Overlap, Rope, Step};
+
+use crate::adapter::Found;
+use crate::buffer::{Buffer, Memory};
+use crate::device::Device;
+use crate::format::Format;
+use crate::kernel::{Input, Role, Sum};
+use crate::proof::Family;
+use crate::proof::memory::{Proofs, default_file};
+
+/// How a [`GpuBackend`] works.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GpuConfig {
+    /// Precision of activations in products with quantized weights. [`Activations::Auto`] and
+    /// [`Activations::Int8`] multiply bytes with a scale for each 32 columns where kernels have
+    /// such a form; gated activations stay f32 unless it is `Int8`.
+    pub activations: Activations,
+    /// Whether prompts' rows are computed in two parts; the same on all ranks, as CPU ranks of the
+    /// group sum the parts apart.
+    pub overlap: Overlap,
+    /// Remembers proofs of kernels in the user's cache folder.
+    pub remembers: bool,
+}
+
+/// A product's form but for how lanes add up.
+pub(crate) type FormKey = (Format, Input, Role, usize);
+
+/// One rank's GPU.
+pub struct GpuBackend {
+    pub(crate) device: Device,
+    pub(crate) group: Group,
+    pub(crate) config: GpuConfig,
+    /// How lanes add up in the forms that were proved; `None` where all are wrong.
+    pub(crate) forms: HashMap<FormKey, Option<Sum>>,
+    /// Whether products in tiles are right.
+    pub(crate) tiles: HashMap<Format, bool>,
+    /// Subgroups have 32 lanes, all of them.
+    pub(crate) has_subgroups: bool,
+    pub(crate) proofs: Proofs,
+    /// A proof is under way.
+    pub(crate) proving: bool,
+    /// Forms that were wrong on this device, and how.
+    pub(crate) refusals: Vec<String>,
+    pub(crate) step: Option<StepTables>,
+    /// Buffers between uses as scratch.
+    pub(crate) spares: Vec<Buffer>,
+    /// Activations as bytes, and their scales.
+    pub(crate) bytes: Option<(Memory, Memory)>,
+    /// Splits of attention.
+    pub(crate) parts: Option<Memory>,
+    /// Results that the host reads.
+    pub(crate) results: Option<Memory>,
+    /// Bound where a kernel has no use for a buffer.
+    pub(crate) nothing: Memory,
+    /// KV heads of query heads, by their table.
+    pub(crate) kv_heads: HashMap<Vec<u32>, Memory>,
+    pub(crate) words: Vec<u32>,
+}
+
+impl std::fmt::Debug for GpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuBackend").field("device", &self.device.name).finish_non_exhaustive()
+    }
+}
+
+/// What kernels read of the current step, in one buffer.
+#[derive(Debug, Clone)]
+pub(crate) struct StepTables {
+    pub memory: Memory,
+    /// Of each row: position, first block in the table of blocks, slot, first row of its sequence.
+    pub rows: u32,
+    pub blocks: u32,
+    /// Of each sequence: first row, end, first position, slot.
+    pub sequences: u32,
+    pub sequence_count: u32,
+    pub ropes: Vec<RopeTable>,
+    /// All rows, and those of generated tokens, which come first.
+    pub all: usize,
+    pub generated: usize,
+    /// The largest position of a generated token, and one.
+    pub longest: usize,
+}
+
+/// Cosine and sine of each pair of each row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RopeTable {
+    /// In pairs of words.
+    pub first: u32,
+    pub pairs: u32,
+    pub interleaved: bool,
+}
+
+impl GpuBackend {
+    /// Opens a device. Kernels are proved as a model needs them.
+    ///
+    /// # Errors
+    /// When the device cannot be opened, or computes wrongly.
+    pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
+        let mut backend = Self::unproved(found, config, group)?;
+        backend.prove(Family::Rows)?;
+        Ok(backend)
+    }
+
+    pub(crate) fn unproved(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
+        let mut device = Device::open(found)?;
+        let nothing = device.memory(16, "nothing")?;
+        let file = if config.remembers { default_file() } else { None };
+        let info = &found.info;
+        Ok(Self {
+            device,
+            group,
+            config,
+            forms: HashMap::new(),
+            tiles: HashMap::new(),
+            has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
+            proofs: Proofs::new(info, file),
+            proving: false,
+            refusals: Vec::new(),
+            step: None,
+            spares: Vec::new(),
+            bytes: None,
+            parts: None,
+            results: None,
+            nothing,
+            kv_heads: HashMap::new(),
+            words: Vec::new(),
+        })
+    }
+
+    /// The device's name.
+    pub fn device_name(&self) -> &str {
+        &self.device.name
+    }
+
+    /// Kernel forms that were refused because they are wrong on this device, and how.
+    pub fn refusals(&self) -> &[String] {
+        &self.refusals
+    }
+
+    /// Uploads the tables of a step.
+    pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
+        self.device.clear_tables()?;
+        let words = &mut self.words;
+        words.clear();
+        for sequence in &step.sequences {
+            for row in sequence.rows.clone() {
+                let numbers =
+                    [sequence.position(row), sequence.blocks.start, sequence.slot, sequence.rows.start];
+                words.extend(numbers.map(|number| number as u32));
+            }
+        }
+        let blocks = words.len();
+        words.extend(&step.blocks);
+        let sequences = words.len();
+        for sequence in &step.sequences {
+            let numbers = [sequence.rows.start, sequence.rows.end, sequence.start, sequence.slot];
+            words.extend(numbers.map(|number| number as u32));
+        }
+        let mut tables = Vec::with_capacity(ropes.len());
+        for rope in ropes {
+            words.resize(words.len().next_multiple_of(2), 0);
+            tables.push(RopeTable {
+                first: words.len() as u32,
+                pairs: rope.inverse_frequencies.len() as u32,
+                interleaved: rope.interleaved,
+            });
+            rotations(step, rope, words);
+        }
+        // The table's first word must be even too, for the pairs of rotations.
+        words.resize(words.len().next_multiple_of(2), 0);
+        let (memory, first) = self.device.table(words)?;
+        for table in &mut tables {
+            table.first = (table.first + first) / 2;
+        }
+        let generated = step.generated();
+        let ends = step.sequences.iter().filter(|s| s.rows.end <= generated).map(|s| s.start + s.rows.len());
+        self.step = Some(StepTables {
+            memory,
+            rows: first,
+            blocks: first + blocks as u32,
+            sequences: first + sequences as u32,
+            sequence_count: step.sequences.len() as u32,
+            ropes: tables,
+            all: step.rows(),
+            generated,
+            longest: ends.max().unwrap_or(0),
+        });
+        Ok(())
+    }
+
+    /// The current step's tables.
+    pub(crate) fn tables(&self) -> Result<StepTables, ComputeError> {
+        self.step.clone().ok_or(ComputeError::Shape {
+            what: "the number of steps begun",
+            value: 0,
+            backend: "GPU",
+            needs: "a step, begun before its other operations",
+        })
+    }
+
+    /// A buffer for scratch: one that was given back, or a new one. Its contents are arbitrary.
+    pub(crate) fn spare(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        let fits = |spare: &Buffer| spare.width == width && spare.capacity() >= rows;
+        if let Some(index) = self.spares.iter().rposition(fits) {
+            return Ok(self.spares.swap_remove(index));
+        }
+        let memory = self.device.memory(Buffer::bytes_of(rows, width), "activations")?;
+        Ok(Buffer::new(memory, rows, width))
+    }
+
+    /// A buffer of at least `bytes`: the one in `place`, or a new one for it.
+    pub(crate) fn grown(
+        device: &mut Device,
+        place: &mut Option<Memory>,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Memory, ComputeError> {
+        match place {
+            Some(memory) if memory.bytes() >= bytes as u64 => Ok(memory.clone()),
+            _ => {
+                let memory = device.memory(bytes, what)?;
+                Ok(place.insert(memory).clone())
+            }
+        }
+    }
+}
+
+/// Appends cosine and sine of each pair of each row, as the reference computes them.
+fn rotations(step: &Step, rope: &Rope, words: &mut Vec<u32>) {
+    for sequence in &step.sequences {
+        for row in sequence.rows.clone() {
+            let position = sequence.position(row) as f64;
+            for frequency in &rope.inverse_frequencies {
+                let (sin, cos) = (position * f64::from(*frequency)).sin_cos();
+                words.extend([cos, sin].map(|x| (x as f32 * rope.amplitude).to_bits()));
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Memory on the device, and rows of activations in it.
+
+use thunder_compute::ComputeError;
+
+/// Columns of a row are padded to a multiple of this with zeros: the columns that a thread of a
+/// product reads at once.
+pub(crate) const BLOCK_COLUMNS: usize = 32;
+
+/// A buffer of the device.
+#[derive(Debug, Clone)]
+pub(crate) struct Memory {
+    pub buffer: wgpu::Buffer,
+    /// Unlike that of all other buffers of this device, past ones included.
+    pub id: u64,
+}
+
+impl Memory {
+    pub fn bytes(&self) -> u64 {
+        self.buffer.size()
+    }
+}
+
+/// A vector of weights.
+#[derive(Debug, Clone)]
+pub struct Vector {
+    pub(crate) memory: Memory,
+    pub(crate) len: usize,
+}
+
+/// Rows of f32.
+#[derive(Debug)]
+pub struct Buffer {
+    pub(crate) memory: Memory,
+    pub(crate) width: usize,
+    pub(crate) rows: usize,
+    capacity: usize,
+}
+
+/// Numbers from the start of one row to the start of the next.
+pub(crate) fn stride(width: usize) -> usize {
+    width.next_multiple_of(BLOCK_COLUMNS).max(BLOCK_COLUMNS)
+}
+
+impl Buffer {
+    pub(crate) fn new(memory: Memory, rows: usize, width: usize) -> Self {
+        Self { memory, width, rows: 0, capacity: rows }
+    }
+
+    /// Bytes of a buffer of this size. A block more than its rows: a product that begins in the
+    /// middle of a row may read behind it.
+    pub(crate) fn bytes_of(rows: usize, width: usize) -> usize {
+        (rows * stride(width) + BLOCK_COLUMNS) * size_of::<f32>()
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        stride(self.width)
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Gives it `rows` rows.
+    pub(crate) fn shape(&mut self, rows: usize) -> Result<(), ComputeError> {
+        if rows > self.capacity {
+            return Err(ComputeError::Shape {
+                what: "the number of a step's rows",
+                value: rows,
+                backend: "GPU",
+                needs: "no more rows than its buffers were made for",
+            });
+        }
+        self.rows = rows;
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! What layers keep of sequences, in the device's memory.
+
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
+
+use crate::buffer::Memory;
+use crate::device::Device;
+use crate::kernel::{MAX_KEY, MAX_VALUE};
+
+/// Vectors of tokens: `[blocks][heads][32 tokens][words]`.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    /// Numbers of a vector.
+    pub width: usize,
+    pub words: usize,
+    pub data: Memory,
+    /// One for each vector, with [`KvFormat::Int8`].
+    pub scales: Option<Memory>,
+}
+
+/// One cache.
+#[derive(Debug)]
+pub(crate) enum Cache {
+    /// Keys and values of heads, or compressed vectors and rotated parts of one head.
+    Tokens { heads: usize, first: Vectors, second: Vectors },
+    /// `[slots][numbers]`.
+    State { numbers: usize, data: Memory },
+}
+
+/// All caches of a rank.
+#[derive(Debug)]
+pub struct Caches {
+    pub(crate) format: KvFormat,
+    pub(crate) all: Vec<Cache>,
+}
+
+fn fits(what: &'static str, value: usize, limit: usize, needs: &'static str) -> Result<(), ComputeError> {
+    if value <= limit { Ok(()) } else { Err(ComputeError::Shape { what, value, backend: "GPU", needs }) }
+}
+
+impl Caches {
+    pub(crate) fn new(shape: &CacheShape, device: &mut Device) -> Result<Self, ComputeError> {
+        let mut all = Vec::with_capacity(shape.caches.len());
+        for kind in &shape.caches {
+            all.push(match *kind {
+                CacheKind::Heads { heads, key_dim, value_dim } => {
+                    fits("the width of a key", key_dim, MAX_KEY, "at most 1024")?;
+                    fits("the width of a value", value_dim, MAX_VALUE, "at most 512")?;
+                    let first = vectors(shape, heads, key_dim, device)?;
+                    Cache::Tokens { heads, first, second: vectors(shape, heads, value_dim, device)? }
+                }
+                CacheKind::Latent { rank, rotated } => {
+                    fits("the width of a compressed vector", rank, MAX_VALUE, "at most 512")?;
+                    fits("the width of a rotated part", rotated, MAX_KEY - MAX_VALUE, "at most 512")?;
+                    let first = vectors(shape, 1, rank, device)?;
+                    Cache::Tokens { heads: 1, first, second: vectors(shape, 1, rotated, device)? }
+                }
+                CacheKind::State { numbers } => {
+                    Cache::State { numbers, data: device.memory(shape.slots * numbers * 4, "states")? }
+                }
+            });
+        }
+        Ok(Self { format: shape.format, all })
+    }
+
+    /// A cache of tokens.
+    ///
+    /// # Panics
+    /// When the cache is of another kind: the model made it for this layer.
+    pub(crate) fn tokens(&self, cache: usize) -> (usize, &Vectors, &Vectors) {
+        match &self.all[cache] {
+            Cache::Tokens { heads, first, second } => (*heads, first, second),
+            Cache::State { .. } => panic!("cache {cache} holds states, not tokens"),
+        }
+    }
+
+    /// A cache of states, and the numbers of one.
+    ///
+    /// # Panics
+    /// When the cache is of another kind: the model made it for this layer.
+    pub(crate) fn states(&self, cache: usize) -> (&Memory, usize) {
+        match &self.all[cache] {
+            Cache::State { numbers, data } => (data, *numbers),
+            Cache::Tokens { .. } => panic!("cache {cache} holds tokens, not states"),
+        }
+    }
+}
+
+fn vectors(
+    shape: &CacheShape,
+    heads: usize,
+    width: usize,
+    device: &mut Device,
+) -> Result<Vectors, ComputeError> {
+    let words = (width * shape.format.bytes()).div_ceil(4);
+    let count = shape.blocks * heads * KV_BLOCK_TOKENS;
+    let data = device.memory(count * words * 4, "the KV cache")?;
+    let scales = match shape.format {
+        KvFormat::F16 => None,
+        KvFormat::Int8 => Some(device.memory(count * 4, "scales of the KV cache")?),
+    };
+    Ok(Vectors { width, words, data, scales })
+}

@@ -1,0 +1,428 @@
+//! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use thunder_compute::ComputeError;
+use wgpu::{
+    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindGroupLayoutDescriptor,
+    BindGroupLayoutEntry, BindingType, BufferBindingType, BufferDescriptor, BufferUsages, CommandEncoder,
+    ComputePass, ComputePipeline, ComputePipelineDescriptor, Features, PipelineLayoutDescriptor, PollType,
+    ShaderModuleDescriptor, ShaderSource, ShaderStages,
+};
+
+use crate::adapter::{Found, block_on};
+use crate::buffer::Memory;
+use crate::kernel::{Access, Kernel};
+
+/// Bytes of a kernel's arguments at most: what every Vulkan driver has.
+pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
+
+/// How long the device may take for what was submitted.
+const ANSWER_LIMIT_S: u64 = 60;
+
+/// Dispatches after which a part of a step is submitted, so that the device computes while the rest
+/// is recorded, and no submission lasts long.
+const DISPATCHES_PER_SUBMISSION: usize = 128;
+
+/// Bind groups that are kept. A model uses some thousand; beyond this all are made again.
+const MAX_BIND_GROUPS: usize = 16 << 10;
+
+/// Bytes of a step's tables at first.
+const TABLE_BYTES: usize = 1 << 20;
+
+/// Bytes that may wait for the device while weights are uploaded.
+const MAX_UPLOAD_BYTES: usize = 64 << 20;
+
+struct Pipeline {
+    pipeline: ComputePipeline,
+    layout: BindGroupLayout,
+}
+
+/// A kernel and the buffers that it is bound to.
+type Binding = (Kernel, [u64; 12]);
+
+/// An open device.
+pub(crate) struct Device {
+    pub name: String,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    /// The largest buffer that can be bound.
+    pub max_binding_bytes: u64,
+    max_groups: u32,
+    pipelines: HashMap<Kernel, Pipeline>,
+    bindings: HashMap<Binding, BindGroup>,
+    encoder: Option<CommandEncoder>,
+    pass: Option<ComputePass<'static>>,
+    dispatches: usize,
+    /// Tables that kernels read, and how much of them is used.
+    tables: Option<(Memory, usize)>,
+    staging: Option<wgpu::Buffer>,
+    upload_bytes: usize,
+    next_id: u64,
+    /// The first error that the driver reported.
+    failure: Arc<Mutex<Option<String>>>,
+    /// Makes kernels wrong, to test that proofs find it.
+    #[cfg(test)]
+    pub sabotage: Option<fn(&Kernel, String) -> String>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens a device with the features that kernels can use.
+    pub fn open(found: &Found) -> Result<Self, ComputeError> {
+        let wanted = Features::IMMEDIATES | Features::SUBGROUP;
+        let limits = found.adapter.limits();
+        let name = found.info.name.clone();
+        let failed = |reason: String| ComputeError::Device { device: found.info.name.clone(), reason };
+        let (max_binding_bytes, max_groups) =
+            (limits.max_storage_buffer_binding_size, limits.max_compute_workgroups_per_dimension);
+        let description = wgpu::DeviceDescriptor {
+            label: None,
+            required_features: wanted & found.adapter.features(),
+            required_limits: limits,
+            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            memory_hints: wgpu::MemoryHints::Performance,
+            trace: wgpu::Trace::Off,
+        };
+        let (device, queue) = block_on(found.adapter.request_device(&description))
+            .map_err(|error| failed(error.to_string()))?;
+        let failure = Arc::new(Mutex::new(None));
+        let note = |failure: &Mutex<Option<String>>, reason: String| {
+            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+        };
+        let of_error = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_error, error.to_string())));
+        let of_loss = Arc::clone(&failure);
+        device.set_device_lost_callback(move |reason, message| {
+            note(&of_loss, format!("the device was lost ({reason:?}): {message}"));
+        });
+        Ok(Self {
+            name,
+            device,
+            queue,
+            max_binding_bytes,
+            max_groups,
+            pipelines: HashMap::new(),
+            bindings: HashMap::new(),
+            encoder: None,
+            pass: None,
+            dispatches: 0,
+            tables: None,
+            staging: None,
+            upload_bytes: 0,
+            next_id: 0,
+            failure,
+            #[cfg(test)]
+            sabotage: None,
+        })
+    }
+
+    fn failed(&self, reason: impl Into<String>) -> ComputeError {
+        ComputeError::Device { device: self.name.clone(), reason: reason.into() }
+    }
+
+    /// Fails if the driver has reported an error.
+    pub fn check(&self) -> Result<(), ComputeError> {
+        match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(reason) => Err(self.failed(reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// A zeroed buffer.
+    pub fn memory(&mut self, bytes: usize, what: &'static str) -> Result<Memory, ComputeError> {
+        self.allocate(bytes, what, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
+    }
+
+    fn allocate(
+        &mut self,
+        bytes: usize,
+        what: &'static str,
+        usage: BufferUsages,
+    ) -> Result<Memory, ComputeError> {
+        self.check()?;
+        let size = bytes.next_multiple_of(16).max(16) as u64;
+        let memory = |reason| ComputeError::Memory { bytes, what, reason };
+        if size > self.max_binding_bytes {
+            let limit = self.max_binding_bytes;
+            let name = &self.name;
+            return Err(memory(format!(
+                "{name} binds buffers of at most {limit} bytes: use more ranks, or less context"
+            )));
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = self.device.create_buffer(&BufferDescriptor {
+            label: None,
+            size,
+            usage,
+            mapped_at_creation: false,
+        });
+        if let Some(error) = block_on(scope.pop()) {
+            return Err(memory(error.to_string()));
+        }
+        self.check()?;
+        self.next_id += 1;
+        Ok(Memory { buffer, id: self.next_id })
+    }
+
+    /// A buffer with these words.
+    pub fn filled(&mut self, words: &[u32], what: &'static str) -> Result<Memory, ComputeError> {
+        let memory = self.memory(size_of_val(words), what)?;
+        self.upload(&memory, 0, words)?;
+        Ok(memory)
+    }
+
+    /// Fills a part of a buffer that no recorded command reads, from word `first` on.
+    pub fn upload(&mut self, memory: &Memory, first: usize, words: &[u32]) -> Result<(), ComputeError> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        self.queue.write_buffer(&memory.buffer, first as u64 * 4, bytemuck::cast_slice(words));
+        self.upload_bytes += size_of_val(words);
+        if self.upload_bytes > MAX_UPLOAD_BYTES {
+            self.submit()?;
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Fills a part of a buffer that recorded commands may read: they are submitted before.
+    pub fn overwrite(&mut self, memory: &Memory, first: usize, words: &[u32]) -> Result<(), ComputeError> {
+        self.submit()?;
+        self.upload(memory, first, words)
+    }
+
+    /// Forgets the tables of the step before.
+    pub fn clear_tables(&mut self) -> Result<(), ComputeError> {
+        self.submit()?;
+        if let Some((_, used)) = &mut self.tables {
+            *used = 0;
+        }
+        Ok(())
+    }
+
+    /// Uploads a table for kernels of this step; returns where it is.
+    pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
+        let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
+        if !self.tables.as_ref().is_some_and(fits) {
+            let bytes = TABLE_BYTES.max(2 * size_of_val(words));
+            self.tables = Some((self.memory(bytes, "a step's tables")?, 0));
+        }
+        let Some((memory, used)) = &mut self.tables else { unreachable!("there are tables now") };
+        let (memory, first) = (memory.clone(), *used);
+        *used += words.len();
+        self.upload(&memory, first, words)?;
+        Ok((memory, first as u32))
+    }
+
+    /// Records a kernel: bound to these buffers, with these arguments, for this many workgroups.
+    pub fn dispatch(
+        &mut self,
+        kernel: &Kernel,
+        buffers: &[&Memory],
+        arguments: &[u32],
+        groups: [u32; 3],
+    ) -> Result<(), ComputeError> {
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
+        if let Some(&value) = groups.iter().find(|count| **count > self.max_groups) {
+            let (what, needs) = ("the number of a kernel's workgroups", "at most 65535");
+            return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
+        }
+        self.prepare(kernel)?;
+        self.bind(kernel, buffers)?;
+        if self.pass.is_none() {
+            let device = &self.device;
+            let encoder =
+                self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+            self.pass = Some(encoder.begin_compute_pass(&Default::default()).forget_lifetime());
+        }
+        let (Some(pass), Some(pipeline)) = (&mut self.pass, self.pipelines.get(kernel)) else {
+            unreachable!("the pass was begun and the pipeline made")
+        };
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, self.bindings.get(&binding_of(kernel, buffers)), &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(arguments));
+        pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+        self.dispatches += 1;
+        if self.dispatches >= DISPATCHES_PER_SUBMISSION {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    /// Records a copy of words.
+    pub fn copy(
+        &mut self,
+        (from, from_word): (&Memory, usize),
+        (to, to_word): (&Memory, usize),
+        words: usize,
+    ) -> Result<(), ComputeError> {
+        if words == 0 {
+            return Ok(());
+        }
+        self.pass = None;
+        let encoder =
+            self.encoder.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
+        let (from_byte, to_byte) = (from_word as u64 * 4, to_word as u64 * 4);
+        encoder.copy_buffer_to_buffer(&from.buffer, from_byte, &to.buffer, to_byte, Some(words as u64 * 4));
+        self.check()
+    }
+
+    /// Submits what was recorded.
+    pub fn submit(&mut self) -> Result<(), ComputeError> {
+        self.pass = None;
+        self.dispatches = 0;
+        let commands = self.encoder.take().map(CommandEncoder::finish);
+        if commands.is_some() || self.upload_bytes > 0 {
+            self.queue.submit(commands);
+            self.upload_bytes = 0;
+        }
+        self.check()
+    }
+
+    /// Waits until the device has done all that was submitted.
+    pub fn wait(&mut self) -> Result<(), ComputeError> {
+        let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
+        let waited = self.device.poll(PollType::Wait { submission_index: None, timeout });
+        self.check()?;
+        match waited {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(format!("no answer within {ANSWER_LIMIT_S} s: {error}"))),
+        }
+    }
+
+    /// Submits what was recorded, waits for it and reads words.
+    pub fn read(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), ComputeError> {
+        out.clear();
+        let bytes = words.len() as u64 * 4;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let staging = match self.staging.take() {
+            Some(staging) if staging.size() >= bytes => staging,
+            _ => {
+                let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+                self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer
+            }
+        };
+        let to = Memory { buffer: staging.clone(), id: 0 };
+        self.copy((memory, words.start), (&to, 0), words.len())?;
+        self.submit()?;
+        let mapped = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&mapped);
+        staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
+            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        });
+        self.wait()?;
+        match mapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(Ok(())) => {}
+            Some(Err(error)) => return Err(self.failed(error.to_string())),
+            None => return Err(self.failed("the results were not mapped")),
+        }
+        let view = staging.slice(..bytes).get_mapped_range();
+        let view = view.map_err(|error| self.failed(error.to_string()))?;
+        // The view's address has the alignment of the mapping, which wgpu promises to be 8.
+        out.extend(view.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
+        drop(view);
+        staging.unmap();
+        self.staging = Some(staging);
+        Ok(())
+    }
+
+    /// Makes a kernel's pipeline, if it was not made before.
+    pub fn prepare(&mut self, kernel: &Kernel) -> Result<(), ComputeError> {
+        if self.pipelines.contains_key(kernel) {
+            return Ok(());
+        }
+        let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
+        let layout = self
+            .device
+            .create_bind_group_layout(&BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let pipeline_layout = self.device.create_pipeline_layout(&PipelineLayoutDescriptor {
+            label: None,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: MAX_ARGUMENT_BYTES,
+        });
+        let text = kernel.source();
+        #[cfg(test)]
+        let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
+        let source = ShaderSource::Wgsl(text.into());
+        let module = self.device.create_shader_module(ShaderModuleDescriptor { label: None, source });
+        let pipeline = self.device.create_compute_pipeline(&ComputePipelineDescriptor {
+            label: None,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: Default::default(),
+            cache: None,
+        });
+        self.check().map_err(|error| self.failed(format!("kernel {kernel:?} does not compile: {error}")))?;
+        self.pipelines.insert(kernel.clone(), Pipeline { pipeline, layout });
+        Ok(())
+    }
+
+    fn bind(&mut self, kernel: &Kernel, buffers: &[&Memory]) -> Result<(), ComputeError> {
+        let binding = binding_of(kernel, buffers);
+        if self.bindings.contains_key(&binding) {
+            return Ok(());
+        }
+        let Some(pipeline) = self.pipelines.get(kernel) else { unreachable!("the pipeline was made") };
+        debug_assert_eq!(buffers.len(), kernel.bindings().len(), "{kernel:?}");
+        let resources = buffers.iter().map(|memory| memory.buffer.as_entire_binding());
+        let entry = |(binding, resource)| BindGroupEntry { binding, resource };
+        let entries: Vec<_> = (0..).zip(resources).map(entry).collect();
+        let group = self.device.create_bind_group(&BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        self.check()?;
+        if self.bindings.len() >= MAX_BIND_GROUPS {
+            self.bindings.clear();
+        }
+        self.bindings.insert(binding, group);
+        Ok(())
+    }
+
+    /// Lets go of bind groups, which keep their buffers alive.
+    pub fn forget_bindings(&mut self) {
+        self.bindings.clear();
+    }
+}
+
+fn binding_of(kernel: &Kernel, buffers: &[&Memory]) -> Binding {
+    let mut ids = [0; 12];
+    for (id, memory) in ids.iter_mut().zip(buffers) {
+        *id = memory.id;
+    }
+    (kernel.clone(), ids)
+}
+
+fn layout_entry((binding, access): (usize, &Access)) -> BindGroupLayoutEntry {
+    BindGroupLayoutEntry {
+        binding: binding as u32,
+        visibility: ShaderStages::COMPUTE,
+        ty: BindingType::Buffer {
+            ty: BufferBindingType::Storage { read_only: *access == Access::Read },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}

@@ -1,0 +1,167 @@
+//! The kernels: WGSL, and the buffers that each is bound to.
+
+mod attend;
+mod decode;
+mod product;
+mod tiles;
+
+pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE};
+pub(crate) use product::{BATCHES, Input, OUTPUTS_PER_GROUP, Product, Role, Sum};
+
+pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
+
+use crate::format::Format;
+
+/// Whether a kernel writes a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// A kernel in one compiled form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    Embed(Format),
+    Norm,
+    Quantize,
+    Add,
+    TakeRows,
+    Gate,
+    Largest,
+    Product(Product),
+    /// A product of prompts' rows.
+    Tiles(Format),
+    Prepare,
+    Append {
+        int8: bool,
+    },
+    Attend(Attend),
+    Combine,
+    Route,
+    ShortConv,
+    DeltaRule,
+    NormGated,
+}
+
+impl Kernel {
+    /// The buffers at bindings 0, 1, …
+    pub fn bindings(&self) -> Vec<Access> {
+        use Access::{Read, Write};
+        match self {
+            Self::Embed(format) => {
+                let mut all = vec![Read; decode::buffers(*format) + 1];
+                all.push(Write);
+                all
+            }
+            Self::Product(product) => product.bindings(),
+            Self::Tiles(format) => tiles::bindings(*format),
+            Self::Attend(attend) => attend.bindings(),
+            Self::Norm | Self::TakeRows | Self::Route | Self::NormGated => vec![Read, Read, Write],
+            Self::Quantize | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Add | Self::Gate | Self::Largest => vec![Read, Write],
+            Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
+            Self::Append { int8: false } => vec![Read, Read, Write],
+            Self::Append { int8: true } => vec![Read, Read, Write, Write],
+            Self::DeltaRule => vec![Read, Read, Read, Read, Read, Write, Write],
+        }
+    }
+
+    /// The text.
+    pub fn source(&self) -> String {
+        match self {
+            Self::Embed(format) => embed(*format),
+            Self::Norm => include_str!("kernel/norm.wgsl").to_owned(),
+            Self::Quantize => include_str!("kernel/quantize.wgsl").to_owned(),
+            Self::Add => include_str!("kernel/add.wgsl").to_owned(),
+            Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
+            Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
+            Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
+            Self::Product(product) => product.source(),
+            Self::Tiles(format) => tiles::source(*format),
+            Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
+            Self::Append { int8 } => append(*int8),
+            Self::Attend(attend) => attend.source(),
+            Self::Combine => include_str!("kernel/combine.wgsl").to_owned(),
+            Self::Route => include_str!("kernel/route.wgsl").to_owned(),
+            Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
+            Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
+            Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
+        }
+    }
+
+    /// Every kernel in every form.
+    #[cfg(test)]
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![
+            Self::Norm,
+            Self::Quantize,
+            Self::Add,
+            Self::TakeRows,
+            Self::Gate,
+            Self::Largest,
+            Self::Prepare,
+            Self::Append { int8: false },
+            Self::Append { int8: true },
+            Self::Combine,
+            Self::Route,
+            Self::ShortConv,
+            Self::DeltaRule,
+            Self::NormGated,
+        ];
+        for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
+            all.push(Self::Attend(Attend { latent, int8 }));
+        }
+        for format in Format::all() {
+            all.push(Self::Embed(format));
+            all.push(Self::Tiles(format));
+            for input in [Input::Floats, Input::Bytes] {
+                if input == Input::Bytes && !format.has_scales() {
+                    continue;
+                }
+                for sum in [Sum::Shared, Sum::Subgroup] {
+                    for batch in product::BATCHES {
+                        for role in [Role::Plain, Role::Gated] {
+                            all.push(Self::Product(Product { format, input, role, sum, batch }));
+                        }
+                    }
+                    for role in [Role::ExpertGated, Role::ExpertDown] {
+                        all.push(Self::Product(Product { format, input, role, sum, batch: 1 }));
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+fn embed(format: Format) -> String {
+    let buffers = decode::buffers(format);
+    let mut store = decode::load(format, "w", "block");
+    for quad in 0..8 {
+        let value = decode::quad(format, "w", quad);
+        let value = if format.has_scales() {
+            let group = decode::group(format, "block", quad / 4);
+            format!("fma(vec4<f32>(scale_of({group}).x), {value}, vec4<f32>(scale_of({group}).y))")
+        } else {
+            value
+        };
+        store += &format!("store(at, b * 32u + {}u, {value});\n", 4 * quad);
+    }
+    include_str!("kernel/embed.wgsl")
+        .replace("$IDS", &buffers.to_string())
+        .replace("$OUT", &(buffers + 1).to_string())
+        .replace("$DECLARE", &decode::declare(format, 0))
+        .replace("$STORE", &store)
+}
+
+fn append(int8: bool) -> String {
+    let (scales, store) = match int8 {
+        false => ("", include_str!("kernel/append_f16.wgsl")),
+        true => (
+            "@group(0) @binding(3) var<storage, read_write> cache_scales: array<f32>;",
+            include_str!("kernel/append_int8.wgsl"),
+        ),
+    };
+    include_str!("kernel/append.wgsl").replace("$SCALES", scales).replace("$STORE", store)
+}

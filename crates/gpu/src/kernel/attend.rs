@@ -1,0 +1,136 @@
+//! WGSL of attention, for each kind and number format of a cache.
+
+use super::Access;
+
+/// One compiled form of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Attend {
+    /// The cache has compressed vectors and rotated parts, else keys and values.
+    pub latent: bool,
+    /// The cache has bytes with scales, else f16.
+    pub int8: bool,
+}
+
+/// Widest key, and widest value.
+pub(crate) const MAX_KEY: usize = 1024;
+pub(crate) const MAX_VALUE: usize = 512;
+
+const THREADS: usize = 128;
+
+impl Attend {
+    pub fn bindings(self) -> Vec<Access> {
+        let mut all = vec![Access::Read; 7];
+        all.push(Access::Write);
+        if self.int8 {
+            all.extend([Access::Read; 2]);
+        }
+        all
+    }
+
+    /// Numbers of a word of the cache.
+    fn per_word(self) -> usize {
+        if self.int8 { 4 } else { 2 }
+    }
+
+    /// Words of a value that a thread has.
+    fn words_of_thread(self) -> usize {
+        MAX_VALUE / self.per_word() / THREADS
+    }
+
+    fn kind(self) -> &'static str {
+        if self.int8 { "vec4<f32>" } else { "vec2<f32>" }
+    }
+
+    fn unpack(self, word: &str) -> String {
+        if self.int8 { format!("vec4<f32>(unpack4xI8({word}))") } else { format!("unpack2x16float({word})") }
+    }
+
+    pub fn source(self) -> String {
+        let text = include_str!("attend.wgsl");
+        let text = text.replace("$SCALES", if self.int8 { SCALES } else { "" });
+        let text = text.replace("$QUERY", if self.latent { QUERY_LATENT } else { QUERY });
+        let words = 0..self.words_of_thread();
+        let each = |line: &dyn Fn(usize) -> String| words.clone().map(line).collect::<String>();
+        let text = text.replace("$ZERO", &each(&|j| format!("var acc{j} = {}();\n", self.kind())));
+        let text = text.replace("$SHRINK", &each(&|j| format!("acc{j} = acc{j} * shrink;\n")));
+        let text = text.replace("$SCORE", &self.score());
+        let text = text.replace("$VALUE", &self.value());
+        let store = |place: &str, value: &str| {
+            each(&|j| {
+                (0..self.per_word())
+                    .map(|c| {
+                        let d = format!("(thread + {}u) * {}u + {c}u", j * THREADS, self.per_word());
+                        let value = value.replace("ACC", &format!("acc{j}[{c}u]"));
+                        format!("if ({d} < args.out_dim) {{ out[{place} + {d}] = {value}; }}\n")
+                    })
+                    .collect()
+            })
+        };
+        let text = text.replace("$PARTIAL", &store("at + 2u", "ACC"));
+        text.replace("$OUT", &store("at", "fma(ACC, factor, 0.0) / sum"))
+    }
+
+    /// A quarter of a token's score, to `partial`.
+    fn score(self) -> String {
+        let mut text = "var score = 0.0;\n".to_owned();
+        let parts: &[[&str; 4]] = match self.latent {
+            true => &[
+                ["first", "args.first_words", "0u", "first_scales"],
+                ["second", "args.second_words", "padded", "second_scales"],
+            ],
+            false => &[["first", "args.first_words", "0u", "first_scales"]],
+        };
+        for [buffer, words, from, scales] in parts {
+            let per = self.per_word();
+            let value = self.unpack(&format!("{buffer}[token * {words} + i]"));
+            let components: Vec<_> = (0..per).map(|c| format!("query[at + {c}u]")).collect();
+            let kind = self.kind();
+            text += &format!(
+                "{{ var sum = 0.0;
+for (var i = thread % 4u; i < {words}; i += 4u) {{
+    let at = {from} + i * {per}u;
+    sum += dot({value}, {kind}({}));
+}}
+",
+                components.join(", ")
+            );
+            let scale = if self.int8 { format!(" * {scales}[token]") } else { String::new() };
+            text += &format!("score += sum{scale}; }}\n");
+        }
+        text + "partial[thread] = score;\n"
+    }
+
+    /// Adds a token's value.
+    fn value(self) -> String {
+        let (buffer, words, scales) = match self.latent {
+            true => ("first", "args.first_words", "first_scales"),
+            false => ("second", "args.second_words", "second_scales"),
+        };
+        let scale = if self.int8 { format!(" * {scales}[vector + t]") } else { String::new() };
+        let mut text = format!("let weight = weights[t]{scale};\n");
+        for j in 0..self.words_of_thread() {
+            let i = format!("(thread + {}u)", j * THREADS);
+            let value = self.unpack(&format!("{buffer}[(vector + t) * {words} + {i}]"));
+            let kind = self.kind();
+            text += &format!("if ({i} < {words}) {{ acc{j} = fma({kind}(weight), {value}, acc{j}); }}\n");
+        }
+        text
+    }
+}
+
+const SCALES: &str = "
+@group(0) @binding(8) var<storage, read> first_scales: array<f32>;
+@group(0) @binding(9) var<storage, read> second_scales: array<f32>;
+";
+
+const QUERY: &str = "
+    let source = row * args.q_stride + args.q_first + head * args.q_head_stride;
+    for (var i = thread; i < args.first_dim; i += 128u) { query[i] = queries[source + i]; }
+";
+
+const QUERY_LATENT: &str = "
+    let absorbed_from = row * args.absorbed_stride + head * args.first_dim;
+    for (var i = thread; i < args.first_dim; i += 128u) { query[i] = absorbed[absorbed_from + i]; }
+    let source = row * args.q_stride + args.q_first + head * args.q_head_stride;
+    for (var i = thread; i < args.second_dim; i += 128u) { query[padded + i] = queries[source + i]; }
+";

@@ -1,0 +1,35 @@
+//! The GPU backend: [`thunder_compute::Backend`] on `wgpu`, with kernels in WGSL, for Vulkan and
+//! Metal.
+//!
+//! A step's operations are recorded and submitted where the host needs their results. Before a
+//! kernel form is used it is run on small data and compared with the CPU's reference, so a form
+//! that a driver computes wrongly is refused and not used.
+//!
+//! Without a Vulkan loader or a driver there is simply no device:
+//!
+//! ```
+//! for found in thunder_gpu::devices() {
+//!     println!("gpu:{} {}", found.info.number, found.info.name);
+//! }
+//! ```
+
+mod adapter;
+mod backend;
+mod buffer;
+mod caches;
+mod device;
+mod format;
+mod kernel;
+mod matrix;
+mod memory;
+mod operations;
+mod proof;
+#[cfg(test)]
+mod tests;
+
+pub use adapter::{ChoiceError, DeviceInfo, Found, devices, numbered, real};
+pub use backend::{GpuBackend, GpuConfig};
+pub use buffer::{Buffer, Vector};
+pub use caches::Caches;
+pub use matrix::Matrix;
+pub use operations::experts::Experts;

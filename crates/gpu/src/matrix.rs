@@ -1,0 +1,160 @@
+//! Weights in the device's memory.
+
+mod pack;
+
+use std::ops::Range;
+
+use thunder_compute::{ComputeError, Encoding, MatrixSource, PackedFormat};
+
+use crate::buffer::{BLOCK_COLUMNS, Memory};
+use crate::device::Device;
+use crate::format::{Elements, Format, Scales};
+use pack::Packed;
+
+/// Bytes that are packed at a time, and then uploaded.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// Packed matrices that share their input, `[Σ rows, cols]`.
+#[derive(Debug)]
+pub struct Matrix {
+    pub(crate) rows: usize,
+    /// Blocks of 32 columns of a row.
+    pub(crate) blocks: usize,
+    pub(crate) chunks: Vec<Chunk>,
+    /// One for each row, if any part has a bias.
+    pub(crate) bias: Option<Memory>,
+    pub(crate) bytes: usize,
+}
+
+/// Consecutive rows with one format, in buffers that can be bound.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub format: Format,
+    /// Its rows in the matrix.
+    pub rows: Range<usize>,
+    /// A block's group is `block >> shift`.
+    pub shift: u32,
+    /// Elements, then scales if the format has them: what [`crate::kernel`] binds, in its order.
+    pub buffers: Vec<Memory>,
+}
+
+impl Matrix {
+    /// Packs `parts` on all cores and uploads them piece by piece.
+    pub(crate) fn pack(parts: &[MatrixSource<'_>], device: &mut Device) -> Result<Self, ComputeError> {
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let blocks = parts.iter().map(|part| part.cols).max().unwrap_or(0).div_ceil(BLOCK_COLUMNS);
+        let mut chunks = Vec::new();
+        let mut first = 0;
+        for run in runs(parts, device.max_binding_bytes as usize) {
+            let rows = run.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+            chunks.push(pack_chunk(&run, first, device)?);
+            first += rows;
+        }
+        let bias = pack_bias(parts, rows, device)?;
+        let buffers = chunks.iter().flat_map(|chunk| &chunk.buffers).chain(&bias);
+        let bytes = buffers.map(|memory| memory.bytes() as usize).sum();
+        Ok(Self { rows, blocks, chunks, bias, bytes })
+    }
+}
+
+/// A part and some of its rows.
+type Piece<'a, 's> = (&'a MatrixSource<'s>, Range<usize>);
+
+/// Divides parts into runs of rows that have one format and can be bound as one buffer each.
+fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a, 's>>> {
+    let mut runs: Vec<Vec<Piece<'_, '_>>> = Vec::new();
+    for part in parts.iter().filter(|part| part.rows > 0) {
+        let row_bytes = part.cols.div_ceil(BLOCK_COLUMNS) * block_bytes(part.encoding);
+        let most = (limit / row_bytes.max(1)).max(1);
+        let mut start = 0;
+        while start < part.rows {
+            let mut open = None;
+            if let Some(run) = runs.last_mut() {
+                let taken = run.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+                let alike = run[0].0.encoding.packed() == part.encoding.packed();
+                if alike && taken < most {
+                    open = Some((run, most - taken));
+                }
+            }
+            let free = open.as_ref().map_or(most, |(_, free)| *free);
+            let piece = (part, start..part.rows.min(start + free));
+            start = piece.1.end;
+            match open {
+                Some((run, _)) => run.push(piece),
+                None => runs.push(vec![piece]),
+            }
+        }
+    }
+    runs
+}
+
+/// Bytes of a block in the largest buffer of an encoding.
+fn block_bytes(encoding: Encoding) -> usize {
+    match encoding.packed() {
+        PackedFormat::Float(float) => BLOCK_COLUMNS * float.bytes(),
+        PackedFormat::Affine { bits, group } => {
+            let scales = BLOCK_COLUMNS.div_ceil(group) * 8;
+            (bits as usize * 4).max(scales)
+        }
+    }
+}
+
+fn pack_bias(
+    parts: &[MatrixSource<'_>],
+    rows: usize,
+    device: &mut Device,
+) -> Result<Option<Memory>, ComputeError> {
+    if parts.iter().all(|part| part.bias.is_none()) || rows == 0 {
+        return Ok(None);
+    }
+    let mut words = Vec::with_capacity(rows);
+    for part in parts {
+        match &part.bias {
+            Some(bias) => words.extend(bias.iter().map(|x| x.to_bits())),
+            None => words.resize(words.len() + part.rows, 0),
+        }
+    }
+    device.filled(&words, "a bias").map(Some)
+}
+
+/// Packs a run of [`runs`], whose first row is row `first` of the matrix.
+fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Result<Chunk, ComputeError> {
+    let (encoding, cols) = (run[0].0.encoding, run[0].0.cols);
+    let (elements, halves, shift) = match encoding.packed() {
+        PackedFormat::Float(float) => (Elements::Float(float), false, 0),
+        PackedFormat::Affine { bits, group } => {
+            (Elements::Levels(bits), group < BLOCK_COLUMNS, (group / BLOCK_COLUMNS).max(1).ilog2())
+        }
+    };
+    // How scales are kept is known once all are read.
+    let scales = if matches!(elements, Elements::Float(_)) { Scales::None } else { Scales::F32 };
+    let mut format = Format { elements, scales, halves };
+    let words = format.words();
+    let (rows, blocks) =
+        (run.iter().map(|(_, rows)| rows.len()).sum::<usize>(), cols.div_ceil(BLOCK_COLUMNS));
+    let mut buffers = Vec::new();
+    for words in &words {
+        buffers.push(device.memory(rows * blocks * words * 4, "weights")?);
+    }
+    let row_bytes = blocks * words.iter().sum::<usize>() * 4;
+    let step = (PIECE_BYTES / row_bytes.max(1)).max(1);
+    let (mut all_scales, mut done) = (Vec::new(), 0);
+    for (part, mine) in run {
+        for start in mine.clone().step_by(step) {
+            let rows = start..mine.end.min(start + step);
+            let count = rows.len();
+            let Packed { planes, scales } = pack::rows(part, rows, format);
+            for ((plane, memory), words) in planes.iter().zip(&buffers).zip(&words) {
+                device.upload(memory, done * blocks * words, plane)?;
+            }
+            all_scales.extend(scales);
+            done += count;
+        }
+    }
+    if format.has_scales() {
+        let (scales, words) = pack::scales(&all_scales);
+        format.scales = scales;
+        buffers.push(device.filled(&words, "scales of weights")?);
+    }
+    Ok(Chunk { format, rows: first..first + rows, shift, buffers })
+}

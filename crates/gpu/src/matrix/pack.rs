@@ -1,0 +1,180 @@
+//! From rows of a file to the words of a [`Format`], on all cores.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use thunder_compute::{GroupScale, MatrixSource, PackedFormat};
+
+use crate::buffer::BLOCK_COLUMNS;
+use crate::format::{Elements, Format, Scales};
+
+/// Some rows of a matrix.
+#[derive(Debug, Default)]
+pub(super) struct Packed {
+    /// `[rows][blocks][words]` for each buffer of elements.
+    pub planes: Vec<Vec<u32>>,
+    /// `[rows][groups]`.
+    pub scales: Vec<GroupScale>,
+}
+
+/// Packs rows `rows` of `source`.
+pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
+    let share = rows.len().div_ceil(threads);
+    let stored = |rows: &Range<usize>| source.row_order.stored_range(rows);
+    let numbers = || [&source.scales, &source.offsets].into_iter().flatten();
+    if let Some(pages) = source.pages {
+        numbers().for_each(|part| pages.need(part.span(stored(&rows))));
+        pages.need(source.weight.span(stored(&rows)));
+    }
+    let parts: Vec<Packed> = std::thread::scope(|scope| {
+        let start = |first: usize| {
+            let mine = first..rows.end.min(first + share);
+            scope.spawn(move || some_rows(source, mine, format))
+        };
+        let threads: Vec<_> = rows.clone().step_by(share).map(start).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Packed>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    if let Some(pages) = source.pages {
+        pages.release(source.weight.span(stored(&rows)));
+        numbers().for_each(|part| pages.release(part.span(stored(&rows))));
+    }
+    let mut all = Packed { planes: vec![Vec::new(); format.words().len()], scales: Vec::new() };
+    for part in parts {
+        for (all, plane) in all.planes.iter_mut().zip(part.planes) {
+            all.extend(plane);
+        }
+        all.scales.extend(part.scales);
+    }
+    all
+}
+
+fn some_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
+    match format.elements {
+        Elements::Float(_) => float_rows(source, rows, format),
+        Elements::Levels(bits) => level_rows(source, rows, format, bits),
+    }
+}
+
+fn float_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
+    let row_words = source.cols.div_ceil(BLOCK_COLUMNS) * format.words()[0];
+    let mut words = Vec::with_capacity(rows.len() * row_words);
+    for row in rows {
+        let bytes = source.weight.row(source.stored_row(row));
+        let (whole, rest) = bytes.as_chunks::<4>();
+        let end = words.len() + row_words;
+        words.extend(whole.iter().map(|word| u32::from_le_bytes(*word)));
+        if let &[low, high] = rest {
+            words.push(u32::from(u16::from_le_bytes([low, high])));
+        }
+        words.resize(end, 0);
+    }
+    Packed { planes: vec![words], scales: Vec::new() }
+}
+
+fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bits: u32) -> Packed {
+    let (PackedFormat::Affine { group, .. }, Some(mut reader)) = (source.encoding.packed(), source.groups())
+    else {
+        unreachable!("levels come in groups")
+    };
+    let blocks = source.cols.div_ceil(BLOCK_COLUMNS);
+    let mut levels = vec![0u8; blocks * BLOCK_COLUMNS];
+    let groups = source.cols / group;
+    let padded_groups = (blocks * BLOCK_COLUMNS).div_ceil(group);
+    let mut scales = vec![GroupScale::default(); padded_groups];
+    let mut packed = Packed {
+        planes: format.words().iter().map(|words| Vec::with_capacity(rows.len() * blocks * words)).collect(),
+        scales: Vec::with_capacity(rows.len() * padded_groups),
+    };
+    for row in rows {
+        reader.row(source.stored_row(row), &mut levels[..source.cols], &mut scales[..groups]);
+        packed.scales.extend_from_slice(&scales);
+        for block in levels.as_chunks::<BLOCK_COLUMNS>().0 {
+            pack_block(block, bits, format.planes(), &mut packed.planes);
+        }
+    }
+    packed
+}
+
+/// The words of a block; [`crate::format`] has the layout.
+fn pack_block(levels: &[u8; BLOCK_COLUMNS], bits: u32, planes: &[u32], out: &mut [Vec<u32>]) {
+    // Signed bytes, 128 below the levels.
+    let flip = if bits == 8 { 0x8080_8080 } else { 0 };
+    let mut quads = [0u32; BLOCK_COLUMNS / 4];
+    for (quad, levels) in quads.iter_mut().zip(levels.as_chunks::<4>().0) {
+        *quad = u32::from_le_bytes(*levels) ^ flip;
+    }
+    let mut below = 0;
+    for (&plane, out) in planes.iter().zip(out) {
+        let mask = 0x0101_0101 * ((1u32 << plane) - 1);
+        for quads in quads.chunks_exact(8 / plane as usize) {
+            let bits_of = |(s, quad): (usize, &u32)| ((quad >> below) & mask) << (plane * s as u32);
+            out.push(quads.iter().enumerate().map(bits_of).fold(0, |word, bits| word | bits));
+        }
+        below += plane;
+    }
+}
+
+/// Scales and offsets in half of the memory if no number changes, else as f32.
+pub(super) fn scales(all: &[GroupScale]) -> (Scales, Vec<u32>) {
+    let exact = |round: fn(f32) -> f32| {
+        all.iter().all(|s| [s.scale, s.offset].iter().all(|x| round(*x).to_bits() == x.to_bits()))
+    };
+    let halves = |bits: fn(f32) -> u16| {
+        all.iter().map(|s| u32::from(bits(s.scale)) | (u32::from(bits(s.offset)) << 16)).collect()
+    };
+    if exact(|x| bf16::from_f32(x).to_f32()) {
+        return (Scales::BF16, halves(|x| bf16::from_f32(x).to_bits()));
+    }
+    if exact(|x| f16::from_f32(x).to_f32()) {
+        return (Scales::F16, halves(|x| f16::from_f32(x).to_bits()));
+    }
+    (Scales::F32, all.iter().flat_map(|s| [s.scale.to_bits(), s.offset.to_bits()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The level that the kernels read: `kernel/decode.rs` by its definition.
+    fn unpacked(planes: &[u32], packed: &[Vec<u32>], column: usize) -> u8 {
+        let (quad, byte) = (column / 4, column % 4);
+        let (mut level, mut below) = (0, 0);
+        for (&bits, words) in planes.iter().zip(packed) {
+            let per = 8 / bits as usize;
+            let word = words[quad / per] >> (bits as usize * (quad % per));
+            level |= (word.to_le_bytes()[byte] & ((1u32 << bits) - 1) as u8) << below;
+            below += bits;
+        }
+        level
+    }
+
+    #[test]
+    fn every_level_of_every_width_comes_back() {
+        let mut random = thunder_testing::Random::new(5);
+        for bits in [2, 3, 4, 5, 6, 8] {
+            let format = Format { elements: Elements::Levels(bits), scales: Scales::F32, halves: false };
+            let levels: [u8; 32] = std::array::from_fn(|_| random.below(1 << bits) as u8);
+            let mut packed = vec![Vec::new(); format.planes().len()];
+            pack_block(&levels, bits, format.planes(), &mut packed);
+            let words: Vec<usize> = packed.iter().map(Vec::len).collect();
+            assert_eq!(words, format.words(), "{bits} bits");
+            for (column, &level) in levels.iter().enumerate() {
+                let expected = if bits == 8 { level ^ 0x80 } else { level };
+                assert_eq!(unpacked(format.planes(), &packed, column), expected, "{bits} bits, {column}");
+            }
+        }
+    }
+
+    #[test]
+    fn scales_take_16_bits_only_if_none_changes() {
+        let group = |scale, offset| GroupScale { scale, offset };
+        assert_eq!(scales(&[group(0.5, -4.0)]), (Scales::BF16, vec![0xc080_3f00]));
+        let of_f16 = f16::from_bits(0x1234).to_f32();
+        assert_eq!(scales(&[group(of_f16, -4.0)]).0, Scales::F16);
+        assert_eq!(scales(&[group(0.1, -4.0), group(0.5, 1.0)]).0, Scales::F32);
+    }
+}

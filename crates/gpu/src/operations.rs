@@ -1,0 +1,369 @@
+//! The operations of [`Backend`], each in a file of its kind.
+
+mod attention;
+pub(crate) mod experts;
+pub(crate) mod products;
+mod recurrence;
+mod rows;
+
+use std::ops::Range;
+
+use thunder_collectives::{Group, Op, Stats};
+use thunder_compute::{
+    Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
+    LatentSpec, LinearInput, MatrixSource, Norm, Overlap, Rope, RouterSpec, Step,
+};
+
+use crate::backend::GpuBackend;
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
+use crate::caches::Caches;
+use crate::matrix::Matrix;
+use experts::Experts;
+
+type Outcome = Result<(), ComputeError>;
+
+/// Rows of a step's first part are a multiple of this, as in the CPU's backend: ranks of one group
+/// must cut alike.
+const PART_ROWS: usize = 32;
+
+/// An activation as the kernels' arguments: its number, alpha and limit.
+fn activation_arguments(activation: Activation) -> [u32; 3] {
+    match activation {
+        Activation::Silu => [0, 0, 0],
+        Activation::Gelu => [1, 0, 0],
+        Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
+    }
+}
+
+impl Backend for GpuBackend {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Buffer = Buffer;
+    type Caches = Caches;
+    type Experts = Experts;
+
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
+        let matrix = Matrix::pack(parts, &mut self.device)?;
+        self.prove_matrix(parts, &matrix)?;
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector, ComputeError> {
+        let mut words: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+        words.resize(words.len().next_multiple_of(BLOCK_COLUMNS), 0);
+        let memory = self.device.filled(&words, "a vector of weights")?;
+        Ok(Vector { memory, len: values.len() })
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        let memory = self.device.memory(Buffer::bytes_of(rows, width), "activations")?;
+        Ok(Buffer::new(memory, rows, width))
+    }
+
+    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
+        self.prove_caches(shape)?;
+        Caches::new(shape, &mut self.device)
+    }
+
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Matrix>>,
+        activation: Activation,
+    ) -> Result<Experts, ComputeError> {
+        let experts = Experts::new(experts, activation, &mut self.device)?;
+        self.prove_experts(&experts)?;
+        Ok(experts)
+    }
+
+    fn matrix_bytes(matrix: &Matrix) -> usize {
+        matrix.bytes
+    }
+
+    fn scratch(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        self.spare(rows, width)
+    }
+
+    fn give_back(&mut self, scratch: Buffer) {
+        self.spares.push(scratch);
+    }
+
+    fn extent(&self, x: &Buffer) -> (usize, usize) {
+        (x.rows, x.width)
+    }
+
+    fn read(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
+        assert!(rows.end <= x.rows, "rows {rows:?} of {}", x.rows);
+        self.read_rows(x, rows, out)
+    }
+
+    fn write(&mut self, values: &[f32], x: &mut Buffer) -> Outcome {
+        let rows = values.len() / x.width;
+        x.shape(rows)?;
+        self.write_rows(x, 0, values)
+    }
+
+    fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Outcome {
+        self.group.tune()?;
+        // CPU ranks sum up here what a step in two parts costs each rank. A GPU waits for its sums,
+        // so parts gain nothing.
+        let mut cost = [f64::INFINITY];
+        Ok(self.group.all_reduce(&mut cost, Op::Max)?)
+    }
+
+    fn take_reduction_stats(&mut self) -> Stats {
+        self.group.reset_stats()
+    }
+
+    fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
+        self.begin_step(step, ropes)?;
+        let all = step.rows();
+        let has_parts =
+            self.config.overlap == Overlap::Always && self.group.size() > 1 && step.generated() < all;
+        let cut = if has_parts { (all / 2).next_multiple_of(PART_ROWS).min(all) } else { all };
+        Ok([0..cut, cut..all])
+    }
+
+    fn embed(&mut self, table: &Matrix, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) -> Outcome {
+        self.embed_rows(table, ids, first, scale, out)
+    }
+
+    fn rms_norm(&mut self, x: &Buffer, rows: Range<usize>, norm: &Norm<Vector>, out: &mut Buffer) -> Outcome {
+        self.norm_rows(x, rows, (&norm.weight, norm.eps), out)
+    }
+
+    fn product(&mut self, x: &Buffer, rows: Range<usize>, w: &Matrix, out: &mut Buffer) -> Outcome {
+        self.multiply(LinearInput::Plain(x), rows, w, out, false)
+    }
+
+    fn gate(
+        &mut self,
+        gate_up: &Buffer,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.gate_rows(gate_up, rows, activation, out)
+    }
+
+    fn route(
+        &mut self,
+        spec: &RouterSpec<Vector>,
+        logits: &Buffer,
+        rows: Range<usize>,
+        choices: &mut Buffer,
+    ) -> Outcome {
+        self.route_rows(spec, logits, rows, choices)
+    }
+
+    fn expert_sum(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        choices: &Buffer,
+        experts: &Experts,
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(x.rows)?;
+        self.sum_experts((x, rows), choices, experts, out, false)
+    }
+
+    fn add(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {
+        self.add_rows(x, rows, to)
+    }
+
+    fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        if self.group.size() == 1 {
+            return Ok(());
+        }
+        let mut values = vec![0.0; rows.len() * x.width];
+        self.read_rows(x, rows.clone(), &mut values)?;
+        self.group.all_reduce(&mut values, Op::Sum)?;
+        self.write_rows(x, rows.start, &values)
+    }
+
+    fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {
+        self.pick_rows(x, rows, out)
+    }
+
+    fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
+        self.find_largest(x, largest)
+    }
+
+    fn prepare_heads(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Buffer,
+    ) -> Outcome {
+        self.prepare_heads_of(spec, rows, qkv)
+    }
+
+    fn append(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        self.append_heads(spec, rows, qkv, (caches, cache))
+    }
+
+    fn attend(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.attend_heads(spec, rows, qkv, (caches, cache), out)
+    }
+
+    fn prepare_latent(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        queries: &mut Buffer,
+        latent: &mut Buffer,
+    ) -> Outcome {
+        self.prepare_latent_of(spec, rows, queries, latent)
+    }
+
+    fn append_latent(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        latent: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        let (_, first, second) = caches.tokens(cache);
+        self.append_vectors(rows.clone(), (latent, 0), 1, first)?;
+        self.append_vectors(rows, (latent, spec.rank), 1, second)
+    }
+
+    fn attend_latent(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        absorbed: &Buffer,
+        queries: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.attend_compressed(spec, rows, [absorbed, queries], (caches, cache), out)
+    }
+
+    fn head_products(
+        &mut self,
+        x: &Buffer,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Matrix],
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.multiply_heads(x, stride, rows, w, out)
+    }
+
+    fn short_conv(
+        &mut self,
+        spec: &DeltaSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        x: &mut Buffer,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        self.convolve(spec, rows, x, caches.states(cache))
+    }
+
+    fn delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.apply_delta_rule(spec, rows, inputs, caches.states(cache), out)
+    }
+
+    fn norm_gated(
+        &mut self,
+        spec: &DeltaSpec<Vector>,
+        z: &Buffer,
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.norm_gated_rows(spec, z, rows, x)
+    }
+
+    fn copy_slot(&mut self, caches: &mut Caches, from: usize, to: usize) -> Outcome {
+        self.copy_states(caches, from, to)
+    }
+
+    fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Matrix, out: &mut Buffer) -> Outcome {
+        self.multiply(x, rows, w, out, false)
+    }
+
+    fn linear_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        gate_up: &Matrix,
+        (activation, _next): (Activation, &Matrix),
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.multiply_gated(x, rows, gate_up, activation, out)
+    }
+
+    fn linear_reduce_add(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Matrix,
+        residual: &mut Buffer,
+    ) -> Outcome {
+        if self.group.size() == 1 {
+            return self.multiply(x, rows, w, residual, true);
+        }
+        let mut partial = self.spare(residual.capacity(), residual.width)?;
+        self.multiply(x, rows.clone(), w, &mut partial, false)?;
+        self.all_reduce(&mut partial, rows.clone())?;
+        self.add_rows(&partial, rows, residual)?;
+        self.spares.push(partial);
+        Ok(())
+    }
+
+    fn experts_reduce_add(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        choices: &Buffer,
+        experts: &Experts,
+        residual: &mut Buffer,
+    ) -> Outcome {
+        if self.group.size() == 1 {
+            return self.sum_experts((x, rows), choices, experts, residual, true);
+        }
+        let mut partial = self.spare(residual.capacity(), residual.width)?;
+        partial.shape(x.rows)?;
+        self.sum_experts((x, rows.clone()), choices, experts, &mut partial, false)?;
+        self.all_reduce(&mut partial, rows.clone())?;
+        self.add_rows(&partial, rows, residual)?;
+        self.spares.push(partial);
+        Ok(())
+    }
+}

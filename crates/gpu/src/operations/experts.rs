@@ -1,0 +1,277 @@
+//! Experts: their weights side by side, and the sums over those that rows choose.
+
+use std::ops::Range;
+
+use thunder_compute::{Activation, ComputeError, Expert, Float, RouterSpec, Scores, SharedExpert};
+
+use super::Outcome;
+use super::products::{ProductArguments, floats};
+use super::rows::fits;
+use crate::backend::GpuBackend;
+use crate::buffer::{Buffer, Memory, Vector};
+use crate::device::Device;
+use crate::format::{Elements, Format, Scales};
+use crate::kernel::{Kernel, OUTPUTS_PER_GROUP, Role};
+use crate::matrix::{Chunk, Matrix};
+use crate::proof::Weights;
+
+/// Routed experts, chosen ones and groups that the router's kernel has room for.
+const MAX_EXPERTS: usize = 1024;
+const MAX_CHOSEN: usize = 64;
+const MAX_GROUPS: usize = 256;
+
+/// The experts of one layer.
+#[derive(Debug)]
+pub struct Experts {
+    /// Gates and ups, then the products back: sets of experts in ascending order.
+    pub(crate) up: Vec<Set>,
+    pub(crate) down: Vec<Set>,
+    activation: Activation,
+    /// Channels of the largest expert.
+    channels: usize,
+    /// Blocks of a row of gates and ups.
+    blocks: usize,
+    /// Biases of `down`, `[experts][width]`.
+    down_bias: Option<(Memory, usize)>,
+}
+
+/// Experts of one format whose weights can be bound together. The other experts are absent from its
+/// table.
+#[derive(Debug)]
+pub(crate) struct Set {
+    pub chunk: Chunk,
+    /// Rows and a row's blocks of the first expert that has weights.
+    pub rows: usize,
+    pub blocks: usize,
+    bias: Option<Memory>,
+    /// Of each expert: first block, then for gates and ups the channels, the first bias; for the
+    /// products back the blocks of a row, 1 if the expert is in this set.
+    table: Memory,
+}
+
+impl Set {
+    fn weights(&self) -> Weights<'_> {
+        Weights { chunk: &self.chunk, blocks: self.blocks }
+    }
+}
+
+/// One of an expert's matrices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Up,
+    Down,
+}
+
+impl Experts {
+    /// Copies the experts' weights side by side.
+    pub(crate) fn new(
+        experts: Vec<Expert<Matrix>>,
+        activation: Activation,
+        device: &mut Device,
+    ) -> Result<Self, ComputeError> {
+        let channels = experts.iter().map(|expert| expert.gate_up.rows / 2).max().unwrap_or(0);
+        let blocks = experts.iter().map(|expert| expert.gate_up.blocks).max().unwrap_or(0);
+        let width = experts.iter().map(|e| e.down_bias.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
+        let mut biases = vec![0; width * experts.len()];
+        for (expert, biases) in experts.iter().zip(biases.chunks_mut(width.max(1))) {
+            for (bias, value) in biases.iter_mut().zip(expert.down_bias.iter().flatten()) {
+                *bias = value.to_bits();
+            }
+        }
+        let down_bias = match width {
+            0 => None,
+            _ => Some((device.filled(&biases, "biases of experts")?, width)),
+        };
+        let (up, down): (Vec<_>, Vec<_>) = experts.into_iter().map(|e| (e.gate_up, e.down)).unzip();
+        let up = sets(&up, Side::Up, device)?;
+        let down = sets(&down, Side::Down, device)?;
+        // The experts' own buffers can go.
+        device.submit()?;
+        device.wait()?;
+        device.forget_bindings();
+        Ok(Self { up, down, activation, channels, blocks, down_bias })
+    }
+}
+
+/// Divides matrices into sets, in their order.
+fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>, ComputeError> {
+    let limit = device.max_binding_bytes;
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, matrix) in matrices.iter().enumerate() {
+        fits(
+            "the number of formats in an expert's matrix",
+            matrix.chunks.len(),
+            1,
+            "gate and up in one format",
+        )?;
+        let alike = |group: &Vec<usize>| {
+            let mut chunks = group.iter().filter_map(|other| matrices[*other].chunks.first());
+            let Some(mine) = matrix.chunks.first() else { return true };
+            let same = chunks
+                .clone()
+                .next()
+                .is_none_or(|other| other.format == mine.format && other.shift == mine.shift);
+            let largest = |chunk: &Chunk| chunk.buffers.iter().map(Memory::bytes).max().unwrap_or(0);
+            let taken: u64 = chunks.by_ref().map(largest).sum();
+            same && taken + largest(mine) <= limit
+        };
+        match groups.last_mut() {
+            Some(group) if alike(group) => group.push(index),
+            _ => groups.push(vec![index]),
+        }
+    }
+    groups.iter().map(|members| set(matrices, members, side, device)).collect()
+}
+
+/// Copies the matrices of `members` into one chunk.
+fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) -> Result<Set, ComputeError> {
+    let chunks = || members.iter().filter_map(|index| matrices[*index].chunks.first());
+    // Experts without any weights here still have biases, and sums of nothing.
+    let empty = Format { elements: Elements::Float(Float::F32), scales: Scales::None, halves: false };
+    let (format, shift) = chunks().next().map_or((empty, 0), |chunk| (chunk.format, chunk.shift));
+    let count = format.words().len() + usize::from(format.has_scales());
+    let mut buffers = Vec::with_capacity(count);
+    for index in 0..count {
+        let bytes: u64 = chunks().map(|chunk| chunk.buffers[index].bytes()).sum();
+        buffers.push(device.memory(bytes as usize, "weights of experts")?);
+    }
+    let rows = members.iter().map(|index| matrices[*index].rows).sum();
+    let is_biased = members.iter().any(|index| matrices[*index].bias.is_some());
+    let bias = if is_biased { Some(device.memory(rows * 4, "biases of experts")?) } else { None };
+    let (mut blocks, mut first_bias) = (0, 0);
+    let mut table = vec![0; 4 * matrices.len()];
+    for &index in members {
+        let matrix = &matrices[index];
+        let entry = match side {
+            Side::Up => [blocks, matrix.rows / 2, first_bias, 1],
+            Side::Down => [blocks, matrix.blocks, 1, 0],
+        };
+        table[4 * index..4 * index + 4].copy_from_slice(&entry.map(|number| number as u32));
+        if let (Some(from), Some(to)) = (&matrix.bias, &bias) {
+            device.copy((from, 0), (to, first_bias), matrix.rows)?;
+        }
+        first_bias += matrix.rows;
+        let Some(chunk) = matrix.chunks.first() else { continue };
+        let of_matrix = matrix.rows * matrix.blocks;
+        copy_chunk(chunk, of_matrix, (&buffers, blocks), device)?;
+        blocks += of_matrix;
+    }
+    let table = device.filled(&table, "a table of experts")?;
+    let first = members.iter().map(|index| &matrices[*index]).find(|matrix| !matrix.chunks.is_empty());
+    let (first_rows, first_blocks) = first.map_or((0, 0), |matrix| (matrix.rows, matrix.blocks));
+    let chunk = Chunk { format, rows: 0..rows, shift, buffers };
+    Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table })
+}
+
+/// Copies `count` blocks of a chunk behind the first `before` blocks of `to`.
+fn copy_chunk(chunk: &Chunk, count: usize, (to, before): (&[Memory], usize), device: &mut Device) -> Outcome {
+    let format = chunk.format;
+    let mut words = format.words();
+    let groups = |blocks: usize| if format.halves { blocks * 2 } else { blocks >> chunk.shift };
+    for (words, (from, to)) in words.drain(..).zip(chunk.buffers.iter().zip(to)) {
+        device.copy((from, 0), (to, before * words), count * words)?;
+    }
+    if let (true, Some(from), Some(to)) = (format.has_scales(), chunk.buffers.last(), to.last()) {
+        let words = format.scale_words();
+        device.copy((from, 0), (to, groups(before) * words), groups(count) * words)?;
+    }
+    Ok(())
+}
+
+impl GpuBackend {
+    pub(super) fn route_rows(
+        &mut self,
+        spec: &RouterSpec<Vector>,
+        logits: &Buffer,
+        rows: Range<usize>,
+        choices: &mut Buffer,
+    ) -> Outcome {
+        choices.shape(logits.rows)?;
+        fits("the number of experts", spec.experts, MAX_EXPERTS, "at most 1024")?;
+        fits("the number of experts of a token", spec.chosen, MAX_CHOSEN, "at most 64")?;
+        let (groups, of_groups, best) = spec.groups.map_or((0, 0, 0), |g| (g.count, g.chosen, g.best));
+        fits("the number of groups of experts", groups, MAX_GROUPS, "at most 256")?;
+        let shared = match spec.shared {
+            SharedExpert::None => 0,
+            SharedExpert::Plain => 1,
+            SharedExpert::Gated => 2,
+        };
+        let arguments = [
+            rows.start as u32,
+            logits.stride() as u32,
+            choices.stride() as u32,
+            spec.experts as u32,
+            spec.chosen as u32,
+            u32::from(spec.scores == Scores::Sigmoid),
+            u32::from(spec.correction.is_some()),
+            groups as u32,
+            of_groups as u32,
+            best as u32,
+            u32::from(spec.renormalise),
+            shared,
+            spec.scale.to_bits(),
+        ];
+        let correction = spec.correction.as_ref().map_or(&self.nothing, |correction| &correction.memory);
+        let buffers = [correction, &logits.memory, &choices.memory];
+        self.device.dispatch(&Kernel::Route, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    /// The weighted sums over the rows' experts, to `out` or added to it.
+    pub(super) fn sum_experts(
+        &mut self,
+        (x, rows): (&Buffer, Range<usize>),
+        choices: &Buffer,
+        experts: &Experts,
+        out: &Buffer,
+        adds: bool,
+    ) -> Outcome {
+        let of_row = choices.width / 2;
+        let mut channels = self.spare(x.capacity() * of_row, experts.channels)?;
+        channels.shape(x.capacity() * of_row)?;
+        let arguments = |set: &Set| ProductArguments {
+            shift: set.chunk.shift,
+            rows: rows.clone(),
+            choices: of_row,
+            choice_stride: choices.stride(),
+            choice_row: rows.start,
+            ..Default::default()
+        };
+        let operand = floats(x);
+        for set in &experts.up {
+            let arguments = ProductArguments {
+                blocks: experts.blocks,
+                outputs: experts.channels,
+                biased: set.bias.is_some(),
+                x_stride: operand.stride(),
+                out_stride: channels.stride(),
+                activation: experts.activation,
+                ..arguments(set)
+            };
+            let outputs = experts.channels.div_ceil(OUTPUTS_PER_GROUP) as u32;
+            let groups = [outputs, of_row as u32, rows.len() as u32];
+            let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
+            let out = (&channels.memory, Some(groups));
+            self.run_product(weights, &operand, Role::ExpertGated, &extra, &arguments, out)?;
+        }
+        let operand = floats(&channels);
+        for (index, set) in experts.down.iter().enumerate() {
+            let arguments = ProductArguments {
+                outputs: out.width,
+                biased: experts.down_bias.is_some(),
+                adds: adds || index > 0,
+                x_stride: operand.stride(),
+                out_row: rows.start,
+                out_stride: out.stride(),
+                bias: experts.down_bias.as_ref().map_or(0, |(_, width)| *width),
+                ..arguments(set)
+            };
+            let groups = [out.width.div_ceil(OUTPUTS_PER_GROUP) as u32, 1, rows.len() as u32];
+            let bias = experts.down_bias.as_ref().map(|(bias, _)| bias);
+            let (weights, extra) = ((set.weights(), bias), [&set.table, &choices.memory]);
+            let out = (&out.memory, Some(groups));
+            self.run_product(weights, &operand, Role::ExpertDown, &extra, &arguments, out)?;
+        }
+        self.spares.push(channels);
+        Ok(())
+    }
+}

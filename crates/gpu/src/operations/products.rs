@@ -1,0 +1,438 @@
+//! Products with weights.
+
+use std::ops::Range;
+
+use thunder_compute::{Activation, Activations, ComputeError, InputOf, LinearInput};
+
+use super::rows::fits;
+use super::{Outcome, activation_arguments};
+use crate::backend::GpuBackend;
+use crate::buffer::{Buffer, Memory, Vector};
+use crate::kernel::{BATCHES, Input, Kernel, OUTPUTS_PER_GROUP, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::matrix::{Chunk, Matrix};
+use crate::proof::Weights;
+
+/// Rows outside of any step that are taken for a prompt's.
+const MANY_ROWS: usize = 16;
+
+/// Input rows as a product takes them.
+pub(crate) struct Operand {
+    pub input: Input,
+    /// The rows, and with bytes their scales.
+    buffers: Vec<Memory>,
+    /// From row to row: quads of floats, or blocks of bytes.
+    stride: u32,
+}
+
+/// The arguments that products have in common.
+#[derive(Default)]
+pub(crate) struct ProductArguments {
+    pub blocks: usize,
+    pub shift: u32,
+    pub outputs: usize,
+    /// Adds a bias.
+    pub biased: bool,
+    /// Adds to what is there.
+    pub adds: bool,
+    /// Rows of input.
+    pub rows: Range<usize>,
+    pub x_stride: u32,
+    pub x_first: usize,
+    pub out_row: usize,
+    pub out_stride: usize,
+    pub out_first: usize,
+    pub activation: Activation,
+    pub choices: usize,
+    pub choice_stride: usize,
+    pub choice_row: usize,
+    /// First bias, or for experts the numbers of an expert's biases.
+    pub bias: usize,
+}
+
+impl ProductArguments {
+    pub fn words(&self) -> [u32; 18] {
+        let [kind, alpha, limit] = activation_arguments(self.activation);
+        [
+            self.blocks as u32,
+            self.shift,
+            self.outputs as u32,
+            u32::from(self.biased) | u32::from(self.adds) << 1,
+            self.rows.len() as u32,
+            self.rows.start as u32,
+            self.x_stride,
+            self.x_first as u32,
+            self.out_row as u32,
+            self.out_stride as u32,
+            self.out_first as u32,
+            kind,
+            alpha,
+            limit,
+            self.choices as u32,
+            self.choice_stride as u32,
+            self.choice_row as u32,
+            self.bias as u32,
+        ]
+    }
+}
+
+impl GpuBackend {
+    /// Whether rows become bytes for products with these weights.
+    fn input_for(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: usize,
+        weights: Weights<'_>,
+        role: Role,
+    ) -> Result<Input, ComputeError> {
+        let allowed = match (x, self.config.activations) {
+            (LinearInput::Precise(_), _) => false,
+            (LinearInput::Gated(_), activations) => activations == Activations::Int8,
+            (_, activations) => matches!(activations, Activations::Auto | Activations::Int8),
+        };
+        let with_bytes = allowed && weights.chunk.format.has_scales();
+        let proved = with_bytes && self.form_of(weights, Input::Bytes, role, batch_of(rows))?.is_some();
+        Ok(if proved { Input::Bytes } else { Input::Floats })
+    }
+
+    /// `rows` of a product's input. A norm is applied here; `spare` gets the buffer that it took.
+    pub(crate) fn operand(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: Range<usize>,
+        blocks: usize,
+        input: Input,
+        spare: &mut Option<Buffer>,
+    ) -> Result<Operand, ComputeError> {
+        let buffer = x.buffer();
+        if input == Input::Bytes {
+            let norm = match x {
+                LinearInput::Normed { weight, eps, .. } => Some((*weight, *eps)),
+                _ => None,
+            };
+            return self.quantized(buffer, rows, blocks, norm);
+        }
+        let normed = match x {
+            LinearInput::Normed { x, weight, eps } => {
+                let mut normed = self.spare(x.capacity(), x.width)?;
+                self.norm_rows(x, rows, (weight, *eps), &mut normed)?;
+                Some(normed)
+            }
+            _ => None,
+        };
+        let from = normed.as_ref().unwrap_or(buffer);
+        let operand =
+            Operand { input, buffers: vec![from.memory.clone()], stride: (from.stride() / 4) as u32 };
+        *spare = normed;
+        Ok(operand)
+    }
+
+    /// Rows as bytes.
+    fn quantized(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        blocks: usize,
+        norm: Option<(&Vector, f32)>,
+    ) -> Result<Operand, ComputeError> {
+        let bytes = x.capacity() * blocks * 32;
+        let (bytes, scales) = match self.bytes.take() {
+            Some(both) if both.0.bytes() >= bytes as u64 => both,
+            _ => (
+                self.device.memory(bytes, "activations as bytes")?,
+                self.device.memory(bytes / 2, "scales of activations")?,
+            ),
+        };
+        let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
+        let arguments = [
+            x.width as u32,
+            rows.start as u32,
+            (x.stride() / 4) as u32,
+            blocks as u32,
+            eps.to_bits(),
+            u32::from(norm.is_some()),
+        ];
+        let buffers = [weight, &x.memory, &bytes, &scales];
+        self.device.dispatch(&Kernel::Quantize, &buffers, &arguments, [rows.len() as u32, 1, 1])?;
+        let operand = Operand {
+            input: Input::Bytes,
+            buffers: vec![bytes.clone(), scales.clone()],
+            stride: blocks as u32,
+        };
+        self.bytes = Some((bytes, scales));
+        Ok(operand)
+    }
+
+    /// Records a product with weights, in the form that was proved.
+    pub(super) fn run_product(
+        &mut self,
+        (weights, bias): (Weights<'_>, Option<&Memory>),
+        operand: &Operand,
+        role: Role,
+        extra: &[&Memory],
+        arguments: &ProductArguments,
+        (out, groups): (&Memory, Option<[u32; 3]>),
+    ) -> Outcome {
+        let batch = if groups.is_some() { BATCHES[0] } else { batch_of(arguments.rows.len()) };
+        let format = weights.chunk.format;
+        let Some(sum) = self.form_of(weights, operand.input, role, batch)? else {
+            unreachable!("bytes are an input only where a form of them was proved")
+        };
+        let product = Product { format, input: operand.input, role, sum, batch };
+        self.record_product(product, (weights.chunk, bias), operand, extra, arguments, (out, groups))
+    }
+
+    /// Records one form of a product.
+    pub(crate) fn record_product(
+        &mut self,
+        product: Product,
+        (chunk, bias): (&Chunk, Option<&Memory>),
+        operand: &Operand,
+        extra: &[&Memory],
+        arguments: &ProductArguments,
+        (out, groups): (&Memory, Option<[u32; 3]>),
+    ) -> Outcome {
+        let mut buffers: Vec<_> = chunk.buffers.iter().collect();
+        buffers.push(bias.unwrap_or(&self.nothing));
+        buffers.extend(&operand.buffers);
+        buffers.extend(extra);
+        buffers.push(out);
+        let groups = groups.unwrap_or([
+            arguments.outputs.div_ceil(OUTPUTS_PER_GROUP) as u32,
+            arguments.rows.len().div_ceil(product.batch) as u32,
+            1,
+        ]);
+        self.device.dispatch(&Kernel::Product(product), &buffers, &arguments.words(), groups)
+    }
+
+    /// `out[r] = W · x[r] + bias`, or added to what is there.
+    pub(super) fn multiply(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Matrix,
+        out: &mut Buffer,
+        adds: bool,
+    ) -> Outcome {
+        if !adds {
+            out.shape(x.buffer().rows)?;
+        }
+        fits("the rows of a matrix", w.rows, out.width, "no more outputs than its buffer has columns")?;
+        if w.blocks * 32 > x.buffer().stride() {
+            return fits("the width of a product's input", x.buffer().width, 0, "the columns of its weights");
+        }
+        let precise = matches!(x, LinearInput::Precise(_));
+        let generated = if precise { rows.end } else { self.generated(x.buffer().rows) };
+        let prompts = rows.start.max(generated)..rows.end;
+        self.multiply_tiles(&x, prompts, w, out, adds)?;
+        let rows = rows.start..rows.end.min(generated);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // Before any operand is made: a proof uses the same buffers for bytes.
+        let mut inputs = Vec::with_capacity(w.chunks.len());
+        for chunk in &w.chunks {
+            let weights = Weights { chunk, blocks: w.blocks };
+            inputs.push(self.input_for(&x, rows.len(), weights, Role::Plain)?);
+        }
+        let (mut floats, mut bytes, mut spare) = (None, None, None);
+        for (chunk, input) in w.chunks.iter().zip(inputs) {
+            let weights = Weights { chunk, blocks: w.blocks };
+            let place = if input == Input::Bytes { &mut bytes } else { &mut floats };
+            if place.is_none() {
+                *place = Some(self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?);
+            }
+            let Some(operand) = place else { unreachable!("it was just made") };
+            let arguments = ProductArguments {
+                blocks: w.blocks,
+                shift: chunk.shift,
+                outputs: chunk.rows.len(),
+                biased: w.bias.is_some(),
+                adds,
+                rows: rows.clone(),
+                x_stride: operand.stride,
+                out_row: rows.start,
+                out_stride: out.stride(),
+                out_first: chunk.rows.start,
+                bias: chunk.rows.start,
+                ..Default::default()
+            };
+            let weights = (weights, w.bias.as_ref());
+            self.run_product(weights, operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
+        }
+        self.spares.extend(spare);
+        Ok(())
+    }
+
+    /// Generated tokens among a buffer's `rows`; they come first. Prompts' are multiplied in tiles,
+    /// whatever their number, so that a prompt's rows do not depend on how it is cut.
+    fn generated(&self, rows: usize) -> usize {
+        match &self.step {
+            Some(step) if step.all == rows => step.generated,
+            Some(_) => rows,
+            None if rows < MANY_ROWS => rows,
+            None => 0,
+        }
+    }
+
+    /// The product of prompts' rows.
+    fn multiply_tiles(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Matrix,
+        out: &Buffer,
+        adds: bool,
+    ) -> Outcome {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut spare = None;
+        let operand = self.operand(x, rows.clone(), w.blocks, Input::Floats, &mut spare)?;
+        for chunk in &w.chunks {
+            let weights = Weights { chunk, blocks: w.blocks };
+            let arguments = ProductArguments {
+                blocks: w.blocks,
+                shift: chunk.shift,
+                outputs: chunk.rows.len(),
+                biased: w.bias.is_some(),
+                adds,
+                rows: rows.clone(),
+                x_stride: operand.stride,
+                out_row: rows.start,
+                out_stride: out.stride(),
+                out_first: chunk.rows.start,
+                bias: chunk.rows.start,
+                ..Default::default()
+            };
+            let bias = w.bias.as_ref();
+            if self.proves_tiles(weights)? {
+                self.record_tiles((chunk, bias), &operand, &arguments, &out.memory)?;
+            } else {
+                self.run_product(
+                    (weights, bias),
+                    &operand,
+                    Role::Plain,
+                    &[],
+                    &arguments,
+                    (&out.memory, None),
+                )?;
+            }
+        }
+        self.spares.extend(spare);
+        Ok(())
+    }
+
+    /// Records a product in tiles.
+    pub(crate) fn record_tiles(
+        &mut self,
+        (chunk, bias): (&Chunk, Option<&Memory>),
+        operand: &Operand,
+        arguments: &ProductArguments,
+        out: &Memory,
+    ) -> Outcome {
+        let mut buffers: Vec<_> = chunk.buffers.iter().collect();
+        buffers.push(bias.unwrap_or(&self.nothing));
+        buffers.extend(&operand.buffers);
+        buffers.push(out);
+        let groups = [
+            arguments.outputs.div_ceil(TILE_OUTPUTS) as u32,
+            arguments.rows.len().div_ceil(TILE_ROWS) as u32,
+            1,
+        ];
+        self.device.dispatch(&Kernel::Tiles(chunk.format), &buffers, &arguments.words(), groups)
+    }
+
+    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)`.
+    pub(super) fn multiply_gated(
+        &mut self,
+        x: InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Matrix,
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Outcome {
+        let has_prompts = self.generated(x.buffer().rows) < rows.end;
+        let ([chunk], false) = (w.chunks.as_slice(), has_prompts) else {
+            // Gates and ups of unlike formats, too large to be bound as one, or of prompts.
+            let mut both = self.spare(x.buffer().capacity(), w.rows)?;
+            self.multiply(x, rows.clone(), w, &mut both, false)?;
+            self.gate_rows(&both, rows, activation, out)?;
+            self.spares.push(both);
+            return Ok(());
+        };
+        out.shape(x.buffer().rows)?;
+        let channels = w.rows / 2;
+        fits("the channels of a gate", channels, out.width, "no more than its buffer has columns")?;
+        let weights = Weights { chunk, blocks: w.blocks };
+        let input = self.input_for(&x, rows.len(), weights, Role::Gated)?;
+        let mut spare = None;
+        let operand = self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?;
+        let arguments = ProductArguments {
+            blocks: w.blocks,
+            shift: chunk.shift,
+            outputs: channels,
+            biased: w.bias.is_some(),
+            rows: rows.clone(),
+            x_stride: operand.stride,
+            out_row: rows.start,
+            out_stride: out.stride(),
+            activation,
+            ..Default::default()
+        };
+        let weights = (weights, w.bias.as_ref());
+        self.run_product(weights, &operand, Role::Gated, &[], &arguments, (&out.memory, None))?;
+        self.spares.extend(spare);
+        Ok(())
+    }
+
+    /// A product for each head.
+    pub(super) fn multiply_heads(
+        &mut self,
+        x: &Buffer,
+        stride: usize,
+        rows: Range<usize>,
+        w: &[Matrix],
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(x.rows)?;
+        fits("the distance of heads, modulo 4,", stride % 4, 0, "a multiple of 4")?;
+        let operand = floats(x);
+        for (head, w) in w.iter().enumerate() {
+            for chunk in &w.chunks {
+                let arguments = ProductArguments {
+                    blocks: w.blocks,
+                    shift: chunk.shift,
+                    outputs: chunk.rows.len(),
+                    biased: w.bias.is_some(),
+                    rows: rows.clone(),
+                    x_stride: operand.stride,
+                    x_first: head * stride / 4,
+                    out_row: rows.start,
+                    out_stride: out.stride(),
+                    out_first: head * w.rows + chunk.rows.start,
+                    bias: chunk.rows.start,
+                    ..Default::default()
+                };
+                let weights = (Weights { chunk, blocks: w.blocks }, w.bias.as_ref());
+                self.run_product(weights, &operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows that a product of `rows` rows computes together.
+fn batch_of(rows: usize) -> usize {
+    if rows > 1 { BATCHES[1] } else { BATCHES[0] }
+}
+
+/// All rows of a buffer, as floats.
+pub(crate) fn floats(x: &Buffer) -> Operand {
+    Operand { input: Input::Floats, buffers: vec![x.memory.clone()], stride: (x.stride() / 4) as u32 }
+}
+
+impl Operand {
+    pub fn stride(&self) -> u32 {
+        self.stride
+    }
+}

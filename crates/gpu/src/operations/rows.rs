@@ -1,0 +1,163 @@
+//! Operations on rows: norms, gates, sums, rows that are picked, read or written.
+
+use std::ops::Range;
+
+use thunder_compute::{Activation, ComputeError, Largest};
+
+use super::{Outcome, activation_arguments};
+use crate::backend::GpuBackend;
+use crate::buffer::{Buffer, Memory, Vector};
+use crate::kernel::Kernel;
+use crate::matrix::Matrix;
+use crate::proof::Weights;
+
+/// Workgroups of an operation that each thread of may repeat.
+const MAX_GROUPS: usize = 4096;
+
+impl GpuBackend {
+    pub(super) fn read_rows(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
+        let stride = x.stride();
+        let mut words = std::mem::take(&mut self.words);
+        let read = self.device.read(&x.memory, rows.start * stride..rows.end * stride, &mut words);
+        for (out, row) in out.chunks_mut(x.width.max(1)).zip(words.chunks(stride)) {
+            out.iter_mut().zip(row).for_each(|(out, word)| *out = f32::from_bits(*word));
+        }
+        self.words = words;
+        read
+    }
+
+    /// Gives `x` these rows, from `first` on.
+    pub(super) fn write_rows(&mut self, x: &Buffer, first: usize, values: &[f32]) -> Outcome {
+        let stride = x.stride();
+        let mut words = std::mem::take(&mut self.words);
+        words.clear();
+        for row in values.chunks(x.width.max(1)) {
+            words.extend(row.iter().map(|value| value.to_bits()));
+            words.resize(words.len().next_multiple_of(stride), 0);
+        }
+        let written = self.device.overwrite(&x.memory, first * stride, &words);
+        self.words = words;
+        written
+    }
+
+    pub(super) fn embed_rows(
+        &mut self,
+        table: &Matrix,
+        ids: &[u32],
+        first: u32,
+        scale: f32,
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(ids.len())?;
+        if table.chunks.is_empty() {
+            return self.write_rows(out, 0, &vec![0.0; ids.len() * out.width]);
+        }
+        for chunk in &table.chunks {
+            self.prove_embed(Weights { chunk, blocks: table.blocks })?;
+        }
+        let (memory, at) = self.device.table(ids)?;
+        for chunk in &table.chunks {
+            let weights = Weights { chunk, blocks: table.blocks };
+            self.record_embed(weights, (&memory, at), [first, table.rows as u32], scale, out)?;
+        }
+        Ok(())
+    }
+
+    /// Records the rows of `out` that this chunk of a table of `rows` rows has.
+    pub(crate) fn record_embed(
+        &mut self,
+        Weights { chunk, blocks }: Weights<'_>,
+        (ids, at): (&Memory, u32),
+        [first, rows]: [u32; 2],
+        scale: f32,
+        out: &Buffer,
+    ) -> Outcome {
+        let arguments = [
+            blocks as u32,
+            chunk.shift,
+            at,
+            out.rows as u32,
+            first,
+            rows,
+            chunk.rows.start as u32,
+            chunk.rows.len() as u32,
+            out.width as u32,
+            out.stride() as u32,
+            scale.to_bits(),
+        ];
+        let mut buffers: Vec<_> = chunk.buffers.iter().collect();
+        buffers.extend([ids, &out.memory]);
+        self.device.dispatch(&Kernel::Embed(chunk.format), &buffers, &arguments, [out.rows as u32, 1, 1])
+    }
+
+    pub(super) fn norm_rows(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        (weight, eps): (&Vector, f32),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(x.rows)?;
+        debug_assert!(weight.len >= x.width, "a norm has a weight for each column");
+        let strides = [x.stride() as u32, out.stride() as u32];
+        let arguments = [x.width as u32, rows.start as u32, strides[0], strides[1], eps.to_bits()];
+        let buffers = [&weight.memory, &x.memory, &out.memory];
+        self.device.dispatch(&Kernel::Norm, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    pub(super) fn gate_rows(
+        &mut self,
+        both: &Buffer,
+        rows: Range<usize>,
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(both.rows)?;
+        let [kind, alpha, limit] = activation_arguments(activation);
+        let (from, to) = (both.stride() as u32, out.stride() as u32);
+        let arguments = [out.width as u32, rows.start as u32, from, to, kind, alpha, limit];
+        let groups = [out.width.div_ceil(256) as u32, rows.len() as u32, 1];
+        self.device.dispatch(&Kernel::Gate, &[&both.memory, &out.memory], &arguments, groups)
+    }
+
+    pub(super) fn add_rows(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {
+        debug_assert_eq!(x.width, to.width);
+        let (first, count) = (rows.start * x.stride(), rows.len() * x.stride());
+        let groups = count.div_ceil(256).min(MAX_GROUPS) as u32;
+        let arguments = [first as u32, count as u32, groups];
+        self.device.dispatch(&Kernel::Add, &[&x.memory, &to.memory], &arguments, [groups, 1, 1])
+    }
+
+    pub(super) fn pick_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {
+        out.shape(rows.len())?;
+        debug_assert_eq!(x.width, out.width);
+        let (memory, at) = self.device.table(rows)?;
+        let arguments = [at, x.width as u32, x.stride() as u32];
+        let buffers = [&memory, &x.memory, &out.memory];
+        self.device.dispatch(&Kernel::TakeRows, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    pub(super) fn find_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
+        if x.width == 0 {
+            largest.fill(Largest::NONE);
+            return Ok(());
+        }
+        let bytes = largest.len() * 8;
+        let results = Self::grown(&mut self.device, &mut self.results, bytes, "results")?;
+        let arguments = [x.width as u32, x.stride() as u32];
+        let groups = [largest.len() as u32, 1, 1];
+        self.device.dispatch(&Kernel::Largest, &[&x.memory, &results], &arguments, groups)?;
+        let mut words = std::mem::take(&mut self.words);
+        let read = self.device.read(&results, 0..2 * largest.len(), &mut words);
+        for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2)) {
+            *largest = Largest { column: words[0], value: f32::from_bits(words[1]) };
+        }
+        self.words = words;
+        read
+    }
+}
+
+/// Fails unless `value` fits the kernels.
+pub(super) fn fits(what: &'static str, value: usize, limit: usize, needs: &'static str) -> Outcome {
+    if value <= limit { Ok(()) } else { Err(ComputeError::Shape { what, value, backend: "GPU", needs }) }
+}

@@ -1,0 +1,109 @@
+//! Proofs: each kernel form is run on small data before it is used, and compared with the CPU.
+//!
+//! A product's form that is wrong is refused by name and the next one taken ([`products`]). Other
+//! kernels have one form: if it is wrong, the device is refused ([`families`]). What was proved is
+//! remembered by adapter, driver and the kernels' text ([`memory`]).
+
+mod families;
+pub(crate) mod memory;
+mod products;
+
+use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
+
+use crate::backend::GpuBackend;
+use crate::kernel::{Attend, Kernel};
+pub(crate) use products::Weights;
+
+/// Kernels that are proved together, when a model first needs one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Family {
+    /// Norms, sums, gates, picked rows, the largest output.
+    Rows,
+    /// Attention over keys and values, or over compressed vectors.
+    Tokens { latent: bool, int8: bool },
+    /// The router.
+    Experts,
+    /// The delta rule.
+    State,
+}
+
+impl Family {
+    fn kernels(self) -> Vec<Kernel> {
+        match self {
+            Self::Rows => vec![Kernel::Norm, Kernel::Add, Kernel::TakeRows, Kernel::Gate, Kernel::Largest],
+            Self::Tokens { latent, int8 } => {
+                let attend = Kernel::Attend(Attend { latent, int8 });
+                vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine]
+            }
+            Self::Experts => vec![Kernel::Route],
+            Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
+        }
+    }
+}
+
+impl GpuBackend {
+    /// Proves a family of kernels, if it was not proved before. Called between steps.
+    pub(crate) fn prove(&mut self, family: Family) -> Result<(), ComputeError> {
+        let kernels = family.kernels();
+        if self.proving || self.proofs.is_proved(&kernels) {
+            return Ok(());
+        }
+        self.proving = true;
+        let outcome = families::check(self, family);
+        self.proving = false;
+        self.step = None;
+        match outcome? {
+            Ok(()) => {
+                self.proofs.note(&kernels);
+                Ok(())
+            }
+            Err(reason) => Err(self.refused(&format!("{family:?}"), &reason)),
+        }
+    }
+
+    /// Proves what a cache's operations use.
+    pub(crate) fn prove_caches(&mut self, shape: &CacheShape) -> Result<(), ComputeError> {
+        let int8 = shape.format == KvFormat::Int8;
+        for kind in &shape.caches {
+            self.prove(match kind {
+                CacheKind::Heads { .. } => Family::Tokens { latent: false, int8 },
+                CacheKind::Latent { .. } => Family::Tokens { latent: true, int8 },
+                CacheKind::State { .. } => Family::State,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn refused(&self, what: &str, reason: &str) -> ComputeError {
+        let reason =
+            format!("its driver computes {what} wrongly ({reason}): use --device cpu, or another driver");
+        ComputeError::Device { device: self.device.name.clone(), reason }
+    }
+}
+
+/// A repeatable sequence of numbers in −1..1.
+pub(crate) struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn take(&mut self, count: usize) -> Vec<f32> {
+        let next = |_| {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as f32 / (1u32 << 30) as f32 - 1.0
+        };
+        (0..count).map(next).collect()
+    }
+}
+
+/// `‖found − expected‖ / ‖expected‖` within the limit, and all numbers finite.
+fn compare(found: &[f32], expected: &[f32], limit: f32) -> Result<(), String> {
+    if found.len() != expected.len() {
+        return Err(format!("{} numbers, not {}", found.len(), expected.len()));
+    }
+    if let Some(wrong) = found.iter().find(|x| !x.is_finite()) {
+        return Err(format!("a result is {wrong}"));
+    }
+    let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let distance = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let off = (distance / norm(&mut expected.iter().copied()).max(1e-30)) as f32;
+    if off <= limit { Ok(()) } else { Err(format!("off by {off:.1e}, the limit is {limit:.0e}")) }
+}

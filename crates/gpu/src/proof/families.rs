@@ -1,0 +1,240 @@
+//! Kernels that have one form, on small data against the plain reference.
+
+use thunder_collectives::Group;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, ExpertGroups,
+    KvFormat, Largest, LatentSpec, Norm, QkNorm, Reference, Rope, RouterSpec, Scores, SharedExpert, Step,
+};
+
+use super::{Family, Numbers, compare};
+use crate::backend::GpuBackend;
+
+/// Tokens of the sequence: more than a split of attention.
+const TOKENS: usize = 300;
+
+/// Runs a family on the device and on the reference. The inner result says how it is wrong.
+pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
+    let found = run(backend, family)?;
+    let expected = run(&mut Reference::new(Group::solo()), family)?;
+    let limit = match family {
+        Family::Rows | Family::Experts | Family::State => 1e-4,
+        // What numbers of the cache cost.
+        Family::Tokens { int8: false, .. } => 3e-3,
+        Family::Tokens { int8: true, .. } => 3e-2,
+    };
+    Ok(found.iter().zip(&expected).try_for_each(|(found, expected)| compare(found, expected, limit)))
+}
+
+/// Results of a family's operations, each compared by itself.
+fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, ComputeError> {
+    match family {
+        Family::Rows => rows(backend),
+        Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
+        Family::Tokens { latent: true, int8 } => latent(backend, format(int8)),
+        Family::Experts => route(backend),
+        Family::State => recurrence(backend),
+    }
+}
+
+fn format(int8: bool) -> KvFormat {
+    if int8 { KvFormat::Int8 } else { KvFormat::F16 }
+}
+
+fn filled<B: Backend>(backend: &mut B, values: &[f32], width: usize) -> Result<B::Buffer, ComputeError> {
+    let mut buffer = backend.buffer(values.len() / width, width)?;
+    backend.write(values, &mut buffer)?;
+    Ok(buffer)
+}
+
+fn read<B: Backend>(backend: &mut B, x: &B::Buffer, rows: usize) -> Result<Vec<f32>, ComputeError> {
+    let (_, width) = backend.extent(x);
+    let mut values = vec![0.0; rows * width];
+    backend.read(x, 0..rows, &mut values)?;
+    Ok(values)
+}
+
+fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let (mut numbers, count, width) = (Numbers(1), 3, 330);
+    let mut x = filled(backend, &numbers.take(count * width), width)?;
+    let mut normed = backend.buffer(count, width)?;
+    let norm = Norm { weight: backend.vector(&numbers.take(width))?, eps: 1e-5 };
+    backend.rms_norm(&x, 0..count, &norm, &mut normed)?;
+    backend.add(&normed, 1..count, &mut x)?;
+    let mut taken = backend.buffer(2, width)?;
+    backend.take_rows(&x, &[2, 0], &mut taken)?;
+    let mut results = vec![read(backend, &normed, count)?, read(backend, &taken, 2)?];
+    for activation in [Activation::Silu, Activation::Gelu, Activation::Clamped { alpha: 1.7, limit: 0.7 }] {
+        let mut gated = backend.buffer(count, width / 2)?;
+        backend.gate(&x, 0..count, activation, &mut gated)?;
+        results.push(read(backend, &gated, count)?);
+    }
+    let mut values = numbers.take(count * width);
+    (values[301], values[40], values[290]) = (f32::NAN, 0.0, 0.0);
+    values[width..2 * width].iter_mut().for_each(|value| *value = value.min(0.5));
+    (values[width + 37], values[width + 310]) = (2.0, 2.0);
+    let x = filled(backend, &values, width)?;
+    let mut largest = [Largest::NONE; 3];
+    backend.read_largest(&x, &mut largest)?;
+    let of = |l: &Largest| [l.column as f32, if l.value.is_nan() { 9.0 } else { l.value }];
+    results.push(largest.iter().flat_map(of).collect());
+    Ok(results)
+}
+
+/// A prompt in two pieces, then a generated token of it and one of another sequence.
+fn steps() -> Vec<Step> {
+    let blocks = TOKENS.div_ceil(KV_BLOCK_TOKENS) as u32 + 1;
+    let mine: Vec<u32> = (0..blocks).map(|block| 2 * block).collect();
+    let other = [1];
+    let mut all = vec![Step::default(), Step::default(), Step::default()];
+    let cut = TOKENS - 40;
+    all[0].push(&vec![1; cut], 0, &mine, 0, true);
+    all[1].push(&vec![1; TOKENS - cut], cut, &mine, 0, true);
+    all[2].push(&[1], TOKENS, &mine, 0, true);
+    all[2].push(&[1], 0, &other, 1, true);
+    all
+}
+
+fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
+    CacheShape { format, caches: vec![cache], blocks: 2 * TOKENS.div_ceil(KV_BLOCK_TOKENS) + 2, slots: 2 }
+}
+
+/// The last rows of a result: enough to be compared, and few enough for the reference.
+fn last_rows<B: Backend>(backend: &mut B, x: &B::Buffer, step: &Step) -> Result<Vec<f32>, ComputeError> {
+    let (_, width) = backend.extent(x);
+    let rows = step.rows().saturating_sub(3)..step.rows();
+    let mut values = vec![0.0; rows.len() * width];
+    backend.read(x, rows, &mut values)?;
+    Ok(values)
+}
+
+fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let mut results = Vec::new();
+    for (key_dim, value_dim, window, with_all) in [(16, 12, None, true), (12, 16, Some(290), false)] {
+        let mut numbers = Numbers(2);
+        let spec = AttentionSpec {
+            key_dim,
+            value_dim,
+            queries_of: vec![0..2, 2..3],
+            scale: 0.25,
+            window,
+            qk_norm: with_all.then(|| QkNorm {
+                query: numbers.take(key_dim),
+                key: numbers.take(key_dim),
+                eps: 1e-5,
+            }),
+            rope: Some(0),
+            sinks: with_all.then(|| vec![0.5, -0.5, 1.0]),
+            temperature: with_all.then_some((0.3, 64)),
+            out_column: 3,
+        };
+        let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+        let rope = Rope { inverse_frequencies: vec![1.0, 0.3, 0.1], amplitude: 1.1, interleaved: with_all };
+        let mut caches = backend.caches(&cache_shape(format, spec.cache()))?;
+        let (width, outputs) = (spec.qkv_width(), spec.out_column + spec.heads() * value_dim);
+        for step in steps() {
+            let mut qkv = filled(backend, &numbers.take(step.rows() * width), width)?;
+            let mut out = filled(backend, &vec![0.0; step.rows() * outputs], outputs)?;
+            let rows = 0..step.rows();
+            backend.begin(&step, std::slice::from_ref(&rope))?;
+            backend.prepare_heads(&spec, &step, rows.clone(), &mut qkv)?;
+            backend.append(&spec, &step, rows.clone(), &qkv, (&mut caches, 0))?;
+            backend.attend(&spec, &step, rows, &qkv, (&mut caches, 0), &mut out)?;
+            results.push(last_rows(backend, &out, &step)?);
+        }
+    }
+    Ok(results)
+}
+
+fn latent<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let mut numbers = Numbers(3);
+    let norm = Norm { weight: numbers.take(18), eps: 1e-6 };
+    let spec = LatentSpec { heads: 2, rank: 18, rotated: 6, plain: 5, scale: 0.3, norm, rope: Some(0) };
+    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+    let rope = Rope { inverse_frequencies: vec![1.0, 0.3, 0.1], amplitude: 1.0, interleaved: true };
+    let mut caches = backend.caches(&cache_shape(format, spec.cache()))?;
+    let mut results = Vec::new();
+    for step in steps() {
+        let mut random = |width: usize| (numbers.take(step.rows() * width), width);
+        let [absorbed, queries, latent] = [random(36), random(22), random(24)];
+        let absorbed = filled(backend, &absorbed.0, absorbed.1)?;
+        let mut queries = filled(backend, &queries.0, queries.1)?;
+        let mut latent = filled(backend, &latent.0, latent.1)?;
+        let mut out = backend.buffer(step.rows(), 36)?;
+        let rows = 0..step.rows();
+        backend.begin(&step, std::slice::from_ref(&rope))?;
+        backend.prepare_latent(&spec, &step, rows.clone(), &mut queries, &mut latent)?;
+        backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
+        backend.attend_latent(&spec, &step, rows, &absorbed, &queries, (&mut caches, 0), &mut out)?;
+        results.push(last_rows(backend, &out, &step)?);
+    }
+    Ok(results)
+}
+
+fn route<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let plain = RouterSpec {
+        experts: 70,
+        chosen: 5,
+        scores: Scores::Softmax,
+        correction: None,
+        groups: None,
+        renormalise: true,
+        scale: 1.5,
+        shared: SharedExpert::Gated,
+    };
+    let mut numbers = Numbers(4);
+    let grouped = RouterSpec {
+        scores: Scores::Sigmoid,
+        correction: Some(numbers.take(70)),
+        groups: Some(ExpertGroups { count: 7, chosen: 3, best: 2 }),
+        shared: SharedExpert::Plain,
+        ..plain.clone()
+    };
+    let mut results = Vec::new();
+    for spec in [plain, grouped] {
+        let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+        let logits: Vec<f32> = numbers.take(3 * spec.logits()).iter().map(|x| 3.0 * x).collect();
+        let logits = filled(backend, &logits, spec.logits())?;
+        let mut choices = backend.buffer(3, 2 * spec.choices())?;
+        backend.route(&spec, &logits, 0..3, &mut choices)?;
+        results.push(read(backend, &choices, 3)?);
+    }
+    Ok(results)
+}
+
+fn recurrence<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let mut numbers = Numbers(5);
+    let (key_heads, value_heads, key_dim, value_dim, kernel) = (2, 4, 24, 70, 4);
+    let channels = 2 * key_heads * key_dim + value_heads * value_dim;
+    let spec = DeltaSpec {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        kernel,
+        taps: numbers.take(channels * kernel),
+        decay: numbers.take(value_heads),
+        decay_bias: numbers.take(value_heads),
+        norm: Norm { weight: numbers.take(value_dim), eps: 1e-6 },
+    };
+    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+    let mut caches = backend.caches(&cache_shape(KvFormat::F16, spec.cache()))?;
+    let width = value_heads * value_dim;
+    let mut results = Vec::new();
+    for (start, tokens) in [(0, 7), (7, 1), (8, 3)] {
+        let mut step = Step::default();
+        step.push(&vec![1; tokens], start, &[0], 1, true);
+        let mut random = |width: usize| numbers.take(tokens * width);
+        let [x, gates, z] = [random(channels), random(2 * value_heads), random(width)];
+        let mut x = filled(backend, &x, channels)?;
+        let gates = filled(backend, &gates, 2 * value_heads)?;
+        let z = filled(backend, &z, width)?;
+        let mut out = backend.buffer(tokens, width)?;
+        backend.begin(&step, &[])?;
+        backend.short_conv(&spec, &step, 0..tokens, &mut x, (&mut caches, 0))?;
+        backend.delta_rule(&spec, &step, 0..tokens, (&x, &gates), (&mut caches, 0), &mut out)?;
+        backend.norm_gated(&spec, &z, 0..tokens, &mut out)?;
+        results.push(read(backend, &out, tokens)?);
+    }
+    Ok(results)
+}

@@ -1,0 +1,123 @@
+//! What was proved before: a file in the user's cache folder.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use crate::adapter::DeviceInfo;
+use crate::kernel::Kernel;
+
+/// The largest file that is read: some hundred kernels a device take 20 KiB.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// Kernels that were proved, by adapter and driver.
+type Known = BTreeMap<String, BTreeSet<String>>;
+
+/// What is proved on one device.
+#[derive(Debug, Default)]
+pub(crate) struct Proofs {
+    proved: HashSet<Kernel>,
+    device: String,
+    file: Option<PathBuf>,
+    known: BTreeSet<String>,
+}
+
+impl Proofs {
+    /// Nothing is proved, except what `file` knows of the device.
+    pub fn new(info: &DeviceInfo, file: Option<PathBuf>) -> Self {
+        let device = format!("{} | {} | {}", info.name, info.driver, env!("CARGO_PKG_VERSION"));
+        let known = file.as_deref().map(read).unwrap_or_default().remove(&device).unwrap_or_default();
+        Self { device, file, known, ..Self::default() }
+    }
+
+    pub fn is_proved(&mut self, kernels: &[Kernel]) -> bool {
+        if kernels.iter().all(|kernel| self.proved.contains(kernel)) {
+            return true;
+        }
+        if self.known.is_empty() || !kernels.iter().all(|kernel| self.known.contains(&name(kernel))) {
+            return false;
+        }
+        self.proved.extend(kernels);
+        true
+    }
+
+    /// Remembers that kernels are right. A file that cannot be written costs time only.
+    pub fn note(&mut self, kernels: &[Kernel]) {
+        self.proved.extend(kernels);
+        let Some(file) = &self.file else { return };
+        self.known.extend(kernels.iter().map(name));
+        // Other processes may have added to it.
+        let mut all = read(file);
+        all.entry(self.device.clone()).or_default().extend(self.known.iter().cloned());
+        if let Err(error) = write(file, &all) {
+            tracing::warn!(file = %file.display(), %error, "proofs of GPU kernels are not remembered");
+        }
+    }
+}
+
+/// The default file: `thunderhead/gpu-proofs.json` in the user's cache folder.
+pub(crate) fn default_file() -> Option<PathBuf> {
+    use etcetera::BaseStrategy as _;
+    let folder = etcetera::choose_base_strategy().ok()?.cache_dir();
+    Some(folder.join("thunderhead").join("gpu-proofs.json"))
+}
+
+/// A kernel's name and its text's hash, so that a changed kernel is proved again.
+fn name(kernel: &Kernel) -> String {
+    let mut hasher = DefaultHasher::new();
+    kernel.source().hash(&mut hasher);
+    format!("{kernel:?} {:016x}", hasher.finish())
+}
+
+/// What a file says; nothing if it does not exist or cannot be read.
+fn read(file: &Path) -> Known {
+    let is_small = std::fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_BYTES);
+    let text = if is_small { std::fs::read(file).unwrap_or_default() } else { Vec::new() };
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+/// Writes a file in one step, so that another process reads the old one or the new one.
+fn write(file: &Path, known: &Known) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let next = file.with_extension(format!("{}.new", std::process::id()));
+    std::fs::write(&next, serde_json::to_vec_pretty(known)?)?;
+    std::fs::rename(&next, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(driver: &str) -> DeviceInfo {
+        DeviceInfo {
+            number: 0,
+            name: "a gpu".to_owned(),
+            kind: "discrete",
+            api: "vulkan".to_owned(),
+            driver: driver.to_owned(),
+            memory_bytes: None,
+            max_binding_bytes: 1 << 27,
+            subgroup_lanes: [32, 32],
+            features: vec![],
+        }
+    }
+
+    #[test]
+    fn proofs_are_remembered_for_the_driver_that_they_were_made_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Some(folder.path().join("a/proofs.json"));
+        let mut first = Proofs::new(&info("1.0"), file.clone());
+        assert!(!first.is_proved(&[Kernel::Norm]));
+        first.note(&[Kernel::Norm]);
+        assert!(first.is_proved(&[Kernel::Norm]));
+        let mut again = Proofs::new(&info("1.0"), file.clone());
+        assert!(again.is_proved(&[Kernel::Norm]));
+        assert!(!again.is_proved(&[Kernel::Norm, Kernel::Add]));
+        assert!(!Proofs::new(&info("1.1"), file.clone()).is_proved(&[Kernel::Norm]));
+        assert!(!Proofs::new(&info("1.0"), None).is_proved(&[Kernel::Norm]));
+        std::fs::write(file.as_ref().unwrap(), "not json").unwrap();
+        assert!(!Proofs::new(&info("1.0"), file).is_proved(&[Kernel::Norm]));
+    }
+}

@@ -1,0 +1,424 @@
+//! Products with the first rows of a matrix, in each form before it is used.
+//!
+//! The plain form with f32 activations is compared with the weights that the CPU reads from the
+//! file, all others with it.
+
+use thunder_compute::{Activation, Backend as _, ComputeError, LinearInput, MatrixSource};
+
+use super::{Numbers, compare};
+use crate::backend::{FormKey, GpuBackend};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
+use crate::kernel::{BATCHES, Input, Kernel, OUTPUTS_PER_GROUP, Product, Role, Sum, TILE_OUTPUTS, TILE_ROWS};
+use crate::matrix::{Chunk, Matrix};
+use crate::operations::experts::{Experts, Set};
+use crate::operations::products::{ProductArguments, floats};
+
+/// Outputs that are compared: more than a workgroup's, and odd.
+const OUTPUTS: usize = 11;
+/// Rows of input: one more than a batch.
+const ROWS: usize = 5;
+/// What bytes may cost: 8 bits, and a scale for each 32 columns.
+const BYTES_LIMIT: f32 = 2e-2;
+/// What another order of additions may cost.
+const FLOATS_LIMIT: f32 = 1e-4;
+
+fn limit(input: Input) -> f32 {
+    if input == Input::Bytes { BYTES_LIMIT } else { FLOATS_LIMIT }
+}
+
+/// A matrix's chunk, and the blocks of its rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Weights<'a> {
+    pub chunk: &'a Chunk,
+    pub blocks: usize,
+}
+
+/// Inputs of a comparison.
+struct Inputs {
+    x: Buffer,
+    out: Buffer,
+    norm: Vector,
+}
+
+impl GpuBackend {
+    /// Proves the plain form against the file's weights.
+    pub(crate) fn prove_matrix(
+        &mut self,
+        parts: &[MatrixSource<'_>],
+        w: &Matrix,
+    ) -> Result<(), ComputeError> {
+        for chunk in &w.chunks {
+            let key = (chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
+            if self.forms.contains_key(&key) {
+                continue;
+            }
+            let weights = Weights { chunk, blocks: w.blocks };
+            let outputs = chunk.rows.len().min(OUTPUTS);
+            let mut rows = Vec::new();
+            for row in chunk.rows.start..chunk.rows.start + outputs {
+                rows.push(stored_row(parts, row));
+            }
+            let expected = |x: &[f32]| -> Vec<f32> {
+                let dot = |x: &[f32], w: &[f32]| -> f64 {
+                    x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+                };
+                let of_row = |x: &[f32]| rows.iter().map(|w| dot(x, w) as f32).collect::<Vec<_>>();
+                x.chunks(w.blocks.max(1) * BLOCK_COLUMNS).flat_map(of_row).collect()
+            };
+            self.take_form(key, weights, &mut |backend, product| {
+                let x = Numbers(7).take(ROWS * w.blocks * BLOCK_COLUMNS);
+                let found = backend.run_form(product, weights, outputs, &x, None)?;
+                Ok(compare(&found, &expected(&x), FLOATS_LIMIT))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The form of a product: proved now, if it was not before. `None` if no form of bytes is
+    /// right.
+    pub(crate) fn form_of(
+        &mut self,
+        weights: Weights<'_>,
+        input: Input,
+        role: Role,
+        batch: usize,
+    ) -> Result<Option<Sum>, ComputeError> {
+        let key = (weights.chunk.format, input, role, batch);
+        if let Some(form) = self.forms.get(&key) {
+            return Ok(*form);
+        }
+        let gated = role == Role::Gated;
+        let outputs = (weights.chunk.rows.len() / if gated { 2 } else { 1 }).min(OUTPUTS);
+        let lines = if gated { 2 * outputs } else { outputs };
+        let plain = self.plain(weights)?;
+        self.take_form(key, weights, &mut |backend, product| {
+            // Small enough that gates are not saturated.
+            let x: Vec<f32> =
+                Numbers(8).take(ROWS * weights.blocks * BLOCK_COLUMNS).iter().map(|x| x * 0.1).collect();
+            for normed in [None, Some(1e-5)] {
+                let expected = backend.run_form(plain, weights, lines, &x, normed)?;
+                let found = backend.run_form(product, weights, outputs, &x, normed)?;
+                let expected = if gated { gate(&expected, outputs) } else { expected };
+                let limit = if gated { 2.0 * limit(input) } else { limit(input) };
+                if let Err(reason) = compare(&found, &expected, limit) {
+                    return Ok(Err(reason));
+                }
+            }
+            Ok(Ok(()))
+        })
+    }
+
+    /// Proves that rows of a table are what its products with unit vectors say.
+    pub(crate) fn prove_embed(&mut self, weights: Weights<'_>) -> Result<(), ComputeError> {
+        let Weights { chunk, blocks } = weights;
+        let kernel = Kernel::Embed(chunk.format);
+        if self.proofs.is_proved(&[kernel]) || blocks == 0 {
+            return Ok(());
+        }
+        let (rows, width) = (chunk.rows.len().min(OUTPUTS), blocks * BLOCK_COLUMNS);
+        let columns: [usize; ROWS] = std::array::from_fn(|row| (row * 37 + 5) % width);
+        let mut x = vec![0.0; ROWS * width];
+        for (row, column) in columns.iter().enumerate() {
+            x[row * width + column] = 1.0;
+        }
+        let plain = self.plain(weights)?;
+        let by_column = self.run_form(plain, weights, rows, &x, None)?;
+        let mut out = self.buffer(rows, width)?;
+        out.shape(rows)?;
+        let ids: Vec<u32> = (0..rows as u32).map(|row| chunk.rows.start as u32 + row).collect();
+        let (memory, at) = self.device.table(&ids)?;
+        self.record_embed(weights, (&memory, at), [0, chunk.rows.end as u32], 1.0, &out)?;
+        let mut table = vec![0.0; rows * width];
+        self.read(&out, 0..rows, &mut table)?;
+        let found: Vec<f32> =
+            columns.iter().flat_map(|column| table.chunks(width).map(|row| row[*column])).collect();
+        match compare(&found, &by_column, FLOATS_LIMIT) {
+            Ok(()) => {
+                self.proofs.note(&[kernel]);
+                Ok(())
+            }
+            Err(reason) => Err(self.refused(&format!("{kernel:?}"), &reason)),
+        }
+    }
+
+    /// Whether products in tiles are right for a format: proved now, if it was not before.
+    pub(crate) fn proves_tiles(&mut self, weights: Weights<'_>) -> Result<bool, ComputeError> {
+        let format = weights.chunk.format;
+        if let Some(right) = self.tiles.get(&format) {
+            return Ok(*right);
+        }
+        let kernel = Kernel::Tiles(format);
+        let right = self.proofs.is_proved(&[kernel]) || {
+            // More than one tile each way.
+            let outputs = weights.chunk.rows.len().min(TILE_OUTPUTS + 6);
+            let x = Numbers(11).take((TILE_ROWS + ROWS) * weights.blocks * BLOCK_COLUMNS);
+            let plain = self.plain(weights)?;
+            let expected = self.run_form(plain, weights, outputs, &x, None)?;
+            let found = self.run_tiles(weights, outputs, &x)?;
+            match compare(&found, &expected, FLOATS_LIMIT) {
+                Ok(()) => true,
+                Err(reason) => {
+                    self.refuse(&format!("{kernel:?}"), &reason);
+                    false
+                }
+            }
+        };
+        if right {
+            self.proofs.note(&[kernel]);
+        }
+        self.tiles.insert(format, right);
+        Ok(right)
+    }
+
+    fn run_tiles(
+        &mut self,
+        weights: Weights<'_>,
+        outputs: usize,
+        x: &[f32],
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = weights.blocks * BLOCK_COLUMNS;
+        let rows = x.len() / width.max(1);
+        let (mut from, mut out) = (self.buffer(rows, width)?, self.buffer(rows, outputs)?);
+        self.write(x, &mut from)?;
+        out.shape(rows)?;
+        let operand = floats(&from);
+        let arguments = ProductArguments {
+            blocks: weights.blocks,
+            shift: weights.chunk.shift,
+            outputs,
+            rows: 0..rows,
+            x_stride: operand.stride(),
+            out_stride: out.stride(),
+            ..Default::default()
+        };
+        self.record_tiles((weights.chunk, None), &operand, &arguments, &out.memory)?;
+        let mut found = vec![0.0; rows * outputs];
+        self.read(&out, 0..rows, &mut found)?;
+        Ok(found)
+    }
+
+    /// Notes a form that is wrong.
+    fn refuse(&mut self, kernel: &str, reason: &str) {
+        let device = &self.device.name;
+        tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
+        self.refusals.push(format!("{kernel}: {reason}"));
+    }
+
+    fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
+        let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
+        match self.forms.get(&(format, input, role, batch)) {
+            Some(Some(sum)) => Ok(Product { format, input, role, sum: *sum, batch }),
+            _ => Err(self.refused(&format!("{format:?}"), "a product was asked for with an unproved matrix")),
+        }
+    }
+
+    /// Takes the first form that `check` finds right.
+    fn take_form(
+        &mut self,
+        key: FormKey,
+        weights: Weights<'_>,
+        check: &mut dyn FnMut(&mut Self, Product) -> Result<Result<(), String>, ComputeError>,
+    ) -> Result<Option<Sum>, ComputeError> {
+        let (format, input, role, batch) = key;
+        debug_assert_eq!(format, weights.chunk.format);
+        let sums: &[Sum] = if self.has_subgroups { &[Sum::Subgroup, Sum::Shared] } else { &[Sum::Shared] };
+        let mut why = String::new();
+        for &sum in sums {
+            let product = Product { format, input, role, sum, batch };
+            let kernel = Kernel::Product(product);
+            let outcome = if self.proofs.is_proved(&[kernel]) { Ok(()) } else { check(self, product)? };
+            match outcome {
+                Ok(()) => {
+                    self.proofs.note(&[kernel]);
+                    self.forms.insert(key, Some(sum));
+                    return Ok(Some(sum));
+                }
+                Err(reason) => {
+                    self.refuse(&format!("{product:?}"), &reason);
+                    why = reason;
+                }
+            }
+        }
+        if input == Input::Bytes {
+            self.forms.insert(key, None);
+            return Ok(None);
+        }
+        Err(self.refused(&format!("products of {format:?}"), &why))
+    }
+
+    /// Runs a form on rows `x`: `[rows][outputs]`. With `normed`, on their norm.
+    fn run_form(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+        outputs: usize,
+        x: &[f32],
+        normed: Option<f32>,
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = weights.blocks * BLOCK_COLUMNS;
+        let rows = x.len() / width.max(1);
+        let mut inputs = Inputs {
+            x: self.buffer(rows, width)?,
+            out: self.buffer(rows, outputs)?,
+            norm: self.vector(&Numbers(9).take(width))?,
+        };
+        self.write(x, &mut inputs.x)?;
+        inputs.out.shape(rows)?;
+        let input = match normed {
+            None => LinearInput::Plain(&inputs.x),
+            Some(eps) => LinearInput::Normed { x: &inputs.x, weight: &inputs.norm, eps },
+        };
+        let mut spare = None;
+        let operand = self.operand(&input, 0..rows, weights.blocks, product.input, &mut spare)?;
+        let arguments = ProductArguments {
+            blocks: weights.blocks,
+            shift: weights.chunk.shift,
+            outputs,
+            rows: 0..rows,
+            x_stride: operand.stride(),
+            out_stride: inputs.out.stride(),
+            ..Default::default()
+        };
+        self.record_product(
+            product,
+            (weights.chunk, None),
+            &operand,
+            &[],
+            &arguments,
+            (&inputs.out.memory, None),
+        )?;
+        let mut found = vec![0.0; rows * outputs];
+        self.read(&inputs.out, 0..rows, &mut found)?;
+        self.spares.extend(spare);
+        Ok(found)
+    }
+
+    /// Proves the products with experts against plain ones with the same weights.
+    pub(crate) fn prove_experts(&mut self, experts: &Experts) -> Result<(), ComputeError> {
+        for (sets, role) in [(&experts.up, Role::ExpertGated), (&experts.down, Role::ExpertDown)] {
+            for set in sets {
+                self.prove_set(set, role)?;
+            }
+        }
+        self.prove(super::Family::Experts)
+    }
+
+    fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
+        let key = (set.chunk.format, Input::Floats, role, 1);
+        if self.forms.contains_key(&key) {
+            return Ok(());
+        }
+        if set.blocks == 0 {
+            // No expert has weights here: nothing is multiplied.
+            self.forms.insert(key, Some(Sum::Shared));
+            return Ok(());
+        }
+        let weights = Weights { chunk: &set.chunk, blocks: set.blocks };
+        let lines = if role == Role::ExpertGated { 4 } else { 2 };
+        let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
+        let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
+        // Both halves of small matrices would be the same rows.
+        let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
+        let plain = self.plain(weights)?;
+        let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
+        let expected = expected_of_experts(&all, role, outputs, distance);
+        self.take_form(key, weights, &mut |backend, product| {
+            let found = backend.run_experts(product, weights, [outputs, distance], &x)?;
+            Ok(compare(&found, &expected, 2.0 * FLOATS_LIMIT))
+        })?;
+        Ok(())
+    }
+
+    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 and
+    /// from `distance` on. Expert 1 is absent.
+    fn run_experts(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+        [outputs, distance]: [usize; 2],
+        x: &[f32],
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = weights.blocks * BLOCK_COLUMNS;
+        let gated = product.role == Role::ExpertGated;
+        let (mut input, mut choices) = (self.buffer(ROWS * OF_ROW, width)?, self.buffer(ROWS, 2 * OF_ROW)?);
+        self.write(x, &mut input)?;
+        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(ROWS), &mut choices)?;
+        let second = distance * weights.blocks;
+        let entry = |first: usize| match gated {
+            true => [first, outputs, 0, 1],
+            false => [first, weights.blocks, 1, 0],
+        };
+        let table = [entry(0), [0; 4], entry(second)].concat().into_iter().map(|number| number as u32);
+        let table = self.device.filled(&table.collect::<Vec<_>>(), "a table of experts")?;
+        let rows = if gated { ROWS * OF_ROW } else { ROWS };
+        let mut out = self.buffer(rows, outputs)?;
+        out.shape(rows)?;
+        let operand = floats(&input);
+        let arguments = ProductArguments {
+            blocks: weights.blocks,
+            shift: weights.chunk.shift,
+            outputs,
+            rows: 0..ROWS,
+            x_stride: operand.stride(),
+            out_stride: out.stride(),
+            choices: OF_ROW,
+            choice_stride: choices.stride(),
+            ..Default::default()
+        };
+        let groups =
+            [outputs.div_ceil(OUTPUTS_PER_GROUP) as u32, if gated { OF_ROW as u32 } else { 1 }, ROWS as u32];
+        let extra = [&table, &choices.memory];
+        let to = (&out.memory, Some(groups));
+        self.record_product(product, (weights.chunk, None), &operand, &extra, &arguments, to)?;
+        let mut found = vec![0.0; rows * outputs];
+        self.read(&out, 0..rows, &mut found)?;
+        Ok(found)
+    }
+}
+
+/// Experts of a row in [`GpuBackend::run_experts`], and their weights.
+const OF_ROW: usize = 2;
+const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25];
+
+/// What [`GpuBackend::run_experts`] must give: `all` are plain products of its rows of input, with
+/// the rows of weights from 0 on.
+fn expected_of_experts(all: &[f32], role: Role, outputs: usize, distance: usize) -> Vec<f32> {
+    let gated = role == Role::ExpertGated;
+    let lines = if gated { 2 * outputs } else { outputs };
+    let products: Vec<&[f32]> = all.chunks(distance + lines).collect();
+    let mut expected = Vec::new();
+    for row in 0..ROWS {
+        if gated {
+            // Rows of input are those of the step: both experts take the same.
+            for first in [0, distance] {
+                expected.extend(gate(&products[row][first..first + lines], outputs));
+            }
+        } else {
+            let [a, b] = [products[OF_ROW * row], &products[OF_ROW * row + 1][distance..]];
+            expected.extend(a.iter().zip(b).take(outputs).map(|(a, b)| WEIGHTS[0] * a + WEIGHTS[1] * b));
+        }
+    }
+    expected
+}
+
+/// Row `row` of all parts, as the file has it.
+fn stored_row(parts: &[MatrixSource<'_>], mut row: usize) -> Vec<f32> {
+    for part in parts {
+        if row < part.rows {
+            let mut values = vec![0.0; part.cols];
+            part.dequantize_row(row, &mut values);
+            return values;
+        }
+        row -= part.rows;
+    }
+    Vec::new()
+}
+
+/// `silu(gate) * up` of rows of `[gates, ups]`.
+fn gate(both: &[f32], outputs: usize) -> Vec<f32> {
+    let of_row = |row: &[f32]| {
+        let (gates, ups) = row.split_at(outputs);
+        gates.iter().zip(ups).map(|(gate, up)| Activation::Silu.of(*gate, *up)).collect::<Vec<_>>()
+    };
+    both.chunks(2 * outputs.max(1)).flat_map(of_row).collect()
+}

@@ -1,0 +1,50 @@
+//! The public conformance suite.
+
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::{Activations, conformance};
+
+use super::{backend, device};
+use conformance::Limits;
+
+/// f32 activations; what an f16 and an int8 cache cost remains.
+const F32: Limits = Limits {
+    float_products: 1e-5,
+    quantized_products: 1e-5,
+    attention: 1e-3,
+    attention_int8: 1.5e-2,
+    rows: 1e-5,
+};
+
+/// What activations of 8 bits cost.
+const BYTES: Limits = Limits { quantized_products: 2e-2, ..F32 };
+
+#[test]
+fn f32_activations_conform() {
+    let Some(found) = device("f32_activations_conform") else { return };
+    let report = conformance::run(&mut backend(&found, Activations::F32, Group::solo()), &F32);
+    assert!(report.failures.is_empty(), "{report}");
+    assert!(report.compared > 300, "only {} results were compared", report.compared);
+}
+
+#[test]
+fn bytes_conform() {
+    let Some(found) = device("bytes_conform") else { return };
+    for activations in [Activations::Auto, Activations::Int8] {
+        let report = conformance::run(&mut backend(&found, activations, Group::solo()), &BYTES);
+        assert!(report.failures.is_empty(), "{activations:?}: {report}");
+    }
+}
+
+#[test]
+fn sums_over_ranks_conform() {
+    let Some(found) = device("sums_over_ranks_conform") else { return };
+    for ranks in [1, 2, 3] {
+        let reports = local::run(ranks, TransportChoice::Shm, |mut group| {
+            let own = group.split(0, group.rank() as u32).unwrap();
+            conformance::run_on_rank(&mut backend(&found, Activations::F32, own), group, &F32)
+        });
+        for report in reports.unwrap() {
+            assert!(report.failures.is_empty(), "{ranks} ranks: {report}");
+        }
+    }
+}

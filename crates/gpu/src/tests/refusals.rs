@@ -1,0 +1,117 @@
+//! Wrong kernels are found, refused by name, and the next form taken.
+
+use thunder_collectives::Group;
+use thunder_compute::{Activations, Backend, ComputeError, Encoding, Float, MatrixSource, RowOrder, Strided};
+
+use super::device;
+use crate::kernel::{Input, Kernel, Role, Sum};
+use crate::proof::{Family, Numbers};
+use crate::{GpuBackend, GpuConfig};
+
+const ROWS: usize = 40;
+const COLS: usize = 2048;
+
+/// A 4-bit matrix, and what it multiplies to.
+struct Work {
+    weight: Vec<u8>,
+    scales: Vec<u8>,
+    offsets: Vec<u8>,
+    x: Vec<f32>,
+}
+
+impl Work {
+    fn new() -> Self {
+        let mut random = thunder_testing::Random::new(3);
+        let halves = |value: f32| half::f16::from_f32(value).to_le_bytes().repeat(ROWS * COLS / 64);
+        let weight = random.bytes(ROWS * COLS / 2);
+        Self { weight, scales: halves(0.1), offsets: halves(-0.75), x: Numbers(1).take(COLS) }
+    }
+
+    fn source(&self) -> MatrixSource<'_> {
+        let view = |bytes| Strided { bytes, stride: bytes.len() / ROWS, row_bytes: bytes.len() / ROWS };
+        MatrixSource {
+            rows: ROWS,
+            cols: COLS,
+            encoding: Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+            weight: view(&self.weight),
+            scales: Some(view(&self.scales)),
+            offsets: Some(view(&self.offsets)),
+            row_order: RowOrder::AsStored,
+            bias: None,
+            pages: None,
+        }
+    }
+
+    /// The largest difference of a product's outputs from the CPU's sums.
+    fn error(&self, backend: &mut GpuBackend) -> Result<f32, ComputeError> {
+        let w = backend.matrix(&[self.source()])?;
+        let (mut x, mut out) = (backend.buffer(1, COLS)?, backend.buffer(1, ROWS)?);
+        backend.write(&self.x, &mut x)?;
+        backend.product(&x, 0..1, &w, &mut out)?;
+        let (mut found, mut row) = (vec![0.0; ROWS], vec![0.0; COLS]);
+        backend.read(&out, 0..1, &mut found)?;
+        let mut most = 0.0f32;
+        for (index, found) in found.iter().enumerate() {
+            self.source().dequantize_row(index, &mut row);
+            let expected: f64 = row.iter().zip(&self.x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+            most = most.max((found - expected as f32).abs());
+        }
+        Ok(most)
+    }
+}
+
+fn opened(test: &str, activations: Activations) -> Option<GpuBackend> {
+    let config = GpuConfig { activations, ..GpuConfig::default() };
+    Some(GpuBackend::unproved(&device(test)?, config, Group::solo()).unwrap())
+}
+
+#[test]
+fn subgroups_of_another_size_are_refused_and_memory_taken() {
+    let Some(mut backend) =
+        opened("subgroups_of_another_size_are_refused_and_memory_taken", Activations::F32)
+    else {
+        return;
+    };
+    // llvmpipe's subgroups have 8 lanes, so sums over them are wrong for kernels of 32.
+    backend.has_subgroups = true;
+    backend.device.sabotage = Some(|_, text| text.replace("subgroupAdd(acc", "subgroupAdd(0.125 * acc"));
+    assert!(Work::new().error(&mut backend).unwrap() < 1e-2);
+    assert!(backend.forms.values().all(|form| *form == Some(Sum::Shared)), "{:?}", backend.forms);
+    assert!(backend.refusals().iter().any(|refused| refused.contains("Subgroup")), "{:?}", backend.refusals);
+}
+
+#[test]
+fn wrong_products_of_bytes_are_refused_and_floats_taken() {
+    let test = "wrong_products_of_bytes_are_refused_and_floats_taken";
+    let Some(mut backend) = opened(test, Activations::Auto) else { return };
+    let work = Work::new();
+    let rounded = work.error(&mut backend).unwrap();
+    assert!(rounded > 1e-2, "products of bytes are rounded, but this one is off by {rounded} only");
+    let Some(mut backend) = opened(test, Activations::Auto) else { return };
+    backend.device.sabotage = Some(|_, text| text.replace("f32(dot4I8Packed(", "1.2 * f32(dot4I8Packed("));
+    assert!(work.error(&mut backend).unwrap() < 1e-2);
+    let bytes = backend.forms.iter().filter(|((_, input, ..), _)| *input == Input::Bytes);
+    assert!(bytes.clone().count() > 0 && bytes.clone().all(|(_, form)| form.is_none()));
+    assert!(backend.refusals().iter().any(|refused| refused.contains("Bytes")), "{:?}", backend.refusals);
+}
+
+#[test]
+fn a_kernel_without_a_right_form_is_an_error_that_names_it() {
+    let test = "a_kernel_without_a_right_form_is_an_error_that_names_it";
+    let Some(mut backend) = opened(test, Activations::F32) else { return };
+    backend.device.sabotage = Some(|kernel, text| match kernel {
+        Kernel::Product(product) if product.role == Role::Plain => {
+            text.replace("acc0 = fma(1.0", "acc0 = fma(1.1")
+        }
+        Kernel::Largest => text.replace("k > best", "k < best"),
+        Kernel::Combine => text.replace("value / sum", "value"),
+        _ => text,
+    });
+    let error = Work::new().error(&mut backend).unwrap_err().to_string();
+    assert!(error.contains("Levels(4)") && error.contains("off by"), "{error}");
+    let error = backend.prove(Family::Rows).unwrap_err().to_string();
+    assert!(error.contains("Rows"), "{error}");
+    let error = backend.prove(Family::Tokens { latent: false, int8: false }).unwrap_err().to_string();
+    assert!(error.contains("Tokens"), "{error}");
+    backend.prove(Family::Experts).unwrap();
+}

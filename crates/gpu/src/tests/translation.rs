@@ -1,0 +1,73 @@
+//! Every kernel through naga's writers for Metal and SPIR-V, and what they let pass.
+
+use naga::back::{msl, spv};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use crate::device::MAX_ARGUMENT_BYTES;
+use crate::kernel::Kernel;
+
+/// Workgroup memory of Apple's GPUs and of most others, in bytes.
+const WORKGROUP_BYTES: u32 = 32 << 10;
+/// Threads of a workgroup that every GPU has.
+const MAX_THREADS: u32 = 1024;
+/// Buffers of a kernel: Metal has 31, and wgpu takes some for itself.
+const MAX_BUFFERS: usize = 12;
+
+#[test]
+fn every_kernel_translates_to_metal_and_spirv() {
+    let kernels = Kernel::all();
+    assert!(kernels.len() > 300, "only {} kernels", kernels.len());
+    // Names of Metal that naga takes for a kernel's.
+    for kernel in kernels {
+        let text = kernel.source();
+        if let Err(reason) = translate(&kernel, &text) {
+            panic!("{kernel:?}: {reason}\n{text}");
+        }
+    }
+}
+
+fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
+    // Refused by naga for Metal, typed wrongly by it, or dropped without a word.
+    for word in ["enable ", "bitcast<vec2<f16>>", "bitcast<vec4<f16>>", "@volatile", "coopLoad", "$"] {
+        if text.contains(word) {
+            return Err(format!("contains '{word}'"));
+        }
+    }
+    let module = naga::front::wgsl::parse_str(text).map_err(|error| error.emit_to_string(text))?;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+        .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
+        .subgroup_operations(naga::valid::SubgroupOperationSet::all())
+        .validate(&module)
+        .map_err(|error| error.emit_to_string(text))?;
+    sizes(kernel, &module)?;
+    let options = spv::Options { lang_version: (1, 3), ..Default::default() };
+    spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
+    let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
+    let (metal, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
+        .map_err(|error| format!("Metal: {error}"))?;
+    let is_known = !metal.contains("simdgroup_half16x16") && metal.contains("kernel void");
+    if is_known { Ok(()) } else { Err("Metal's compiler would refuse it".to_owned()) }
+}
+
+/// What no writer checks: limits of devices.
+fn sizes(kernel: &Kernel, module: &naga::Module) -> Result<(), String> {
+    let of = |space: naga::AddressSpace| {
+        let globals = module.global_variables.iter().filter(move |(_, global)| global.space == space);
+        globals.map(|(_, global)| module.types[global.ty].inner.size(module.to_ctx())).sum::<u32>()
+    };
+    let (shared, arguments) = (of(naga::AddressSpace::WorkGroup), of(naga::AddressSpace::Immediate));
+    let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
+    let [x, y, z] = module.entry_points[0].workgroup_size;
+    let within = shared <= WORKGROUP_BYTES
+        && arguments <= MAX_ARGUMENT_BYTES
+        && x * y * z <= MAX_THREADS
+        && buffers <= MAX_BUFFERS;
+    if buffers != kernel.bindings().len() {
+        return Err(format!("{buffers} buffers, but it is bound to {}", kernel.bindings().len()));
+    }
+    if within {
+        Ok(())
+    } else {
+        Err(format!("{shared} bytes, {arguments} bytes of arguments, {buffers} buffers"))
+    }
+}

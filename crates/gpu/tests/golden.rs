@@ -1,0 +1,260 @@
+//! Logits on a GPU, or on Mesa's software driver, against MLX-LM's, on one rank and on several; and
+//! the built-in model's greedy answers against the CPU's.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use thunder_collectives::{Group, TransportChoice, local};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Largest, Step};
+use thunder_gpu::{Found, GpuBackend, GpuConfig};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
+
+/// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, else the software
+/// driver. Notes a skipped test if there is none.
+fn device(test: &str) -> Option<Found> {
+    let mut devices = thunder_gpu::devices();
+    let wanted = std::env::var("THUNDER_TEST_GPU").ok().and_then(|number| number.parse::<usize>().ok());
+    let number = wanted.or_else(|| devices.iter().position(|found| !found.info.is_real()));
+    match number.filter(|number| *number < devices.len()) {
+        Some(number) => Some(devices.swap_remove(number)),
+        None => {
+            thunder_testing::skip(
+                test,
+                "no software Vulkan driver: apt-get install mesa-vulkan-drivers libvulkan1",
+            );
+            None
+        }
+    }
+}
+
+fn gpu(found: &Found, activations: Activations, group: Group) -> GpuBackend {
+    GpuBackend::new(found, GpuConfig { activations, ..GpuConfig::default() }, group).unwrap()
+}
+
+fn cpu(activations: Activations, group: Group) -> CpuBackend {
+    CpuBackend::new(&CpuConfig::new(1, Isa::detect().unwrap(), activations), group)
+}
+
+/// A prompt of a fixture, and MLX-LM's logits of some of its positions.
+struct Prompt {
+    tokens: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<f32>,
+}
+
+fn prompts(case: &Path) -> Vec<Prompt> {
+    let bytes = std::fs::read(case.join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let words =
+        |name: String| -> Vec<[u8; 4]> { file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec() };
+    let ints = |name: String| -> Vec<u32> { words(name).into_iter().map(u32::from_le_bytes).collect() };
+    let prompt = |i: usize| Prompt {
+        tokens: ints(format!("tokens.{i}")),
+        positions: ints(format!("positions.{i}")).into_iter().map(|p| p as usize).collect(),
+        logits: words(format!("logits.{i}")).into_iter().map(f32::from_le_bytes).collect(),
+    };
+    (0..3).map(prompt).collect()
+}
+
+fn case(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases").join(name)
+}
+
+const CAPACITY: Capacity =
+    Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
+
+/// A prompt's logits and residual stream, computed in pieces of `chunk` tokens on one rank.
+fn compute<B: Backend>(
+    tokens: &[u32],
+    (folder, plan, rank): (&ModelFolder, &ShardPlan, usize),
+    mut backend: B,
+    chunk: usize,
+) -> (Vec<f32>, Vec<f32>) {
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    let mut model = Model::load(folder, plan, rank, CAPACITY, &mut backend, progress).unwrap();
+    let blocks: Vec<u32> = (0..tokens.len().div_ceil(KV_BLOCK_TOKENS) as u32).map(|i| 7 - i).collect();
+    let (mut logits, mut hidden, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, tokens) in tokens.chunks(chunk).enumerate() {
+        let mut step = Step::default();
+        step.push(tokens, index * chunk, &blocks, 0, false);
+        step.logit_rows = (0..tokens.len() as u32).collect();
+        model.forward(&mut backend, &step, None).unwrap();
+        model.read_logits(&mut backend, &step, &mut rows).unwrap();
+        logits.extend_from_slice(&rows);
+        model.read_hidden(&mut backend, &step, &mut rows).unwrap();
+        hidden.extend_from_slice(&rows);
+    }
+    (logits, hidden)
+}
+
+/// `‖ours − expected‖ / ‖expected‖` over the positions that the fixture has.
+fn error(ours: &[f32], prompt: &Prompt) -> f64 {
+    let vocab = prompt.logits.len() / prompt.positions.len();
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (position, expected) in prompt.positions.iter().zip(prompt.logits.chunks(vocab)) {
+        for (a, b) in ours[position * vocab..][..vocab].iter().zip(expected) {
+            error += f64::from(a - b).powi(2);
+            norm += f64::from(*b).powi(2);
+        }
+    }
+    (error / norm).sqrt()
+}
+
+/// Joins the logits of ranks, `[positions, vocabulary]`.
+fn join(parts: &[Vec<f32>], positions: usize) -> Vec<f32> {
+    let row = |row: usize| {
+        parts
+            .iter()
+            .flat_map(move |part| part[row * (part.len() / positions)..][..part.len() / positions].to_vec())
+    };
+    (0..positions).flat_map(row).collect()
+}
+
+/// Cases of each kind of layer and width; all of them in `./test --long`.
+fn cases() -> Vec<PathBuf> {
+    let some = [
+        "deepseek_v3-4bit-g32",
+        "gpt_oss-mxfp4",
+        "llama-3bit-g64",
+        "llama-bf16-biases",
+        "llama-mixed-bits",
+        "ministral3-bf16",
+        "mistral-4bit-window",
+        "qwen3-4bit-5-kv-heads",
+        "qwen3_moe-4bit",
+    ];
+    if !thunder_testing::is_long() {
+        return some.map(case).to_vec();
+    }
+    let all = std::fs::read_dir(case("")).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|case| case.join("golden.safetensors").exists()).collect()
+}
+
+#[test]
+fn one_rank_agrees_with_mlx() {
+    let Some(found) = device("one_rank_agrees_with_mlx") else { return };
+    for case in cases() {
+        let folder = ModelFolder::open(&case).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let prompt = &prompts(&case)[0];
+        let backend = gpu(&found, Activations::F32, Group::solo());
+        let (ours, _) = compute(&prompt.tokens, (&folder, &plan, 0), backend, 70);
+        let error = error(&ours, prompt);
+        println!("{:32} {error:.1e}", case.file_name().unwrap().display());
+        assert!(error < 1e-3, "{}: relative error {error:.2e}", case.display());
+    }
+}
+
+#[test]
+fn bytes_of_activations_cost_one_percent_at_most() {
+    let Some(found) = device("bytes_of_activations_cost_one_percent_at_most") else { return };
+    for name in ["llama-4bit-g32", "qwen3-8bit-g128"] {
+        let folder = ModelFolder::open(&case(name)).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let prompt = &prompts(&case(name))[0];
+        let backend = gpu(&found, Activations::Auto, Group::solo());
+        let (ours, _) = compute(&prompt.tokens, (&folder, &plan, 0), backend, 70);
+        let error = error(&ours, prompt);
+        assert!(error > 1e-5, "{name}: activations were not rounded at all");
+        assert!(error < 1e-2, "{name}: relative error {error:.2e}");
+    }
+}
+
+#[test]
+fn ranks_of_gpus_and_cpus_have_the_same_bits() {
+    let Some(found) = device("ranks_of_gpus_and_cpus_have_the_same_bits") else { return };
+    let case = case("qwen3-4bit-g64");
+    let folder = ModelFolder::open(&case).unwrap();
+    let prompt = &prompts(&case)[0];
+    // True: a GPU.
+    for ranks in [&[true, true][..], &[true, false], &[false, true, true]] {
+        let weights = vec![1.0; ranks.len()];
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &weights).unwrap();
+        let parts = local::run(ranks.len(), TransportChoice::Shm, |mut group| {
+            let rank = group.rank();
+            group.check().unwrap();
+            let of = (&folder, &plan, rank);
+            match ranks[rank] {
+                true => {
+                    let mut backend = gpu(&found, Activations::F32, group);
+                    backend.tune(folder.spec.hidden, 1 << 20).unwrap();
+                    compute(&prompt.tokens, of, backend, 70)
+                }
+                false => {
+                    let mut backend = cpu(Activations::F32, group);
+                    backend.tune(folder.spec.hidden, 1 << 20).unwrap();
+                    compute(&prompt.tokens, of, backend, 70)
+                }
+            }
+        });
+        let (logits, hidden): (Vec<_>, Vec<_>) = parts.unwrap().into_iter().unzip();
+        for (rank, hidden_of_rank) in hidden.iter().enumerate() {
+            let same = hidden_of_rank.iter().zip(&hidden[0]).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "rank {rank} of {ranks:?} has other bits than rank 0");
+        }
+        let error = error(&join(&logits, prompt.tokens.len()), prompt);
+        assert!(error < 1e-3, "{ranks:?}: relative error {error:.2e}");
+    }
+}
+
+#[test]
+fn a_prompt_cut_into_pieces_gives_the_same_bits() {
+    let Some(found) = device("a_prompt_cut_into_pieces_gives_the_same_bits") else { return };
+    let case = case("qwen3-4bit-g64");
+    let folder = ModelFolder::open(&case).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let tokens = &prompts(&case)[0].tokens;
+    let run =
+        |chunk| compute(tokens, (&folder, &plan, 0), gpu(&found, Activations::Auto, Group::solo()), chunk).0;
+    let whole = run(70);
+    // A prompt's piece never has a single token: that is a generated one, with other arithmetic.
+    for chunk in [13, 33].into_iter().filter(|chunk| tokens.len() % chunk != 1) {
+        let same = run(chunk).iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "pieces of {chunk} tokens give other bits");
+    }
+}
+
+/// The first tokens of a greedy answer.
+fn greedy<B: Backend>(folder: &ModelFolder, mut backend: B, prompt: &[u32], count: usize) -> Vec<u32> {
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    let mut model = Model::load(folder, &plan, 0, CAPACITY, &mut backend, progress).unwrap();
+    let (mut tokens, mut answer, mut start) = (prompt.to_vec(), Vec::new(), 0);
+    let mut largest: Vec<Largest> = Vec::new();
+    while answer.len() < count {
+        let mut step = Step::default();
+        step.push(&tokens, start, &[0, 1, 2, 3], 0, true);
+        model.forward(&mut backend, &step, None).unwrap();
+        model.read_largest(&mut backend, &step, &mut largest).unwrap();
+        start += tokens.len();
+        tokens = vec![largest[0].column];
+        answer.push(largest[0].column);
+    }
+    answer
+}
+
+#[test]
+fn the_built_in_model_answers_as_on_the_cpu() {
+    let Some(found) = device("the_built_in_model_answers_as_on_the_cpu") else { return };
+    let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
+    let golden: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(thunder_testing::builtin_golden()).unwrap()).unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let answers = golden.as_array().unwrap().iter().take(thunder_testing::runs(2, 100));
+    for answer in answers {
+        let (prompt, expected) = (ids(&answer["prompt"]), ids(&answer["completion"]));
+        let count = expected.len().min(thunder_testing::runs(16, 60));
+        for activations in [Activations::F32, Activations::Auto] {
+            let found = greedy(&folder, gpu(&found, activations, Group::solo()), &prompt, count);
+            assert_eq!(found, expected[..count], "{activations:?}");
+            let of_cpu = greedy(&folder, cpu(activations, Group::solo()), &prompt, count);
+            assert_eq!(found, of_cpu, "{activations:?}");
+        }
+    }
+}
