@@ -27,6 +27,8 @@ pub struct ActiveRequest {
     /// The report of the token chosen last, until the token is pushed.
     report: Option<TokenLogprob>,
     prompt_tokens: usize,
+    /// Prompt tokens that were in the cache already.
+    pub cached_tokens: usize,
     generated: usize,
     submitted: Instant,
     first_token: Option<Instant>,
@@ -41,6 +43,7 @@ impl ActiveRequest {
             logprobs: request.logprobs,
             report: None,
             prompt_tokens: request.prompt.len(),
+            cached_tokens: 0,
             generated: 0,
             submitted: Instant::now(),
             first_token: None,
@@ -97,6 +100,7 @@ impl ActiveRequest {
         let first = self.first_token.unwrap_or(self.submitted);
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.generated,
             time_to_first_token: first - self.submitted,
             decode_time: first.elapsed(),

@@ -228,6 +228,7 @@ impl<B: Backend> EngineLoop<B> {
         self.scheduler.apply(&self.tokens, &mut self.events);
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
+            request.cached_tokens = event.cached_tokens;
             if let Some(reason) = request.push(event.token, event.finish)
                 && let Some(request) = self.requests.remove(&event.request)
             {

@@ -60,6 +60,8 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
+    /// Of these, tokens that an earlier prompt left in the cache.
+    pub cached_tokens: usize,
     /// Tokens generated, including the one that ended the answer.
     pub completion_tokens: usize,
     /// From submission until the first token was chosen.

@@ -11,7 +11,8 @@
 //! ```
 //! use thunder_engine::{Generation, Limits, Scheduler};
 //!
-//! let limits = Limits { sequences: 4, rows: 256, kv_blocks: 64 };
+//! let limits =
+//!     Limits { sequences: 4, rows: 256, kv_blocks: 64, prefix_cache: true, snapshots: None };
 //! let mut scheduler = Scheduler::new(limits, 1, 2048, vec![0]);
 //! let generation = Generation { max_tokens: Some(3), ignore_eos: false, greedy: true };
 //! let request = scheduler.submit(&[5, 6, 7], generation)?;

@@ -113,6 +113,13 @@ pub struct CacheArgs {
     /// for the KV cache.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
+    /// Compute every prompt anew, and keep nothing of it for later prompts that begin alike
+    ///
+    /// Answers are the same with and without. The cache uses memory that no request needs now. Turn
+    /// it off to measure, or if no client may learn from the time to first token whether another
+    /// one has sent the same prompt.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
 }
 
 /// How ranks find each other.
@@ -193,6 +200,7 @@ impl EngineArgs {
             context: self.cache.context,
             memory: self.cache.memory,
             max_batch: self.cache.max_batch.into(),
+            prefix_cache: !self.cache.no_prefix_cache,
             activations: self.activations.into(),
             overlap: self.overlap.into(),
             transport: self.transport.into(),

@@ -170,12 +170,17 @@ impl Assembly {
             rows: limits.rows,
             logit_rows: limits.sequences,
             kv_blocks: limits.kv_blocks,
-            slots: limits.sequences,
+            slots: limits.sequences + limits.snapshots.unwrap_or(0),
             kv_format: self.spec.engine.kv,
         };
         let began = Instant::now();
-        let shard =
-            RankShard { folder: &self.folder, plan: &self.plan, capacity, settings: &self.settings() };
+        let shard = RankShard {
+            folder: &self.folder,
+            plan: &self.plan,
+            capacity,
+            snapshots: limits.snapshots.unwrap_or(0),
+            settings: &self.settings(),
+        };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
         let rank = RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut loaded)?;
         let model = self.spec.engine.model.display();
@@ -199,13 +204,25 @@ impl Assembly {
         // All ranks have the same blocks: as many as fit where memory is shortest.
         let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
         group.all_reduce(&mut blocks, Op::Min)?;
-        Ok(Limits { sequences: engine.max_batch, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
+        Ok(Limits {
+            sequences: engine.max_batch,
+            rows: STEP_ROWS,
+            kv_blocks: blocks[0] as usize,
+            prefix_cache: engine.prefix_cache,
+            snapshots: self.has_states().then_some(engine.snapshots()),
+        })
+    }
+
+    /// True if a layer of the model keeps a state of fixed size for each sequence.
+    fn has_states(&self) -> bool {
+        self.footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0)
     }
 
     fn kv_request(&self) -> KvCacheRequest {
         let engine = &self.spec.engine;
         KvCacheRequest {
             sequences: engine.max_batch,
+            states: engine.max_batch + engine.snapshots(),
             context: self.context,
             is_required: engine.context.is_some(),
         }
@@ -236,6 +253,7 @@ impl Assembly {
             ("--split", split),
             ("--kv", lower(&engine.kv)),
             ("--max-batch", engine.max_batch.to_string()),
+            ("--no-prefix-cache", (!engine.prefix_cache).to_string()),
             ("--activations", lower(&engine.activations)),
             ("--overlap", lower(&engine.overlap)),
         ]

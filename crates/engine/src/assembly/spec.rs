@@ -45,6 +45,8 @@ pub struct EngineSpec {
     pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
+    /// Keep what was computed of prompts for later prompts that begin alike.
+    pub prefix_cache: bool,
     /// Precision of activations in products with weights.
     pub activations: Activations,
     /// When to all-reduce one part of a prompt while the next part is computed.
@@ -68,6 +70,7 @@ impl EngineSpec {
             context: None,
             memory: None,
             max_batch: 16,
+            prefix_cache: true,
             activations: Activations::default(),
             overlap: Overlap::default(),
             transport: TransportChoice::default(),
@@ -102,6 +105,11 @@ impl EngineSpec {
             }
             context => Ok(context.unwrap_or(model_maximum)),
         }
+    }
+
+    /// Copies of states that a model with states keeps for the prefix cache: as many as sequences.
+    pub const fn snapshots(&self) -> usize {
+        if self.prefix_cache { self.max_batch } else { 0 }
     }
 
     /// Which part of the model each of `ranks` ranks holds.

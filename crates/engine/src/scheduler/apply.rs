@@ -16,7 +16,8 @@ impl Scheduler {
             sequence.in_flight -= 1;
             if let Some(&token) = token.filter(|_| !sequence.ended) {
                 let finish = sequence.accept(token, &self.eos, self.max_tokens);
-                events.push(TokenEvent { request: sequence.id, token, finish });
+                let cached_tokens = sequence.cached_tokens;
+                events.push(TokenEvent { request: sequence.id, token, finish, cached_tokens });
                 sequence.ended = finish.is_some();
             }
             if sequence.ended {

@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub kept_blocks: usize,
     pub prompt: bool,
     pub wants_token: bool,
+    pub restore: Option<u32>,
+    pub save: Option<u32>,
 }
 
 impl PlannedStep {
@@ -61,7 +63,7 @@ pub struct NextStep<'a> {
 pub struct StepPart<'a> {
     /// The sequence's slot, which finds its block table and its state on every rank.
     pub slot: usize,
-    /// Position of the first token in the sequence. At 0 the slot belongs to a new sequence.
+    /// Position of the first token in the sequence. At 0 the slot's state is zeroed.
     pub start: usize,
     /// Tokens to compute.
     pub tokens: &'a [u32],
@@ -73,6 +75,10 @@ pub struct StepPart<'a> {
     pub prompt: bool,
     /// True if the last token's row gives the next token.
     pub wants_token: bool,
+    /// Snapshot that the slot's state is copied from before the step.
+    pub restore: Option<u32>,
+    /// Snapshot that the slot's state is copied to after the step.
+    pub save: Option<u32>,
 }
 
 impl<'a> NextStep<'a> {
@@ -97,6 +103,8 @@ impl<'a> NextStep<'a> {
                 new_blocks: &sequence.blocks[entry.kept_blocks..],
                 prompt: entry.prompt,
                 wants_token: entry.wants_token,
+                restore: entry.restore,
+                save: entry.save,
             })
         })
     }

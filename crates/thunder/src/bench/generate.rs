@@ -35,6 +35,14 @@ struct Common {
     engine: EngineArgs,
 }
 
+impl Common {
+    /// Loads the model, as [`session::open`] does. Every prompt is computed: rounds repeat them.
+    fn open(&mut self) -> anyhow::Result<Option<Session>> {
+        self.engine.cache.no_prefix_cache = true;
+        session::open(self.model.name(), &self.engine)
+    }
+}
+
 /// Label of the share of peak arithmetic: operations in products with weights, against a loop of
 /// the same instruction.
 const PEAK_SHARE: &str = "share of peak arithmetic";

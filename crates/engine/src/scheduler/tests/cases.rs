@@ -9,17 +9,17 @@ use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
 
 const EOS: u32 = 0;
 /// A token that ends nothing.
-const TOKEN: u32 = 7;
+pub(super) const TOKEN: u32 = 7;
 
-fn limits() -> Limits {
-    Limits { sequences: 4, rows: 100, kv_blocks: 16 }
+pub(super) fn limits() -> Limits {
+    Limits { sequences: 4, rows: 100, kv_blocks: 16, prefix_cache: false, snapshots: None }
 }
 
 fn scheduler(limits: Limits, stages: usize) -> Scheduler {
     Scheduler::new(limits, stages, 400, vec![EOS])
 }
 
-fn generation() -> Generation {
+pub(super) fn generation() -> Generation {
     Generation { max_tokens: None, ignore_eos: false, greedy: true }
 }
 
@@ -28,13 +28,13 @@ fn submit(scheduler: &mut Scheduler, prompt_tokens: usize) -> RequestId {
 }
 
 /// Plans a step: slot, start and tokens of each part.
-fn plan(scheduler: &mut Scheduler) -> Vec<(usize, usize, usize)> {
+pub(super) fn plan(scheduler: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     let part = |part: crate::scheduler::StepPart<'_>| (part.slot, part.start, part.tokens.len());
     scheduler.next_step().map(|step| step.parts().map(part).collect()).unwrap_or_default()
 }
 
 /// Applies the oldest step; every sequence that awaits a token gets this one.
-fn apply(scheduler: &mut Scheduler, token: u32) -> Vec<TokenEvent> {
+pub(super) fn apply(scheduler: &mut Scheduler, token: u32) -> Vec<TokenEvent> {
     let count = scheduler.oldest_step().map_or(0, |(awaiting, _)| awaiting.len());
     let mut events = Vec::new();
     scheduler.apply(&vec![token; count], &mut events);
@@ -135,7 +135,10 @@ fn the_youngest_is_preempted_and_starts_over() {
     assert_eq!(plan(&mut scheduler), [(0, 0, 28)]);
     assert!(apply(&mut scheduler, TOKEN).is_empty(), "the prompt's next token is known");
     assert_eq!(plan(&mut scheduler), [(0, 28, 5)]);
-    assert_eq!(apply(&mut scheduler, TOKEN), [TokenEvent { request: young, token: TOKEN, finish: None }]);
+    assert_eq!(
+        apply(&mut scheduler, TOKEN),
+        [TokenEvent { request: young, token: TOKEN, finish: None, cached_tokens: 0 }]
+    );
 }
 
 #[test]
@@ -204,7 +207,7 @@ fn a_cancelled_request_leaves_at_once_unless_it_is_in_flight() {
     assert_eq!(scheduler.running(), 1, "the second piece of its prompt is in flight");
     assert!(apply(&mut scheduler, TOKEN).is_empty(), "nobody gets the token");
     assert!(scheduler.is_idle());
-    assert_eq!(scheduler.blocks.free_tokens(), 16 * KV_BLOCK_TOKENS);
+    assert_eq!(scheduler.blocks.unused(), 16);
     scheduler.cancel(first);
     assert!(scheduler.is_idle(), "a request that has ended is no longer known");
 }

@@ -15,6 +15,7 @@ struct Client {
     expected: (Vec<u32>, FinishReason),
     answer: Vec<u32>,
     finish: Option<FinishReason>,
+    cached: usize,
     /// The client cancels its request at this token, as the engine loop does for a stop text.
     stop_token: Option<u32>,
 }
@@ -24,6 +25,8 @@ struct Workload {
     scheduler: Scheduler,
     model: FakeModel,
     clients: BTreeMap<RequestId, Client>,
+    /// Prompts so far, whose beginnings later ones may have.
+    prompts: Vec<Vec<u32>>,
     live: BTreeSet<RequestId>,
     to_submit: usize,
     /// Tokens of all prompts and answers, which bound the steps.
@@ -41,6 +44,8 @@ struct Totals {
     finished: usize,
     longest_wait: usize,
     work: f64,
+    /// Prompt tokens from the cache: of models without states, and with.
+    cached: [usize; 2],
 }
 
 impl Workload {
@@ -49,15 +54,22 @@ impl Workload {
         let mut from = |low: u64, count: u64| (low + random.below(count)) as usize;
         let sequences = from(1, 6);
         // The oldest sequence needs 3 rows for its prompt while the others decode.
-        let limits = Limits { sequences, rows: sequences + from(2, 40), kv_blocks: from(2, 9) };
+        let limits = Limits {
+            sequences,
+            rows: sequences + from(2, 40),
+            kv_blocks: from(2, 9),
+            prefix_cache: from(0, 4) > 0,
+            snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
+        };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
         let scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
         Self {
             random,
             scheduler,
-            model: FakeModel::new(limits.kv_blocks, sequences),
+            model: FakeModel::new(limits),
             clients: BTreeMap::new(),
+            prompts: Vec::new(),
             live: BTreeSet::new(),
             to_submit,
             tokens: 0,
@@ -90,6 +102,9 @@ impl Workload {
         totals.steps += self.steps;
         totals.preemptions += self.scheduler.preemptions();
         totals.finished += self.clients.values().filter(|client| client.finish.is_some()).count();
+        let has_states = self.scheduler.limits.snapshots.is_some();
+        let cached = self.clients.values().map(|client| client.cached).sum::<usize>();
+        totals.cached[usize::from(has_states)] += cached;
         totals.work = totals.work.max(self.steps as f64 / self.tokens as f64);
     }
 
@@ -100,7 +115,15 @@ impl Workload {
             0 => 1 + self.random.below(4),
             _ => 1 + self.random.below(max_tokens as u64 - 1),
         };
-        let prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
+        let mut prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
+        if let Some(last) = self.prompts.len().checked_sub(1).filter(|_| !self.one_in(3)) {
+            // Most begin as another one did, up to anywhere.
+            let other = &self.prompts[self.random.below(last as u64 + 1) as usize];
+            let common = prompt.len().min(other.len());
+            let common = common - self.random.below(common as u64) as usize / 2;
+            prompt[..common].copy_from_slice(&other[..common]);
+        }
+        self.prompts.push(prompt.clone());
         let generation = Generation {
             max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
             ignore_eos: self.one_in(3),
@@ -110,7 +133,8 @@ impl Workload {
         let id = self.scheduler.submit(&prompt, generation).unwrap();
         let expected = alone(&prompt, generation, max_tokens);
         self.tokens += prompt.len() + expected.0.len();
-        self.clients.insert(id, Client { expected, answer: Vec::new(), finish: None, stop_token });
+        let client = Client { expected, answer: Vec::new(), finish: None, cached: 0, stop_token };
+        self.clients.insert(id, client);
         self.live.insert(id);
         check_state(&self.scheduler, &self.live);
     }
@@ -177,9 +201,10 @@ impl Workload {
         assert_eq!(awaiting.len(), tokens.len());
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
-        for TokenEvent { request, token, finish } in events {
+        for TokenEvent { request, token, finish, cached_tokens } in events {
             assert!(self.live.contains(&request), "an event after the last one");
             let client = self.clients.get_mut(&request).unwrap();
+            client.cached = cached_tokens;
             client.answer.push(token);
             client.finish = finish;
             if finish.is_some() {
@@ -194,7 +219,7 @@ impl Workload {
 
     fn check_answers(&self) {
         assert!(self.live.is_empty(), "{} requests never ended", self.live.len());
-        assert_eq!(self.scheduler.blocks.free.len(), self.scheduler.limits.kv_blocks);
+        assert_eq!(self.scheduler.blocks.unused(), self.scheduler.limits.kv_blocks);
         for client in self.clients.values() {
             let (expected, reason) = &client.expected;
             match client.finish {
@@ -219,10 +244,12 @@ fn a_thousand_random_workloads_keep_every_invariant() {
         }
         fastest = fastest.min(began.elapsed());
     }
-    let Totals { steps, preemptions, cancelled, finished, longest_wait, work } = totals;
+    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, cached } = totals;
     println!("{steps} steps, {finished} answers, {cancelled} cancelled, {preemptions} preemptions");
+    println!("{cached:?} prompt tokens were cached, of models without and with states");
     println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
+    assert!(cached[0] > 8000 && cached[1] > 500, "the cache was hardly used: {cached:?}");
     // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
 }
