@@ -1,5 +1,6 @@
 //! One request in the engine loop: chooses its tokens, measures its times, and sends its events.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
@@ -8,6 +9,7 @@ use crate::answer::{AnswerStream, PushOutcome};
 use crate::event::{EventSender, FinishReason, TokenLogprob, Usage};
 use crate::request::Request;
 use crate::sampler::{Sampler, Scratch, log_probabilities};
+use crate::speculation::PromptLookup;
 
 /// Memory for choosing a token, shared by all requests and reused for each token.
 #[derive(Debug, Default)]
@@ -24,8 +26,10 @@ pub struct ActiveRequest {
     sampler: Sampler,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
-    /// The report of the token chosen last, until the token is pushed.
-    report: Option<TokenLogprob>,
+    /// Guesses of the answer; `None` if it is not speculated about.
+    lookup: Option<PromptLookup>,
+    /// Reports of the tokens chosen last, until they are pushed.
+    reports: VecDeque<TokenLogprob>,
     prompt_tokens: usize,
     /// Prompt tokens that were in the cache already.
     pub cached_tokens: usize,
@@ -35,13 +39,23 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now.
-    pub fn new(request: &Request, events: EventSender, tokens: TokenStream) -> Self {
+    /// A request that was submitted now. Prompt and answer have `context` tokens at most; drafts of
+    /// the answer are made if `speculates`.
+    pub fn new(
+        request: &Request,
+        events: EventSender,
+        tokens: TokenStream,
+        context: usize,
+        speculates: bool,
+    ) -> Self {
+        let most = request.max_tokens.unwrap_or(context);
+        let longest = request.prompt.len().saturating_add(most).min(context);
         Self {
             answer: AnswerStream::new(events, tokens, request.stop.clone()),
             sampler: Sampler::new(&request.sampling, &request.prompt),
             logprobs: request.logprobs,
-            report: None,
+            lookup: speculates.then(|| PromptLookup::new(&request.prompt, longest)),
+            reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,
             generated: 0,
@@ -60,22 +74,32 @@ impl ActiveRequest {
         self.answer.is_abandoned()
     }
 
+    /// The guesses of what comes next.
+    pub fn lookup(&self) -> Option<&PromptLookup> {
+        self.lookup.as_ref()
+    }
+
     /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not
-    /// finite.
+    /// finite. The next choice is of the token after it.
     pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
         // Zero times a number is zero unless it is not finite. A sum is faster than a search.
         if logits.iter().map(|logit| logit * 0.0).sum::<f32>() != 0.0 {
             return None;
         }
-        let Some(count) = self.logprobs else { return Some(self.sampler.choose(logits, scratch)) };
+        let Some(count) = self.logprobs else {
+            let id = self.sampler.choose(logits, scratch);
+            self.sampler.accept(id);
+            return Some(id);
+        };
         // The unmodified distribution is reported, and choosing overwrites it.
         unmodified.clone_from(logits);
         let id = self.sampler.choose(logits, scratch);
+        self.sampler.accept(id);
         let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
         let bytes = |id| tokenizer.token_bytes(id);
         let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
-        self.report = Some(TokenLogprob { id, bytes: bytes(id), logprob, top });
+        self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
         Some(id)
     }
 
@@ -84,8 +108,10 @@ impl ActiveRequest {
     pub fn push(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         self.generated += 1;
-        self.sampler.accept(token);
-        let report = self.report.take();
+        if let Some(lookup) = &mut self.lookup {
+            lookup.push(token);
+        }
+        let report = self.reports.pop_front();
         if finish == Some(FinishReason::Stop) {
             return finish;
         }

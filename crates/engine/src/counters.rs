@@ -14,6 +14,10 @@ pub struct Counters {
     pub preempted: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,
+    /// Tokens of drafts that steps verified.
+    pub drafted: AtomicU64,
+    /// Of these, tokens that were right.
+    pub drafts_right: AtomicU64,
     /// Time that rank 0 spent in steps, communication included, in nanoseconds.
     pub step_ns: AtomicU64,
     /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.

@@ -3,10 +3,10 @@
 //!
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
 //! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the snapshots to restore and
-//! to save, the new blocks, the tokens. Flags: 1 if the last token's logits are wanted, 2 for
-//! prompt tokens, 4 and 8 if there is a snapshot to restore and to save. The first [`HEAD_WORDS`]
-//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
-//! the blocks kept and extended by the new blocks.
+//! to save, the new blocks, the tokens. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot
+//! to restore and to save, and from 8 on the number of rows, the last ones, whose logits are
+//! wanted. The first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them. A slot's
+//! new table is its old one, cut to the blocks kept and extended by the new blocks.
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
@@ -49,6 +49,8 @@ pub struct Bounds {
     pub blocks: usize,
     /// Copies of sequences' states.
     pub snapshots: usize,
+    /// Rows of a step that want logits.
+    pub wanted_rows: usize,
 }
 
 /// Copies of states that a step makes, in `(slot, snapshot)`.
@@ -80,10 +82,10 @@ impl Message {
 
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
-        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wants_token, restore, save } =
+        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, restore, save } =
             *part;
-        let flags = [wants_token, prompt, restore.is_some(), save.is_some()];
-        let flags = flags.into_iter().rev().fold(0, |bits, flag| bits << 1 | usize::from(flag));
+        let flags = [save.is_some(), restore.is_some(), prompt];
+        let flags = flags.into_iter().fold(wanted_rows, |bits, flag| bits << 1 | usize::from(flag));
         let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
         self.words.extend(restore.into_iter().chain(save));
@@ -136,7 +138,7 @@ impl Message {
             let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else {
                 return Err(BadMessage);
             };
-            let snapshots = take(&mut rest, (flags >> 2 & 3).count_ones() as usize)?;
+            let snapshots = take(&mut rest, (flags >> 1 & 3).count_ones() as usize)?;
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let slot = slot as usize;
             let is_outside = |numbers: &[u32], bound| numbers.iter().any(|number| *number as usize >= bound);
@@ -147,7 +149,7 @@ impl Message {
                 return Err(BadMessage);
             }
             let mut snapshots = snapshots.iter().map(|snapshot| (slot, *snapshot as usize));
-            if flags & 4 != 0 {
+            if flags & 2 != 0 {
                 copies.restore.extend(snapshots.next());
             }
             copies.save.extend(snapshots);
@@ -164,10 +166,17 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
             }
-            step.push(tokens, start as usize, table, slot, flags & 1 != 0);
-            if let Some(sequence) = step.sequences.last_mut() {
-                sequence.prompt = flags & 2 != 0;
+            let wanted = flags >> 3;
+            if wanted as usize > tokens.len() || step.logit_rows.len() + wanted as usize > bounds.wanted_rows
+            {
+                return Err(BadMessage);
             }
+            step.push(tokens, start as usize, table, slot, false);
+            if let Some(sequence) = step.sequences.last_mut() {
+                sequence.prompt = flags & 1 != 0;
+            }
+            let end = step.rows() as u32;
+            step.logit_rows.extend(end - wanted..end);
         }
         Ok(command)
     }
@@ -185,7 +194,7 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
-    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2 };
+    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, wanted_rows: 3 };
 
     #[test]
     fn slots_and_blocks_that_a_rank_has_no_room_for_are_refused() {
@@ -196,7 +205,7 @@ mod tests {
             kept_blocks: 0,
             new_blocks: &[15],
             prompt: true,
-            wants_token: true,
+            wanted_rows: 1,
             restore: None,
             save: Some(1),
         };
@@ -211,6 +220,10 @@ mod tests {
         assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &[16], ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { save: Some(2), ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { wanted_rows: 2, ..part }), Err(BadMessage));
+        let draft = StepPart { tokens: &[7; 4], wanted_rows: 3, ..part };
+        assert_eq!(read(&StepPart { wanted_rows: 4, ..draft }), Err(BadMessage));
+        assert_eq!(read(&draft), Ok(Command::ComputeLargest));
         assert_eq!(read(&StepPart { restore: Some(2), ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &too_many, ..part }), Err(BadMessage));
     }
@@ -225,7 +238,7 @@ mod tests {
             kept_blocks: 0,
             new_blocks: &blocks,
             prompt: true,
-            wants_token: true,
+            wanted_rows: 1,
             restore: Some(1),
             save: None,
         };

@@ -95,7 +95,12 @@ impl<B: Backend> RankWorker<B> {
             backend,
             model,
             message: Message::default(),
-            bounds: Bounds { slots: capacity.slots - snapshots, blocks: capacity.kv_blocks, snapshots },
+            bounds: Bounds {
+                slots: capacity.slots - snapshots,
+                blocks: capacity.kv_blocks,
+                snapshots,
+                wanted_rows: capacity.logit_rows,
+            },
             tables: Vec::new(),
             step: Step::default(),
             copies: StateCopies::default(),

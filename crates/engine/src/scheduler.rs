@@ -34,13 +34,14 @@ use sequence::Sequence;
 pub use sequence::{Generation, RequestId};
 use snapshots::Snapshots;
 use step::PlannedStep;
-pub use step::{NextStep, StepPart};
+pub use step::{Awaiting, NextStep, StepPart};
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
+use crate::speculation::MAX_DRAFT;
 
 /// How much work the scheduler takes on at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Sequences that run together: slots.
     pub sequences: usize,
@@ -53,6 +54,9 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// States that ranks keep besides those of sequences; none if the model has no states.
     pub snapshots: Option<usize>,
+    /// Rows of a step that verify drafts, at most. None if the model has states, which cannot take
+    /// tokens back.
+    pub draft_rows: usize,
 }
 
 /// A token that a sequence has received.
@@ -167,10 +171,22 @@ impl Scheduler {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
     }
 
-    /// Requests whose next tokens the oldest step in flight gives, in the order of its rows, and
-    /// whether the likeliest token of each row is enough. `None` if no step is in flight.
-    pub fn oldest_step(&self) -> Option<(&[RequestId], bool)> {
-        self.in_flight.front().map(|step| (step.awaiting(), step.is_greedy()))
+    /// The oldest step in flight, whose tokens [`Scheduler::apply`] takes. `None` if there is none.
+    pub fn oldest_step(&self) -> Option<NextStep<'_>> {
+        self.in_flight.front().map(|step| NextStep::new(step, &self.slots))
+    }
+
+    /// Proposes a request's next tokens, [`MAX_DRAFT`] at most. If the next step decodes the
+    /// request, it verifies them: the answer is the same, and takes fewer steps where they are
+    /// right.
+    pub fn propose(&mut self, request: RequestId, draft: &[u32]) {
+        if self.limits.draft_rows > 0
+            && let Some(slot) = self.slot_of(request)
+            && let Some(sequence) = self.slots[slot].as_mut()
+        {
+            sequence.proposal.clear();
+            sequence.proposal.extend_from_slice(&draft[..draft.len().min(MAX_DRAFT)]);
+        }
     }
 
     /// Steps in flight.

@@ -41,7 +41,8 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
         &["model.layers.5.mlp.gate_proj.biases"],
     ] {
         let folder = damaged(tensors);
-        let limits = Limits { sequences: 4, rows: 32, kv_blocks: 32, prefix_cache: true, snapshots: None };
+        let limits =
+            Limits { sequences: 4, rows: 32, kv_blocks: 32, prefix_cache: true, ..Limits::default() };
         for (ranks, parallel) in
             [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)]
         {

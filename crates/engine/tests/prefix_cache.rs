@@ -12,7 +12,7 @@ const SYSTEM: &str =
     "You are a careful engineer. Answer in few words, name the units, and say what you do not know.";
 
 fn limits(prefix_cache: bool) -> Limits {
-    Limits { sequences: 4, rows: 24, kv_blocks: 24, prefix_cache, snapshots: None }
+    Limits { sequences: 4, rows: 24, kv_blocks: 24, prefix_cache, ..Limits::default() }
 }
 
 /// A question after the common beginning; the second turn repeats the first and its answer.

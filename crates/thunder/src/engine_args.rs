@@ -84,6 +84,12 @@ pub struct EngineArgs {
     /// When to all-reduce one part of a prompt while the next part is computed
     #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
     pub overlap: OverlapArg,
+    /// Generate one token at a time, and never guess
+    ///
+    /// By default, text that repeats itself (code that is edited, quotations) is guessed, and a
+    /// step verifies several tokens where that was measured to be faster. Answers are the same.
+    #[arg(long)]
+    pub no_speculation: bool,
     /// Transport between ranks
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportArg,
@@ -201,6 +207,7 @@ impl EngineArgs {
             memory: self.cache.memory,
             max_batch: self.cache.max_batch.into(),
             prefix_cache: !self.cache.no_prefix_cache,
+            speculation: !self.no_speculation,
             activations: self.activations.into(),
             overlap: self.overlap.into(),
             transport: self.transport.into(),

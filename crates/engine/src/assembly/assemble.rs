@@ -24,6 +24,9 @@ use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankW
 /// Rows of a step: prompt tokens that are read together.
 pub const STEP_ROWS: usize = 256;
 
+/// Rows of a step that verify drafts at most. Each has a row of logits.
+const DRAFT_ROWS: usize = 16;
+
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
 
@@ -168,7 +171,7 @@ impl Assembly {
         tracing::info!(ranks = self.plan.ranks(), transport, kv_tokens = tokens, ?cpu, "group formed");
         let capacity = Capacity {
             rows: limits.rows,
-            logit_rows: limits.sequences,
+            logit_rows: limits.sequences + limits.draft_rows,
             kv_blocks: limits.kv_blocks,
             slots: limits.sequences + limits.snapshots.unwrap_or(0),
             kv_format: self.spec.engine.kv,
@@ -210,6 +213,8 @@ impl Assembly {
             kv_blocks: blocks[0] as usize,
             prefix_cache: engine.prefix_cache,
             snapshots: self.has_states().then_some(engine.snapshots()),
+            // A state cannot take back the tokens of a wrong draft.
+            draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
         })
     }
 
@@ -253,6 +258,7 @@ impl Assembly {
             ("--split", split),
             ("--kv", lower(&engine.kv)),
             ("--max-batch", engine.max_batch.to_string()),
+            ("--no-speculation", (!engine.speculation).to_string()),
             ("--no-prefix-cache", (!engine.prefix_cache).to_string()),
             ("--activations", lower(&engine.activations)),
             ("--overlap", lower(&engine.overlap)),

@@ -47,6 +47,9 @@ pub struct EngineSpec {
     pub max_batch: usize,
     /// Keep what was computed of prompts for later prompts that begin alike.
     pub prefix_cache: bool,
+    /// Guess tokens of texts that repeat themselves, and verify several in one step where that is
+    /// faster. Answers are the same.
+    pub speculation: bool,
     /// Precision of activations in products with weights.
     pub activations: Activations,
     /// When to all-reduce one part of a prompt while the next part is computed.
@@ -71,6 +74,7 @@ impl EngineSpec {
             memory: None,
             max_batch: 16,
             prefix_cache: true,
+            speculation: true,
             activations: Activations::default(),
             overlap: Overlap::default(),
             transport: TransportChoice::default(),

@@ -68,17 +68,21 @@ impl BlockPool {
     /// Extends a table until it holds `tokens` tokens, with free blocks first, then with those kept
     /// the longest without use. If there are too few, takes none and returns false.
     pub fn extend(&mut self, table: &mut Vec<u32>, tokens: usize) -> bool {
-        let missing = tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len());
-        if missing > self.unused {
+        if !self.can_extend(table, tokens) {
             return false;
         }
-        for _ in 0..missing {
+        while table.len() < tokens.div_ceil(KV_BLOCK_TOKENS) {
             let Some(block) = self.free.pop().or_else(|| self.forget_oldest()) else { return false };
             self.block(block).tables = 1;
             self.unused -= 1;
             table.push(block);
         }
         true
+    }
+
+    /// True if there are blocks for a table to hold `tokens` tokens.
+    pub fn can_extend(&self, table: &[u32], tokens: usize) -> bool {
+        tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len()) <= self.unused
     }
 
     /// Takes a table's blocks out of it. Kept ones stay until their place is needed.

@@ -38,7 +38,9 @@ impl Scheduler {
                 self.share_prefix(slot);
             }
             let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
-            if let Some(entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows)) {
+            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows)) {
+                entry.drafted = self.drafted(&entry, step, *rows);
+                entry.count += entry.drafted;
                 if self.reserve_blocks(index, entry.count) {
                     *rows -= entry.count;
                     step.entries.push(entry);
@@ -51,6 +53,21 @@ impl Scheduler {
             // Preemptions remove this index or later ones, so no sequence is skipped.
             index += 1;
         }
+    }
+
+    /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
+    /// sequence, and as there are blocks for. A draft preempts nobody.
+    fn drafted(&self, entry: &Entry, step: &PlannedStep, rows: usize) -> usize {
+        let Some(sequence) = self.slots[entry.slot].as_ref().filter(|sequence| !sequence.proposal.is_empty())
+        else {
+            return 0;
+        };
+        let used: usize = step.entries.iter().map(|entry| entry.drafted).sum();
+        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len()));
+        let room = sequence.room(self.max_tokens).saturating_sub(1);
+        let count = sequence.proposal.len().min(most).min(room);
+        let can_extend = self.blocks.can_extend(&sequence.blocks, entry.start + 1 + count);
+        if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
     }
 
     /// Keeps the prompt blocks that steps issued before have computed. Not those of the next step:
@@ -101,8 +118,11 @@ impl Scheduler {
                 entry.save = snapshots.take();
                 sequence.saved = entry.save.map(|snapshot| (snapshot, sequence.computed));
             }
+            if entry.drafted > 0 {
+                sequence.begin_draft(entry.drafted);
+            }
             if entry.wants_token {
-                step.await_token(sequence);
+                step.needs_logits |= !sequence.generation.greedy;
             }
         }
     }
@@ -126,6 +146,7 @@ fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<En
         restore: None,
         save: None,
         wants_token: start + count == sequence.tokens.len(),
+        drafted: 0,
     })
 }
 

@@ -4,6 +4,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::blocks::BlockPool;
 use crate::event::FinishReason;
+use crate::speculation::MAX_DRAFT;
 
 /// Identifies a request. A request submitted later has a larger id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,8 +30,12 @@ const LEAST_SAVED_TOKENS: usize = 4 * KV_BLOCK_TOKENS;
 pub(super) struct Sequence {
     pub id: RequestId,
     pub generation: Generation,
-    /// Prompt and answer.
+    /// Prompt and answer. While a step that verifies a draft is in flight, the draft follows.
     pub tokens: Vec<u32>,
+    /// Tokens at the end of `tokens` that are a draft.
+    pub drafted: usize,
+    /// What the next tokens may be; the next step that decodes verifies it.
+    pub proposal: Vec<u32>,
     pub prompt_tokens: usize,
     /// Tokens that are in the caches, or will be once the steps in flight are computed.
     pub computed: usize,
@@ -70,6 +75,8 @@ impl Sequence {
             id,
             generation,
             tokens,
+            drafted: 0,
+            proposal: Vec::with_capacity(MAX_DRAFT),
             prompt_tokens: prompt.len(),
             computed: 0,
             blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
@@ -157,6 +164,31 @@ impl Sequence {
         } else {
             Some(Work::Decode)
         }
+    }
+
+    /// Tokens that may still be generated.
+    pub fn room(&self, max_tokens: usize) -> usize {
+        let generated = self.tokens.len() - self.prompt_tokens;
+        let wanted = self.generation.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(generated));
+        wanted.min(max_tokens - self.tokens.len())
+    }
+
+    /// Puts the first `count` proposed tokens behind the others, for a step to verify.
+    pub fn begin_draft(&mut self, count: usize) {
+        self.tokens.extend_from_slice(&self.proposal[..count]);
+        self.drafted = count;
+        self.proposal.clear();
+    }
+
+    /// Takes the draft away again, with what was computed of it.
+    pub fn end_draft(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.drafted);
+        self.computed -= std::mem::take(&mut self.drafted);
+    }
+
+    /// The tokens of the draft that a step verifies.
+    pub fn draft(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.drafted..]
     }
 
     /// Appends the token that was awaited. Returns why the answer ends with it, if it does.

@@ -35,7 +35,7 @@ pub fn with_engine_of(
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
         rows: limits.rows,
-        logit_rows: limits.sequences,
+        logit_rows: limits.sequences + limits.draft_rows,
         kv_blocks: limits.kv_blocks,
         slots: limits.sequences + limits.snapshots.unwrap_or(0),
         kv_format: KvFormat::F16,

@@ -37,7 +37,7 @@ impl FakeModel {
         let snapshots = limits.snapshots.unwrap_or(0);
         Self {
             copies: StateCopies::default(),
-            bounds: Bounds { slots, blocks, snapshots },
+            bounds: Bounds { slots, blocks, snapshots, wanted_rows: slots + limits.draft_rows },
             has_states: limits.snapshots.is_some(),
             message: Message::default(),
             tables: Vec::new(),
@@ -67,15 +67,14 @@ impl FakeModel {
             if sequence.start == 0 {
                 self.states[slot] = 0;
             }
-            let mut end = sequence.start;
             for row in sequence.rows.clone() {
-                let cached = cached(self.step.tokens[row], end, sequence.prompt);
-                self.paged[place(end)] = cached;
+                let position = sequence.position(row);
+                let cached = cached(self.step.tokens[row], position, sequence.prompt);
+                self.paged[place(position)] = cached;
                 self.states[slot] = mix(self.states[slot], cached);
-                end += 1;
             }
-            if self.step.logit_rows.contains(&(sequence.rows.end as u32 - 1)) {
-                let paged = (0..end).fold(0, |sum, position| mix(sum, self.paged[place(position)]));
+            for row in sequence.rows.clone().filter(|row| self.step.logit_rows.contains(&(*row as u32))) {
+                let paged = (0..=sequence.position(row)).fold(0, |sum, at| mix(sum, self.paged[place(at)]));
                 tokens.push(token(paged, if self.has_states { self.states[slot] } else { paged }));
             }
         }

@@ -118,9 +118,10 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
 /// No sequence that could decode is left out while the step has room, and the oldest come first.
 fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
     let id = |slot: usize| scheduler.slots[slot].as_ref().unwrap().id;
-    let is_decode = |entry: &&Entry| entry.count == 1 && entry.wants_token;
+    let is_decode = |entry: &&Entry| entry.count == 1 + entry.drafted && entry.wants_token;
     let decodes: Vec<&Entry> = entries.iter().filter(is_decode).collect();
-    let others = entries.iter().map(|entry| entry.count).sum::<usize>() - decodes.len();
+    let of_decodes: usize = decodes.iter().map(|entry| entry.count).sum();
+    let others = entries.iter().map(|entry| entry.count).sum::<usize>() - of_decodes;
     assert!(decodes.is_empty() || others <= PROMPT_ROWS_WITH_DECODES.max(1), "{others} rows delay a decode");
     let share = scheduler.running.len().div_ceil(scheduler.stages);
     let has_room = decodes.len() < share && decodes.len() < scheduler.limits.rows;

@@ -44,6 +44,8 @@ struct Totals {
     finished: usize,
     longest_wait: usize,
     work: f64,
+    /// Tokens of drafts.
+    drafted: usize,
     /// Prompt tokens from the cache: of models without states, and with.
     cached: [usize; 2],
 }
@@ -60,7 +62,10 @@ impl Workload {
             kv_blocks: from(2, 9),
             prefix_cache: from(0, 4) > 0,
             snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
+            draft_rows: 0,
         };
+        let draft_rows = if limits.snapshots.is_none() { from(0, 12) } else { 0 };
+        let limits = Limits { draft_rows, ..limits };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
         let scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
@@ -150,7 +155,22 @@ impl Workload {
         was_live
     }
 
+    /// Proposes what requests will answer, sometimes with a wrong token.
+    fn propose(&mut self) {
+        for (id, client) in &self.clients {
+            let rest = &client.expected.0[client.answer.len()..];
+            let mut draft = rest[..rest.len().min(self.random.below(8) as usize)].to_vec();
+            if self.random.below(3) == 0
+                && let Some(token) = draft.last_mut()
+            {
+                *token += 1;
+            }
+            self.scheduler.propose(*id, &draft);
+        }
+    }
+
     fn plan(&mut self, totals: &mut Totals) -> bool {
+        self.propose();
         let before = Before::of(&self.scheduler);
         let is_full = self.scheduler.steps_in_flight() == self.scheduler.stages;
         let issued = match self.scheduler.next_step() {
@@ -162,6 +182,8 @@ impl Workload {
             None => false,
         };
         if issued {
+            totals.drafted +=
+                self.scheduler.in_flight.back().unwrap().entries.iter().map(|e| e.drafted).sum::<usize>();
             self.steps += 1;
             check_step(&self.scheduler, &before);
         }
@@ -197,11 +219,16 @@ impl Workload {
             return;
         }
         let tokens = self.model.results();
-        let (awaiting, _) = self.scheduler.oldest_step().unwrap();
-        assert_eq!(awaiting.len(), tokens.len());
+        let step = self.scheduler.oldest_step().unwrap();
+        assert_eq!(step.wanted_rows(), tokens.len());
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
+        // Of a draft, tokens may follow the one that a client stops at.
+        let mut stopped = BTreeSet::new();
         for TokenEvent { request, token, finish, cached_tokens } in events {
+            if stopped.contains(&request) {
+                continue;
+            }
             assert!(self.live.contains(&request), "an event after the last one");
             let client = self.clients.get_mut(&request).unwrap();
             client.cached = cached_tokens;
@@ -210,6 +237,7 @@ impl Workload {
             if finish.is_some() {
                 self.live.remove(&request);
             } else if client.stop_token == Some(token) {
+                stopped.insert(request);
                 self.live.remove(&request);
                 self.scheduler.cancel(request);
             }
@@ -244,11 +272,13 @@ fn a_thousand_random_workloads_keep_every_invariant() {
         }
         fastest = fastest.min(began.elapsed());
     }
-    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, cached } = totals;
+    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, drafted, cached } = totals;
     println!("{steps} steps, {finished} answers, {cancelled} cancelled, {preemptions} preemptions");
     println!("{cached:?} prompt tokens were cached, of models without and with states");
+    println!("{drafted} tokens of drafts");
     println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
+    assert!(drafted > 10_000, "drafts were hardly used: {drafted}");
     assert!(cached[0] > 8000 && cached[1] > 500, "the cache was hardly used: {cached:?}");
     // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
