@@ -43,7 +43,7 @@ pub mod step;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, ExpertGroups,
-    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope, RouterSpec, Scores,
+    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope, RouterSpec, Scores,
     SharedExpert,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};

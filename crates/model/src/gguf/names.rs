@@ -66,6 +66,7 @@ const fn layer_name(role: LayerRole) -> Option<&'static str> {
 
 const fn expert_name(role: ExpertRole) -> &'static str {
     match role {
+        ExpertRole::GateUp => "ffn_gate_up",
         ExpertRole::Gate => "ffn_gate",
         ExpertRole::Up => "ffn_up",
         ExpertRole::Down => "ffn_down",

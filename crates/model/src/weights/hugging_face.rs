@@ -34,8 +34,18 @@ impl HuggingFace {
     /// `suffix` completes a module.
     fn name(&self, role: Role, suffix: &str) -> Name {
         let mut names = self.names.of(role);
-        let found = names.iter().position(|name| self.files.has(&format!("{}{suffix}", name.path)));
+        // A stack may be a parameter of its own and not a module's weight.
+        let has = |name: &Name| {
+            self.files.has(&format!("{}{suffix}", name.path)) || name.stacked && self.files.has(&name.path)
+        };
+        let found = names.iter().position(has);
         names.swap_remove(found.unwrap_or(0))
+    }
+
+    /// The tensor of a module's elements.
+    fn weight_name(&self, module: &str) -> String {
+        let weight = format!("{module}.weight");
+        if !self.files.has(&weight) && self.files.has(module) { module.to_owned() } else { weight }
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
@@ -68,7 +78,7 @@ impl HuggingFace {
     }
 
     fn encoding(&self, module: &str) -> Result<Encoding, ModelError> {
-        let weight = format!("{module}.weight");
+        let weight = self.weight_name(module);
         let tensor = self.tensor(&weight)?;
         let scales = format!("{module}.scales");
         let Some(scales_tensor) = self.files.get(&scales) else {
@@ -119,7 +129,7 @@ impl WeightSource for HuggingFace {
         let Name { path, stacked } = self.name(role, ".weight");
         let stack = stacked.then_some(role);
         let encoding = self.encoding(&path)?;
-        let ([rows, cols], weight) = (shape, format!("{path}.weight"));
+        let ([rows, cols], weight) = (shape, self.weight_name(&path));
         let plain = StoredMatrix {
             rows,
             cols,
@@ -173,7 +183,22 @@ impl WeightSource for HuggingFace {
 
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let name = self.name(role, "").path;
-        decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product())
+        let tensor = self.tensor(&name)?;
+        // Axes of one do not count: MLX moves them in convolutions, and ERNIE has one before the
+        // router's correction.
+        let long = |shape: &[usize]| shape.iter().copied().filter(|&len| len != 1).collect::<Vec<_>>();
+        match long(tensor.shape) == long(shape) {
+            true => decode(&name, &tensor, shape.iter().product()),
+            false => decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product()),
+        }
+    }
+
+    /// MLX-LM adds the one to the norms of a model with a delta rule, and tells a converted folder
+    /// by its convolutions, `[channels, taps, 1]`. It leaves the norms of other models alone.
+    fn norms_less_one(&self) -> bool {
+        let convolution =
+            self.files.name_ending("linear_attn.conv1d.weight").and_then(|name| self.files.get(name));
+        convolution.is_none_or(|tensor| tensor.shape.get(1) == Some(&1))
     }
 
     fn bytes(&self) -> u64 {

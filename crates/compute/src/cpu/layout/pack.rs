@@ -100,7 +100,7 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
     // Scales are few pages, shared by neighbouring threads: they are released when all threads are
     // done.
     if let Some(pages) = source.pages {
-        numbers().for_each(|part| pages.release(part.span(0..source.rows)));
+        numbers().for_each(|part| pages.release(part.span(rows(&(0..panels)))));
     }
 }
 

@@ -147,5 +147,13 @@ fn rows_in_pairs_are_packed_in_order() {
                 assert_eq!(found, expected, "{encoding:?}: output {output} of head {head}");
             }
         }
+        let runs = RowOrder::Runs { run: 3, stride: 8, skip: 1 };
+        let ordered = packed(&MatrixSource { rows: 11, ..source(runs) }, 2);
+        // The window begins with the second row of the first run.
+        for (output, stored) in [0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 25].into_iter().enumerate() {
+            plain.row(stored, &mut expected);
+            ordered.row(output, &mut found);
+            assert_eq!(found, expected, "{encoding:?}: output {output} of runs");
+        }
     }
 }
