@@ -55,6 +55,7 @@ fn values_of_every_type_equal_those_of_the_gguf_package() {
             scales: None,
             offsets: None,
             row_order: RowOrder::AsStored,
+            first_row: 0,
             bias: None,
             pages: None,
         };

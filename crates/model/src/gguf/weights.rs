@@ -125,7 +125,8 @@ impl WeightSource for GgufWeights {
             });
         }
         let pages: Option<&dyn FilePages> = Some(self);
-        Ok(StoredMatrix { rows, cols, encoding, weight, scales: None, offsets: None, row_order, pages })
+        let (scales, offsets, rows_apart) = (None, None, 1);
+        Ok(StoredMatrix { rows, cols, encoding, weight, scales, offsets, row_order, rows_apart, pages })
     }
 
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
