@@ -236,7 +236,7 @@ CASES = [
           "checkpoint_format": "gptq_v2"}),
     Case("llama-gptq-8bit-row", dense("llama", 128, 128, 4, 2, 163), partial(gptq, bits=8, group=0, symmetric=True),
          {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True}),
-    Case("qwen3-awq-g32", dense("qwen3", 64, 160, 8, 4, 163, head_dim=20), awq,
+    Case("qwen3-awq-g32", dense("qwen3", 64, 160, 6, 3, 163, head_dim=16), awq,
          {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
     Case("llama-mxfp8", dense("llama", 64, 96, 4, 2, 163), partial(mlx_mode, mode="mxfp8"),
          {"group_size": 32, "bits": 8, "mode": "mxfp8"}, key="quantization", modules=("_proj", "embed_tokens")),

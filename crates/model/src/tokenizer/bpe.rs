@@ -302,8 +302,8 @@ impl Model for Pairs {
     }
 }
 
-/// Tokens whose ids are their ranks too, as in tiktoken: a piece that is a token becomes that token;
-/// in others, neighbours that make the token of the lowest id are joined first.
+/// Tokens whose ids are their ranks too, as in tiktoken: a piece that is a token becomes that
+/// token; in others, neighbours that make the token of the lowest id are joined first.
 pub(crate) struct Ranked {
     /// Ids and texts, as pieces of the pre-tokenizer have them.
     pub tokens: Vec<(u32, String)>,

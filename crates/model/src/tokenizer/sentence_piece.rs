@@ -1,5 +1,5 @@
-//! SentencePiece's byte pairs: tokens have scores in place of merges. From a `.model` file, which is
-//! a message of Protocol Buffers (sentencepiece_model.proto), or from a GGUF file's metadata.
+//! SentencePiece's byte pairs: tokens have scores in place of merges. From a `.model` file, which
+//! is a message of Protocol Buffers (sentencepiece_model.proto), or from a GGUF file's metadata.
 
 use std::collections::HashMap;
 

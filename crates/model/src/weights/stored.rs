@@ -40,7 +40,7 @@ impl<'a> StoredMatrix<'a> {
         let first_row = rows.start;
         let window = MatrixWindow { shape: [self.rows, self.cols], rows, cols };
         let of = |extent: Extent, tensor: &'a [u8]| {
-            // Rows without columns are all at the start: a rank may have none of a matrix's columns.
+            // Rows without columns are all at the start: a rank may have no columns of a matrix.
             let apart = if extent.bytes.is_empty() { 0 } else { self.rows_apart };
             Extent { stride: extent.stride * apart, ..extent }.of(tensor)
         };

@@ -46,7 +46,7 @@ pub(super) fn take_experts(
     }
     let name = key("expert_gating_func");
     let gating = match metadata.unsigned(&name)? {
-        // 0 stands for unsaid. Older files do not say it, but only sigmoid routers have corrections.
+        // 0 stands for unsaid. In files that do not say it, only sigmoid routers have corrections.
         None | Some(0) => corrected.then_some("sigmoid"),
         Some(number) => {
             let found = GATING.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
