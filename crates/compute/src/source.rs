@@ -6,20 +6,26 @@
 
 mod affine;
 mod blocks;
+mod e4m3;
 mod encoding;
+mod extent;
 mod float;
 mod groups;
+mod integers;
 mod mxfp4;
+mod nvfp4;
 
 pub use blocks::Block;
 pub use encoding::{Encoding, PackedFormat};
+pub use extent::{Extent, MatrixWindow};
 pub use float::Float;
 pub use groups::{GroupReader, GroupScale};
+pub use integers::IntegerLayout;
 
-/// Rows of bytes at a constant distance: a window of a row-major matrix in a file.
+/// Rows of bytes at a constant distance: a window of a row-major tensor in a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
-    /// Starts with the first row of the window.
+    /// From the first row of the window to its last.
     pub bytes: &'a [u8],
     /// Bytes from the start of one row to the start of the next.
     pub stride: usize,
@@ -63,6 +69,9 @@ pub struct MatrixSource<'a> {
     pub offsets: Option<Strided<'a>>,
     /// The order of the rows in `weight`, `scales` and `offsets`.
     pub row_order: RowOrder,
+    /// Rows of the whole matrix before the window. Counts for encodings in which rows share scales
+    /// or words.
+    pub first_row: usize,
     /// Added to the output, one for each row, in the order of the outputs.
     pub bias: Option<Vec<f32>>,
     /// The file's pages, if the bytes are a mapped file's.

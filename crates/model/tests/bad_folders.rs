@@ -358,8 +358,8 @@ const CASES: [Case; 61] = [
     ),
     (
         "unsupported mode",
-        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "nvfp4" })),
-        &["quantization.mode is \"nvfp4\"", "affine"],
+        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "nf4" })),
+        &["quantization.mode is \"nf4\"", "affine, mxfp4, mxfp8 and nvfp4"],
     ),
     (
         "unsupported bits of one module",
@@ -374,24 +374,20 @@ const CASES: [Case; 61] = [
         &["1 bits in groups of 64"],
     ),
     (
-        "fp8",
+        "another quantizer",
         |f| {
             config(f, "quantization", Value::Null);
-            config(
-                f,
-                "quantization_config",
-                json!({ "quant_method": "fp8", "weight_block_size": [128, 128] }),
-            );
+            config(f, "quantization_config", json!({ "quant_method": "bitsandbytes" }));
         },
-        &["quant_method is \"fp8\"", "MLX's affine"],
+        &["quant_method is \"bitsandbytes\"", "mxfp4, fp8, gptq, awq and compressed-tensors"],
     ),
     (
-        "gptq",
+        "GPTQ's settings for MLX's tensors",
         |f| {
             config(f, "quantization", Value::Null);
             config(f, "quantization_config", json!({ "quant_method": "gptq", "bits": 4, "group_size": 128 }));
         },
-        &["quant_method is \"gptq\"", "MLX's affine"],
+        &["quantized (it has scales)", "config.json has no \"quantization\""],
     ),
     (
         "index leads out of the folder",

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::str::FromStr;
+use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -159,6 +160,10 @@ pub fn tokens(engine: &Engine, messages: &[Value]) -> anyhow::Result<Vec<u32>> {
     if info.chat_template.is_some() {
         return Ok(info.chat_prompt(messages, &Map::new())?);
     }
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        eprintln!("warning: the model has no chat template: it gets the last message alone, as plain text");
+    });
     let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
     Ok(info.text_prompt(text)?)
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
-use crate::source::{Block, Encoding, Float};
+use crate::source::{Block, Encoding, Float, IntegerLayout};
 
 /// Every kind of stored weight.
-fn encodings() -> Vec<Encoding> {
+pub(crate) fn encodings() -> Vec<Encoding> {
     let mut all: Vec<_> = [Float::F32, Float::F16, Float::BF16].map(Encoding::Float).to_vec();
     for (index, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
         for (shift, group) in [32, 64, 128].into_iter().enumerate() {
@@ -16,7 +16,19 @@ fn encodings() -> Vec<Encoding> {
             all.push(Encoding::Affine { bits, group, scales });
         }
     }
-    all.push(Encoding::Mxfp4);
+    all.extend([Encoding::Mxfp4, Encoding::Nvfp4, Encoding::Mxfp8]);
+    for (block, scales) in [([128, 128], Float::F32), ([1, 0], Float::BF16), ([0, 0], Float::F32)] {
+        all.push(Encoding::Fp8 { block, scales });
+    }
+    let integers = |layout, bits, group| Encoding::Integers { layout, bits, group, scales: Float::F16 };
+    all.extend([
+        integers(IntegerLayout::Rows, 4, 32),
+        integers(IntegerLayout::Rows, 8, 0),
+        integers(IntegerLayout::RowsWithZeros, 4, 32),
+        integers(IntegerLayout::Gptq { add: 1 }, 4, 128),
+        integers(IntegerLayout::Gptq { add: 0 }, 8, 64),
+        integers(IntegerLayout::Awq, 4, 128),
+    ]);
     all.extend(Block::ALL.map(Encoding::Blocks));
     all
 }

@@ -67,6 +67,20 @@ impl Names {
     }
 }
 
+impl Names {
+    /// The stack in which gate and up rows of all experts take turns, as gpt-oss has them, and
+    /// whether this role's rows are the first or the second of each pair.
+    pub fn by_turns(&self, role: Role) -> Option<(String, usize)> {
+        let Role::Expert { layer, role, .. } = role else { return None };
+        let turn = match role {
+            ExpertRole::Gate => 0,
+            ExpertRole::Up => 1,
+            ExpertRole::GateUp | ExpertRole::Down => return None,
+        };
+        Some((format!("{}layers.{layer}.mlp.experts.gate_up_proj", self.prefix), turn))
+    }
+}
+
 /// Modules of matrices, whole names of vectors, from the layer on.
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {

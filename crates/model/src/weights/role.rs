@@ -38,7 +38,7 @@ pub enum Role {
 
 impl Role {
     /// Index and size of the stack that the files may keep this matrix in.
-    pub(super) fn in_stack(self) -> Option<(usize, usize)> {
+    pub(crate) fn in_stack(self) -> Option<(usize, usize)> {
         match self {
             Self::Expert { index, count, .. } | Self::LatentHead { index, count, .. } => Some((index, count)),
             _ => None,
