@@ -48,6 +48,7 @@ pub fn with_engine_of(
         tokenizer: folder.tokenizer().unwrap(),
         chat_template: None,
         default_sampling: Sampling::default(),
+        eos: folder.spec.eos.clone(),
         ranks,
     };
     let (engine, inbox) = Engine::channel(info, 64);
@@ -81,6 +82,7 @@ pub fn read(mut stream: EventStream) -> Option<String> {
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
+            Event::Mark { .. } => {}
             Event::Done { .. } => return Some(answer),
             Event::Failed { message } => panic!("{message}"),
         }
