@@ -6,6 +6,7 @@ use std::time::Instant;
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
+use crate::constraint::MaskedAnswer;
 use crate::event::{EventSender, FinishReason, TokenLogprob, Usage};
 use crate::request::Request;
 use crate::sampler::{Sampler, Scratch, log_probabilities};
@@ -24,6 +25,8 @@ pub struct ChoiceBuffers {
 pub struct ActiveRequest {
     answer: AnswerStream,
     sampler: Sampler,
+    /// Masks the tokens that the answer must not have.
+    masked: Option<MaskedAnswer>,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
     /// Guesses of the answer; `None` if it is not speculated about.
@@ -51,10 +54,12 @@ impl ActiveRequest {
         let most = request.max_tokens.unwrap_or(context);
         let longest = request.prompt.len().saturating_add(most).min(context);
         Self {
-            answer: AnswerStream::new(events, tokens, request.stop.clone()),
+            answer: AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone()),
+            masked: request.constraint.clone().map(MaskedAnswer::begin),
             sampler: Sampler::new(&request.sampling, &request.prompt),
             logprobs: request.logprobs,
-            lookup: speculates.then(|| PromptLookup::new(&request.prompt, longest)),
+            // A mask depends on every token before it, so a constrained answer is not guessed.
+            lookup: (speculates && request.constraint.is_none()).then(|| PromptLookup::new(&request.prompt, longest)),
             reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,
@@ -66,7 +71,7 @@ impl ActiveRequest {
 
     /// True if the likeliest token is always chosen and its logits are not needed.
     pub fn is_greedy(&self) -> bool {
-        self.sampler.is_argmax() && self.logprobs.is_none()
+        self.sampler.is_argmax() && self.logprobs.is_none() && self.masked.is_none()
     }
 
     /// True if the client is gone.
@@ -80,20 +85,25 @@ impl ActiveRequest {
     }
 
     /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not
-    /// finite. The next choice is of the token after it.
+    /// finite, or the constraint failed. The next choice is of the token after it.
     pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
         // Zero times a number is zero unless it is not finite. A sum is faster than a search.
         if logits.iter().map(|logit| logit * 0.0).sum::<f32>() != 0.0 {
             return None;
         }
+        if self.logprobs.is_some() {
+            // The unmodified distribution is reported, and choosing overwrites it.
+            unmodified.clone_from(logits);
+        }
+        if let Some(masked) = &mut self.masked {
+            masked.apply(logits)?;
+        }
         let Some(count) = self.logprobs else {
             let id = self.sampler.choose(logits, scratch);
             self.sampler.accept(id);
             return Some(id);
         };
-        // The unmodified distribution is reported, and choosing overwrites it.
-        unmodified.clone_from(logits);
         let id = self.sampler.choose(logits, scratch);
         self.sampler.accept(id);
         let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
@@ -112,8 +122,10 @@ impl ActiveRequest {
             lookup.push(token);
         }
         let report = self.reports.pop_front();
-        if finish == Some(FinishReason::Stop) {
-            return finish;
+        if finish == Some(FinishReason::Stop)
+            || self.masked.as_mut().is_some_and(|masked| masked.accept(token))
+        {
+            return Some(FinishReason::Stop);
         }
         match self.answer.push(token, report) {
             PushOutcome::StopText => Some(FinishReason::Stop),
@@ -137,6 +149,7 @@ impl ActiveRequest {
 
     /// Ends the answer with an error.
     pub fn fail(self, message: &str) {
-        self.answer.fail(message);
+        let own = self.masked.as_ref().and_then(MaskedAnswer::failure).map(str::to_owned);
+        self.answer.fail(own.as_deref().unwrap_or(message));
     }
 }

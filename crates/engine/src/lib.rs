@@ -31,6 +31,7 @@
 mod active_request;
 mod answer;
 pub mod assembly;
+mod constraint;
 mod counters;
 mod engine_loop;
 mod error;
@@ -48,6 +49,7 @@ mod sampling;
 mod scheduler;
 mod speculation;
 
+pub use constraint::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, json_form};
 pub use counters::{Counters, StepTimes};
 pub use engine_loop::EngineLoop;
 pub use error::EngineError;

@@ -29,6 +29,7 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
         stop: if index == 2 { vec!["not to be met".to_owned()] } else { Vec::new() },
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     };
     let before = allocations::total();
     for index in 0..3 {

@@ -55,6 +55,7 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
                         stop: Vec::new(),
                         ignore_eos: true,
                         logprobs,
+                        ..Request::default()
                     };
                     let mut stream = engine.submit(request).unwrap();
                     let what = format!("{tensors:?}, {ranks} ranks, {parallel:?}, temperature {temperature}");

@@ -29,6 +29,7 @@ fn request(engine: &Engine, index: usize) -> Request {
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     }
 }
 

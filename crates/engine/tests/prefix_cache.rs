@@ -32,6 +32,8 @@ fn request(engine: &Engine, question: usize, turn: usize) -> Request {
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        marks: Vec::new(),
+        constraint: None,
     }
 }
 

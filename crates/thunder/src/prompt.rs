@@ -77,6 +77,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             ignore_eos: false,
             logprobs: None,
+            ..Request::default()
         }
     }
 }
@@ -196,6 +197,8 @@ pub fn read(
                 show(&more).context("cannot write the answer")?;
                 text.push_str(&more);
             }
+            // No marks were asked for.
+            Some(Event::Mark { .. }) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),

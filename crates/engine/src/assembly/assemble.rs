@@ -285,6 +285,7 @@ impl Assembly {
             tokenizer,
             chat_template,
             default_sampling: default_sampling(&folder),
+            eos: folder.spec.eos.clone(),
             ranks: plan.ranks(),
         };
         let (engine, inbox) = Engine::channel(info, MAX_WAITING);

@@ -49,6 +49,7 @@ pub fn with_engine_of(
         tokenizer: folder.tokenizer().unwrap(),
         chat_template: None,
         default_sampling: Sampling::default(),
+        eos: folder.spec.eos.clone(),
         ranks,
     };
     let (engine, inbox) = Engine::channel(info, 64);
@@ -87,6 +88,7 @@ pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
+            Event::Mark { .. } => {}
             Event::Done { usage, .. } => return Some((answer, usage)),
             Event::Failed { message } => panic!("{message}"),
         }

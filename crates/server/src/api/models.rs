@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -20,6 +20,15 @@ fn model_object(app: &App) -> Value {
         "owned_by": "thunderhead",
         "context_length": info.context_length,
     })
+}
+
+/// The description of all endpoints.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// GET /openapi.json.
+pub(crate) async fn openapi() -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], OPENAPI).into_response()
 }
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {

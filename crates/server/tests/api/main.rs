@@ -4,8 +4,10 @@
 
 mod chat;
 mod completions;
+mod document;
 mod errors;
 mod lifecycle;
 mod limits;
 mod security;
 mod support;
+mod tools;

@@ -184,6 +184,7 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     };
     let before = engine.counters().times();
     let streams = (0..batch).map(|index| engine.submit(request(index))).collect::<Result<Vec<_>, _>>()?;
