@@ -59,7 +59,8 @@ impl ActiveRequest {
             sampler: Sampler::new(&request.sampling, &request.prompt),
             logprobs: request.logprobs,
             // A mask depends on every token before it, so a constrained answer is not guessed.
-            lookup: (speculates && request.constraint.is_none()).then(|| PromptLookup::new(&request.prompt, longest)),
+            lookup: (speculates && request.constraint.is_none())
+                .then(|| PromptLookup::new(&request.prompt, longest)),
             reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,

@@ -9,6 +9,10 @@ pub struct Counters {
     pub running: AtomicUsize,
     /// Requests that wait for a slot.
     pub waiting: AtomicUsize,
+    /// Blocks of the KV cache.
+    pub kv_blocks: AtomicUsize,
+    /// Of these, blocks that running requests hold.
+    pub kv_blocks_used: AtomicUsize,
     /// How often a sequence lost its slot to an older one because the KV cache was full, to start
     /// over later.
     pub preempted: AtomicU64,

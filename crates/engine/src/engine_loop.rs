@@ -71,6 +71,7 @@ impl<B: Backend> EngineLoop<B> {
         eos: Vec<u32>,
     ) -> Self {
         let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
             worker,
             info,
@@ -294,6 +295,7 @@ impl<B: Backend> EngineLoop<B> {
         // be stored.
         counters.running.fetch_add(load.running.wrapping_sub(before.running), Ordering::Relaxed);
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
+        counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
         counters.preempted.fetch_add(load.preemptions - before.preemptions, Ordering::Relaxed);
         self.published = load;
     }

@@ -204,6 +204,11 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Blocks of the KV cache in the tables of running requests.
+    pub fn blocks_used(&self) -> usize {
+        self.limits.kv_blocks - self.blocks.unused()
+    }
+
     /// How often a sequence lost its slot and blocks to an older one, to start over later.
     pub fn preemptions(&self) -> u64 {
         self.preemptions

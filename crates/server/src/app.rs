@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::admission::{Admission, ReceivedBody};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::metrics::Metrics;
 use crate::stored::StoredResponses;
 
 /// Always accepted as the model's name, so that clients need not know the real one.
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub format: Arc<AnswerFormat>,
     pub config: ServerConfig,
     pub admission: Admission,
+    /// What Prometheus reads.
+    pub metrics: Metrics,
     /// Responses that later ones may continue.
     pub stored: StoredResponses,
     /// Whether a request must name this machine in its `Host`.
@@ -52,8 +55,10 @@ impl App {
         let info = engine.info();
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
         let stored = StoredResponses::new(config.stored_responses_bytes);
+        let metrics = Metrics::new(&engine);
         Self {
             engine,
+            metrics,
             stored,
             format,
             config,

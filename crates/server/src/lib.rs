@@ -49,6 +49,7 @@ mod connections;
 mod error;
 mod generate;
 mod host;
+mod metrics;
 mod request;
 mod response;
 mod routes;

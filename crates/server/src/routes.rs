@@ -50,6 +50,7 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
     let tokens = Router::new()
+        .route("/metrics", get(models::show_metrics))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)
@@ -59,6 +60,8 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .nest("/api", ollama)
         .merge(tokens)
         .route("/health", get(models::health))
+        .route("/health/live", get(models::live))
+        .route("/health/ready", get(models::health))
         .route("/openapi.json", get(models::openapi))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)

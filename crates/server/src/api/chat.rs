@@ -9,7 +9,7 @@ use thunder_model::tokenizer::Tokenizer;
 
 use super::Api;
 use crate::error::ApiError;
-use crate::generate::choices::{Call, Choice, Choices};
+use crate::generate::choices::{Call, Choice, Choices, Tally};
 use crate::generate::frames::{Frames, StreamKind};
 use crate::generate::reply::{Head, Presenter};
 use crate::generate::{Generation, Input, Thinking, Update, What};
@@ -33,7 +33,7 @@ pub(crate) struct Chat {
     include_usage: bool,
     /// For each choice: whether its first chunk was sent, and its calls so far.
     progress: Vec<(bool, usize)>,
-    generated: usize,
+    used: Tally,
 }
 
 impl Api for Chat {
@@ -199,7 +199,7 @@ impl Presenter for Chat {
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {
-        let usage = UsageBody::new(head.prompt_tokens, choices.generated());
+        let usage = UsageBody::new(head.prompt_tokens, &choices.used());
         let numbered = choices.0.into_iter().enumerate();
         let choices = numbered.map(|(index, choice)| self.choice(index, choice, head)).collect();
         Envelope::of(head, "chat.completion", choices, Some(Some(usage))).into_json()
@@ -226,7 +226,7 @@ impl Presenter for Chat {
                 logprobs = self.logprobs(&tokens, &head.app.engine.info().tokenizer);
             }
             What::End { reason, usage } => {
-                self.generated += usage.completion_tokens;
+                self.used.add(&usage);
                 finish_reason = Some(reason.openai());
             }
             _ => {}
@@ -236,7 +236,7 @@ impl Presenter for Chat {
 
     fn end(&mut self, head: &Head, out: &mut Frames) {
         if self.include_usage {
-            let usage = UsageBody::new(head.prompt_tokens, self.generated);
+            let usage = UsageBody::new(head.prompt_tokens, &self.used);
             let none: Vec<ChunkChoice> = Vec::new();
             out.body(&Envelope::of(head, "chat.completion.chunk", none, Some(Some(usage))));
         }

@@ -6,7 +6,7 @@ use thunder_engine::{Sampling, TokenLogprob};
 
 use super::Api;
 use crate::error::ApiError;
-use crate::generate::choices::Choices;
+use crate::generate::choices::{Choices, Tally};
 use crate::generate::frames::{Frames, StreamKind};
 use crate::generate::reply::{Head, Presenter};
 use crate::generate::{Generation, Input, Prompt, Update, What};
@@ -29,7 +29,7 @@ pub(crate) struct Completions {
     include_usage: bool,
     /// Characters so far, per choice.
     offsets: Vec<usize>,
-    generated: usize,
+    used: Tally,
 }
 
 impl Api for Completions {
@@ -57,7 +57,7 @@ impl Api for Completions {
             logprobs: logprobs.is_some(),
             include_usage: options.include_usage,
             offsets: vec![0; choices],
-            generated: 0,
+            used: Tally::default(),
         };
         let generation = Generation::new(options, Input::Prompts(prompts), "prompt");
         Ok((Generation { grammar, logprobs, ..generation }, api))
@@ -128,7 +128,7 @@ impl Presenter for Completions {
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {
-        let usage = UsageBody::new(head.prompt_tokens, choices.generated());
+        let usage = UsageBody::new(head.prompt_tokens, &choices.used());
         let numbered = choices.0.into_iter().enumerate();
         let choices = numbered
             .map(|(index, choice)| {
@@ -145,7 +145,7 @@ impl Presenter for Completions {
         let choice = match update.what {
             What::Text { text, logprobs } => self.choice(head, update.choice, (text, &logprobs), None),
             What::End { reason, usage } => {
-                self.generated += usage.completion_tokens;
+                self.used.add(&usage);
                 self.choice(head, update.choice, (String::new(), &[]), Some(reason.openai()))
             }
             // Prompts without a template have neither thinking nor calls.
@@ -157,7 +157,7 @@ impl Presenter for Completions {
 
     fn end(&mut self, head: &Head, out: &mut Frames) {
         if self.include_usage {
-            let usage = UsageBody::new(head.prompt_tokens, self.generated);
+            let usage = UsageBody::new(head.prompt_tokens, &self.used);
             let none: Vec<TextChoice> = Vec::new();
             out.body(&Envelope::of(head, "text_completion", none, Some(Some(usage))));
         }

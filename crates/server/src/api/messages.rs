@@ -11,7 +11,7 @@ use thunder_model::chat::{Message, Role, Tool, ToolCall};
 use super::Api;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generate::choices::Choices;
+use crate::generate::choices::{Choices, Tally};
 use crate::generate::frames::{Frames, StreamKind};
 use crate::generate::prepare::prepare;
 use crate::generate::reply::{Head, Presenter};
@@ -31,7 +31,7 @@ pub(crate) struct Messages {
     open: Option<Block>,
     /// Blocks so far.
     blocks: usize,
-    output_tokens: usize,
+    used: Tally,
     reason: Option<EndReason>,
 }
 
@@ -284,11 +284,20 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": error.message}})
 }
 
-fn message(head: &Head, content: Vec<Value>, reason: Option<EndReason>, output_tokens: usize) -> Value {
+fn message(head: &Head, content: Vec<Value>, reason: Option<EndReason>, used: &Tally) -> Value {
     json!({
         "id": head.id, "type": "message", "role": "assistant", "model": head.model(), "content": content,
         "stop_reason": reason.map(stop_reason), "stop_sequence": null,
-        "usage": {"input_tokens": head.prompt_tokens, "output_tokens": output_tokens},
+        "usage": usage(head, used),
+    })
+}
+
+/// Anthropic counts cached tokens apart from the other input tokens.
+fn usage(head: &Head, used: &Tally) -> Value {
+    let cached = used.cached();
+    json!({
+        "input_tokens": head.prompt_tokens - cached, "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0, "output_tokens": used.generated,
     })
 }
 
@@ -327,7 +336,7 @@ impl Presenter for Messages {
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {
-        let tokens = choices.generated();
+        let used = choices.used();
         let Some(choice) = choices.0.into_iter().next() else { return Value::Null };
         let reason = choice.reason();
         let mut content = Vec::new();
@@ -341,11 +350,11 @@ impl Presenter for Messages {
             let input = input(&call.arguments);
             content.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
         }
-        message(head, content, Some(reason), tokens)
+        message(head, content, Some(reason), &used)
     }
 
     fn begin(&mut self, head: &Head, out: &mut Frames) {
-        let message = message(head, Vec::new(), None, 0);
+        let message = message(head, Vec::new(), None, &Tally::default());
         out.event("message_start", &json!({"type": "message_start", "message": message}));
     }
 
@@ -374,16 +383,16 @@ impl Presenter for Messages {
             What::CallEnd => self.close(out),
             What::End { reason, usage } => {
                 self.close(out);
-                self.output_tokens += usage.completion_tokens;
+                self.used.add(&usage);
                 self.reason = Some(reason);
             }
             What::Failed(_) => {}
         }
     }
 
-    fn end(&mut self, _head: &Head, out: &mut Frames) {
+    fn end(&mut self, head: &Head, out: &mut Frames) {
         let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": null});
-        let usage = json!({"output_tokens": self.output_tokens});
+        let usage = usage(head, &self.used);
         out.event("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": usage}));
         out.event("message_stop", &json!({"type": "message_stop"}));
     }

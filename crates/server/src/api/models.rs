@@ -1,4 +1,4 @@
-//! GET /v1/models and /health.
+//! GET /v1/models, and what the server says of itself.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::metrics;
 
 fn model_object(app: &App) -> Value {
     let info = app.engine.info();
@@ -41,6 +42,18 @@ pub(crate) async fn get(
 ) -> Result<Json<Value>, ApiError> {
     app.check_model(&id)?;
     Ok(Json(model_object(&app)))
+}
+
+/// GET /metrics, for Prometheus. Needs a key where requests do: the numbers tell how others use the
+/// server.
+pub(crate) async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let text = app.metrics.text().map_err(|error| ApiError::engine_failed(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE))], text).into_response())
+}
+
+/// Status 200 as long as the process answers: whether to restart it.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({"status": "ok"}))
 }
 
 /// Status 200 while the engine accepts requests, 503 once it has stopped. Load balancers ask

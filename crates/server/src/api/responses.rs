@@ -236,7 +236,7 @@ impl Responses {
             let (input, output) = (head.prompt_tokens, usage.completion_tokens);
             body["usage"] = json!({
                 "input_tokens": input, "output_tokens": output, "total_tokens": input + output,
-                "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens}, "output_tokens_details": {"reasoning_tokens": 0},
             });
             if reason == EndReason::Length {
                 body["status"] = "incomplete".into();

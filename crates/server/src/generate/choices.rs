@@ -62,8 +62,33 @@ impl Choices {
         Ok(())
     }
 
-    /// Tokens that all choices generated.
-    pub fn generated(&self) -> usize {
-        self.0.iter().filter_map(|choice| choice.end).map(|(_, usage)| usage.completion_tokens).sum()
+    /// What all choices used.
+    pub fn used(&self) -> Tally {
+        let mut used = Tally::default();
+        self.0.iter().filter_map(|choice| choice.end).for_each(|(_, usage)| used.add(&usage));
+        used
+    }
+}
+
+/// What the choices of a request used together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tokens generated.
+    pub generated: usize,
+    /// The fewest prompt tokens that a choice found in the cache: the first choice computes the
+    /// prompt for the others.
+    cached: Option<usize>,
+}
+
+impl Tally {
+    /// Adds an ended choice.
+    pub fn add(&mut self, usage: &Usage) {
+        self.generated += usage.completion_tokens;
+        self.cached = Some(self.cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
+    }
+
+    /// Prompt tokens that were not computed.
+    pub fn cached(&self) -> usize {
+        self.cached.unwrap_or(0)
     }
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::ApiError;
+use crate::generate::choices::Tally;
 use crate::generate::reply::Head;
 
 /// The last event of a complete stream. A failed stream does not have it.
@@ -30,11 +31,22 @@ pub(crate) struct UsageBody {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
 }
 
 impl UsageBody {
-    pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    pub fn new(prompt_tokens: usize, used: &Tally) -> Self {
+        Self {
+            prompt_tokens,
+            completion_tokens: used.generated,
+            total_tokens: prompt_tokens + used.generated,
+            prompt_tokens_details: PromptDetails { cached_tokens: used.cached() },
+        }
     }
 }
 

@@ -27,7 +27,9 @@ async fn every_endpoint_and_every_field_of_the_document_is_taken() {
             }
             let reply = get(&engine, &path).await;
             assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
-            reply.json();
+            if path != "/metrics" {
+                reply.json();
+            }
         }
         let Some(operation) = methods.get("post") else { continue };
         let content = &operation["requestBody"]["content"]["application/json"];

@@ -8,6 +8,7 @@ mod document;
 mod errors;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod security;
 mod support;
 mod tools;
