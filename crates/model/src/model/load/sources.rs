@@ -91,10 +91,13 @@ impl<'a> ShardView<'a> {
             }
             false => None,
         };
+        // The window has the other projections' rows between its own.
+        let end = outputs.clone().next_back().map_or(start, |last| runs.row(last) + 1);
         Ok(MatrixSource {
+            rows: outputs.len(),
             bias,
             row_order: RowOrder::Runs { run: runs.run, stride: runs.stride, skip: outputs.start % runs.run },
-            ..stored.window(start..start + outputs.len(), 0..shape[1])
+            ..stored.window(start..end, 0..shape[1])
         })
     }
 
