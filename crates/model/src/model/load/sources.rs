@@ -84,6 +84,7 @@ impl<'a> ShardView<'a> {
             });
         }
         let start = runs.row(outputs.start);
+        let end = outputs.clone().next_back().map_or(start, |last| runs.row(last) + 1);
         let bias = match bias {
             true => {
                 let all = self.weights.bias(role, shape[0])?;
@@ -94,7 +95,8 @@ impl<'a> ShardView<'a> {
         Ok(MatrixSource {
             bias,
             row_order: RowOrder::Runs { run: runs.run, stride: runs.stride, skip: outputs.start % runs.run },
-            ..stored.window(start..start + outputs.len(), 0..shape[1])
+            rows: outputs.len(),
+            ..stored.window(start..end, 0..shape[1])
         })
     }
 
