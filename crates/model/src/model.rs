@@ -114,6 +114,8 @@ impl<B: Backend> After<B> {
     fn add_sum(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         let Pass { backend, residual, inner, .. } = pass;
         let [sum, normed] = disjoint(inner, [self.sum_buffer, self.normed_buffer]);
+        // The layer before may have left the other part's sum under way.
+        backend.settle(residual)?;
         backend.all_reduce(sum, rows.clone())?;
         backend.rms_norm(sum, rows.clone(), &self.norm, normed)?;
         backend.add(normed, rows, residual)

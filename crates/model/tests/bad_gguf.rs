@@ -263,8 +263,8 @@ const CASES: [Case; 60] = [
     ),
     (
         "an unknown rotary scaling",
-        || good().text("llama.rope.scaling.type", "longrope").bytes(),
-        &["longrope", "yarn"],
+        || good().text("llama.rope.scaling.type", "dynamic").bytes(),
+        &["dynamic", "yarn"],
     ),
     (
         "values of another width",

@@ -84,6 +84,7 @@ impl<'a> ShardView<'a> {
             });
         }
         let start = runs.row(outputs.start);
+        let end = outputs.clone().next_back().map_or(start, |last| runs.row(last) + 1);
         let bias = match bias {
             true => {
                 let all = self.weights.bias(role, shape[0])?;
@@ -91,12 +92,10 @@ impl<'a> ShardView<'a> {
             }
             false => None,
         };
-        // The window has the other projections' rows between its own.
-        let end = outputs.clone().next_back().map_or(start, |last| runs.row(last) + 1);
         Ok(MatrixSource {
-            rows: outputs.len(),
             bias,
             row_order: RowOrder::Runs { run: runs.run, stride: runs.stride, skip: outputs.start % runs.run },
+            rows: outputs.len(),
             ..stored.window(start..end, 0..shape[1])
         })
     }
