@@ -23,8 +23,8 @@ const MASK_THREADS: usize = 2;
 /// The longest wait for a mask. The limits of a step end any grammar's mask in about 20 ms; the
 /// rest is for a machine that is busy.
 const MASK_WAIT: Duration = Duration::from_secs(10);
-/// Most memory of a grammar's lexer: 1 to 2 kB for each state.
-const MAX_LEXER_STATES: usize = 50_000;
+/// Limits a grammar's lexer to about 40 MB: 1 to 2 kB for each state. Real schemas have hundreds.
+const MAX_LEXER_STATES: usize = 20_000;
 
 /// What an answer must follow.
 #[derive(Debug, Clone, PartialEq)]

@@ -63,8 +63,8 @@ impl Engine {
         self.stopped.get().map(String::as_str)
     }
 
-    /// Compiles what an answer must follow. Takes up to a second for the first grammar of an engine,
-    /// and for a large one: call it where waiting is allowed.
+    /// Compiles what an answer must follow. Takes up to a second for the first grammar of an
+    /// engine, and for a large one: call it where waiting is allowed.
     ///
     /// # Errors
     /// When the grammar is malformed, too large, or uses what is not supported.

@@ -18,8 +18,8 @@ pub struct ServerConfig {
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
-    /// Memory for responses that `previous_response_id` may continue; the oldest are forgotten. Raise
-    /// it for long conversations of many users; 0 keeps none.
+    /// Memory for responses that `previous_response_id` may continue; the oldest are forgotten.
+    /// Raise it for long conversations of many users; 0 keeps none.
     pub stored_responses_bytes: usize,
     /// Time to receive a request's head, again for its body, and until an idle connection is
     /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.

@@ -1,7 +1,8 @@
 //! The HTTP APIs in front of an engine: OpenAI's, Anthropic's and Ollama's.
 //!
 //! [`serve`] handles them on a listener until shutdown; `src/api/openapi.json` lists the endpoints.
-//! Each API translates its requests to one internal form, and what is generated back. This crate handles HTTP and text; the engine generates the tokens.
+//! Each API translates its requests to one internal form, and what is generated back. This crate
+//! handles HTTP and text; the engine generates the tokens.
 //! `examples/mock.rs` is a complete server with a small engine that needs no model.
 //!
 //! ```no_run

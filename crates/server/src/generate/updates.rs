@@ -131,8 +131,8 @@ impl Splitter {
         }
     }
 
-    /// The reports of tokens whose text begins in this part of the answer. Those before it belong to
-    /// thinking or to calls.
+    /// The reports of tokens whose text begins in this part of the answer. Those before it belong
+    /// to thinking or to calls.
     fn reports_of(&mut self, from: usize, to: usize) -> Vec<TokenLogprob> {
         let mut reports = Vec::new();
         while let Some((at, report)) = self.reports.pop_front_if(|(at, _)| *at < to) {

@@ -53,8 +53,8 @@ pub struct ServeCommand {
     /// Most tokens of each answer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     tokens: u32,
-    /// End answers where the model ends them; without it, servers are asked to go on (`ignore_eos`),
-    /// which OpenAI's own refuses
+    /// End answers where the model ends them; without it, servers are asked to go on
+    /// (`ignore_eos`), which OpenAI's own refuses
     #[arg(long)]
     until_end: bool,
     /// Key that the server needs
