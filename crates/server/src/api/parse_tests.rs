@@ -13,6 +13,7 @@ use super::chat::Chat;
 use super::completions::Completions;
 use super::messages::Messages;
 use super::ollama::{OllamaChat, OllamaGenerate};
+use super::responses::Responses;
 use crate::error::ApiError;
 use crate::generate::{Generation, Input, Prompt, ToolChoice};
 
@@ -58,6 +59,11 @@ const FIELDS: &[&str] = &[
     "include_usage",
     "add_generation_prompt",
     "system",
+    "input",
+    "instructions",
+    "call_id",
+    "arguments",
+    "output",
     "thinking",
     "stop_sequences",
     "input_schema",
@@ -138,6 +144,7 @@ proptest! {
         check(Chat::parse(value.clone(), &Sampling::default()))?;
         check(Completions::parse(value.clone(), &Sampling::default()))?;
         check(Messages::parse(value.clone(), &Sampling::default()))?;
+        check(Responses::parse(value.clone(), &Sampling::default()))?;
         check(OllamaChat::parse(value.clone(), &Sampling::default()))?;
         check(OllamaGenerate::parse(value, &Sampling::default()))?;
     }
@@ -147,6 +154,11 @@ proptest! {
         check(Chat::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
         check(Messages::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
         check(OllamaChat::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
+        let mut response = without(without(body.clone(), "prompt"), "max_tokens");
+        if let Some(messages) = response.as_object_mut().and_then(|fields| fields.remove("messages")) {
+            response["input"] = messages;
+        }
+        check(Responses::parse(response, &Sampling::default()))?;
         check(Completions::parse(without(body, "messages"), &Sampling::default()))?;
     }
 

@@ -44,15 +44,9 @@ pub(crate) struct Responses {
 
 impl Api for Responses {
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
+        let repeated = repeated(&body);
         let mut fields = Fields::new(body, "")?;
-        let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
-        let mut options = Options { sampling: defaults.clone(), ..Options::new(model) };
-        options.stream = fields.boolean("stream")?.unwrap_or(false);
-        let sampling = &mut options.sampling;
-        sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);
-        sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
-        options.max_tokens =
-            fields.integer("max_output_tokens", 1, usize::MAX, "an integer of at least 1")?;
+        let options = options(&mut fields, defaults)?;
         let instructions = fields.string("instructions")?;
         let said = input(&mut fields)?;
         let previous = fields.string("previous_response_id")?;
@@ -60,11 +54,14 @@ impl Api for Responses {
         let mut messages: Vec<Message> =
             instructions.iter().map(|text| Message::new(Role::System, text.clone())).collect();
         messages.extend(said.iter().cloned());
-        let echo = json!({
+        let mut echo = json!({
             "instructions": instructions, "previous_response_id": previous, "store": store,
             "temperature": options.sampling.temperature, "top_p": options.sampling.top_p,
             "max_output_tokens": options.max_tokens,
         });
+        for (name, value) in repeated {
+            echo[name] = value;
+        }
         let mut generation = Generation::new(options, Input::Chat(messages), "input");
         let listed = match fields.value("tools") {
             None => Vec::new(),
@@ -109,6 +106,30 @@ impl Api for Responses {
         self.said.splice(0..0, earlier);
         Ok(())
     }
+}
+
+/// The fields of a request that its response repeats as they are.
+fn repeated(body: &Value) -> [(&'static str, Value); 4] {
+    let given = |name: &'static str, default: Value| {
+        (name, body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default))
+    };
+    [
+        given("tools", json!([])),
+        given("tool_choice", "auto".into()),
+        given("parallel_tool_calls", true.into()),
+        given("metadata", json!({})),
+    ]
+}
+
+fn options(fields: &mut Fields, defaults: &Sampling) -> Result<Options, ApiError> {
+    let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
+    let mut options = Options { sampling: defaults.clone(), ..Options::new(model) };
+    options.stream = fields.boolean("stream")?.unwrap_or(false);
+    let sampling = &mut options.sampling;
+    sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);
+    sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
+    options.max_tokens = fields.integer("max_output_tokens", 1, usize::MAX, "an integer of at least 1")?;
+    Ok(options)
 }
 
 fn not_found(id: &str, param: &str) -> ApiError {
@@ -226,17 +247,21 @@ impl Responses {
     fn body(&self, head: &Head, status: &str, output: Vec<Value>, choice: Option<&Choice>) -> Value {
         let mut body = json!({
             "id": head.id, "object": "response", "created_at": head.created, "status": status, "error": null,
-            "incomplete_details": null, "model": head.model(), "output": output, "parallel_tool_calls": true,
-            "tool_choice": "auto", "tools": [], "metadata": {}, "usage": null, "truncation": "disabled",
+            "incomplete_details": null, "model": head.model(), "output": output,
+            "usage": null, "truncation": "disabled",
         });
         if let (Some(body), Some(echo)) = (body.as_object_mut(), self.echo.as_object()) {
             body.extend(echo.clone());
         }
         if let Some((reason, usage)) = choice.and_then(|choice| choice.end) {
             let (input, output) = (head.prompt_tokens, usage.completion_tokens);
+            let thought = choice.map_or("", |choice| choice.reasoning.as_str());
+            // The engine does not count parts: their text is counted, which marks are no part of.
+            let thought = head.app.engine.info().tokenizer.encode(thought, false).map_or(0, |ids| ids.len());
             body["usage"] = json!({
                 "input_tokens": input, "output_tokens": output, "total_tokens": input + output,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens}, "output_tokens_details": {"reasoning_tokens": 0},
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "output_tokens_details": {"reasoning_tokens": thought},
             });
             if reason == EndReason::Length {
                 body["status"] = "incomplete".into();

@@ -72,6 +72,7 @@ async fn responses_continue_earlier_ones() {
         crate::support::send(router.clone(), request).await
     };
     let first = ask(json!({"model": "default", "input": "one", "instructions": "x"})).await.json();
+    assert_eq!((&first["tools"], &first["tool_choice"]), (&json!([]), &json!("auto")));
     let text = |body: &Value| body["output"][0]["content"][0]["text"].as_str().unwrap().to_owned();
     assert_eq!((text(&first).as_str(), &first["status"]), ("s:x|u:one|", &json!("completed")));
     let body =

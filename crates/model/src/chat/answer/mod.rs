@@ -7,6 +7,7 @@ mod buffer;
 mod calls;
 mod harmony;
 mod json;
+mod parameters;
 mod parser;
 mod values;
 
