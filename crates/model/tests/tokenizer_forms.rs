@@ -17,12 +17,8 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// Folders, and the file that holds each tokenizer.
-const FORMS: [(&str, &str); 4] = [
-    ("kimi", "tiktoken.model"),
-    ("tekken", "tekken.json"),
-    ("sentencepiece", "tokenizer.model"),
-    ("sentencepiece-nfkc", "tokenizer.model"),
-];
+const FORMS: [(&str, &str); 3] =
+    [("kimi", "tiktoken.model"), ("tekken", "tekken.json"), ("sentencepiece", "tokenizer.model")];
 
 #[test]
 fn ids_are_those_of_the_reference_libraries() {
@@ -94,6 +90,7 @@ fn malformed_files_are_refused_with_a_reason() {
     };
     let piece = fs::read(fixture("sentencepiece").join("tokenizer.model")).unwrap();
     let unigram = [piece.as_slice(), &[0x12, 2, 3 << 3, 1]].concat();
+    let rewrites = [piece.as_slice(), &[0x1a, 3, 0x12, 1, 0x41]].concat();
     for (name, file, content, expected) in [
         ("kimi", "tiktoken.model", b"".to_vec(), "no tokens"),
         ("kimi", "tiktoken.model", b"IQ==".to_vec(), "line 1, \"IQ==\""),
@@ -134,6 +131,7 @@ fn malformed_files_are_refused_with_a_reason() {
         ("sentencepiece", "tokenizer.model", b"".to_vec(), "no tokens"),
         ("sentencepiece", "tokenizer.model", b"\x0b".to_vec(), "unknown type 3"),
         ("sentencepiece", "tokenizer.model", piece[..piece.len() / 2].to_vec(), "in the middle of a value"),
+        ("sentencepiece", "tokenizer.model", rewrites, "it rewrites characters"),
         ("sentencepiece", "tokenizer.model", unigram, "unigram, which is not supported"),
     ] {
         let error = load(name, file, &content).unwrap_err().to_string();

@@ -143,7 +143,6 @@ if __name__ == "__main__":
     shutil.rmtree(OUT, ignore_errors=True)
     kimi()
     tekken()
-    # As Llama 2's; and with all of SentencePiece's defaults.
+    # As Llama 2's.
     sentence_piece("sentencepiece", normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
                    allow_whitespace_only_pieces=True)
-    sentence_piece("sentencepiece-nfkc")

@@ -121,7 +121,6 @@ fn sentence_piece(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, 
         texts: &tokens.texts,
         scores: &scores,
         prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
-        normalizers: Vec::new(),
         post_processor: post_processor(metadata, tokens, true)?,
         added: tokens.added().collect(),
     }

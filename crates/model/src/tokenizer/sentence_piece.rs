@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::bpe::BytePairs;
@@ -27,8 +25,6 @@ pub(crate) struct Scored<'a> {
     pub scores: &'a [f32],
     /// A space is put before a text.
     pub prefix: bool,
-    /// Applied before spaces are replaced.
-    pub normalizers: Vec<Value>,
     pub post_processor: Value,
     pub added: Vec<(String, bool)>,
 }
@@ -51,9 +47,7 @@ impl Scored<'_> {
         if self.prefix {
             decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
         }
-        let mut normalizers = self.normalizers;
-        normalizers.extend(self.prefix.then_some(prepend));
-        normalizers.push(spaces);
+        let normalizers: Vec<Value> = self.prefix.then_some(prepend).into_iter().chain([spaces]).collect();
         Ok(Parts {
             pairs: pairs.build()?,
             normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
@@ -101,7 +95,7 @@ struct File {
     /// 1: unigram, 2: byte pairs.
     kind: u64,
     byte_fallback: bool,
-    charsmap: Vec<u8>,
+    has_charsmap: bool,
     prefix: bool,
     trims: bool,
     keeps_spaces: bool,
@@ -228,7 +222,7 @@ impl File {
             }),
             (field::NORMALIZER, Wire::Bytes(bytes)) => fields(bytes, |number, value| {
                 match (number, value) {
-                    (field::NORMALIZER_CHARSMAP, Wire::Bytes(bytes)) => file.charsmap = bytes.to_vec(),
+                    (field::NORMALIZER_CHARSMAP, Wire::Bytes(bytes)) => file.has_charsmap = !bytes.is_empty(),
                     (field::NORMALIZER_PREFIX, value) => file.prefix = value.is_true(),
                     (field::NORMALIZER_TRIMS, value) => file.trims = value.is_true(),
                     (field::NORMALIZER_ESCAPES, value) => file.keeps_spaces = !value.is_true(),
@@ -259,6 +253,10 @@ pub(super) fn model(bytes: &[u8], config: &Value) -> Result<Parts, String> {
             "it has no tokens for single bytes, or keeps spaces: take a folder with a tokenizer.json".into(),
         );
     }
+    if file.has_charsmap || file.trims {
+        // The tokenizers library normalizes some characters in other ways than SentencePiece.
+        return Err("it rewrites characters or removes spaces: take a folder with a tokenizer.json".into());
+    }
     let texts: Vec<&str> = file.pieces.iter().map(|(text, ..)| text.as_str()).collect();
     let scores: Vec<f32> = file.pieces.iter().map(|(_, score, _)| *score).collect();
     let is_special = |kind: u64| matches!(kind, piece::CONTROL | piece::UNKNOWN);
@@ -267,20 +265,10 @@ pub(super) fn model(bytes: &[u8], config: &Value) -> Result<Parts, String> {
         .iter()
         .filter(|(text, _, kind)| !text.is_empty() && (is_special(*kind) || *kind == piece::USER_DEFINED));
     let added = added.map(|(text, _, kind)| (text.clone(), is_special(*kind))).collect();
-    let mut normalizers = Vec::new();
-    if !file.charsmap.is_empty() {
-        let map = STANDARD.encode(&file.charsmap);
-        normalizers.push(json!({ "type": "Precompiled", "precompiled_charsmap": map }));
-    }
-    if file.trims {
-        for (spaces, kept) in [("^ +| +$", ""), (" {2,}", " ")] {
-            normalizers.push(json!({ "type": "Replace", "pattern": { "Regex": spaces }, "content": kept }));
-        }
-    }
     let begins = config["add_bos_token"].as_bool().unwrap_or(true);
     let named = config["bos_token"].as_str().or_else(|| config["bos_token"]["content"].as_str());
     let bos = named.unwrap_or("<s>");
     let id = texts.iter().position(|text| *text == bos).filter(|_| begins);
     let post_processor = id.map_or(Value::Null, |id| begins_with(bos, id as u32));
-    Scored { texts: &texts, scores: &scores, prefix: file.prefix, normalizers, post_processor, added }.parts()
+    Scored { texts: &texts, scores: &scores, prefix: file.prefix, post_processor, added }.parts()
 }
