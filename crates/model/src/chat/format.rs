@@ -36,7 +36,7 @@ pub(crate) enum CallSyntax {
     /// A name and a JSON object, separated by marks.
     Named(NamedCalls),
     /// A name, and each argument between marks.
-    Parameters(ParameterCalls),
+    Parameters(Box<ParameterCalls>),
     /// gpt-oss's channels.
     Harmony(HarmonyMarks),
 }
@@ -174,7 +174,7 @@ impl AnswerFormat {
                 markers.extend(calls.call_open.iter().chain(&calls.call_close).chain(&calls.close));
             }
             CallSyntax::Parameters(calls) => {
-                let ParameterCalls { open, key_open, key_end, value_close, call_close, .. } = calls;
+                let ParameterCalls { open, key_open, key_end, value_close, call_close, .. } = calls.as_ref();
                 markers.extend([open, key_open, key_end, value_close, call_close]);
                 markers.extend(calls.call_open.iter().chain(&calls.name_end));
                 markers.extend(calls.value_open.iter().chain(&calls.close));

@@ -73,7 +73,7 @@ impl Detector<'_> {
     }
 
     pub(super) fn qwen_coder(&self) -> CallSyntax {
-        CallSyntax::Parameters(ParameterCalls {
+        CallSyntax::Parameters(Box::new(ParameterCalls {
             open: self.mark("<tool_call>"),
             call_open: Some(self.mark("<function=")),
             name_end: Some(self.mark(">")),
@@ -92,11 +92,11 @@ impl Detector<'_> {
                 after_call: "\n",
                 ..PLAIN
             },
-        })
+        }))
     }
 
     pub(super) fn minimax(&self) -> CallSyntax {
-        CallSyntax::Parameters(ParameterCalls {
+        CallSyntax::Parameters(Box::new(ParameterCalls {
             open: self.mark("<minimax:tool_call>"),
             call_open: Some(self.mark("<invoke name=\"")),
             name_end: Some(self.mark("\">")),
@@ -113,11 +113,11 @@ impl Detector<'_> {
                 after_call: "\n",
                 ..PLAIN
             },
-        })
+        }))
     }
 
     pub(super) fn glm(&self) -> CallSyntax {
-        CallSyntax::Parameters(ParameterCalls {
+        CallSyntax::Parameters(Box::new(ParameterCalls {
             open: self.mark("<tool_call>"),
             call_open: None,
             name_end: None,
@@ -128,11 +128,11 @@ impl Detector<'_> {
             call_close: self.mark("</tool_call>"),
             close: None,
             layout: ParameterLayout { after_name: "\n", after_key: "\n", after_parameter: "\n", ..PLAIN },
-        })
+        }))
     }
 
     pub(super) fn deepseek_markup(&self) -> CallSyntax {
-        CallSyntax::Parameters(ParameterCalls {
+        CallSyntax::Parameters(Box::new(ParameterCalls {
             open: self.mark("<｜DSML｜function_calls>"),
             call_open: Some(self.mark("<｜DSML｜invoke name=\"")),
             name_end: Some(self.mark("\">")),
@@ -150,7 +150,7 @@ impl Detector<'_> {
                 string_flag: ["\" string=\"true", "\" string=\"false"],
                 ..PLAIN
             },
-        })
+        }))
     }
 
     pub(super) fn harmony(&self) -> CallSyntax {
