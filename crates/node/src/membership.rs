@@ -289,7 +289,8 @@ impl Membership {
         }
         peer.reaches = reaches;
         if peer.report_id.0 != boot {
-            peer.report = None;
+            // Without its number, so that it is asked for again if this heartbeat was an old one.
+            (peer.report_id, peer.report) = ((0, 0), None);
         }
         if restarted {
             peer.sent = None;
