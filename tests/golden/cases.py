@@ -272,8 +272,8 @@ EXPERTS = [
     ),
 ]
 
-# The last layer attends. As MLX-LM converts them: norms with the one that Hugging Face's files leave out, convolutions with
-# the taps in the middle.
+# The last layer attends. As MLX-LM converts them: norms with the one that Hugging Face's files
+# leave out, convolutions with the taps in the middle.
 DELTA = dict(
     num_hidden_layers=3, full_attention_interval=3, linear_conv_kernel_dim=4, rms_norm_eps=1e-6,
     rope_theta=10000.0, num_key_value_heads=2, head_dim=64,
@@ -290,8 +290,8 @@ DELTA_CASES = [
         Quantization(4, 64, {f"model.layers.{layer}.mlp.{gate}": ROUTER_8BIT
                              for layer in range(3) for gate in ("gate", "shared_expert_gate")}),
     ),
-    # As Qwen3.5: inside a multimodal wrapper, with a layer that predicts a token further. Two heads share a quantization
-    # group, so five ranks get three pairs of heads.
+    # As Qwen3.5: inside a multimodal wrapper, with a layer that predicts a token further. Two heads
+    # share a quantization group, so five ranks get three pairs of heads.
     Case(
         "qwen3_5-4bit-wrapped",
         {

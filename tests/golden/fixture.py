@@ -38,8 +38,8 @@ def is_after_norm(name: str, names: list) -> bool:
     """True for the norm of what a layer adds to the residual stream. `post_attention_layernorm` is one where there is also one
     after the MLP; elsewhere it comes before the MLP."""
     ends = ("post_self_attn_layernorm.weight", "post_feedforward_layernorm.weight", "post_mlp_layernorm.weight")
-    beside = name.replace("post_attention_layernorm", "post_feedforward_layernorm")
-    return name.endswith(ends) or (name != beside and beside in names)
+    other = name.replace("post_attention_layernorm", "post_feedforward_layernorm")
+    return name.endswith(ends) or (name != other and other in names)
 
 
 def prompts(name: str, vocab: int) -> list:

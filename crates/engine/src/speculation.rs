@@ -92,7 +92,7 @@ impl StepCosts {
     }
 
     /// Tokens of a draft that are worth their rows, in a step of `rows` rows that gives `tokens`
-    /// tokens without it: tokens per second are highest with so many. And the tokens that the step
+    /// tokens without it: the number with the most tokens per second. And the tokens that the step
     /// then gives.
     pub fn draft(&self, lookup: &PromptLookup, rows: usize, tokens: f32) -> (usize, f32) {
         let Some(plain) = self.expected(rows) else { return (0, tokens) };
@@ -109,7 +109,7 @@ impl StepCosts {
         best
     }
 
-    /// Seconds of a step with so many rows, as measured or from the nearest measured ones. `None`
+    /// Seconds of a step with `rows` rows, as measured or from the nearest measured ones. `None`
     /// for too many rows, or if nothing is known.
     fn expected(&self, rows: usize) -> Option<f32> {
         let known = |rows: &usize| self.seconds[*rows] > 0.0;

@@ -7,7 +7,8 @@ use crate::folder::ModelFolder;
 /// Tensors of older files that are computed from the config in place of being read.
 const COMPUTED: &str = "rotary_emb.inv_freq";
 /// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
-/// images and sound, and layers that predict further tokens. A part of a name is one of these words.
+/// images and sound, and layers that predict further tokens. A part of a name is one of these
+/// words.
 const OTHER_PARTS: [&str; 10] = [
     "mtp",
     "mtp_block",

@@ -25,8 +25,9 @@ from cases import GPT_OSS, dense
 from make import random_weight
 
 # ------------------------------------------------------------------------------------------------
-# Formats: each takes f32 weights [rows, cols] and gives the tensors by the end of their names, (type, shape, bytes), and the
-# values that the written bytes stand for, which are decoded from these bytes.
+# Formats: each takes f32 weights [rows, cols] and gives the tensors by the end of their names,
+# (type, shape, bytes), and the values that the written bytes stand for, which are decoded from
+# these bytes.
 
 
 def tensor(array: np.ndarray, kind: str) -> tuple:

@@ -73,7 +73,7 @@ pub(super) struct Config {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum WindowPattern {
-    /// All but one in so many layers, the last of them.
+    /// All layers but the last one of each run of this length.
     Every(usize),
     /// A letter for each layer, over and over: L has one, G has none.
     Letters(String),

@@ -51,8 +51,8 @@ impl HuggingFace {
 
     /// The module of a role, if the files have it.
     fn find(&self, role: Role) -> Option<Module> {
-        // A stack may be a parameter of its own and not a module's weight. Gate and up of all experts
-        // in one are, and else the rows of both take turns.
+        // A stack may be a parameter of its own and not a module's weight. Gate and up of all
+        // experts in one are, and else the rows of both take turns.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
         let elements = |name: &Name| {
             let of_module = |end: &&str| !is_parameter && self.files.has(&format!("{}{end}", name.path));

@@ -187,7 +187,8 @@ fn part_norms(
     ])
 }
 
-/// The columns of the output projection that belong to the rank's heads, and the first one's number.
+/// The columns of the output projection that belong to the rank's heads, and the first one's
+/// number.
 ///
 /// Heads may begin inside of a quantization group. Then the window takes the whole group, and the
 /// rank's input is zero in the columns of other ranks' heads.
