@@ -272,4 +272,150 @@ EXPERTS = [
     ),
 ]
 
-CASES = UNQUANTIZED + QUANTIZED + EXPERTS
+# The last layer attends. As MLX-LM converts them: norms with the one that Hugging Face's files
+# leave out, convolutions with the taps in the middle.
+DELTA = dict(
+    num_hidden_layers=3, full_attention_interval=3, linear_conv_kernel_dim=4, rms_norm_eps=1e-6,
+    rope_theta=10000.0, num_key_value_heads=2, head_dim=64,
+)
+DELTA_CASES = [
+    # Two value heads for each of three key heads, in two projections.
+    Case(
+        "qwen3_next-4bit",
+        experts("qwen3_next", "Qwen3Next", **DELTA, linear_num_key_heads=3, linear_num_value_heads=6,
+                linear_key_head_dim=16, linear_value_head_dim=32, num_experts=5, moe_intermediate_size=128,
+                shared_expert_intermediate_size=64, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+                partial_rotary_factor=0.25),
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.mlp.{gate}": ROUTER_8BIT
+                             for layer in range(3) for gate in ("gate", "shared_expert_gate")}),
+    ),
+    # As Qwen3.5: inside a multimodal wrapper, with a layer that predicts a token further. Two heads
+    # share a quantization group, so five ranks get three pairs of heads.
+    Case(
+        "qwen3_5-4bit-wrapped",
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "tie_word_embeddings": False,
+            "text_config": {
+                **dense("qwen3", 128, 192, 4, 2, 163, tied=False, rope_theta=None),
+                **DELTA, "rope_theta": None, "model_type": "qwen3_5_text", "linear_num_key_heads": 6, "linear_num_value_heads": 6,
+                "linear_key_head_dim": 32, "linear_value_head_dim": 32, "attn_output_gate": True,
+                "rope_parameters": {"type": "default", "mrope_section": [3, 3, 2], "rope_theta": 100000.0,
+                                    "partial_rotary_factor": 0.25},
+            },
+            "vision_config": {"model_type": "qwen3_5", "depth": 1, "hidden_size": 32},
+        },
+        "bf16",
+        Quantization(4, 64),
+        ignored={
+            "vision_tower.patch_embed.proj.weight": (32, 3, 2, 2),
+            "language_model.mtp.fc.weight": (128, 256),
+            "language_model.mtp.layers.0.input_layernorm.weight": (128,),
+        },
+    ),
+]
+
+MORE_EXPERTS = [
+    # Norms of all queries and of all keys, which ranks have parts of.
+    Case(
+        "minimax_m2-4bit",
+        experts("minimax_m2", "MiniMaxM2", intermediate_size=128, num_attention_heads=6, num_key_value_heads=3,
+                num_local_experts=5, shared_intermediate_size=0, rotary_dim=16, scoring_func="sigmoid",
+                use_qk_norm=True),
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.block_sparse_moe.gate": ROUTER_8BIT for layer in range(2)}),
+    ),
+    # MLX-LM drops the correction of the router's choice.
+    Case(
+        "ernie4_5_moe-4bit",
+        experts("ernie4_5_moe", "Ernie4_5_Moe", num_experts_per_tok=None, moe_num_experts=5, moe_k=2,
+                moe_num_shared_experts=1, moe_intermediate_size=128, moe_layer_start_index=1, moe_layer_interval=1,
+                moe_layer_end_index=1, use_bias=False),
+        "bf16",
+        Quantization(4, 64, {"model.layers.1.mlp.gate": ROUTER_8BIT}),
+    ),
+    # As Kimi K2: one group of experts, YaRN whose ramp is a step.
+    Case(
+        "kimi_k2-4bit",
+        experts("kimi_k2", "DeepseekV3", n_routed_experts=6, n_shared_experts=1, moe_intermediate_size=128,
+                q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
+                num_experts_per_tok=6, first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True,
+                routed_scaling_factor=2.827, num_key_value_heads=4, head_dim=None, moe_layer_freq=1,
+                topk_method="noaux_tc", scoring_func="sigmoid", rope_theta=50000.0,
+                rope_scaling={"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64,
+                              "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}),
+        "bf16",
+        Quantization(4, 32),
+    ),
+]
+
+
+def family(model_type, hidden, inter, heads, kv_heads, **more):
+    """The config of a dense family."""
+    return {**dense("llama", hidden, inter, heads, kv_heads, 163, **more), "model_type": model_type}
+
+
+OLD_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0, "beta_slow": 1.0}
+FAMILY_CASES = [
+    # As Gemma 3 4B: inside a multimodal wrapper, fields of the class's defaults left out.
+    Case(
+        "gemma3-4bit-wrapped",
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "vocab_size": 163,
+            "text_config": {
+                "model_type": "gemma3_text", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3,
+                "head_dim": 32, "sliding_window": 16, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "vocab_size": 163,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32},
+        },
+        "bf16",
+        Quantization(4, 64),
+        ignored={"vision_tower.patch_embedding.weight": (32, 2, 2, 3), "multi_modal_projector.mm_soft_emb_norm.weight": (32,)},
+    ),
+    # Queries, keys and values in one tensor, gates and ups in another.
+    Case(
+        "phi3-4bit",
+        family("phi3", 192, 192, 6, 3, head_dim=None, tied=False, partial_rotary_factor=0.75,
+               original_max_position_embeddings=16,
+               rope_scaling={"type": "longrope", "short_factor": [1.0] * 12,
+                             "long_factor": [1.5 + i / 2 for i in range(12)]}),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case("olmo2-4bit", family("olmo2", 192, 256, 6, 3, head_dim=None, tied=False), "bf16", Quantization(4, 64)),
+    Case(
+        "olmo3-4bit",
+        family("olmo3", 128, 128, 4, 2, head_dim=None, tied=False, layers=4, sliding_window=16, rope_scaling=OLD_YARN),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case(
+        "granite-4bit",
+        family("granite", 128, 192, 4, 2, head_dim=None, embedding_multiplier=12.0, residual_multiplier=0.22,
+               attention_multiplier=0.015625, logits_scaling=8.0, attention_bias=False, mlp_bias=False),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case(
+        "glm4-4bit",
+        family("glm4", 128, 192, 6, 3, tied=False, attention_bias=True, partial_rotary_factor=0.5),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case(
+        "exaone4-4bit",
+        {**family("exaone4", 128, 192, 5, 5, tied=False, sliding_window=16, sliding_window_pattern="LG"),
+         "rope_scaling": None},
+        "bf16",
+        Quantization(4, 32),
+    ),
+]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES

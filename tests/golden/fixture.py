@@ -34,6 +34,14 @@ def generator(name: str, more: int = 0):
     return np.random.default_rng(zlib.crc32(name.encode()) + more)
 
 
+def is_after_norm(name: str, names: list) -> bool:
+    """True for the norm of what a layer adds to the residual stream. `post_attention_layernorm` is one where there is also one
+    after the MLP; elsewhere it comes before the MLP."""
+    ends = ("post_self_attn_layernorm.weight", "post_feedforward_layernorm.weight", "post_mlp_layernorm.weight")
+    other = name.replace("post_attention_layernorm", "post_feedforward_layernorm")
+    return name.endswith(ends) or (name != other and other in names)
+
+
 def prompts(name: str, vocab: int) -> list:
     """Token sequences of PROMPT_LENGTHS; the longer ones hold the first and the last token of the vocabulary."""
     rng = generator(name, 1)

@@ -47,22 +47,29 @@ def write_arrays(path: Path, tensors: dict):
     fixture.write_safetensors(path, {name: stored(array) for name, array in tensors.items()})
 
 
-def random_weight(rng, name: str, shape, config: dict) -> np.ndarray:
+def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarray:
     """A weight about as large as in a trained model (gains above); norms near 1, biases off zero."""
     if "norm" in name:
-        return np.exp(0.2 * rng.standard_normal(shape))
+        gain = 0.5 / config["num_hidden_layers"] if fixture.is_after_norm(name, names) else 1.0
+        # Gemma's are less one here, too.
+        less = 1.0 if "gemma" in config["model_type"] else 0.0
+        return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
+    if name.endswith(("A_log", "dt_bias")):
+        return rng.standard_normal(shape)
+    if "conv1d" in name:
+        return rng.standard_normal(shape) / np.sqrt(shape[1])
     if name.endswith(("sinks", "e_score_correction_bias")):
         return (1.0 if "sinks" in name else 0.1) * rng.standard_normal(shape)
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
         gain /= np.sqrt(2 * config["num_hidden_layers"])
     elif "lm_head" in name:
         gain = HEAD_GAIN
     elif "embed_tokens" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight")):
         gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 
@@ -75,8 +82,10 @@ def write_model(case: Case, folder: Path):
     dtype = DTYPES[case.dtype]
     text_config = case.config.get("text_config", case.config)
     fresh = []
-    for name, old in sorted(tree_flatten(model.parameters())):
-        fresh.append((name, mx.array(random_weight(rng, name, old.shape, text_config)).astype(dtype)))
+    parameters = sorted(tree_flatten(model.parameters()))
+    names = [name for name, _ in parameters]
+    for name, old in parameters:
+        fresh.append((name, mx.array(random_weight(rng, name, old.shape, text_config, names)).astype(dtype)))
     model.update(tree_unflatten(fresh))
 
     config = {**case.config, "torch_dtype": {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[case.dtype]}
@@ -93,6 +102,9 @@ def write_model(case: Case, folder: Path):
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     tensors = dict(tree_flatten(model.parameters()))
+    if text_config["tie_word_embeddings"]:
+        # MLX-LM's Gemma has a head until it reads a folder without.
+        tensors = {name: tensor for name, tensor in tensors.items() if "lm_head" not in name}
     for name, shape in case.ignored.items():
         tensors[name] = mx.array(rng.standard_normal(shape)).astype(dtype)
     write_files(tensors, case.files, folder)

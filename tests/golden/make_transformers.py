@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the golden fixtures of families with experts and latent attention: folders as transformers writes them, with random
+"""Makes the golden fixtures of families that transformers has and MLX-LM reads otherwise, or not at all: folders as transformers writes them, with random
 weights in bf16, and the logits that transformers computes for them in f32.
 
     python3 tests/golden/make_transformers.py [--out DIR] [NAME...]
 
-Needs PyTorch and transformers 5.17. Every random number comes from a generator seeded with the case's name, so each
+Needs PyTorch and transformers 5.17 (the later families: 5.23). Every random number comes from a generator seeded with the case's name, so each
 folder can be made alone. README.md says what is in the files.
 """
 
@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fixture
@@ -45,6 +46,21 @@ LATENT = {
     "rms_norm_eps": 1e-6,
     "n_shared_experts": 1,
     "n_routed_experts": 6,
+}
+DENSE = {**BASE, "moe_intermediate_size": None, "num_experts_per_tok": None}
+WINDOW_FIRST = ["sliding_attention", "full_attention"]
+# Two of three layers have the delta rule, and twice as many values as keys.
+DELTA = {
+    **BASE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 YARN = {
     "rope_type": "yarn",
@@ -87,17 +103,103 @@ CASES = {
         **LATENT, "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
         "mlp_layer_types": ["dense", "sparse"],
     },
+    # Two projections for one key head after the other; gated attention; norms less one.
+    "qwen3_next": {
+        **DELTA, "model_type": "qwen3_next", "num_experts": 6, "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    # Four projections; the experts' gate and up in one stack.
+    "qwen3_5": {**DELTA, "model_type": "qwen3_5_text", "moe_intermediate_size": None},
+    "qwen3_5_moe": {
+        **DELTA, "model_type": "qwen3_5_moe_text", "num_experts": 6, "shared_expert_intermediate_size": 64,
+    },
+    # Norms of all queries and of all keys; partial rotation.
+    "minimax_m2": {
+        **BASE, "model_type": "minimax_m2", "bos_token_id": 1, "eos_token_id": 2, "num_local_experts": 6, "intermediate_size": 96, "moe_intermediate_size": None,
+        "rotary_dim": 16, "scoring_func": "sigmoid",
+    },
+    # The router's correction; the last layer has a plain MLP.
+    "ernie4_5_moe": {
+        **BASE, "model_type": "ernie4_5_moe", "num_experts_per_tok": None, "moe_num_experts": 6, "moe_k": 2,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_layer_interval": 1,
+        "use_bias": False,
+    },
+    # The first layer has a window and a rotation of its own; GELU; norms around, less one.
+    "gemma3_text": {
+        **DENSE, "model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "sliding_window": 16,
+        "query_pre_attn_scalar": 24, "rope_theta": None, "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    },
+    # Queries, keys and values in one tensor, gates and ups in another; divisors of the frequencies.
+    "phi3": {
+        **DENSE, "model_type": "phi3", "head_dim": None, "hidden_size": 192, "pad_token_id": 0, "eos_token_id": 2,
+        "original_max_position_embeddings": 16, "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + i / 8 for i in range(12)], "long_factor": [1.5 + i / 2 for i in range(12)],
+            "original_max_position_embeddings": 16,
+        },
+        "partial_rotary_factor": 0.75,
+    },
+    # Norms after; norms of all queries and of all keys.
+    "olmo2": {**DENSE, "model_type": "olmo2", "eos_token_id": 2, "head_dim": None, "hidden_size": 96},
+    "olmo3": {
+        **DENSE, "model_type": "olmo3", "eos_token_id": 2, "head_dim": None, "hidden_size": 96, "layer_types": WINDOW_FIRST,
+        "sliding_window": 16, "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+                "attention_factor": 1.2, "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+        },
+    },
+    "granite": {
+        **DENSE, "model_type": "granite", "head_dim": None, "hidden_size": 96, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5,
+    },
+    # Norms around; neighbouring columns are rotated together.
+    "glm4": {**DENSE, "model_type": "glm4", "pad_token_id": 0, "eos_token_id": 2, "attention_bias": True, "partial_rotary_factor": 0.5},
+    # Norms after; only layers with a window rotate.
+    "exaone4": {**DENSE, "model_type": "exaone4", "layer_types": WINDOW_FIRST, "sliding_window": 16},
 }
 
 
-def random_weight(rng, name, shape, layers):
-    """A weight about as large as in a trained model; norms near 1, biases off zero, routers that decide."""
+# Published checkpoints have the experts in stacks, the gates' rows before the ups'.
+STACKED = ("qwen3_5_moe",)
+
+
+def stack_experts(path):
+    tensors = load_file(path)
+    for layer in sorted({key.split(".experts.")[0] for key in tensors if ".experts." in key}):
+        stacks = {}
+        for matrix in ("gate", "up", "down"):
+            names = [f"{layer}.experts.{i}.{matrix}_proj.weight" for i in range(len(tensors))]
+            stacks[matrix] = torch.stack([tensors.pop(name) for name in names if name in tensors])
+        tensors[f"{layer}.experts.gate_up_proj"] = torch.cat([stacks["gate"], stacks["up"]], 1)
+        tensors[f"{layer}.experts.down_proj"] = stacks["down"]
+    raw = {key: ("BF16", list(value.shape), value.view(torch.int16).numpy().tobytes()) for key, value in tensors.items()}
+    fixture.write_safetensors(path, raw)
+
+
+def random_weight(rng, name, shape, layers, less_one, after):
+    """A weight about as large as in a trained model; norms near 1 (stored less one, if `less_one`; smaller, if `after` a part), biases off zero, routers
+    that decide."""
     if "norm" in name:
-        return np.exp(0.2 * rng.standard_normal(shape))
+        gain = 0.5 / layers if after else 1.0
+        return gain * np.exp(0.2 * rng.standard_normal(shape)) - (1.0 if less_one else 0.0)
+    if name.endswith(("A_log", "dt_bias")):
+        return rng.standard_normal(shape)
+    if "conv1d" in name:
+        return rng.standard_normal(shape) / np.sqrt(shape[-1])
     if name.endswith("bias"):
         return (0.1 if "correction" in name else 0.3) * rng.standard_normal(shape)
     gain = 0.8
-    if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
         gain /= np.sqrt(2 * layers)
     elif "lm_head" in name:
         gain = 2.5
@@ -120,10 +222,15 @@ def make(name, settings, folder):
     with torch.no_grad():
         named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n]
         for key, value in sorted(named, key=lambda pair: pair[0]):
-            value.copy_(torch.from_numpy(random_weight(rng, key, tuple(value.shape), layers)))
+            # Families that store norms less one begin with zeros.
+            less_one = not value.any().item()
+            after = fixture.is_after_norm(key, [name for name, _ in named])
+            value.copy_(torch.from_numpy(random_weight(rng, key, tuple(value.shape), layers, less_one, after)))
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if name in STACKED:
+        stack_experts(folder / "model.safetensors")
 
     def forward(tokens):
         with torch.no_grad():

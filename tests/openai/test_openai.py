@@ -233,15 +233,15 @@ class Errors(unittest.TestCase):
         tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
         image = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
         for stream in (False, True):
-            self.refused(chat, "tools", "unsupported_parameter", tools=[tool], stream=stream)
-            self.refused(chat, "response_format", response_format={"type": "json_object"}, stream=stream)
+            self.refused(chat, "tools[0].type", tools=[tool | {"type": "telepathy"}], stream=stream)
+            self.refused(chat, "response_format.type", response_format={"type": "xml"}, stream=stream)
             self.refused(chat, "colour", "unknown_parameter", extra_body={"colour": 1}, stream=stream)
             self.refused(chat, "temperature", temperature=3, stream=stream)
             self.refused(chat, "top_logprobs", top_logprobs=2, stream=stream)
             self.refused(complete, "echo", echo=True, stream=stream)
             self.refused(complete, "suffix", suffix="x", stream=stream)
         self.refused(chat, "messages[0].content[0].type", messages=[{"role": "user", "content": image}])
-        self.refused(chat, "messages[0].role", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}])
+        self.refused(chat, "messages[0].tool_call_id", messages=[{"role": "tool", "content": "x"}])
         self.refused(chat, "messages", messages=[])
         self.refused(chat, "n", n=0)
         self.refused(complete, "best_of", best_of=3)

@@ -14,7 +14,7 @@ mod addresses;
 mod dry_run;
 mod environment;
 mod error;
-mod guard;
+pub(crate) mod guard;
 mod hosts;
 mod output;
 mod plan;

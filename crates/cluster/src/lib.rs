@@ -2,8 +2,8 @@
 //! them until the last has ended.
 //!
 //! [`launch`] runs any program as the ranks of a group, [`local`] runs copies of this program as
-//! the other ranks of its own group, and [`hostfile`] reads MLX's description of machines and RDMA
-//! devices.
+//! the other ranks of its own group, [`watched`] is one rank of a node's agent, and [`hostfile`]
+//! reads MLX's description of machines and RDMA devices.
 //!
 //! ```
 //! use thunder_cluster::launch::{Launch, parse_hosts};
@@ -22,3 +22,4 @@ pub mod launch;
 pub mod local;
 mod ranks;
 mod signal;
+pub mod watched;

@@ -14,7 +14,7 @@ use crate::step::Step;
 pub use cache::{CacheKind, CacheShape, KvFormat};
 pub use error::ComputeError;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
-pub use spec::{AttentionSpec, DeltaSpec, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope};
+pub use spec::{AttentionSpec, DeltaSpec, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope};
 
 /// The rows that a backend's product takes.
 pub type InputOf<'a, B> = LinearInput<'a, <B as Backend>::Buffer, <B as Backend>::Vector>;
@@ -115,6 +115,23 @@ pub trait Backend {
         rows: Range<usize>,
         norm: &Norm<Self::Vector>,
         out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// `out[r][i] = Σ x[r][c]²` over the columns that norm `i` counts on this rank.
+    fn square_sums(
+        &mut self,
+        norms: &[PartNorm<Self::Vector>],
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        out: &mut Self::Buffer,
+    ) -> Outcome;
+    /// Norms the columns of each norm in place, given the sums of all ranks:
+    /// `x[r][c] *= weight[c] / sqrt(sums[r][i] / width + eps)`.
+    fn norm_by_sums(
+        &mut self,
+        norms: &[PartNorm<Self::Vector>],
+        sums: &Self::Buffer,
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
     ) -> Outcome;
     /// `out[r] = W · x[r] + bias`, in the first columns of `out`.
     fn product(
@@ -297,6 +314,22 @@ pub trait Backend {
                 Ok(())
             }
         }
+    }
+    /// Norms, in place, vectors that the ranks have parts of: [`Backend::square_sums`], an
+    /// all-reduce of the sums, [`Backend::norm_by_sums`].
+    fn norm_parts(
+        &mut self,
+        norms: &[PartNorm<Self::Vector>],
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome {
+        let (height, _) = self.extent(x);
+        let mut sums = self.scratch(height, norms.len())?;
+        self.square_sums(norms, x, rows.clone(), &mut sums)?;
+        self.all_reduce(&mut sums, rows.clone())?;
+        self.norm_by_sums(norms, &sums, rows, x)?;
+        self.give_back(sums);
+        Ok(())
     }
     /// [`Backend::linear`] of the first `rows` rows, whose largest outputs
     /// [`Backend::read_largest`] will be asked for.

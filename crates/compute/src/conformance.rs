@@ -16,7 +16,7 @@
 mod attention;
 pub(crate) mod data;
 mod experts;
-mod products;
+pub(crate) mod products;
 mod recurrence;
 
 use std::fmt;

@@ -18,6 +18,7 @@
 //!     scales: None,
 //!     offsets: None,
 //!     row_order: RowOrder::AsStored,
+//!     first_row: 0,
 //!     bias: None,
 //!     pages: None,
 //! };
@@ -43,12 +44,13 @@ pub mod step;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, ExpertGroups,
-    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, QkNorm, Rope, RouterSpec, Scores,
+    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope, RouterSpec, Scores,
     SharedExpert,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
 pub use source::{
-    Block, Encoding, FilePages, Float, GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder, Strided,
+    Block, Encoding, Extent, FilePages, Float, GroupReader, GroupScale, IntegerLayout, MatrixSource,
+    MatrixWindow, PackedFormat, RowOrder, Strided,
 };
 pub use step::{Step, StepSequence};

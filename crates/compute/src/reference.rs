@@ -13,7 +13,7 @@ use thunder_collectives::{Group, Op, Stats};
 
 use crate::backend::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, Largest,
-    LatentSpec, Norm, Rope, RouterSpec,
+    LatentSpec, Norm, PartNorm, Rope, RouterSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::{KV_BLOCK_TOKENS, Step};
@@ -242,6 +242,37 @@ impl Backend for Reference {
         out.resize(x.rows.len());
         for row in rows {
             out.rows[row] = rms_normed(&x.rows[row], &norm.weight, norm.eps);
+        }
+        Ok(())
+    }
+
+    fn square_sums(
+        &mut self,
+        norms: &[PartNorm<Vec<f32>>],
+        x: &Rows,
+        rows: Range<usize>,
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(x.rows.len());
+        for row in rows {
+            let counted = |norm: &PartNorm<Vec<f32>>| &x.rows[row][norm.counted.clone()];
+            out.rows[row] = norms.iter().map(|norm| dot(counted(norm), counted(norm))).collect();
+        }
+        Ok(())
+    }
+
+    fn norm_by_sums(
+        &mut self,
+        norms: &[PartNorm<Vec<f32>>],
+        sums: &Rows,
+        rows: Range<usize>,
+        x: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        for row in rows {
+            for (norm, sum) in norms.iter().zip(&sums.rows[row]) {
+                let columns = x.rows[row][norm.columns.clone()].iter_mut();
+                columns.zip(&norm.weight).for_each(|(x, weight)| *x *= weight * norm.factor(*sum));
+            }
         }
         Ok(())
     }

@@ -6,20 +6,26 @@
 
 mod affine;
 mod blocks;
+mod e4m3;
 mod encoding;
+mod extent;
 mod float;
 mod groups;
+mod integers;
 mod mxfp4;
+mod nvfp4;
 
 pub use blocks::Block;
 pub use encoding::{Encoding, PackedFormat};
+pub use extent::{Extent, MatrixWindow};
 pub use float::Float;
 pub use groups::{GroupReader, GroupScale};
+pub use integers::IntegerLayout;
 
-/// Rows of bytes at a constant distance: a window of a row-major matrix in a file.
+/// Rows of bytes at a constant distance: a window of a row-major tensor in a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
-    /// Starts with the first row of the window.
+    /// From the first row of the window to its last.
     pub bytes: &'a [u8],
     /// Bytes from the start of one row to the start of the next.
     pub stride: usize,
@@ -63,6 +69,9 @@ pub struct MatrixSource<'a> {
     pub offsets: Option<Strided<'a>>,
     /// The order of the rows in `weight`, `scales` and `offsets`.
     pub row_order: RowOrder,
+    /// Rows of the whole matrix before the window. Counts for encodings in which rows share scales
+    /// or words.
+    pub first_row: usize,
     /// Added to the output, one for each row, in the order of the outputs.
     pub bias: Option<Vec<f32>>,
     /// The file's pages, if the bytes are a mapped file's.
@@ -81,6 +90,17 @@ pub enum RowOrder {
         /// Even; divides the rows.
         width: usize,
     },
+    /// In runs of `run` rows, one run in each `stride` rows: a tensor that holds several matrices,
+    /// a part of each for one head after the other. The first output is row 0, `skip` rows after
+    /// the start of its run.
+    Runs {
+        /// Rows that follow each other.
+        run: usize,
+        /// From the start of a run to the start of the next.
+        stride: usize,
+        /// Rows of the first run that come before the first output.
+        skip: usize,
+    },
 }
 
 impl RowOrder {
@@ -94,6 +114,10 @@ impl RowOrder {
                 let (half, index) = (within / (width / 2), within % (width / 2));
                 output - within + 2 * index + half
             }
+            Self::Runs { run, stride, skip } => {
+                let from_run = output + skip;
+                from_run / run * stride + from_run % run - skip
+            }
         }
     }
 
@@ -102,6 +126,8 @@ impl RowOrder {
         match self {
             Self::AsStored => outputs.start..outputs.end,
             Self::Paired { width } => outputs.start / width * width..outputs.end.next_multiple_of(width),
+            Self::Runs { .. } if outputs.start >= outputs.end => 0..0,
+            Self::Runs { .. } => self.stored(outputs.start)..self.stored(outputs.end - 1) + 1,
         }
     }
 }
@@ -137,5 +163,17 @@ mod tests {
         assert_eq!(stored, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
         assert_eq!(order.stored_range(&(7..8)), 6..12);
         assert_eq!(RowOrder::AsStored.stored_range(&(7..8)), 7..8);
+    }
+
+    #[test]
+    fn runs_of_rows_are_found() {
+        let order = RowOrder::Runs { run: 3, stride: 7, skip: 0 };
+        let stored: Vec<usize> = (0..8).map(|row| order.stored(row)).collect();
+        assert_eq!(stored, [0, 1, 2, 7, 8, 9, 14, 15]);
+        assert_eq!(order.stored_range(&(2..5)), 2..9);
+        assert_eq!(order.stored_range(&(2..2)), 0..0);
+        let from_the_last_of_a_run = RowOrder::Runs { run: 3, stride: 7, skip: 2 };
+        let stored: Vec<usize> = (0..5).map(|row| from_the_last_of_a_run.stored(row)).collect();
+        assert_eq!(stored, [0, 5, 6, 7, 12]);
     }
 }

@@ -1,13 +1,16 @@
 //! One request in the engine loop: chooses its tokens, measures its times, and sends its events.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
+use crate::constraint::MaskedAnswer;
 use crate::event::{EventSender, FinishReason, TokenLogprob, Usage};
 use crate::request::Request;
 use crate::sampler::{Sampler, Scratch, log_probabilities};
+use crate::speculation::PromptLookup;
 
 /// Memory for choosing a token, shared by all requests and reused for each token.
 #[derive(Debug, Default)]
@@ -22,25 +25,45 @@ pub struct ChoiceBuffers {
 pub struct ActiveRequest {
     answer: AnswerStream,
     sampler: Sampler,
+    /// Masks the tokens that the answer must not have.
+    masked: Option<MaskedAnswer>,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
-    /// The report of the token chosen last, until the token is pushed.
-    report: Option<TokenLogprob>,
+    /// Guesses of the answer; `None` if it is not speculated about.
+    lookup: Option<PromptLookup>,
+    /// Reports of the tokens chosen last, until they are pushed.
+    reports: VecDeque<TokenLogprob>,
     prompt_tokens: usize,
+    /// Prompt tokens that were in the cache already.
+    pub cached_tokens: usize,
     generated: usize,
     submitted: Instant,
     first_token: Option<Instant>,
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now.
-    pub fn new(request: &Request, events: EventSender, tokens: TokenStream) -> Self {
+    /// A request that was submitted now. Prompt and answer have `context` tokens at most; drafts of
+    /// the answer are made if `speculates`.
+    pub fn new(
+        request: &Request,
+        events: EventSender,
+        tokens: TokenStream,
+        context: usize,
+        speculates: bool,
+    ) -> Self {
+        let most = request.max_tokens.unwrap_or(context);
+        let longest = request.prompt.len().saturating_add(most).min(context);
         Self {
-            answer: AnswerStream::new(events, tokens, request.stop.clone()),
+            answer: AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone()),
+            masked: request.constraint.clone().map(MaskedAnswer::begin),
             sampler: Sampler::new(&request.sampling, &request.prompt),
             logprobs: request.logprobs,
-            report: None,
+            // A mask depends on every token before it, so a constrained answer is not guessed.
+            lookup: (speculates && request.constraint.is_none())
+                .then(|| PromptLookup::new(&request.prompt, longest)),
+            reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
+            cached_tokens: 0,
             generated: 0,
             submitted: Instant::now(),
             first_token: None,
@@ -49,7 +72,7 @@ impl ActiveRequest {
 
     /// True if the likeliest token is always chosen and its logits are not needed.
     pub fn is_greedy(&self) -> bool {
-        self.sampler.is_argmax() && self.logprobs.is_none()
+        self.sampler.is_argmax() && self.logprobs.is_none() && self.masked.is_none()
     }
 
     /// True if the client is gone.
@@ -57,22 +80,37 @@ impl ActiveRequest {
         self.answer.is_abandoned()
     }
 
+    /// The guesses of what comes next.
+    pub fn lookup(&self) -> Option<&PromptLookup> {
+        self.lookup.as_ref()
+    }
+
     /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not
-    /// finite.
+    /// finite, or the constraint failed. The next choice is of the token after it.
     pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
         // Zero times a number is zero unless it is not finite. A sum is faster than a search.
         if logits.iter().map(|logit| logit * 0.0).sum::<f32>() != 0.0 {
             return None;
         }
-        let Some(count) = self.logprobs else { return Some(self.sampler.choose(logits, scratch)) };
-        // The unmodified distribution is reported, and choosing overwrites it.
-        unmodified.clone_from(logits);
+        if self.logprobs.is_some() {
+            // The unmodified distribution is reported, and choosing overwrites it.
+            unmodified.clone_from(logits);
+        }
+        if let Some(masked) = &mut self.masked {
+            masked.apply(logits)?;
+        }
+        let Some(count) = self.logprobs else {
+            let id = self.sampler.choose(logits, scratch);
+            self.sampler.accept(id);
+            return Some(id);
+        };
         let id = self.sampler.choose(logits, scratch);
+        self.sampler.accept(id);
         let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
         let bytes = |id| tokenizer.token_bytes(id);
         let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
-        self.report = Some(TokenLogprob { id, bytes: bytes(id), logprob, top });
+        self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
         Some(id)
     }
 
@@ -81,10 +119,14 @@ impl ActiveRequest {
     pub fn push(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         self.generated += 1;
-        self.sampler.accept(token);
-        let report = self.report.take();
-        if finish == Some(FinishReason::Stop) {
-            return finish;
+        if let Some(lookup) = &mut self.lookup {
+            lookup.push(token);
+        }
+        let report = self.reports.pop_front();
+        if finish == Some(FinishReason::Stop)
+            || self.masked.as_mut().is_some_and(|masked| masked.accept(token))
+        {
+            return Some(FinishReason::Stop);
         }
         match self.answer.push(token, report) {
             PushOutcome::StopText => Some(FinishReason::Stop),
@@ -97,6 +139,7 @@ impl ActiveRequest {
         let first = self.first_token.unwrap_or(self.submitted);
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.generated,
             time_to_first_token: first - self.submitted,
             decode_time: first.elapsed(),
@@ -107,6 +150,7 @@ impl ActiveRequest {
 
     /// Ends the answer with an error.
     pub fn fail(self, message: &str) {
-        self.answer.fail(message);
+        let own = self.masked.as_ref().and_then(MaskedAnswer::failure).map(str::to_owned);
+        self.answer.fail(own.as_deref().unwrap_or(message));
     }
 }

@@ -46,6 +46,8 @@ pub struct AnswerStream {
     events: EventSender,
     tokens: TokenStream,
     filter: StopFilter,
+    /// Special tokens that are reported, in ascending order.
+    marks: Vec<u32>,
     /// Bytes of the text that was emitted.
     emitted: usize,
     /// Reports whose text was not emitted yet, with the byte where their text begins.
@@ -65,9 +67,10 @@ pub enum PushOutcome {
 
 impl AnswerStream {
     /// An empty answer whose events go to `events`.
-    pub fn new(events: EventSender, tokens: TokenStream, stop: Vec<String>) -> Self {
+    /// `marks` are special tokens to report, in ascending order.
+    pub fn new(events: EventSender, tokens: TokenStream, stop: Vec<String>, marks: Vec<u32>) -> Self {
         let filter = StopFilter { stop, ..StopFilter::default() };
-        Self { events, tokens, filter, emitted: 0, logprobs: Vec::new(), is_stalled: false }
+        Self { events, tokens, filter, marks, emitted: 0, logprobs: Vec::new(), is_stalled: false }
     }
 
     /// True if the client is gone, or took so little that it was sent an error.
@@ -77,6 +80,9 @@ impl AnswerStream {
 
     /// Takes a token and emits the text that became certain with it.
     pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
+        if self.marks.binary_search(&id).is_ok() {
+            return self.push_mark(id);
+        }
         if let Some(logprob) = logprob {
             self.logprobs.push((self.emitted + self.filter.held.len(), logprob));
         }
@@ -84,6 +90,23 @@ impl AnswerStream {
         let (text, stopped) = self.filter.push(text);
         self.emit(text);
         if stopped { PushOutcome::StopText } else { PushOutcome::Continues }
+    }
+
+    /// Reports a special token, after the text before it: no stop text spans a special token.
+    fn push_mark(&mut self, id: u32) -> PushOutcome {
+        let rest = self.tokens.flush();
+        let (mut text, stopped) = self.filter.push(rest);
+        if !stopped {
+            text.push_str(&std::mem::take(&mut self.filter.held));
+        }
+        self.emit(text);
+        if stopped {
+            return PushOutcome::StopText;
+        }
+        if !self.is_stalled {
+            self.events.send(Event::Mark { id });
+        }
+        PushOutcome::Continues
     }
 
     /// Emits text with the reports of its tokens.
@@ -166,7 +189,7 @@ mod tests {
         let tokenizer = Arc::new(tokenizer);
         let id = tokenizer.encode("word", false).unwrap()[0];
         let (sender, mut receiver) = event_channel();
-        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new());
+        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new(), Vec::new());
         let mut pushed = 0;
         while !answer.is_abandoned() {
             answer.push(id, None);
@@ -190,7 +213,7 @@ mod tests {
         let tokenizer = Arc::new(Tokenizer::load(&thunder_testing::builtin_model()).unwrap());
         let id = tokenizer.encode("word", false).unwrap()[0];
         let (sender, mut receiver) = event_channel();
-        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new());
+        let mut answer = AnswerStream::new(sender.clone(), tokenizer.stream(), Vec::new(), Vec::new());
         let mut context = Context::from_waker(Waker::noop());
         for _ in 0..50_000 {
             answer.push(id, None);
@@ -198,6 +221,33 @@ mod tests {
             assert_eq!(sender.waiting_bytes(), 0);
         }
         assert!(!answer.is_abandoned());
+    }
+
+    #[test]
+    fn marks_are_reported_between_the_texts_around_them() {
+        let tokenizer = Arc::new(Tokenizer::load(&thunder_testing::builtin_model()).unwrap());
+        let [word, mark, other] =
+            ["word", "<|im_start|>", "<|im_end|>"].map(|text| tokenizer.encode(text, false).unwrap()[0]);
+        let (sender, mut receiver) = event_channel();
+        // "w" may begin the stop text, and is held back until the mark decides.
+        let stop = vec!["worst".to_owned()];
+        let mut answer = AnswerStream::new(sender, tokenizer.stream(), stop, vec![mark]);
+        for id in [word, other, mark, word] {
+            answer.push(id, None);
+        }
+        answer.finish(FinishReason::Stop, Usage::default());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut seen = Vec::new();
+        while let Poll::Ready(Some(event)) = receiver.poll_next(&mut context) {
+            seen.push(match event {
+                Event::Delta { text, .. } => text,
+                Event::Mark { id } => format!("mark {id}"),
+                other => format!("{other:?}").chars().take(4).collect(),
+            });
+        }
+        let text = tokenizer.decode(&[word], true);
+        let expected = [text.clone(), format!("mark {mark}"), text, "Done".to_owned()];
+        assert_eq!(seen, expected);
     }
 
     /// What a client reads if the text comes in these pieces, and whether a stop text was found.

@@ -9,11 +9,19 @@ pub struct Counters {
     pub running: AtomicUsize,
     /// Requests that wait for a slot.
     pub waiting: AtomicUsize,
+    /// Blocks of the KV cache.
+    pub kv_blocks: AtomicUsize,
+    /// Of these, blocks that running requests hold.
+    pub kv_blocks_used: AtomicUsize,
     /// How often a sequence lost its slot to an older one because the KV cache was full, to start
     /// over later.
     pub preempted: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,
+    /// Tokens of drafts that steps verified.
+    pub drafted: AtomicU64,
+    /// Of these, tokens that were right.
+    pub drafts_right: AtomicU64,
     /// Time that rank 0 spent in steps, communication included, in nanoseconds.
     pub step_ns: AtomicU64,
     /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.

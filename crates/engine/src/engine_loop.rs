@@ -1,7 +1,7 @@
 //! Rank 0's loop: takes requests, has the ranks compute the scheduler's steps, and turns their
 //! results into events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -16,7 +16,8 @@ use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
-use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+use crate::scheduler::{Awaiting, Generation, Limits, RequestId, Scheduler, TokenEvent};
+use crate::speculation::{MAX_ROWS, StepCosts};
 
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -37,6 +38,11 @@ pub struct EngineLoop<B: Backend> {
     published: Load,
     /// All handles are gone.
     closed: bool,
+    /// Drafts are made and verified.
+    speculates: bool,
+    costs: StepCosts,
+    /// When each step in flight began, and its rows, if it only decodes.
+    began: VecDeque<(Instant, Option<usize>)>,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
@@ -65,6 +71,7 @@ impl<B: Backend> EngineLoop<B> {
         eos: Vec<u32>,
     ) -> Self {
         let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
             worker,
             info,
@@ -73,6 +80,9 @@ impl<B: Backend> EngineLoop<B> {
             requests: HashMap::new(),
             published: Load::default(),
             closed: false,
+            speculates: limits.draft_rows > 0,
+            costs: StepCosts::default(),
+            began: VecDeque::new(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
@@ -136,7 +146,8 @@ impl<B: Backend> EngineLoop<B> {
     }
 
     fn take_submission(&mut self, Submission { request, events }: Submission) {
-        let active = ActiveRequest::new(&request, events, self.info.tokenizer.stream());
+        let (tokens, context) = (self.info.tokenizer.stream(), self.info.context_length);
+        let active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
         let generation = Generation {
             max_tokens: request.max_tokens,
             ignore_eos: request.ignore_eos,
@@ -168,11 +179,30 @@ impl<B: Backend> EngineLoop<B> {
         });
     }
 
+    /// Proposes drafts of the answers, as long as they are worth it.
+    fn propose(&mut self) {
+        let mut rows = self.scheduler.running();
+        if rows > MAX_ROWS {
+            return;
+        }
+        let mut tokens = rows as f32;
+        for (id, request) in &self.requests {
+            let Some(lookup) = request.lookup() else { continue };
+            let (count, expected) = self.costs.draft(lookup, rows, tokens);
+            self.scheduler.propose(*id, &lookup.draft()[..count]);
+            (rows, tokens) = (rows + count, expected);
+        }
+    }
+
     /// Has the ranks compute the scheduler's next step, and computes this rank's part. False if
     /// there is nothing to compute.
     fn issue_step(&mut self) -> Result<bool, EngineError> {
+        if self.speculates {
+            self.propose();
+        }
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
+        self.began.push_back((began, step.rows_if_decoding()));
         let command = if step.is_greedy() { Command::ComputeLargest } else { Command::ComputeLogits };
         let message = self.worker.message();
         message.begin(command);
@@ -200,24 +230,37 @@ impl<B: Backend> EngineLoop<B> {
     /// Waits for the results of the oldest step in flight, chooses its tokens, and sends clients
     /// their events.
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
-        let Some((awaiting, is_greedy)) = self.scheduler.oldest_step() else { return Ok(()) };
-        let command = if is_greedy { Command::ComputeLargest } else { Command::ComputeLogits };
-        let results = self.worker.results(command, awaiting.len())?;
+        let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
+        let command = if step.is_greedy() { Command::ComputeLargest } else { Command::ComputeLogits };
+        let results = self.worker.results(command, step.wanted_rows())?;
+        if let Some((began, Some(rows))) = self.began.pop_front() {
+            self.costs.note(rows, began.elapsed().as_secs_f32());
+        }
         self.tokens.clear();
-        for (row, id) in awaiting.iter().enumerate() {
-            let token = match self.requests.get_mut(id) {
-                Some(_) if is_greedy => results.largest(row),
-                Some(request) => {
-                    results.logits(row, &mut self.buffers.logits);
-                    request.choose(&self.info.tokenizer, &mut self.buffers)
+        let counters = &self.inbox.counters;
+        for Awaiting { request: id, draft } in step.awaiting() {
+            let first = self.tokens.len();
+            for row in first..=first + draft.len() {
+                let token = match self.requests.get_mut(&id) {
+                    // The scheduler drops what follows a wrong token of the draft.
+                    _ if self.tokens[first..] != draft[..row - first] => Some(0),
+                    Some(_) if step.is_greedy() => results.largest(row),
+                    Some(request) => {
+                        results.logits(row, &mut self.buffers.logits);
+                        request.choose(&self.info.tokenizer, &mut self.buffers)
+                    }
+                    // The scheduler drops the tokens of a cancelled request.
+                    None => Some(0),
+                };
+                if token.is_none() {
+                    self.damaged.push(id);
                 }
-                // The scheduler drops the token of a cancelled request.
-                None => Some(0),
-            };
-            if token.is_none() {
-                self.damaged.push(*id);
+                self.tokens.push(token.unwrap_or(0));
             }
-            self.tokens.push(token.unwrap_or(0));
+            let right =
+                draft.iter().zip(&self.tokens[first..]).take_while(|(drafted, chosen)| drafted == chosen);
+            counters.drafts_right.fetch_add(right.count() as u64, Ordering::Relaxed);
+            counters.drafted.fetch_add(draft.len() as u64, Ordering::Relaxed);
         }
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
@@ -228,6 +271,7 @@ impl<B: Backend> EngineLoop<B> {
         self.scheduler.apply(&self.tokens, &mut self.events);
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
+            request.cached_tokens = event.cached_tokens;
             if let Some(reason) = request.push(event.token, event.finish)
                 && let Some(request) = self.requests.remove(&event.request)
             {
@@ -251,6 +295,7 @@ impl<B: Backend> EngineLoop<B> {
         // be stored.
         counters.running.fetch_add(load.running.wrapping_sub(before.running), Ordering::Relaxed);
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
+        counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
         counters.preempted.fetch_add(load.preemptions - before.preemptions, Ordering::Relaxed);
         self.published = load;
     }

@@ -17,6 +17,11 @@ pub enum Event {
         /// The tokens accepted since the last delta, if the request asks for log-probabilities.
         logprobs: Vec<TokenLogprob>,
     },
+    /// A special token that the request wants to know of.
+    Mark {
+        /// The token.
+        id: u32,
+    },
     /// The answer is complete.
     Done {
         /// Why the answer ended.
@@ -60,6 +65,8 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
+    /// Of these, tokens that an earlier prompt left in the cache.
+    pub cached_tokens: usize,
     /// Tokens generated, including the one that ended the answer.
     pub completion_tokens: usize,
     /// From submission until the first token was chosen.
@@ -79,7 +86,7 @@ impl Event {
             + match self {
                 Self::Delta { text, logprobs } => text.len() + logprobs.iter().map(of_logprob).sum::<usize>(),
                 Self::Failed { message } => message.len(),
-                Self::Done { .. } => 0,
+                Self::Done { .. } | Self::Mark { .. } => 0,
             }
     }
 }

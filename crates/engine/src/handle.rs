@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::constraint::{Compiler, Constraint, Grammar, GrammarError};
 use crate::counters::Counters;
 use crate::event::{Event, EventReceiver, EventSender, event_channel};
 use crate::model_info::ModelInfo;
@@ -20,6 +21,8 @@ pub struct Engine {
     counters: Arc<Counters>,
     max_waiting: usize,
     stopped: Arc<OnceLock<String>>,
+    /// Made with the first constraint: it holds the vocabulary once more.
+    compiler: Arc<OnceLock<Result<Compiler, GrammarError>>>,
 }
 
 impl Engine {
@@ -35,6 +38,7 @@ impl Engine {
             counters: counters.clone(),
             max_waiting,
             stopped: stopped.clone(),
+            compiler: Arc::default(),
         };
         (engine, Inbox { submissions: receiver, counters, stopped })
     }
@@ -57,6 +61,16 @@ impl Engine {
     /// Why the engine has stopped, if it has.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.get().map(String::as_str)
+    }
+
+    /// Compiles what an answer must follow. Takes up to a second for the first grammar of an
+    /// engine, and for a large one: call it where waiting is allowed.
+    ///
+    /// # Errors
+    /// When the grammar is malformed, too large, or uses what is not supported.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let compiler = self.compiler.get_or_init(|| Compiler::new(&self.info));
+        compiler.as_ref().map_err(Clone::clone)?.compile(grammar)
     }
 
     /// Queues a request. The stream yields the answer; dropping the stream cancels the request.

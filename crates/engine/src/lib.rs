@@ -11,14 +11,14 @@
 //! ```
 //! use thunder_engine::{Generation, Limits, Scheduler};
 //!
-//! let limits = Limits { sequences: 4, rows: 256, kv_blocks: 64 };
+//! let limits = Limits { sequences: 4, rows: 256, kv_blocks: 64, ..Limits::default() };
 //! let mut scheduler = Scheduler::new(limits, 1, 2048, vec![0]);
 //! let generation = Generation { max_tokens: Some(3), ignore_eos: false, greedy: true };
 //! let request = scheduler.submit(&[5, 6, 7], generation)?;
 //!
 //! let (mut answer, mut events) = (Vec::new(), Vec::new());
 //! while let Some(step) = scheduler.next_step() {
-//!     let wanted = step.parts().filter(|part| part.wants_token);
+//!     let wanted = step.parts().filter(|part| part.wanted_rows == 1);
 //!     let tokens: Vec<u32> = wanted.map(|part| part.tokens[part.tokens.len() - 1] + 1).collect();
 //!     scheduler.apply(&tokens, &mut events);
 //!     let of_request = events.drain(..).filter(|event| event.request == request);
@@ -31,6 +31,7 @@
 mod active_request;
 mod answer;
 pub mod assembly;
+mod constraint;
 mod counters;
 mod engine_loop;
 mod error;
@@ -46,7 +47,9 @@ mod same_shard;
 mod sampler;
 mod sampling;
 mod scheduler;
+mod speculation;
 
+pub use constraint::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, json_form};
 pub use counters::{Counters, StepTimes};
 pub use engine_loop::EngineLoop;
 pub use error::EngineError;
@@ -58,4 +61,4 @@ pub use rank::{RankShard, RankWorker};
 pub use request::{Request, SubmitError};
 pub use same_shard::Setting;
 pub use sampling::Sampling;
-pub use scheduler::{Generation, Limits, NextStep, RequestId, Scheduler, StepPart, TokenEvent};
+pub use scheduler::{Awaiting, Generation, Limits, NextStep, RequestId, Scheduler, StepPart, TokenEvent};

@@ -22,6 +22,8 @@ pub struct ModelInfo {
     pub chat_template: Option<Arc<ChatTemplate>>,
     /// Sampling of the model's generation_config.json, for requests that choose none.
     pub default_sampling: Sampling,
+    /// Tokens that end an answer.
+    pub eos: Vec<u32>,
     /// Ranks of the world.
     pub ranks: usize,
 }

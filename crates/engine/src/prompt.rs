@@ -2,7 +2,7 @@
 //! encoded, which takes a hundred times its bytes of memory.
 
 use serde_json::{Map, Value};
-use thunder_model::chat::ChatError;
+use thunder_model::chat::{ChatError, EncodedPrompt};
 use thunder_model::tokenizer::TokenizerError;
 
 use crate::model_info::ModelInfo;
@@ -40,6 +40,19 @@ impl ModelInfo {
         messages: &[Value],
         variables: &Map<String, Value>,
     ) -> Result<Vec<u32>, PromptError> {
+        self.conversation_prompt(messages, variables).map(|prompt| prompt.ids)
+    }
+
+    /// As [`ModelInfo::chat_prompt`], with the end of the prompt's text, which says how the answer
+    /// begins.
+    ///
+    /// # Errors
+    /// As [`ModelInfo::chat_prompt`].
+    pub fn conversation_prompt(
+        &self,
+        messages: &[Value],
+        variables: &Map<String, Value>,
+    ) -> Result<EncodedPrompt, PromptError> {
         let Some(template) = &self.chat_template else {
             return Err(PromptError::NoTemplate(self.name.clone()));
         };
@@ -47,12 +60,11 @@ impl ModelInfo {
         if messages.len() > self.context_length {
             return Err(self.too_long());
         }
-        template.encode(&self.tokenizer, messages, variables, self.most_prompt_bytes()).map_err(|error| {
-            match error {
-                ChatError::TooLong { .. } => self.too_long(),
-                ChatError::Tokenizer(error) => error.into(),
-                other => PromptError::Chat(other),
-            }
+        let encoded = template.encode_prompt(&self.tokenizer, messages, variables, self.most_prompt_bytes());
+        encoded.map_err(|error| match error {
+            ChatError::TooLong { .. } => self.too_long(),
+            ChatError::Tokenizer(error) => error.into(),
+            other => PromptError::Chat(other),
         })
     }
 

@@ -2,10 +2,11 @@
 //! it.
 //!
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
-//! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the new blocks, the tokens.
-//! Flags: 1 if the last token's logits are wanted, 2 for prompt tokens. The first [`HEAD_WORDS`]
-//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
-//! the blocks kept and extended by the new blocks.
+//! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the snapshots to restore and
+//! to save, the new blocks, the tokens. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot
+//! to restore and to save, and from 8 on the number of rows, the last ones, whose logits are
+//! wanted. The first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them. A slot's
+//! new table is its old one, cut to the blocks kept and extended by the new blocks.
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
@@ -46,6 +47,19 @@ pub struct Bounds {
     pub slots: usize,
     /// Blocks of the KV cache.
     pub blocks: usize,
+    /// Copies of sequences' states.
+    pub snapshots: usize,
+    /// Rows of a step that want logits.
+    pub wanted_rows: usize,
+}
+
+/// Copies of states that a step makes, in `(slot, snapshot)`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateCopies {
+    /// From snapshots to slots, before the step.
+    pub restore: Vec<(usize, usize)>,
+    /// From slots to snapshots, after the step.
+    pub save: Vec<(usize, usize)>,
 }
 
 /// A message that is being written, or was received.
@@ -68,10 +82,13 @@ impl Message {
 
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
-        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wants_token } = *part;
-        let flags = usize::from(wants_token) | usize::from(prompt) << 1;
+        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, restore, save } =
+            *part;
+        let flags = [save.is_some(), restore.is_some(), prompt];
+        let flags = flags.into_iter().fold(wanted_rows, |bits, flag| bits << 1 | usize::from(flag));
         let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
+        self.words.extend(restore.into_iter().chain(save));
         self.words.extend_from_slice(new_blocks);
         self.words.extend_from_slice(tokens);
         self.words[2] += 1;
@@ -100,17 +117,20 @@ impl Message {
         Ok(())
     }
 
-    /// Reads the message: updates the block tables (by slot) and describes the step.
+    /// Reads the message: updates the block tables (by slot) and describes the step and its copies.
     ///
     /// # Errors
-    /// When the words are no message, or name a slot or a block outside of `bounds`.
+    /// When the words are no message, or name a slot, a block or a snapshot outside of `bounds`.
     pub fn read(
         &self,
         bounds: Bounds,
         tables: &mut Vec<Vec<u32>>,
         step: &mut Step,
+        copies: &mut StateCopies,
     ) -> Result<Command, BadMessage> {
         step.clear();
+        copies.restore.clear();
+        copies.save.clear();
         let mut rest = self.words.get(1..).ok_or(BadMessage)?;
         let command = Command::from_word(take(&mut rest, 1)?[0]).ok_or(BadMessage)?;
         let sequences = take(&mut rest, 1)?[0];
@@ -118,11 +138,21 @@ impl Message {
             let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else {
                 return Err(BadMessage);
             };
+            let snapshots = take(&mut rest, (flags >> 1 & 3).count_ones() as usize)?;
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let slot = slot as usize;
-            if slot >= bounds.slots || new.iter().any(|block| *block as usize >= bounds.blocks) {
+            let is_outside = |numbers: &[u32], bound| numbers.iter().any(|number| *number as usize >= bound);
+            if slot >= bounds.slots
+                || is_outside(new, bounds.blocks)
+                || is_outside(snapshots, bounds.snapshots)
+            {
                 return Err(BadMessage);
             }
+            let mut snapshots = snapshots.iter().map(|snapshot| (slot, *snapshot as usize));
+            if flags & 2 != 0 {
+                copies.restore.extend(snapshots.next());
+            }
+            copies.save.extend(snapshots);
             if slot >= tables.len() {
                 tables.resize_with(slot + 1, Vec::new);
             }
@@ -136,10 +166,17 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
             }
-            step.push(tokens, start as usize, table, slot, flags & 1 != 0);
-            if let Some(sequence) = step.sequences.last_mut() {
-                sequence.prompt = flags & 2 != 0;
+            let wanted = flags >> 3;
+            if wanted as usize > tokens.len() || step.logit_rows.len() + wanted as usize > bounds.wanted_rows
+            {
+                return Err(BadMessage);
             }
+            step.push(tokens, start as usize, table, slot, false);
+            if let Some(sequence) = step.sequences.last_mut() {
+                sequence.prompt = flags & 1 != 0;
+            }
+            let end = step.rows() as u32;
+            step.logit_rows.extend(end - wanted..end);
         }
         Ok(command)
     }
@@ -157,7 +194,7 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
-    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16 };
+    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, wanted_rows: 3 };
 
     #[test]
     fn slots_and_blocks_that_a_rank_has_no_room_for_are_refused() {
@@ -168,18 +205,26 @@ mod tests {
             kept_blocks: 0,
             new_blocks: &[15],
             prompt: true,
-            wants_token: true,
+            wanted_rows: 1,
+            restore: None,
+            save: Some(1),
         };
         let too_many = [0; 17];
         let read = |part: &StepPart<'_>| {
             let (mut message, mut tables) = (Message::default(), Vec::new());
             message.begin(Command::ComputeLargest);
             message.push(part);
-            message.read(BOUNDS, &mut tables, &mut Step::default())
+            message.read(BOUNDS, &mut tables, &mut Step::default(), &mut StateCopies::default())
         };
         assert_eq!(read(&part), Ok(Command::ComputeLargest));
         assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &[16], ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { save: Some(2), ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { wanted_rows: 2, ..part }), Err(BadMessage));
+        let draft = StepPart { tokens: &[7; 4], wanted_rows: 3, ..part };
+        assert_eq!(read(&StepPart { wanted_rows: 4, ..draft }), Err(BadMessage));
+        assert_eq!(read(&draft), Ok(Command::ComputeLargest));
+        assert_eq!(read(&StepPart { restore: Some(2), ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &too_many, ..part }), Err(BadMessage));
     }
 
@@ -193,9 +238,19 @@ mod tests {
             kept_blocks: 0,
             new_blocks: &blocks,
             prompt: true,
-            wants_token: true,
+            wanted_rows: 1,
+            restore: Some(1),
+            save: None,
         };
-        let later = StepPart { tokens: &[7], kept_blocks: 16, new_blocks: &[], prompt: false, ..first };
+        let later = StepPart {
+            tokens: &[7],
+            kept_blocks: 16,
+            new_blocks: &[],
+            prompt: false,
+            restore: None,
+            save: Some(0),
+            ..first
+        };
         let steps = local::run(3, TransportChoice::Shm, |mut group| {
             let (mut message, mut tables, mut steps) = (Message::default(), Vec::new(), Vec::new());
             for round in 0..3 {
@@ -204,8 +259,12 @@ mod tests {
                     message.push(&if round == 0 { first } else { StepPart { start: 499 + round, ..later } });
                 }
                 message.exchange(&mut group).unwrap();
-                let mut step = Step::default();
-                assert_eq!(message.read(BOUNDS, &mut tables, &mut step), Ok(Command::ComputeLargest));
+                let (mut step, mut copies) = (Step::default(), StateCopies::default());
+                let read = message.read(BOUNDS, &mut tables, &mut step, &mut copies);
+                assert_eq!(read, Ok(Command::ComputeLargest));
+                let (restore, save) =
+                    if round == 0 { (vec![(2, 1)], vec![]) } else { (vec![], vec![(2, 0)]) };
+                assert_eq!(copies, StateCopies { restore, save });
                 steps.push(step);
             }
             steps
@@ -221,7 +280,7 @@ mod tests {
         #[test]
         fn no_words_make_a_rank_panic(words in prop::collection::vec(prop_oneof![0u32..8, any::<u32>()], 0..40)) {
             let message = Message { words };
-            let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default());
+            let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StateCopies::default());
         }
     }
 }

@@ -7,7 +7,7 @@ use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
 use crate::error::EngineError;
-use crate::protocol::{Bounds, Command, Message};
+use crate::protocol::{Bounds, Command, Message, StateCopies};
 use crate::results::StepResults;
 use crate::same_shard::{Setting, check_same, model_setting};
 
@@ -18,8 +18,11 @@ pub struct RankShard<'a> {
     pub folder: &'a ModelFolder,
     /// How the model is split over the ranks.
     pub plan: &'a ShardPlan,
-    /// Rows, slots and cache blocks to make room for.
+    /// Rows, slots and cache blocks to make room for. The last slots hold `snapshots` copies of
+    /// states.
     pub capacity: Capacity,
+    /// Copies of states, within the capacity's slots.
+    pub snapshots: usize,
     /// Everything else that must be the same on all ranks.
     pub settings: &'a [Setting],
 }
@@ -35,6 +38,7 @@ pub struct RankWorker<B: Backend> {
     /// Block tables of all sequences, by slot.
     tables: Vec<Vec<u32>>,
     step: Step,
+    copies: StateCopies,
     /// Vocabulary rows of each rank of the last stage.
     vocab: Vec<usize>,
     tensor_ranks: usize,
@@ -61,7 +65,7 @@ impl<B: Backend> RankWorker<B> {
         make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let RankShard { folder, plan, capacity, settings } = shard;
+        let RankShard { folder, plan, capacity, snapshots, settings } = shard;
         check_same(&mut world, &[&[model_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
@@ -91,9 +95,15 @@ impl<B: Backend> RankWorker<B> {
             backend,
             model,
             message: Message::default(),
-            bounds: Bounds { slots: capacity.slots, blocks: capacity.kv_blocks },
+            bounds: Bounds {
+                slots: capacity.slots - snapshots,
+                blocks: capacity.kv_blocks,
+                snapshots,
+                wanted_rows: capacity.logit_rows,
+            },
             tables: Vec::new(),
             step: Step::default(),
+            copies: StateCopies::default(),
             vocab,
             tensor_ranks,
             stages: plan.stages(),
@@ -157,16 +167,19 @@ impl<B: Backend> RankWorker<B> {
     /// When a peer was lost.
     pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
-        Ok(self.message.read(self.bounds, &mut self.tables, &mut self.step)?)
+        Ok(self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies)?)
     }
 
-    /// Computes the step on this rank's layers. Later stages first receive the hidden states of the
-    /// stage before.
+    /// Computes the step on this rank's layers, and copies states. Later stages first receive the
+    /// hidden states of the stage before.
     ///
     /// # Errors
     /// When a peer was lost or an operation failed.
     pub fn compute(&mut self) -> Result<(), EngineError> {
-        let rank = self.world.rank();
+        let (rank, first_snapshot) = (self.world.rank(), self.bounds.slots);
+        for (slot, snapshot) in &self.copies.restore {
+            self.model.copy_slot(&mut self.backend, first_snapshot + snapshot, *slot)?;
+        }
         if rank < self.tensor_ranks {
             self.model.forward(&mut self.backend, &self.step, None)?;
         } else {
@@ -174,6 +187,9 @@ impl<B: Backend> RankWorker<B> {
             // The stage before may be busy with a long prompt: only its liveness limits this wait.
             self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
             self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;
+        }
+        for (slot, snapshot) in &self.copies.save {
+            self.model.copy_slot(&mut self.backend, *slot, first_snapshot + snapshot)?;
         }
         Ok(())
     }

@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 
+use crate::constraint::Constraint;
 use crate::model_info::ModelInfo;
 use crate::sampling::Sampling;
 
 /// A prompt and how to continue it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Token ids, special tokens included. Must not be empty.
     pub prompt: Vec<u32>,
@@ -20,6 +21,11 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report the log-probability of each token and of this many alternatives (0 to 20).
     pub logprobs: Option<usize>,
+    /// Special tokens to report as [`Event::Mark`](crate::Event::Mark), in ascending order. Others
+    /// have no effect on the answer.
+    pub marks: Vec<u32>,
+    /// What the answer must follow.
+    pub constraint: Option<Constraint>,
 }
 
 /// Why a request was refused.

@@ -11,12 +11,16 @@
 //! A sequence keeps its slot from admission until it ends or is preempted. The slot also finds the
 //! sequence's fixed-size state on each rank: the state is zeroed by the step that starts at
 //! position 0, so no step needs to clear it.
+//!
+//! Blocks with prompt tokens are kept after their sequence ends, so that prompts that begin alike
+//! are computed once. Of models with states, copies are kept as well, at chosen positions.
 
 mod admit;
 mod apply;
 mod blocks;
 mod plan;
 mod sequence;
+mod snapshots;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -28,14 +32,16 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use blocks::BlockPool;
 use sequence::Sequence;
 pub use sequence::{Generation, RequestId};
+use snapshots::Snapshots;
 use step::PlannedStep;
-pub use step::{NextStep, StepPart};
+pub use step::{Awaiting, NextStep, StepPart};
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
+use crate::speculation::MAX_DRAFT;
 
 /// How much work the scheduler takes on at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Sequences that run together: slots.
     pub sequences: usize,
@@ -44,6 +50,13 @@ pub struct Limits {
     pub rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
+    /// Keep the blocks of prompts for later prompts that begin alike.
+    pub prefix_cache: bool,
+    /// States that ranks keep besides those of sequences; none if the model has no states.
+    pub snapshots: Option<usize>,
+    /// Rows of a step that verify drafts, at most. None if the model has states, which cannot take
+    /// tokens back.
+    pub draft_rows: usize,
 }
 
 /// A token that a sequence has received.
@@ -56,6 +69,8 @@ pub struct TokenEvent {
     /// Set on the request's last token, and never twice: `Stop` for an end-of-sequence token, which
     /// is no part of the text.
     pub finish: Option<FinishReason>,
+    /// Tokens of the request's prompt that were in the cache already.
+    pub cached_tokens: usize,
 }
 
 /// The state of all requests between two steps.
@@ -78,6 +93,8 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// Steps whose tokens have not come, the oldest first.
     in_flight: VecDeque<PlannedStep>,
+    /// Kept blocks of the prompt that was looked up last.
+    found: Vec<u32>,
     /// Steps whose memory is used again.
     spare: Vec<PlannedStep>,
     preemptions: u64,
@@ -89,17 +106,19 @@ impl Scheduler {
     pub fn new(limits: Limits, stages: usize, context_length: usize, eos: Vec<u32>) -> Self {
         let mut slots = Vec::new();
         slots.resize_with(limits.sequences, || None);
+        let snapshots = limits.snapshots.map(|count| Snapshots::new(count, limits.kv_blocks));
         Self {
             limits,
             stages,
             max_tokens: context_length.min(limits.kv_blocks * KV_BLOCK_TOKENS),
             eos,
             next_id: 0,
-            blocks: BlockPool::new(limits.kv_blocks),
+            blocks: BlockPool::new(limits.kv_blocks, snapshots),
             slots,
             running: Vec::with_capacity(limits.sequences),
             waiting: VecDeque::new(),
             in_flight: VecDeque::new(),
+            found: Vec::with_capacity(limits.kv_blocks),
             spare: Vec::new(),
             preemptions: 0,
         }
@@ -118,7 +137,9 @@ impl Scheduler {
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        self.waiting.push_back(Sequence::new(id, prompt, generation, self.max_tokens));
+        let mut sequence = Sequence::new(id, prompt, generation, self.max_tokens);
+        sequence.saves_states = self.limits.prefix_cache && self.limits.snapshots.is_some();
+        self.waiting.push_back(sequence);
         Ok(id)
     }
 
@@ -138,6 +159,7 @@ impl Scheduler {
         if self.in_flight.len() >= self.stages {
             return None;
         }
+        self.keep_prompts();
         self.admit();
         let mut step = self.spare.pop().unwrap_or_default();
         self.plan(&mut step);
@@ -149,10 +171,22 @@ impl Scheduler {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
     }
 
-    /// Requests whose next tokens the oldest step in flight gives, in the order of its rows, and
-    /// whether the likeliest token of each row is enough. `None` if no step is in flight.
-    pub fn oldest_step(&self) -> Option<(&[RequestId], bool)> {
-        self.in_flight.front().map(|step| (step.awaiting(), step.is_greedy()))
+    /// The oldest step in flight, whose tokens [`Scheduler::apply`] takes. `None` if there is none.
+    pub fn oldest_step(&self) -> Option<NextStep<'_>> {
+        self.in_flight.front().map(|step| NextStep::new(step, &self.slots))
+    }
+
+    /// Proposes a request's next tokens, [`MAX_DRAFT`] at most. If the next step decodes the
+    /// request, it verifies them: the answer is the same, and takes fewer steps where they are
+    /// right.
+    pub fn propose(&mut self, request: RequestId, draft: &[u32]) {
+        if self.limits.draft_rows > 0
+            && let Some(slot) = self.slot_of(request)
+            && let Some(sequence) = self.slots[slot].as_mut()
+        {
+            sequence.proposal.clear();
+            sequence.proposal.extend_from_slice(&draft[..draft.len().min(MAX_DRAFT)]);
+        }
     }
 
     /// Steps in flight.
@@ -168,6 +202,11 @@ impl Scheduler {
     /// Requests that wait for a slot.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Blocks of the KV cache in the tables of running requests.
+    pub fn blocks_used(&self) -> usize {
+        self.limits.kv_blocks - self.blocks.unused()
     }
 
     /// How often a sequence lost its slot and blocks to an older one, to start over later.

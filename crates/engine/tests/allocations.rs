@@ -29,6 +29,7 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
         stop: if index == 2 { vec!["not to be met".to_owned()] } else { Vec::new() },
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     };
     let before = allocations::total();
     for index in 0..3 {
@@ -45,7 +46,14 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
 #[test]
 fn a_token_allocates_nothing_but_its_text() {
     for ranks in [1, 2] {
-        let limits = Limits { sequences: 4, rows: 32, kv_blocks: 16 };
+        let limits = Limits {
+            sequences: 4,
+            rows: 32,
+            kv_blocks: 16,
+            prefix_cache: true,
+            draft_rows: 8,
+            ..Limits::default()
+        };
         with_engine(ranks, Parallelism::Tensor, limits, |engine| {
             allocations::exempt_this_thread();
             let [few, many] = [8, 108].map(|tokens| {

@@ -41,7 +41,8 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
         &["model.layers.5.mlp.gate_proj.biases"],
     ] {
         let folder = damaged(tensors);
-        let limits = Limits { sequences: 4, rows: 32, kv_blocks: 32 };
+        let limits =
+            Limits { sequences: 4, rows: 32, kv_blocks: 32, prefix_cache: true, ..Limits::default() };
         for (ranks, parallel) in
             [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)]
         {
@@ -54,6 +55,7 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
                         stop: Vec::new(),
                         ignore_eos: true,
                         logprobs,
+                        ..Request::default()
                     };
                     let mut stream = engine.submit(request).unwrap();
                     let what = format!("{tensors:?}, {ranks} ranks, {parallel:?}, temperature {temperature}");

@@ -29,6 +29,7 @@ fn request(engine: &Engine, index: usize) -> Request {
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     }
 }
 
@@ -43,7 +44,7 @@ fn answers_do_not_depend_on_preemptions() {
     for (ranks, parallel) in layouts {
         // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in
         // flight.
-        let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6 };
+        let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6, prefix_cache: true, ..Limits::default() };
         with_engine(ranks, parallel, limits, |engine| {
             let alone: Vec<_> =
                 (0..8).map(|index| read(engine.submit(request(&engine, index)).unwrap()).unwrap()).collect();
@@ -60,7 +61,7 @@ fn answers_do_not_depend_on_preemptions() {
 
 #[test]
 fn requests_share_steps() {
-    let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64 };
+    let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64, prefix_cache: true, ..Limits::default() };
     with_engine(1, Parallelism::Tensor, limits, |engine| {
         let steps = || engine.counters().steps.load(Ordering::Relaxed);
         let streams: Vec<_> = (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
@@ -73,7 +74,7 @@ fn requests_share_steps() {
 #[test]
 fn cancelled_requests_leave_their_blocks_to_others() {
     for (ranks, parallel) in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
-        let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5 };
+        let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5, prefix_cache: true, ..Limits::default() };
         with_engine(ranks, parallel, limits, |engine| {
             let expected = read(engine.submit(request(&engine, 0)).unwrap()).unwrap();
             for round in 0..20 {

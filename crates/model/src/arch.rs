@@ -1,7 +1,10 @@
 //! From config.json to a [`ModelSpec`]. A family of architectures is a file in this folder.
 
+mod config;
 mod decoder;
+mod delta;
 mod experts;
+mod family;
 mod latent;
 mod rope;
 
@@ -12,13 +15,14 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 use crate::spec::ModelSpec;
+use family::FAMILIES;
 
 /// Values of `model_type` that wrap one of the others in `text_config`.
 const WRAPPERS: [&str; 2] = ["mistral3", "kimi_k25"];
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {
-    decoder::FAMILIES.iter().map(|family| family.name).chain(WRAPPERS)
+    FAMILIES.iter().map(|family| family.name).chain(WRAPPERS)
 }
 
 /// One token id or a list of them.
@@ -58,7 +62,7 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
         }
     }
     let inner = text.get("model_type").and_then(Value::as_str).unwrap_or(name);
-    let family = decoder::FAMILIES.iter().find(|family| family.name == inner);
+    let family = FAMILIES.iter().find(|family| family.name == inner);
     let family = family.ok_or_else(|| match inner == name {
         true => {
             malformed(format!("a {name:?} needs a \"text_config\" with the model_type of its language model"))

@@ -7,7 +7,11 @@
 //! special tokens. Texts without special tokens in them get the same tokens as without this care,
 //! across the borders between a text and the template too, because the prompt is encoded whole.
 
+mod answer;
+mod conversation;
 mod environment;
+mod format;
+mod grammar;
 mod marks;
 mod python;
 
@@ -17,6 +21,10 @@ use minijinja::{Environment, value::Serde};
 use serde_json::{Map, Value};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
+pub use answer::{AnswerParser, AnswerPart, Opening, ToolSchemas};
+pub use conversation::{Message, Role, Tool, ToolCall};
+pub use format::AnswerFormat;
+pub use grammar::CallRule;
 use marks::Marks;
 
 /// Longest prompt that a template may write, whatever the context.
@@ -26,6 +34,8 @@ const MAX_PROMPT_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The templates' texts.
+    sources: Vec<String>,
     /// Special tokens (`bos_token`, `eos_token`, …) by their names in tokenizer_config.json.
     tokens: Map<String, Value>,
 }
@@ -53,6 +63,18 @@ pub enum ChatError {
     /// The prompt cannot be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+}
+
+/// Bytes of a prompt's end that say how its answer begins.
+const TAIL_BYTES: usize = 64;
+
+/// The tokens of a prompt.
+#[derive(Debug)]
+pub struct EncodedPrompt {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// The end of the prompt's text.
+    pub tail: String,
 }
 
 /// Name of the usual template.
@@ -104,12 +126,18 @@ impl ChatTemplate {
         }
         let mut environment = environment::new();
         environment.set_fuel(Some(environment::fuel(&templates)));
+        let sources = templates.iter().map(|(_, source)| (*source).to_owned()).collect();
         for (name, source) in templates {
             environment
                 .add_template_owned(name.to_owned(), environment::without_generation_blocks(source))
                 .map_err(|error| wrong(environment::explain(&error)))?;
         }
-        Ok(Some(Self { environment, tokens: special_tokens(config) }))
+        Ok(Some(Self { environment, sources, tokens: special_tokens(config) }))
+    }
+
+    /// The templates' texts.
+    pub(crate) fn sources(&self) -> Vec<&str> {
+        self.sources.iter().map(String::as_str).collect()
     }
 
     /// Renders messages (OpenAI's JSON objects: role, content, …) to a prompt that ends with the
@@ -137,6 +165,20 @@ impl ChatTemplate {
         extra: &Map<String, Value>,
         most_bytes: usize,
     ) -> Result<Vec<u32>, ChatError> {
+        self.encode_prompt(tokenizer, messages, extra, most_bytes).map(|prompt| prompt.ids)
+    }
+
+    /// As [`ChatTemplate::encode`], with the prompt's end.
+    ///
+    /// # Errors
+    /// When the template refuses or fails, or the prompt has more than `most_bytes`.
+    pub fn encode_prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        extra: &Map<String, Value>,
+        most_bytes: usize,
+    ) -> Result<EncodedPrompt, ChatError> {
         let mut marks = Marks::new(tokenizer);
         let messages = messages.iter().map(|message| marks.message(message)).collect();
         let extra = marks.object(extra);
@@ -145,7 +187,12 @@ impl ChatTemplate {
         if text.len() > most_bytes {
             return Err(ChatError::TooLong { limit: most_bytes });
         }
-        Ok(tokenizer.encode_around(&text, &users)?)
+        let mut tail = text.len().saturating_sub(TAIL_BYTES);
+        while !text.is_char_boundary(tail) {
+            tail += 1;
+        }
+        let ids = tokenizer.encode_around(&text, &users)?;
+        Ok(EncodedPrompt { ids, tail: text[tail..].to_owned() })
     }
 
     fn render_within(

@@ -17,6 +17,7 @@ use mixer::Mixer;
 /// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
     ropes: Vec<Rope>,
+    embedding_scale: f32,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     head: Option<Head<B>>,
@@ -38,12 +39,27 @@ struct Head<B: Backend> {
     rows: Range<usize>,
 }
 
-/// A mixer and a feed-forward, each behind a norm and added to the residual stream.
+/// A mixer and a feed-forward, each added to the residual stream.
 struct Layer<B: Backend> {
-    mixer_norm: Norm<B::Vector>,
+    mixer_norms: Norms<B>,
     mixer: Mixer<B>,
-    feed_forward_norm: Norm<B::Vector>,
+    feed_forward_norms: Norms<B>,
     feed_forward: FeedForward<B>,
+}
+
+/// A layer part's norms.
+struct Norms<B: Backend> {
+    /// Of what the part reads from the residual stream.
+    before: Option<Norm<B::Vector>>,
+    /// Of what the part adds to the residual stream.
+    after: Option<After<B>>,
+}
+
+/// The norm of what a layer part adds to the residual stream.
+struct After<B: Backend> {
+    norm: Norm<B::Vector>,
+    sum_buffer: usize,
+    normed_buffer: usize,
 }
 
 /// Activations of a step.
@@ -62,6 +78,48 @@ struct Pass<'a, B: Backend> {
     residual: &'a mut B::Buffer,
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
+}
+
+impl<B: Backend> Norms<B> {
+    /// What a layer part reads from the residual stream.
+    fn input<'a>(&'a self, residual: &'a B::Buffer) -> LinearInput<'a, B::Buffer, B::Vector> {
+        match &self.before {
+            Some(norm) => normed::<B>(residual, norm),
+            None => LinearInput::Plain(residual),
+        }
+    }
+
+    /// Adds a layer part's result, the product of a buffer with `w`, to the residual stream. The
+    /// buffer is [`LinearInput::Gated`] if `gated`.
+    fn add_product(
+        &self,
+        (buffer, gated): (usize, bool),
+        rows: Range<usize>,
+        w: &B::Matrix,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let Pass { backend, residual, inner, .. } = pass;
+        let input = |x| if gated { LinearInput::Gated(x) } else { LinearInput::Plain(x) };
+        let Some(after) = &self.after else {
+            return backend.linear_reduce_add(input(&inner[buffer]), rows, w, residual);
+        };
+        let [x, sum] = disjoint(inner, [buffer, after.sum_buffer]);
+        backend.linear(input(x), rows.clone(), w, sum)?;
+        after.add_sum(rows, pass)
+    }
+}
+
+impl<B: Backend> After<B> {
+    /// Adds the norm of the sum over all ranks to the residual stream.
+    fn add_sum(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, residual, inner, .. } = pass;
+        let [sum, normed] = disjoint(inner, [self.sum_buffer, self.normed_buffer]);
+        // The layer before may have left the other part's sum under way.
+        backend.settle(residual)?;
+        backend.all_reduce(sum, rows.clone())?;
+        backend.rms_norm(sum, rows.clone(), &self.norm, normed)?;
+        backend.add(normed, rows, residual)
+    }
 }
 
 /// The residual stream's norm as a product's input.
@@ -101,7 +159,13 @@ impl<B: Backend> Model<B> {
         match (&self.embedding, hidden) {
             (_, Some(hidden)) => backend.write(hidden, residual)?,
             (Some(table), None) => {
-                backend.embed(&table.matrix, &step.tokens, table.rows.start as u32, 1.0, residual)?;
+                backend.embed(
+                    &table.matrix,
+                    &step.tokens,
+                    table.rows.start as u32,
+                    self.embedding_scale,
+                    residual,
+                )?;
                 // Each rank holds some rows of the table and zeros for the others.
                 backend.all_reduce(residual, 0..step.rows())?;
             }
@@ -111,10 +175,10 @@ impl<B: Backend> Model<B> {
         let mut pass = Pass { backend, step, residual, inner, caches: &mut self.caches };
         for layer in &self.layers {
             for rows in parts() {
-                layer.mixer.forward(&layer.mixer_norm, rows, &mut pass)?;
+                layer.mixer.forward(&layer.mixer_norms, rows, &mut pass)?;
             }
             for rows in parts() {
-                layer.feed_forward.forward(&layer.feed_forward_norm, rows, &mut pass)?;
+                layer.feed_forward.forward(&layer.feed_forward_norms, rows, &mut pass)?;
             }
         }
         let Pass { backend, residual, .. } = pass;

@@ -1,9 +1,8 @@
 //! The description of a model that its config.json is read into, whatever the architecture.
 //!
 //! A decoder layer is a *mixer* (attention, latent attention, delta rule) and a *feed-forward* (a
-//! gated MLP, experts). No config.json is read into the delta rule yet. Each has a norm before it
-//! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
-//! that they use, not in code.
+//! gated MLP, experts). Each has a norm before it, after it, or both, and is added to the residual
+//! stream. Families differ in the mixers, feed-forwards and shapes that they use, not in code.
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores};
 
@@ -18,8 +17,18 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// Longest context that the model was trained for, in tokens.
     pub context: usize,
-    /// Epsilon of all norms of the residual stream.
+    /// Epsilon of all norms.
     pub norm_eps: f32,
+    /// True if Hugging Face's files hold norm weights less one: those of the residual stream and
+    /// of query and key heads. Whether a folder's files do, [`crate::WeightSource::norms_less_one`]
+    /// says.
+    pub norms_less_one: bool,
+    /// Multiplies the embedding's rows.
+    pub embedding_scale: f32,
+    /// Multiplies what mixers and feed-forwards add to the residual stream.
+    pub residual_scale: f32,
+    /// Multiplies the logits.
+    pub logit_scale: f32,
     /// True if the output head is the embedding. `None` if the config does not say: then it is,
     /// unless the files have an output head.
     pub tied: Option<bool>,
@@ -50,6 +59,31 @@ pub struct LayerSpec {
     pub mixer: MixerSpec,
     /// Works on each token by itself.
     pub feed_forward: FeedForwardSpec,
+    /// Norms of the mixer, and of the feed-forward.
+    pub norms: Norms,
+}
+
+/// Where a layer part has norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// Of what it reads from the residual stream.
+    Before,
+    /// Of what it adds to the residual stream.
+    After,
+    /// Both.
+    Around,
+}
+
+impl Norms {
+    /// True if a part norms what it reads.
+    pub const fn before(self) -> bool {
+        matches!(self, Self::Before | Self::Around)
+    }
+
+    /// True if a part norms what it adds.
+    pub const fn after(self) -> bool {
+        matches!(self, Self::After | Self::Around)
+    }
 }
 
 /// A layer part that moves information between tokens.
@@ -67,7 +101,10 @@ impl MixerSpec {
     /// Weights of its products.
     fn weights(&self, hidden: usize) -> usize {
         match self {
-            Self::Attention(shape) => hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim,
+            Self::Attention(shape) => {
+                let gates = if shape.output_gate { shape.heads } else { 0 };
+                hidden * (2 * (shape.heads + shape.kv_heads) + gates) * shape.head_dim
+            }
             Self::Latent(shape) => {
                 let queries = shape.heads * shape.query_dim();
                 let query = match shape.query_rank {
@@ -120,8 +157,13 @@ pub struct AttentionShape {
     pub qkv_bias: bool,
     /// True if the output projection has a bias.
     pub out_bias: bool,
-    /// True if query and key heads are normed before rotation.
-    pub qk_norm: bool,
+    /// What queries and keys are normed by before rotation.
+    pub qk_norm: Option<QkNormWidth>,
+    /// Multiplies the scores, usually 1/√head_dim.
+    pub scale: f32,
+    /// True if the sigmoid of a projection multiplies each query head's result. The files keep it
+    /// with the query projection: of each head, the query's rows, then the gate's.
+    pub output_gate: bool,
     /// Tokens that a token attends to, itself included. `None`: all tokens before it.
     pub window: Option<usize>,
     /// Index into [`ModelSpec::ropes`].
@@ -130,6 +172,15 @@ pub struct AttentionShape {
     pub sinks: bool,
     /// Temperature tuning, by which queries grow with the position: beta and original context.
     pub temperature: Option<(f32, usize)>,
+}
+
+/// What a norm of queries and keys goes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNormWidth {
+    /// Each head; all heads share the weights.
+    Head,
+    /// All query heads as one vector, and all key heads.
+    All,
 }
 
 /// A gated MLP of a layer, over all ranks.
@@ -169,14 +220,25 @@ pub struct RouterShape {
     pub scores: Scores,
     /// True if the router's projection has a bias.
     pub bias: bool,
-    /// True if the files have a correction that counts for the choice only.
-    pub correction: bool,
+    /// A correction that counts for the choice only.
+    pub correction: Correction,
     /// Restricts the choice to some groups of experts.
     pub groups: Option<ExpertGroups>,
     /// Divides the weights by their sum.
     pub renormalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+}
+
+/// Whether the files have a correction of the router's choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Correction {
+    /// No.
+    None,
+    /// They must.
+    Given,
+    /// Some do: MLX-LM's conversion of ERNIE drops it.
+    IfGiven,
 }
 
 /// The shared expert of a layer.

@@ -5,6 +5,8 @@
 //! look-up per token and never decodes earlier tokens again.
 
 mod bpe;
+mod ranks;
+mod sentence_piece;
 mod stream;
 mod token_bytes;
 mod user_text;
@@ -17,6 +19,7 @@ use tokenizers::{
 };
 
 pub(crate) use bpe::{BytePairs, Pairs};
+pub(crate) use sentence_piece::{Scored, piece};
 use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;
@@ -74,17 +77,44 @@ pub enum TokenizerError {
 }
 
 impl Tokenizer {
-    /// Loads tokenizer.json, and tokenizer_config.json if it exists, from a model folder.
+    /// Loads a model folder's tokenizer: tokenizer.json, or else tekken.json (Mistral),
+    /// tiktoken.model (Kimi) or tokenizer.model (SentencePiece), and tokenizer_config.json if it
+    /// exists.
     ///
     /// # Errors
     /// When a file is missing or malformed.
     pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
+        const OTHERS: [&str; 3] = ["tekken.json", "tiktoken.model", "tokenizer.model"];
+        match ranks::first_of(folder, &["tokenizer.json"]).or_else(|| ranks::first_of(folder, &OTHERS)) {
+            None | Some("tokenizer.json") => Self::load_json(folder),
+            Some(name) => Self::load_other(folder, name),
+        }
+    }
+
+    /// A tokenizer in another form than tokenizer.json.
+    fn load_other(folder: &Path, name: &str) -> Result<Self, TokenizerError> {
+        let path = folder.join(name);
+        let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
+        let bytes = std::fs::read(&path).map_err(|error| wrong(error.to_string()))?;
+        let config = tokenizer_config(&folder.join("tokenizer_config.json"))?;
+        let parts = match name {
+            "tekken.json" => ranks::tekken(&bytes),
+            "tiktoken.model" => match std::str::from_utf8(&bytes) {
+                Ok(text) => ranks::tiktoken(text, &config),
+                Err(error) => Err(format!("not a list of tokens: {error}")),
+            },
+            _ => sentence_piece::model(&bytes, &config),
+        };
+        Self::from_parts(parts.map_err(wrong)?).map_err(wrong)
+    }
+
+    fn load_json(folder: &Path) -> Result<Self, TokenizerError> {
         let path = folder.join("tokenizer.json");
         let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
         let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => wrong(
-                "not found; a model folder needs a tokenizer.json (transformers' AutoTokenizer.save_pretrained \
-                 writes one from older formats)"
+                "not found; a model folder needs a tokenizer.json, tekken.json, tiktoken.model or tokenizer.model \
+                 (transformers' AutoTokenizer.save_pretrained writes a tokenizer.json from other formats)"
                     .into(),
             ),
             _ => wrong(error.to_string()),
@@ -206,17 +236,21 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
+/// tokenizer_config.json; null if there is none.
+fn tokenizer_config(path: &Path) -> Result<Value, TokenizerError> {
+    let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| wrong(format!("not JSON: {error}"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Value::Null),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
 /// Adds the tokens that only tokenizer_config.json has (`added_tokens_decoder`), by ascending id as
 /// transformers does.
 fn add_configured_tokens(inner: &mut Library, path: &Path) -> Result<(), TokenizerError> {
     let wrong = |reason: String| TokenizerError::Load { path: path.display().to_string(), reason };
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(wrong(error.to_string())),
-    };
-    let config: Value =
-        serde_json::from_slice(&bytes).map_err(|error| wrong(format!("not JSON: {error}")))?;
+    let config = tokenizer_config(path)?;
     let Some(entries) = config.get("added_tokens_decoder").and_then(Value::as_object) else {
         return Ok(());
     };

@@ -6,6 +6,21 @@ use crate::folder::ModelFolder;
 
 /// Tensors of older files that are computed from the config in place of being read.
 const COMPUTED: &str = "rotary_emb.inv_freq";
+/// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
+/// images and sound, and layers that predict further tokens. A part of a name is one of these
+/// words.
+const OTHER_PARTS: [&str; 10] = [
+    "mtp",
+    "mtp_block",
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "embed_vision",
+    "multi_modal_projector",
+    "mm_projector",
+    "audio_tower",
+    "embed_audio",
+];
 /// Groups of tensors that are named; the rest is counted.
 const MOST_GROUPS: usize = 4;
 
@@ -16,8 +31,9 @@ pub fn unread_tensors(folder: &ModelFolder) -> Option<String> {
 }
 
 fn describe(names: &[String], layers: usize) -> Option<String> {
-    let names: Vec<&str> =
-        names.iter().map(String::as_str).filter(|name| !name.ends_with(COMPUTED)).collect();
+    let is_known =
+        |name: &&str| name.ends_with(COMPUTED) || name.split('.').any(|part| OTHER_PARTS.contains(&part));
+    let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| !is_known(name)).collect();
     let count = names.len();
     let further: BTreeSet<usize> =
         names.iter().filter_map(|name| layer(name)).filter(|layer| *layer >= layers).collect();
@@ -62,6 +78,7 @@ mod tests {
     fn layers_and_groups_are_named() {
         let told = |names: &[&str]| describe(&names.iter().map(|&name| name.into()).collect::<Vec<_>>(), 2);
         assert_eq!(told(&["model.layers.0.self_attn.rotary_emb.inv_freq"]), None);
+        assert_eq!(told(&["model.visual.blocks.0.norm1.weight", "mtp.layers.0.mlp.gate.weight"]), None);
         assert_eq!(
             told(&["lm_head.weight"]).as_deref(),
             Some("1 tensor in the model's files is not used: lm_head.weight")

@@ -58,6 +58,12 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// When the tensor is missing or has another shape.
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError>;
 
+    /// True if the weights of norms are as Hugging Face's files have them, where some families
+    /// store them less one. Converters to other formats add the one.
+    fn norms_less_one(&self) -> bool {
+        false
+    }
+
     /// Bytes of all tensors in the files.
     fn bytes(&self) -> u64;
 

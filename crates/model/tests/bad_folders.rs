@@ -97,7 +97,7 @@ fn edit_tensor(folder: &Path, name: &str, field: &str, value: Value) {
 /// What is wrong, how to damage the folder, and what the error must contain.
 type Case = (&'static str, fn(&Path), &'static [&'static str]);
 
-const CASES: [Case; 58] = [
+const CASES: [Case; 61] = [
     (
         "no folder",
         |f| fs::remove_dir_all(f).expect("removed"),
@@ -160,8 +160,30 @@ const CASES: [Case; 58] = [
     ),
     (
         "unsupported rotation",
-        |f| config(f, "rope_scaling", json!({ "rope_type": "longrope", "factor": 4.0 })),
-        &["rope_type is \"longrope\"", "default, linear, llama3 and yarn"],
+        |f| config(f, "rope_scaling", json!({ "rope_type": "dynamic", "factor": 4.0 })),
+        &["rope_type is \"dynamic\"", "default, linear, llama3, yarn and longrope"],
+    ),
+    (
+        "divisors of the rotation missing",
+        |f| config(f, "rope_scaling", json!({ "rope_type": "longrope" })),
+        &["rope_scaling.short_factor is a list of 0 numbers", "positive numbers"],
+    ),
+    (
+        "residual multiplier of zero",
+        |f| config(f, "residual_multiplier", json!(0.0)),
+        &["residual_multiplier is 0", "above 0"],
+    ),
+    (
+        "value heads that key heads do not divide",
+        |f| {
+            config(f, "model_type", json!("qwen3_5"));
+            for field in ["linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"] {
+                config(f, field, json!(4));
+            }
+            config(f, "linear_num_key_heads", json!(4));
+            config(f, "linear_num_value_heads", json!(6));
+        },
+        &["linear_num_value_heads is 6, no multiple of linear_num_key_heads, 4"],
     ),
     (
         "stretched rotation without a factor",
@@ -336,8 +358,8 @@ const CASES: [Case; 58] = [
     ),
     (
         "unsupported mode",
-        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "nvfp4" })),
-        &["quantization.mode is \"nvfp4\"", "affine"],
+        |f| config(f, "quantization", json!({ "bits": 4, "group_size": 32, "mode": "nf4" })),
+        &["quantization.mode is \"nf4\"", "affine, mxfp4, mxfp8 and nvfp4"],
     ),
     (
         "unsupported bits of one module",
@@ -352,24 +374,20 @@ const CASES: [Case; 58] = [
         &["1 bits in groups of 64"],
     ),
     (
-        "fp8",
+        "another quantizer",
         |f| {
             config(f, "quantization", Value::Null);
-            config(
-                f,
-                "quantization_config",
-                json!({ "quant_method": "fp8", "weight_block_size": [128, 128] }),
-            );
+            config(f, "quantization_config", json!({ "quant_method": "bitsandbytes" }));
         },
-        &["quant_method is \"fp8\"", "MLX's affine"],
+        &["quant_method is \"bitsandbytes\"", "mxfp4, fp8, gptq, awq and compressed-tensors"],
     ),
     (
-        "gptq",
+        "GPTQ's settings for MLX's tensors",
         |f| {
             config(f, "quantization", Value::Null);
             config(f, "quantization_config", json!({ "quant_method": "gptq", "bits": 4, "group_size": 128 }));
         },
-        &["quant_method is \"gptq\"", "MLX's affine"],
+        &["quantized (it has scales)", "config.json has no \"quantization\""],
     ),
     (
         "index leads out of the folder",

@@ -235,7 +235,11 @@ const CASES: [Case; 60] = [
         || good().number("general.architecture", 7).bytes(),
         &["general.architecture is 7, not a text"],
     ),
-    ("no layers", || good().number("llama.block_count", 0).bytes(), &["num_hidden_layers is 0"]),
+    (
+        "no layers",
+        || good().number("llama.block_count", 0).bytes(),
+        &["llama.block_count is 0", "1 to 4096 must be left"],
+    ),
     (
         "a missing size",
         || good().without("llama.embedding_length").bytes(),
@@ -249,7 +253,7 @@ const CASES: [Case; 60] = [
     (
         "2^32 - 1 layers",
         || good().number("llama.block_count", u32::MAX).bytes(),
-        &["num_hidden_layers is 4294967295"],
+        &["llama.block_count is 4294967295"],
     ),
     ("heads that do not divide", || good().number("llama.attention.head_count", 3).bytes(), &["model.gguf"]),
     (
@@ -259,8 +263,8 @@ const CASES: [Case; 60] = [
     ),
     (
         "an unknown rotary scaling",
-        || good().text("llama.rope.scaling.type", "longrope").bytes(),
-        &["longrope", "yarn"],
+        || good().text("llama.rope.scaling.type", "dynamic").bytes(),
+        &["dynamic", "yarn"],
     ),
     (
         "values of another width",

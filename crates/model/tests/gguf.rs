@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use thunder_collectives::Group;
 use thunder_compute::{Activations, Block, Encoding, KvFormat, MatrixSource, Overlap, RowOrder, Strided};
 use thunder_model::model::shard_footprints;
+use thunder_model::spec::FeedForwardSpec;
 use thunder_model::{ModelFolder, Parallelism, ShardPlan};
 
 use common::{check, compare, golden, limits, logits, sharded_logits};
@@ -33,6 +34,16 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
         "qwen2-q5-q4_1",
         "qwen3-q4_0",
         "qwen3-q2_k-q3_k-00001-of-00002",
+        "seed_oss-f16",
+        "ernie4_5-bf16",
+        "smollm3-f16",
+        "mixtral-q5_0",
+        "qwen2moe-q8_0",
+        "qwen3moe-q4_0",
+        "glm4moe-q8_0",
+        "gpt-oss-mxfp4",
+        "deepseek2-v3",
+        "deepseek2-whole_kv_b",
     ];
     let logits = |name: &str| name.trim_end_matches("-00001-of-00002").to_owned() + ".safetensors";
     names.map(|name| (cases().join(format!("{name}.gguf")), cases().join(logits(name)))).into()
@@ -55,6 +66,7 @@ fn values_of_every_type_equal_those_of_the_gguf_package() {
             scales: None,
             offsets: None,
             row_order: RowOrder::AsStored,
+            first_row: 0,
             bias: None,
             pages: None,
         };
@@ -78,6 +90,11 @@ fn values_of_every_type_equal_those_of_the_gguf_package() {
     }
 }
 
+/// True if rounded activations may change which experts a token takes.
+fn routes(folder: &ModelFolder) -> bool {
+    folder.spec.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Experts(_)))
+}
+
 #[test]
 fn logits_equal_those_of_llama_cpp() {
     for (model, expected) in models() {
@@ -91,12 +108,13 @@ fn logits_equal_those_of_llama_cpp() {
             (Activations::Bf16, "bf16"),
         ] {
             let ours = logits(&exact, &folder, &plan, Group::solo(), (activations, Overlap::Auto), 70);
-            check(&model, what, compare(&exact, &ours, false), limits(activations));
+            let rounds = !matches!(activations, Activations::F32 | Activations::Int16);
+            check(&model, what, compare(&exact, &ours, rounds && routes(&folder)), limits(activations));
         }
         // llama.cpp on the same file rounds activations to bytes: its own error is up to 1.7 %.
         let same_file = golden(&expected, "same_file");
         let ours = logits(&exact, &folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
-        check(&model, "same file", compare(&same_file, &ours, false), (2e-2, 0.95));
+        check(&model, "same file", compare(&same_file, &ours, routes(&folder)), (2e-2, 0.95));
     }
 }
 
@@ -121,7 +139,15 @@ fn any_number_of_ranks_gives_the_same_logits() {
 /// Blocks of 256 columns are not divided, so models with rows of one block are left out here.
 #[test]
 fn ranks_read_their_own_parts() {
-    for name in ["llama-f16", "mistral3-q8_0", "qwen2-q5-q4_1", "qwen3-q4_0"] {
+    for name in [
+        "llama-f16",
+        "mistral3-q8_0",
+        "qwen2-q5-q4_1",
+        "qwen3-q4_0",
+        "qwen3moe-q4_0",
+        "gpt-oss-mxfp4",
+        "deepseek2-v3",
+    ] {
         let folder = ModelFolder::open(&cases().join(format!("{name}.gguf"))).unwrap();
         let bytes = |weights: &[f64]| -> Vec<u64> {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();

@@ -6,13 +6,15 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use thunder_collectives::Group;
-use thunder_compute::{Activations, Overlap};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
 use thunder_model::spec::{FeedForwardSpec, LayerSpec};
-use thunder_model::{ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
 use common::{Golden, check, compare, limits, logits, sharded_logits};
 
@@ -27,6 +29,53 @@ fn cases() -> Vec<PathBuf> {
 /// MLX-LM's results for a case.
 fn golden(case: &Path) -> Vec<Golden> {
     common::golden(&case.join("golden.safetensors"), "logits")
+}
+
+/// All prompts' logits, computed together on one rank: each step takes the next `chunk` tokens of
+/// each prompt that has some left.
+fn batched_logits(
+    golden: &[Golden],
+    folder: &ModelFolder,
+    plan: &ShardPlan,
+    activations: Activations,
+    chunk: usize,
+) -> Vec<Vec<f32>> {
+    let mut backend = CpuBackend::new(&CpuConfig::new(2, Isa::detect().unwrap(), activations), Group::solo());
+    let blocks = 70usize.div_ceil(KV_BLOCK_TOKENS);
+    let slots = golden.len();
+    let capacity = Capacity {
+        rows: slots * 70,
+        logit_rows: slots * 70,
+        kv_blocks: slots * blocks,
+        slots,
+        kv_format: KvFormat::F16,
+    };
+    let mut model =
+        Model::load(folder, plan, 0, capacity, &mut backend, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let (mut all, mut rows) = (vec![Vec::new(); slots], Vec::new());
+    for start in (0..70).step_by(chunk) {
+        let piece = |slot: usize| {
+            let tokens = &golden[slot].tokens;
+            &tokens[start.min(tokens.len())..tokens.len().min(start + chunk)]
+        };
+        let mut order: Vec<usize> = (0..slots).filter(|&slot| !piece(slot).is_empty()).collect();
+        // Single tokens come first, as a scheduler orders them.
+        order.sort_by_key(|&slot| piece(slot).len() > 1);
+        let mut step = Step::default();
+        for &slot in &order {
+            let mine: Vec<u32> = (0..blocks).map(|block| (block * slots + slot) as u32).collect();
+            step.push(piece(slot), start, &mine, slot, false);
+        }
+        step.logit_rows = (0..step.rows() as u32).collect();
+        model.forward(&mut backend, &step, None).unwrap();
+        model.read_logits(&mut backend, &step, &mut rows).unwrap();
+        let vocab = rows.len() / step.rows();
+        for (sequence, &slot) in step.sequences.iter().zip(&order) {
+            let of_rows = sequence.rows.start * vocab..sequence.rows.end * vocab;
+            all[slot].extend_from_slice(&rows[of_rows]);
+        }
+    }
+    all
 }
 
 /// True if rounded activations may change which experts a token takes.
@@ -56,14 +105,25 @@ fn one_rank_agrees_with_mlx() {
 }
 
 #[test]
-fn token_by_token_gives_the_bits_of_the_whole_prompt() {
-    for name in ["qwen3-4bit-g64", "mistral-bf16-window", "ministral3-bf16", "llama-6bit-g32"] {
+fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
+    for name in [
+        "qwen3-4bit-g64",
+        "mistral-bf16-window",
+        "ministral3-bf16",
+        "llama-6bit-g32",
+        "qwen3_next-4bit",
+        "qwen3_5-4bit-wrapped",
+        "transformers-qwen3_5_moe",
+        "minimax_m2-4bit",
+        "olmo3-4bit",
+        "transformers-gemma3_text",
+    ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         let whole =
             logits(&golden(&case), &folder, &plan, Group::solo(), (Activations::Int16, Overlap::Auto), 70);
-        for chunk in [1, 13] {
+        for chunk in [1, 13, 70] {
             assert_eq!(
                 whole,
                 logits(
@@ -76,6 +136,8 @@ fn token_by_token_gives_the_bits_of_the_whole_prompt() {
                 ),
                 "{name} by {chunk}"
             );
+            let batched = batched_logits(&golden(&case), &folder, &plan, Activations::Int16, chunk);
+            assert!(whole == batched, "{name}, all prompts together by {chunk}");
         }
     }
 }

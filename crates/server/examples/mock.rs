@@ -41,6 +41,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokenizer: Arc::new(tokenizer),
         chat_template: ChatTemplate::load(Path::new(&folder))?.map(Arc::new),
         default_sampling: Sampling::default(),
+        eos: Vec::new(),
         ranks: 1,
     };
     let (engine, mut inbox) = Engine::channel(info, 256);

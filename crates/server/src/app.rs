@@ -1,5 +1,6 @@
 //! State and helpers that all handlers share: the engine, keys, request bodies, the served model.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,11 +8,14 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use subtle::ConstantTimeEq;
 use thunder_engine::Engine;
+use thunder_model::chat::AnswerFormat;
 use tokio::sync::watch;
 
 use crate::admission::{Admission, ReceivedBody};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::stored::StoredResponses;
 
 /// Always accepted as the model's name, so that clients need not know the real one.
 const ANY_MODEL: &str = "default";
@@ -20,8 +24,14 @@ const ANY_MODEL: &str = "default";
 #[derive(Debug)]
 pub(crate) struct App {
     pub engine: Engine,
+    /// How the model writes its thinking and its calls.
+    pub format: Arc<AnswerFormat>,
     pub config: ServerConfig,
     pub admission: Admission,
+    /// What Prometheus reads.
+    pub metrics: Metrics,
+    /// Responses that later ones may continue.
+    pub stored: StoredResponses,
     /// Whether a request must name this machine in its `Host`.
     pub checks_host: bool,
     /// Becomes true when completions in flight must end.
@@ -42,7 +52,23 @@ impl App {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let closing = watch::Sender::new(false);
         let (admission, ids_given) = (Admission::new(), AtomicU64::new(0));
-        Self { engine, config, admission, checks_host, closing, fingerprint, started, ids_given }
+        let info = engine.info();
+        let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
+        let stored = StoredResponses::new(config.stored_responses_bytes);
+        let metrics = Metrics::new(&engine);
+        Self {
+            engine,
+            metrics,
+            stored,
+            format,
+            config,
+            admission,
+            checks_host,
+            closing,
+            fingerprint,
+            started,
+            ids_given,
+        }
     }
 
     /// A new id, unique to one response.
@@ -84,9 +110,11 @@ impl App {
             return Ok(());
         }
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+        // Anthropic's clients send the key in a header of its own.
+        let own = headers.get("x-api-key").map(|value| value.as_bytes()).unwrap_or_default();
         let token = match given.split_at_checked(b"bearer ".len()) {
             Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => token,
-            _ => b"",
+            _ => own,
         };
         if token.is_empty() {
             let message = "an API key is required: send the header \"Authorization: Bearer KEY\"";

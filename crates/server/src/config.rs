@@ -18,6 +18,9 @@ pub struct ServerConfig {
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
+    /// Memory for responses that `previous_response_id` may continue; the oldest are forgotten.
+    /// Raise it for long conversations of many users; 0 keeps none.
+    pub stored_responses_bytes: usize,
     /// Time to receive a request's head, again for its body, and until an idle connection is
     /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.
     pub read_timeout: Duration,
@@ -40,6 +43,7 @@ impl Default for ServerConfig {
             allowed_origins: Vec::new(),
             host_names: Vec::new(),
             body_limit_bytes: 8 << 20,
+            stored_responses_bytes: 64 << 20,
             read_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
             half_closed_limit: Duration::from_secs(10),

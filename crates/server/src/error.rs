@@ -114,6 +114,8 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        // APIs with errors of another form make them of this.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));

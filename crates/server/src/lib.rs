@@ -1,7 +1,8 @@
-//! The OpenAI-compatible HTTP API in front of an engine.
+//! The HTTP APIs in front of an engine: OpenAI's, Anthropic's and Ollama's.
 //!
-//! [`serve`] handles `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` on a
-//! listener until shutdown. This crate handles HTTP and text; the engine generates the tokens.
+//! [`serve`] handles them on a listener until shutdown; `src/api/openapi.json` lists the endpoints.
+//! Each API translates its requests to one internal form, and what is generated back. This crate
+//! handles HTTP and text; the engine generates the tokens.
 //! `examples/mock.rs` is a complete server with a small engine that needs no model.
 //!
 //! ```no_run
@@ -21,7 +22,7 @@
 //! Rules of all endpoints:
 //! - An unsupported field is refused with status 400 and the field's name, unless its value asks
 //!   for the default behaviour. `null` counts as absent. Fields that change nothing here (`user`,
-//!   `keep_alive`, `reasoning_effort`, `tools: []`, …) are accepted.
+//!   `keep_alive`, `tools: []`, …) are accepted. Errors have the form of the API that was asked.
 //! - A request names the served model by its full name, by the last component of that name, or as
 //!   `default`.
 //! - Sampling parameters that a request does not set come from the model's own defaults
@@ -47,10 +48,13 @@ mod client;
 mod config;
 mod connections;
 mod error;
+mod generate;
 mod host;
+mod metrics;
 mod request;
 mod response;
 mod routes;
+mod stored;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -11,9 +11,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::api::chat::ChatRequest;
-use crate::api::completions::CompletionRequest;
-use crate::api::{create, models};
+use crate::api::chat::Chat;
+use crate::api::completions::Completions;
+use crate::api::messages::{self, Messages};
+use crate::api::ollama::{self, OllamaChat, OllamaGenerate};
+use crate::api::responses::{self, Responses};
+use crate::api::{create, models, ollama_models, tokenize};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::host::require_own_host;
@@ -25,19 +28,45 @@ const ALLOWED_FOR: Duration = Duration::from_secs(3600);
 pub(crate) fn build(app: Arc<App>) -> Router {
     let origins = allowed_origins(&app.config.allowed_origins);
     let v1 = Router::new()
-        .route("/chat/completions", post(create::<ChatRequest>))
-        .route("/completions", post(create::<CompletionRequest>))
+        .route("/chat/completions", post(create::<Chat>))
+        .route("/completions", post(create::<Completions>))
+        .route("/messages", post(create::<Messages>))
+        .route("/responses", post(create::<Responses>))
+        .route("/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/messages/count_tokens", post(messages::count_tokens))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
+    let ollama = Router::new()
+        .route("/chat", post(create::<OllamaChat>))
+        .route("/generate", post(create::<OllamaGenerate>))
+        .route("/tags", get(ollama_models::tags))
+        .route("/show", post(ollama_models::show))
+        .route("/ps", get(ollama_models::running))
+        .route("/version", get(ollama_models::version))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), require_key));
+    let tokens = Router::new()
+        .route("/metrics", get(models::show_metrics))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), require_key));
     let router = Router::new()
         .nest("/v1", v1)
+        .nest("/api", ollama)
+        .merge(tokens)
         .route("/health", get(models::health))
+        .route("/health/live", get(models::live))
+        .route("/health/ready", get(models::health))
+        .route("/openapi.json", get(models::openapi))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_own_host))
+        .layer(from_fn(errors_of_the_api))
         .layer(from_fn(log_request))
         .with_state(app);
     match origins {
@@ -56,7 +85,7 @@ fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
     };
     let layer = CorsLayer::new()
         .allow_origin(origins)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // OpenAI's clients send headers of their own.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([header::RETRY_AFTER])
@@ -74,6 +103,25 @@ async fn log_request(request: Request, next: Next) -> Response {
     response
 }
 
+/// Gives errors the form of the API whose path was asked for.
+async fn errors_of_the_api(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let form = if path.starts_with("/v1/messages") {
+        messages::error_body
+    } else if path.starts_with("/api/") {
+        ollama::error_body
+    } else {
+        ApiError::body
+    };
+    let mut response = next.run(request).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let body = form(&error).to_string();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        *response.body_mut() = body.into();
+    }
+    response
+}
+
 async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match app.check_key(request.headers()) {
         Ok(()) => next.run(request).await,
@@ -82,10 +130,8 @@ async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) 
 }
 
 async fn unknown_path(method: Method, OriginalUri(uri): OriginalUri) -> ApiError {
-    let message = format!(
-        "no endpoint {method} {}: this server has /v1/chat/completions, /v1/completions, /v1/models and /health",
-        uri.path()
-    );
+    let message =
+        format!("no endpoint {method} {}: GET /openapi.json lists what this server has", uri.path());
     ApiError::invalid(message).status(StatusCode::NOT_FOUND).code("unknown_url")
 }
 

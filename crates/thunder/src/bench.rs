@@ -4,6 +4,7 @@ mod comm;
 mod generate;
 mod kernels;
 mod membw;
+mod serve;
 
 use clap::{Args, Subcommand};
 
@@ -23,6 +24,7 @@ enum What {
     Kernels(kernels::KernelsCommand),
     Membw(membw::MembwCommand),
     Comm(comm::CommCommand),
+    Serve(serve::ServeCommand),
 }
 
 impl BenchCommand {
@@ -35,6 +37,7 @@ impl BenchCommand {
             What::Kernels(command) => command.run(),
             What::Membw(command) => command.run(),
             What::Comm(command) => command.run(),
+            What::Serve(command) => command.run(),
         }
     }
 }

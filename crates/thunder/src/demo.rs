@@ -120,6 +120,7 @@ impl DemoCommand {
             stop: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            ..thunder_engine::Request::default()
         };
         let mut best: Option<DemoResult> = None;
         for time in 0..TIMES {

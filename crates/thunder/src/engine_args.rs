@@ -91,6 +91,12 @@ pub struct EngineArgs {
     /// When to all-reduce one part of a prompt while the next part is computed
     #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
     pub overlap: OverlapArg,
+    /// Generate one token at a time, and never guess
+    ///
+    /// By default, text that repeats itself (code that is edited, quotations) is guessed, and a
+    /// step verifies several tokens where that was measured to be faster. Answers are the same.
+    #[arg(long)]
+    pub no_speculation: bool,
     /// Transport between ranks
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportArg,
@@ -120,6 +126,13 @@ pub struct CacheArgs {
     /// for the KV cache.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
+    /// Compute every prompt anew, and keep nothing of it for later prompts that begin alike
+    ///
+    /// Answers are the same with and without. The cache uses memory that no request needs now. Turn
+    /// it off to measure, or if no client may learn from the time to first token whether another
+    /// one has sent the same prompt.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
 }
 
 /// How ranks find each other.
@@ -201,6 +214,8 @@ impl EngineArgs {
             context: self.cache.context,
             memory: self.cache.memory,
             max_batch: self.cache.max_batch.into(),
+            prefix_cache: !self.cache.no_prefix_cache,
+            speculation: !self.no_speculation,
             activations: self.activations.into(),
             overlap: self.overlap.into(),
             transport: self.transport.into(),

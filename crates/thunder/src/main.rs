@@ -3,6 +3,7 @@
 mod bench;
 mod builtin;
 mod chat;
+mod cluster_command;
 mod completions;
 mod demo;
 mod devices;
@@ -23,6 +24,7 @@ mod run;
 mod serve;
 mod session;
 mod table;
+mod up;
 mod wrap;
 
 use std::process::ExitCode;
@@ -51,6 +53,8 @@ enum Command {
     Plan(plan::PlanCommand),
     Bench(bench::BenchCommand),
     Model(model_command::ModelCommand),
+    Up(up::UpCommand),
+    Cluster(cluster_command::ClusterCommand),
     Launch(launch_command::LaunchCommand),
     Devices(devices::DevicesCommand),
     Doctor(doctor::DoctorCommand),
@@ -97,7 +101,14 @@ fn main() -> ExitCode {
         Command::Model(command) => command.run(),
         Command::Devices(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Up(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Cluster(command) => {
+            return command.run().unwrap_or_else(|error| {
+                eprintln!("error: {}", report::line(&error));
+                ExitCode::FAILURE
+            });
+        }
         // The launcher's exit status is that of the first failing rank.
         Command::Launch(command) => {
             return command.run().unwrap_or_else(|error| {

@@ -1,6 +1,7 @@
-//! `thunder model`: models on this machine's disk.
+//! `thunder model`: models on this machine's disk, and models that the cluster serves.
 
 mod list;
+mod load;
 mod pull;
 mod synth;
 
@@ -19,7 +20,7 @@ pub use list::cached_models;
 use crate::model_arg::completer;
 use crate::session;
 
-/// Download models, list them, or write random ones to measure with
+/// Download models, list them, load them on the cluster, or write random ones to measure with
 #[derive(Args)]
 pub struct ModelCommand {
     #[command(subcommand)]
@@ -33,6 +34,10 @@ enum Action {
     Pull(pull::Pull),
     /// List the models in the Hugging Face cache
     List(list::List),
+    /// Serve a model on the nodes of the cluster
+    Load(load::Load),
+    /// Serve a model on the cluster no more
+    Unload(load::Unload),
     /// Print the folder or GGUF file of a model
     #[command(after_help = "Example:\n  ls \"$(thunder model path mlx-community/Qwen3-0.6B-4bit)\"")]
     Path(Find),
@@ -58,6 +63,8 @@ impl ModelCommand {
         match self.action {
             Action::Pull(pull) => pull.run(),
             Action::List(list) => list.run(),
+            Action::Load(load) => load.run(),
+            Action::Unload(unload) => unload.run(),
             Action::Path(find) => find.run(),
             Action::Synth(synth) => synth.run(),
         }

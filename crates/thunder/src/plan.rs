@@ -80,10 +80,16 @@ impl PlanCommand {
         folder: &ModelFolder,
         footprints: &[ShardFootprint],
     ) -> anyhow::Result<Result<KvCacheSize, ModelError>> {
-        let engine = EngineSpec { context: self.cache.context, ..EngineSpec::new("", "") };
+        let engine = EngineSpec {
+            context: self.cache.context,
+            max_batch: self.cache.max_batch.into(),
+            prefix_cache: !self.cache.no_prefix_cache,
+            ..EngineSpec::new("", "")
+        };
         engine.validate()?;
         let request = KvCacheRequest {
-            sequences: self.cache.max_batch.into(),
+            sequences: engine.max_batch,
+            states: engine.max_batch + engine.snapshots(),
             context: engine.context_tokens(folder.spec.context)?,
             is_required: self.cache.context.is_some(),
         };

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::str::FromStr;
+use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -76,6 +77,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             ignore_eos: false,
             logprobs: None,
+            ..Request::default()
         }
     }
 }
@@ -159,6 +161,10 @@ pub fn tokens(engine: &Engine, messages: &[Value]) -> anyhow::Result<Vec<u32>> {
     if info.chat_template.is_some() {
         return Ok(info.chat_prompt(messages, &Map::new())?);
     }
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        eprintln!("warning: the model has no chat template: it gets the last message alone, as plain text");
+    });
     let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
     Ok(info.text_prompt(text)?)
 }
@@ -191,6 +197,8 @@ pub fn read(
                 show(&more).context("cannot write the answer")?;
                 text.push_str(&more);
             }
+            // No marks were asked for.
+            Some(Event::Mark { .. }) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),

@@ -115,6 +115,7 @@ impl RunCommand {
                 "text": answer.text,
                 "finish_reason": reason,
                 "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
                 "completion_tokens": usage.completion_tokens,
                 "time_to_first_token_s": usage.time_to_first_token.as_secs_f64(),
                 "tokens_per_s": rate,

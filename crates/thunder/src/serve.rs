@@ -14,10 +14,11 @@ use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 
-/// Serve a model with an OpenAI-compatible API
+/// Serve a model with the APIs of OpenAI, Anthropic and Ollama
 ///
-/// Answers /v1/chat/completions, /v1/completions, /v1/models and /health. Point any OpenAI client
-/// to http://HOST:PORT/v1. Other machines can connect only with --host, which requires --api-key.
+/// Point any OpenAI client to http://HOST:PORT/v1, Anthropic's and Ollama's to http://HOST:PORT;
+/// /openapi.json lists all endpoints. Other machines can connect only with --host, which requires
+/// --api-key.
 /// After Ctrl-C, answers in flight are completed; a second Ctrl-C ends at once.
 #[derive(Args)]
 pub struct ServeCommand {
@@ -53,6 +54,10 @@ pub struct ServeCommand {
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
+    /// MiB of memory for responses that later ones may continue (`previous_response_id`); the
+    /// oldest are forgotten, 0 keeps none
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    stored_responses: u32,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -76,6 +81,7 @@ impl ServeCommand {
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
             grace: Duration::from_secs(self.grace),
+            stored_responses_bytes: (self.stored_responses as usize) << 20,
             ..ServerConfig::default()
         };
         serve(session, listener, config)

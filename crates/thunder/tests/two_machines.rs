@@ -4,12 +4,15 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::fmt::Write as _;
-use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use common::machine::{Machine, Process, can_make_machines};
 
 const DOCUMENT: &str = include_str!("../../../docs/two-machines.md");
 const NAMES: [&str; 2] = ["mini", "studio"];
@@ -17,55 +20,6 @@ const ADDRESSES: [&str; 2] = ["192.168.7.1", "192.168.7.2"];
 /// For the commands of a section; copying the program takes longest.
 const SECTION_LIMIT: Duration = Duration::from_secs(240);
 const START_LIMIT: Duration = Duration::from_secs(20);
-
-/// A process that is killed when dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Fails if it has ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A network namespace with its own mounts and host name. It ends with its holder, so nothing
-/// remains however the test ends.
-struct Machine {
-    holder: Process,
-}
-
-impl Machine {
-    fn new(name: &str) -> Self {
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "--uts", "sh", "-c", "echo ready; exec cat"]);
-        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut ready = [0; 6];
-        holder.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
-        let machine = Self { holder: Process(holder) };
-        let sudo = r#"printf '#!/bin/sh\nexec "$@"\n' >/usr/local/bin/sudo && chmod 755 /usr/local/bin/sudo"#;
-        let mounts = "for d in /root /usr/local/bin; do mount -t tmpfs -o mode=755 tmpfs $d; done";
-        machine.run(&format!("hostname {name} && ip link set lo up && {mounts} && {sudo}"));
-        machine
-    }
-
-    fn id(&self) -> String {
-        self.holder.0.id().to_string()
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["--target", &self.id(), "--net", "--mount", "--uts", "--wd=."]).args(words);
-        command.env_clear().env("HOME", "/root").env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-        command.stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, script: &str) {
-        let status = self.command(&["sh", "-c", script]).status().unwrap();
-        assert!(status.success(), "{script}");
-    }
-}
 
 /// A fenced block of the document.
 struct Block {
@@ -172,8 +126,7 @@ fn run_section(machines: &[Machine; 2], folder: &Path, blocks: &[Block], section
 
 #[test]
 fn the_walk_through_works_as_written() {
-    let can_unshare = Command::new("unshare").args(["--net", "--mount", "--uts", "true"]).output();
-    let Some(sshd) = sshd().filter(|_| can_unshare.is_ok_and(|output| output.status.success())) else {
+    let Some(sshd) = sshd().filter(|_| can_make_machines()) else {
         thunder_testing::skip("the_walk_through_works_as_written", "it needs root, sshd and namespaces");
         return;
     };

@@ -110,11 +110,29 @@ class Case:
     rope_divisors: bool = False
     parts: int = 1
     values: dict = field(default_factory=dict)
+    experts: int = 0
+    # Channels of a routed expert and of the shared ones together.
+    expert_channels: int = 0
+    shared_channels: int = 0
+    # Layers with a plain MLP before those with experts.
+    dense_layers: int = 0
+    # Ranks and widths of latent attention: queries, keys and values, plain, rotated, value.
+    latent: tuple = ()
+    # kv_b in one tensor, as files before 2025 have it.
+    whole_kv_b: bool = False
+    # The router has a correction of the choice.
+    corrected: bool = False
+    # Name of the norm before the feed-forward.
+    ffn_norm: str = "ffn_norm"
 
 
 Q4_K_M = {"attn_v": T.Q6_K, "ffn_down": T.Q6_K, "output": T.Q6_K, "": T.Q4_K}
 YARN = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+}  # fmt: skip
+LATENT = {
+    "expert_used_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 1, "leading_dense_block_count": 1,
+    "attention.q_lora_rank": 64, "attention.kv_lora_rank": 64, "rope.dimension_count": 16,
 }  # fmt: skip
 CASES = [
     Case("llama-f16", "llama", 64, 96, 4, 2, 16, {"": T.F16}, "llama3", rope_divisors=True),
@@ -129,6 +147,34 @@ CASES = [
     Case("qwen3-q4_0", "qwen3", 128, 192, 10, 5, 32, {"ffn_down": T.Q8_0, "": T.Q4_0}, "qwen", qk_norm=True, tied=True),
     Case("qwen3-q2_k-q3_k", "qwen3", 256, 256, 4, 2, 64,
          {"attn_v": T.Q5_K, "ffn_down": T.Q3_K, "token_embd": T.Q5_K, "": T.Q2_K}, "qwen", qk_norm=True, tied=True, parts=2),
+    Case("seed_oss-f16", "seed_oss", 64, 96, 6, 3, 32, {"": T.F16}, "qwen", biases=True, ffn_norm="post_attention_norm"),
+    Case("ernie4_5-bf16", "ernie4_5", 64, 96, 4, 2, 32, {"": T.BF16}, "mistral", tied=True),
+    # The last of four layers does not rotate.
+    Case("smollm3-f16", "smollm3", 64, 64, 4, 2, 16, {"": T.F16}, "llama3", layers=4, tied=True),
+    Case("mixtral-q5_0", "llama", 64, 96, 6, 3, 32, {"down": T.Q5_1, "": T.Q5_0}, "mistral", experts=5, expert_channels=96,
+         values={"expert_used_count": 2}),
+    Case("qwen2moe-q8_0", "qwen2moe", 64, 96, 4, 2, 16, {"": T.Q8_0}, "qwen", biases=True, experts=6, expert_channels=96,
+         shared_channels=160, values={"expert_used_count": 2, "expert_feed_forward_length": 96,
+                                      "expert_shared_feed_forward_length": 160}),
+    Case("qwen3moe-q4_0", "qwen3moe", 64, 96, 6, 3, 32, {"down": T.Q4_1, "": T.Q4_0}, "qwen", qk_norm=True, experts=6,
+         expert_channels=160, values={"expert_used_count": 3, "expert_feed_forward_length": 160}),
+    # One layer after those of the model, which predicts further tokens.
+    Case("glm4moe-q8_0", "glm4moe", 64, 96, 6, 3, 32, {"": T.Q8_0}, "llama3", biases=True, qk_norm=True, experts=6,
+         expert_channels=64, shared_channels=64, dense_layers=1, corrected=True, ffn_norm="post_attention_norm",
+         values={"expert_used_count": 2, "expert_feed_forward_length": 64, "expert_shared_count": 1, "expert_gating_func": 2,
+                 "expert_weights_scale": 2.5, "expert_weights_norm": True, "leading_dense_block_count": 1,
+                 "rope.dimension_count": 16}),
+    Case("gpt-oss-mxfp4", "gpt-oss", 64, 64, 4, 2, 32, {"_exps": T.MXFP4, "": T.Q8_0}, "qwen", biases=True, experts=5,
+         expert_channels=64, ffn_norm="post_attention_norm",
+         values={"expert_used_count": 2, "expert_feed_forward_length": 64, "attention.sliding_window": 16}),
+    Case("deepseek2-v3", "deepseek2", 64, 96, 4, 1, 48, {"attn_k_b": T.Q8_0, "": T.Q5_0}, "llama3", experts=6,
+         expert_channels=96, shared_channels=96, dense_layers=1, latent=(64, 64, 32, 16, 32), corrected=True,
+         values={**LATENT, **YARN, "rope.scaling.yarn_log_multiplier": 0.09, "expert_gating_func": 2,
+                 "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_group_count": 3,
+                 "expert_group_used_count": 2}),
+    Case("deepseek2-whole_kv_b", "deepseek2", 64, 96, 4, 4, 48, {"": T.F16}, "llama3", experts=5,
+         expert_channels=96, shared_channels=192, latent=(64, 64, 32, 16, 32), whole_kv_b=True,
+         values={**LATENT, "leading_dense_block_count": 0, "expert_shared_count": 2}),
 ]  # fmt: skip
 
 
@@ -204,8 +250,6 @@ def tensors(case: Case, vocab: int) -> dict:
         if case.biases:
             vector(f"{name}.bias", 0.3 * rng.standard_normal(size))
 
-    queries, keys = case.heads * case.width, case.kv_heads * case.width
-    out_gain = 0.8 / np.sqrt(2 * case.layers)
     # As tests/golden/make.py.
     matrix("token_embd", vocab, case.hidden, 5.0 if case.tied else np.sqrt(case.hidden))
     norm("output_norm", case.hidden)
@@ -215,20 +259,83 @@ def tensors(case: Case, vocab: int) -> dict:
         vector("rope_freqs.weight", np.linspace(1, 8, case.width // 2))
     for i in range(case.layers):
         norm(f"blk.{i}.attn_norm", case.hidden)
-        for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
-            matrix(f"blk.{i}.{name}", rows, case.hidden, 0.8)
-            bias(f"blk.{i}.{name}", rows)
-        if case.qk_norm:
-            norm(f"blk.{i}.attn_q_norm", case.width)
-            norm(f"blk.{i}.attn_k_norm", case.width)
-        matrix(f"blk.{i}.attn_output", case.hidden, queries, out_gain)
-        if case.biases and case.architecture == "llama":
-            bias(f"blk.{i}.attn_output", case.hidden)
-        norm(f"blk.{i}.ffn_norm", case.hidden)
-        matrix(f"blk.{i}.ffn_gate", case.channels, case.hidden, 0.8)
-        matrix(f"blk.{i}.ffn_up", case.channels, case.hidden, 0.8)
-        matrix(f"blk.{i}.ffn_down", case.hidden, case.channels, out_gain)
+        if case.latent:
+            latent(case, i, matrix, norm, found)
+        else:
+            attention(case, i, matrix, norm, bias, vector)
+        norm(f"blk.{i}.{case.ffn_norm}", case.hidden)
+        feed_forward(case, i, matrix, bias, vector, found)
     return found
+
+
+def attention(case: Case, i: int, matrix, norm, bias, vector):
+    """Grouped-query attention of a layer."""
+    queries, keys = case.heads * case.width, case.kv_heads * case.width
+    for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
+        matrix(f"blk.{i}.{name}", rows, case.hidden, 0.8)
+        bias(f"blk.{i}.{name}", rows)
+    if case.qk_norm:
+        norm(f"blk.{i}.attn_q_norm", case.width)
+        norm(f"blk.{i}.attn_k_norm", case.width)
+    matrix(f"blk.{i}.attn_output", case.hidden, queries, 0.8 / np.sqrt(2 * case.layers))
+    if case.architecture in ("llama", "gpt-oss"):
+        bias(f"blk.{i}.attn_output", case.hidden)
+    if case.architecture == "gpt-oss":
+        vector(f"blk.{i}.attn_sinks.weight", np.linspace(-1, 1, case.heads))
+
+
+def latent(case: Case, i: int, matrix, norm, found: dict):
+    """Latent attention of a layer, kv_b in two stacks of heads or whole."""
+    queries, rank, plain, rotated, width = case.latent
+    matrix(f"blk.{i}.attn_q_a", queries, case.hidden, 0.8)
+    norm(f"blk.{i}.attn_q_a_norm", queries)
+    matrix(f"blk.{i}.attn_q_b", case.heads * (plain + rotated), queries, 0.8)
+    matrix(f"blk.{i}.attn_kv_a_mqa", rank + rotated, case.hidden, 0.8)
+    norm(f"blk.{i}.attn_kv_a_norm", rank)
+    if case.whole_kv_b:
+        matrix(f"blk.{i}.attn_kv_b", case.heads * (plain + width), rank, 0.8)
+    else:
+        stack(matrix, found, f"blk.{i}.attn_k_b", case.heads, rank, plain, 0.8 * np.sqrt(plain / rank))
+        stack(matrix, found, f"blk.{i}.attn_v_b", case.heads, width, rank, 0.8)
+    matrix(f"blk.{i}.attn_output", case.hidden, case.heads * width, 0.8 / np.sqrt(2 * case.layers))
+
+
+def stack(matrix, found: dict, name: str, count: int, rows: int, columns: int, gain: float):
+    """`count` matrices in one tensor."""
+    matrix(name, count * rows, columns, gain)
+    kind, data = found[f"{name}.weight"]
+    found[f"{name}.weight"] = (kind, data.reshape(count, rows, -1))
+
+
+def feed_forward(case: Case, i: int, matrix, bias, vector, found: dict):
+    """A plain MLP, or experts."""
+    out_gain = 0.8 / np.sqrt(2 * case.layers)
+
+    def gated(end, channels, count=None):
+        for name, rows, columns, gain in (("gate", channels, case.hidden, 0.8), ("up", channels, case.hidden, 0.8),
+                                          ("down", case.hidden, channels, out_gain)):  # fmt: skip
+            name = f"blk.{i}.ffn_{name}{end}"
+            if count is None:
+                matrix(name, rows, columns, gain)
+            else:
+                stack(matrix, found, name, count, rows, columns, gain)
+
+    if not case.experts or i < case.dense_layers:
+        gated("", case.channels)
+        return
+    rng = np.random.default_rng(i)
+    vector(f"blk.{i}.ffn_gate_inp.weight", 2.0 / np.sqrt(case.hidden) * rng.standard_normal((case.experts, case.hidden)))
+    gated("_exps", case.expert_channels, case.experts)
+    if case.architecture == "gpt-oss":
+        bias(f"blk.{i}.ffn_gate_inp", case.experts)
+        for name, rows in (("gate", case.expert_channels), ("up", case.expert_channels), ("down", case.hidden)):
+            bias(f"blk.{i}.ffn_{name}_exps", (case.experts, rows))
+    if case.corrected:
+        vector(f"blk.{i}.exp_probs_b.bias", 0.1 * rng.standard_normal(case.experts))
+    if case.shared_channels:
+        gated("_shexp", case.shared_channels)
+    if case.architecture == "qwen2moe":
+        vector(f"blk.{i}.ffn_gate_inp_shexp.weight", 2.0 / np.sqrt(case.hidden) * rng.standard_normal(case.hidden))
 
 
 def write(case: Case, path: Path, tokenizer: list, stored: dict, parts: int):
@@ -239,12 +346,23 @@ def write(case: Case, path: Path, tokenizer: list, stored: dict, parts: int):
         "attention.head_count_kv": case.kv_heads, "attention.key_length": case.width,
         "attention.value_length": case.width, "rope.dimension_count": case.width,
     }  # fmt: skip
+    if case.latent:
+        _, rank, plain, rotated, width = case.latent
+        # Files with kv_b in two parts see one KV head as wide as the cache.
+        mla = {"attention.key_length_mla": plain + rotated, "attention.value_length_mla": width,
+               "attention.key_length": rank + rotated, "attention.value_length": rank}  # fmt: skip
+        whole = {"attention.key_length": plain + rotated, "attention.value_length": width}
+        numbers |= whole if case.whole_kv_b else mla
+    if case.experts:
+        numbers["expert_count"] = case.experts
     for name, number in numbers.items():
+        if name in case.values:
+            continue
         writer.add_uint32(f"{case.architecture}.{name}", number)
     writer.add_float32(f"{case.architecture}.rope.freq_base", 10000.0)
     writer.add_float32(f"{case.architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     for name, value in case.values.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}[type(value)]
         add(f"{case.architecture}.{name}", value)
     for kind, key, value in tokenizer:
         getattr(writer, f"add_{kind}")(key, value)

@@ -15,7 +15,8 @@ while IFS= read -r l; do case $l in q) exit 0 ;; *) g=$l ;; esac; done
 kill -s TERM -- $g; sleep "$1"; kill -s KILL -- $g; rm -rf -- "$d""#;
 
 /// A `sh` process that outlives the launcher if the launcher is killed.
-pub(super) struct Guard {
+#[derive(Debug)]
+pub(crate) struct Guard {
     process: Child,
     orders: Option<ChildStdin>,
 }

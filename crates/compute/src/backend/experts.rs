@@ -6,6 +6,8 @@ pub enum Activation {
     /// `gate / (1 + e^-gate) * up` (SwiGLU).
     #[default]
     Silu,
+    /// `up / (1 + e^-gate)`: the output gate of attention.
+    Sigmoid,
     /// `gelu(gate) * up`, with the tanh approximation of GELU.
     Gelu,
     /// `g / (1 + e^(-alpha * g)) * (u + 1)` with `g = min(gate, limit)` and `u` = up, limited to
@@ -23,6 +25,7 @@ impl Activation {
     pub fn of(self, gate: f32, up: f32) -> f32 {
         match self {
             Self::Silu => gate / (1.0 + (-gate).exp()) * up,
+            Self::Sigmoid => up / (1.0 + (-gate).exp()),
             Self::Gelu => {
                 let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
                 0.5 * gate * (1.0 + inner.tanh()) * up

@@ -35,6 +35,38 @@ impl<V> Norm<V> {
     }
 }
 
+/// RMS norm of a vector of which this rank has some columns, the other ranks the others: the norm
+/// of all query heads, or of all key heads, as one vector.
+#[derive(Debug, Clone)]
+pub struct PartNorm<V> {
+    /// This rank's columns, of a buffer that may have more.
+    pub columns: Range<usize>,
+    /// Those whose squares this rank adds to the sum: each column counts on one rank.
+    pub counted: Range<usize>,
+    /// One for each of `columns`.
+    pub weight: V,
+    /// Columns of the whole vector.
+    pub width: usize,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl<V> PartNorm<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<PartNorm<W>, E> {
+        let Self { columns, counted, weight, width, eps } = self;
+        Ok(PartNorm { weight: f(weight)?, columns, counted, width, eps })
+    }
+
+    /// What a row's columns are multiplied with, given the sum of squares over all ranks.
+    pub fn factor(&self, sum: f32) -> f32 {
+        1.0 / (sum / self.width as f32 + self.eps).sqrt()
+    }
+}
+
 /// One layer's attention on this rank. The fused projection `qkv` has columns of all queries, then
 /// keys, then values.
 #[derive(Debug, Clone)]

@@ -1,9 +1,11 @@
 //! Inputs: repeatable random numbers, stored matrices, steps.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::backend::{Backend, ComputeError};
-use crate::source::{Block, Encoding, Float, MatrixSource, RowOrder, Strided};
+use crate::source::{Block, Encoding, Extent, Float, MatrixSource, MatrixWindow, RowOrder};
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
 /// A repeatable sequence of numbers.
@@ -32,7 +34,7 @@ impl Random {
 
 /// A matrix as a file has it.
 #[derive(Debug, Clone)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     pub rows: usize,
     pub cols: usize,
     pub encoding: Encoding,
@@ -75,30 +77,69 @@ impl Stored {
                 // Scales of 2^-5 to 2^-2.
                 stored.scales = random.bytes(rows * cols / 32).iter().map(|byte| 122 + byte % 4).collect();
             }
+            Encoding::Mxfp8 | Encoding::Nvfp4 | Encoding::Fp8 { .. } | Encoding::Integers { .. } => {
+                stored.randomise(random);
+            }
             Encoding::Blocks(block) => stored.weight = random_blocks(block, rows * cols, random),
         }
         stored
     }
 
-    pub fn source(&self) -> MatrixSource<'_> {
-        fn view(bytes: &[u8], rows: usize) -> Strided<'_> {
-            let row_bytes = bytes.len() / rows.max(1);
-            Strided { bytes, stride: row_bytes, row_bytes }
-        }
-        let (has_scales, has_offsets) = match self.encoding {
-            Encoding::Affine { .. } => (true, true),
-            Encoding::Mxfp4 => (true, false),
-            _ => (false, false),
+    /// Fills tensors whose places [`Encoding`] tells: bytes that are no NaN, scales that give
+    /// weights of about 1.
+    fn randomise(&mut self, random: &mut Random) {
+        let size = |extent: Extent| extent.rows.len() * extent.bytes.len();
+        let (encoding, shape @ [rows, cols]) = (self.encoding, [self.rows, self.cols]);
+        let window = MatrixWindow { shape, rows: 0..rows, cols: 0..cols };
+        self.weight = random.bytes(size(encoding.weight_extent(&window)));
+        let scales = size(encoding.scale_extent(&window));
+        let numbers = |random: &mut Random, float: Float, size: f32| {
+            let numbers: Vec<f32> = random.numbers(scales / float.bytes());
+            encode(float, &numbers.iter().map(|x| size * (1.0 + 0.2 * x)).collect::<Vec<_>>())
         };
+        match encoding {
+            Encoding::Mxfp8 | Encoding::Fp8 { .. } => {
+                // Bit 6 is set in numbers from 2 to 448.
+                self.weight.iter_mut().for_each(|code| *code &= 0xbf);
+            }
+            _ => {}
+        }
+        self.scales = match encoding {
+            // 2^-2 to 2.
+            Encoding::Mxfp8 => random.bytes(scales).iter().map(|byte| 125 + byte % 4).collect(),
+            // 2^-2 to 1¾.
+            Encoding::Nvfp4 => random.bytes(scales).iter().map(|byte| 0x28 + byte % 24).collect(),
+            Encoding::Fp8 { scales, .. } => numbers(random, scales, 1.0),
+            Encoding::Integers { bits, scales, .. } => {
+                numbers(random, scales, 1.0 / (1 << (bits - 1)) as f32)
+            }
+            _ => unreachable!("other encodings are made elsewhere"),
+        };
+        if encoding.has_offsets() {
+            // Zeros near the middle of 4 bits.
+            let zeros = random.bytes(size(encoding.offset_extent(&window)));
+            self.offsets = zeros.iter().map(|byte| 0x66 + (byte & 0x33)).collect();
+        }
+    }
+
+    pub fn source(&self) -> MatrixSource<'_> {
+        self.part(0..self.rows, 0..self.cols)
+    }
+
+    /// The part that a rank with these rows and columns takes.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> MatrixSource<'_> {
+        let encoding = self.encoding;
+        let window = MatrixWindow { shape: [self.rows, self.cols], rows: rows.clone(), cols: cols.clone() };
         MatrixSource {
-            rows: self.rows,
-            cols: self.cols,
-            encoding: self.encoding,
-            weight: view(&self.weight, self.rows),
-            scales: has_scales.then(|| view(&self.scales, self.rows)),
-            offsets: has_offsets.then(|| view(&self.offsets, self.rows)),
+            rows: rows.len(),
+            cols: cols.len(),
+            encoding,
+            weight: encoding.weight_extent(&window).of(&self.weight),
+            scales: encoding.has_scales().then(|| encoding.scale_extent(&window).of(&self.scales)),
+            offsets: encoding.has_offsets().then(|| encoding.offset_extent(&window).of(&self.offsets)),
             row_order: RowOrder::AsStored,
-            bias: self.bias.clone(),
+            first_row: rows.start,
+            bias: self.bias.as_ref().map(|bias| bias[rows].to_vec()),
             pages: None,
         }
     }

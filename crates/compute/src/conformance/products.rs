@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
-use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm};
-use crate::source::{Block, Encoding, Float};
+use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
+use crate::source::{Block, Encoding, Float, IntegerLayout};
 
 /// Every kind of stored weight.
-fn encodings() -> Vec<Encoding> {
+pub(crate) fn encodings() -> Vec<Encoding> {
     let mut all: Vec<_> = [Float::F32, Float::F16, Float::BF16].map(Encoding::Float).to_vec();
     for (index, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
         for (shift, group) in [32, 64, 128].into_iter().enumerate() {
@@ -16,14 +16,30 @@ fn encodings() -> Vec<Encoding> {
             all.push(Encoding::Affine { bits, group, scales });
         }
     }
-    all.push(Encoding::Mxfp4);
+    all.extend([Encoding::Mxfp4, Encoding::Nvfp4, Encoding::Mxfp8]);
+    for (block, scales) in [([128, 128], Float::F32), ([1, 0], Float::BF16), ([0, 0], Float::F32)] {
+        all.push(Encoding::Fp8 { block, scales });
+    }
+    let integers = |layout, bits, group| Encoding::Integers { layout, bits, group, scales: Float::F16 };
+    all.extend([
+        integers(IntegerLayout::Rows, 4, 32),
+        integers(IntegerLayout::Rows, 8, 0),
+        integers(IntegerLayout::RowsWithZeros, 4, 32),
+        integers(IntegerLayout::Gptq { add: 1 }, 4, 128),
+        integers(IntegerLayout::Gptq { add: 0 }, 8, 64),
+        integers(IntegerLayout::Awq, 4, 128),
+    ]);
     all.extend(Block::ALL.map(Encoding::Blocks));
     all
 }
 
 /// Every gated activation.
-pub(super) const ACTIVATIONS: [Activation; 3] =
-    [Activation::Silu, Activation::Gelu, Activation::Clamped { alpha: 1.702, limit: 0.7 }];
+pub(super) const ACTIVATIONS: [Activation; 4] = [
+    Activation::Silu,
+    Activation::Sigmoid,
+    Activation::Gelu,
+    Activation::Clamped { alpha: 1.702, limit: 0.7 },
+];
 
 /// A product's input.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +134,34 @@ impl Work for RowOperations<'_> {
         let mut taken = backend.buffer(picked.len(), width)?;
         backend.take_rows(&x, &picked, &mut taken)?;
         columns(backend, &taken, 0..picked.len(), (width, width))
+    }
+}
+
+/// Norms of two vectors in a row, of which each rank has some columns.
+struct PartNorms<'a> {
+    x: &'a [f32],
+    width: usize,
+    norms: &'a [PartNorm<Vec<f32>>],
+    fused: bool,
+}
+
+impl Work for PartNorms<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let rows = self.x.len() / self.width;
+        let mut x = filled(backend, self.x, self.width)?;
+        let norms = self.norms.iter().cloned();
+        let norms: Vec<PartNorm<B::Vector>> = norms
+            .map(|norm| norm.try_map(&mut |values| backend.vector(&values)))
+            .collect::<Result<_, _>>()?;
+        if self.fused {
+            backend.norm_parts(&norms, 0..rows, &mut x)?;
+        } else {
+            let mut sums = backend.buffer(rows, norms.len())?;
+            backend.square_sums(&norms, &x, 0..rows, &mut sums)?;
+            backend.all_reduce(&mut sums, 0..rows)?;
+            backend.norm_by_sums(&norms, &sums, 0..rows, &mut x)?;
+        }
+        columns(backend, &x, 0..rows, (self.width, self.width))
     }
 }
 
@@ -284,6 +328,7 @@ impl<B: Backend> Suite<'_, B> {
             let case = format!("norm, sum and picked rows of {rows} × {width}");
             self.compare(case, self.limits.rows, RowOperations { x: &x, norm: &norm });
         }
+        self.part_norms(1);
         let float = Encoding::Float(Float::F32);
         for (rows, outputs) in [(1, 5), (4, 333)] {
             let w = Stored::random([outputs, 64], float, false, &mut self.random);
@@ -302,7 +347,33 @@ impl<B: Backend> Suite<'_, B> {
         }
     }
 
+    /// Norms of vectors that `ranks` ranks have parts of.
+    fn part_norms(&mut self, ranks: usize) {
+        for (rows, first, second) in [(1, 64, 3), (9, 37, 50)] {
+            let width = first + second + 5;
+            let mut norm = |columns: Range<usize>, counted: Range<usize>| PartNorm {
+                width: ranks * counted.len(),
+                weight: self.random.numbers(columns.len()),
+                columns,
+                counted,
+                eps: 1e-5,
+            };
+            // Of the second vector, another rank counts the last column.
+            let norms = [
+                norm(0..first, 0..first),
+                norm(first + 2..first + 2 + second, first + 2..first + 1 + second),
+            ];
+            let x = self.random.numbers(rows * width);
+            for fused in [false, true] {
+                let case = format!("norms of {rows} × {first} and {second} on {ranks} ranks, fused {fused}");
+                self.compare(case, self.limits.rows, PartNorms { x: &x, width, norms: &norms, fused });
+            }
+        }
+    }
+
     pub(super) fn reductions(&mut self) {
+        let ranks = self.backend.group().size();
+        self.part_norms(ranks);
         for encoding in
             [Encoding::Float(Float::BF16), Encoding::Affine { bits: 4, group: 64, scales: Float::F16 }]
         {

@@ -19,7 +19,7 @@ use super::rows::Rotation;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
     Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
-    LatentSpec, LinearInput, Norm, Rope, RouterSpec,
+    LatentSpec, LinearInput, Norm, PartNorm, Rope, RouterSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::Step;
@@ -187,6 +187,28 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn square_sums(
+        &mut self,
+        norms: &[PartNorm<Self::Vector>],
+        x: &Buffer,
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.square_sum_rows(norms, x, rows, out);
+        Ok(())
+    }
+
+    fn norm_by_sums(
+        &mut self,
+        norms: &[PartNorm<Self::Vector>],
+        sums: &Buffer,
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.norm_rows_by_sums(norms, sums, rows, x);
+        Ok(())
+    }
+
     fn product(&mut self, x: &Buffer, rows: Range<usize>, w: &Linear, out: &mut Buffer) -> Outcome {
         self.multiply(LinearInput::Plain(x), rows, w, out, false, None);
         Ok(())
@@ -234,6 +256,8 @@ impl Backend for CpuBackend {
     }
 
     fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        // The group is free again; the sum stays what `settle` adds.
+        self.reducer.finish()?;
         let rows = &mut x.data[rows.start * x.width..rows.end * x.width];
         Ok(self.reducer.group().all_reduce(rows, Op::Sum)?)
     }

@@ -34,6 +34,16 @@ pub(super) unsafe fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out:
     }
 }
 
+/// `Σ x²`, in sums of each lane, which compilers vectorise.
+pub(super) fn square_sum(x: &[f32]) -> f32 {
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for x in whole {
+        lanes.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * x);
+    }
+    lanes.iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
+}
+
 /// A vector's gated activation. Types instead of closures: closures do not inherit the enclosing
 /// function's instruction set, so that each operation in one would be a call.
 trait Gate: Copy {
@@ -71,6 +81,18 @@ impl Gate for Silu {
     unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
         // SAFETY: the caller's.
         unsafe { S::mul(times_sigmoid::<S>(gate, gate), up) }
+    }
+}
+
+/// [`Activation::Sigmoid`].
+#[derive(Clone, Copy)]
+struct Sigmoid;
+
+impl Gate for Sigmoid {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { times_sigmoid::<S>(up, gate) }
     }
 }
 
@@ -122,6 +144,7 @@ unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &
     unsafe {
         match activation {
             Activation::Silu => gate_by::<S, Silu>(Silu, gate, up, out),
+            Activation::Sigmoid => gate_by::<S, Sigmoid>(Sigmoid, gate, up, out),
             Activation::Gelu => gate_by::<S, Gelu>(Gelu, gate, up, out),
             Activation::Clamped { alpha, limit } => {
                 gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);

@@ -99,6 +99,7 @@ impl Stored {
             scales: quantized.then(|| self.view(&self.scales)),
             offsets: quantized.then(|| self.view(&self.biases)),
             row_order: RowOrder::AsStored,
+            first_row: 0,
             bias,
             pages: None,
         }

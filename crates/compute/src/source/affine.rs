@@ -30,12 +30,7 @@ impl GroupReader for AffineReader<'_> {
             let word = u16::from_le_bytes([stream[first / 8], *stream.get(first / 8 + 1).unwrap_or(&0)]);
             *level = (word >> (first % 8)) as u8 & ((1u16 << self.bits) - 1) as u8;
         }
-        let size = self.float.bytes();
-        let [scale, offset] = self.scales.map(|numbers| {
-            let mut number = [0.0];
-            self.float.decode(&numbers.row(row)[group * size..][..size], &mut number);
-            number[0]
-        });
+        let [scale, offset] = self.scales.map(|numbers| self.float.at(numbers.row(row), group));
         GroupScale { scale, offset }
     }
 }

@@ -1,6 +1,8 @@
 //! Formats of matrices: in files, and packed in memory.
 
-use super::{Block, Float, mxfp4};
+use super::extent::{Extent, MatrixWindow};
+use super::integers::{self, IntegerLayout};
+use super::{Block, Float, e4m3, mxfp4, nvfp4};
 
 /// How a file stores the elements of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,6 +21,28 @@ pub enum Encoding {
     },
     /// OCP's MXFP4: 4-bit floats, 32 of which share a power of two that is stored apart.
     Mxfp4,
+    /// NVIDIA's NVFP4: 4-bit floats, 16 of which share an E4M3 scale that is stored apart.
+    Nvfp4,
+    /// OCP's MXFP8: E4M3 floats, 32 of which share a power of two that is stored apart.
+    Mxfp8,
+    /// E4M3 floats with a scale for each block, stored apart.
+    Fp8 {
+        /// Rows and columns of a block; 0 stands for all. Columns are a multiple of 32.
+        block: [usize; 2],
+        /// The format of scales.
+        scales: Float,
+    },
+    /// Integers with scales, and perhaps zeros, for each group of a row, stored apart.
+    Integers {
+        /// Where they are.
+        layout: IntegerLayout,
+        /// 4, or 8 where the layout allows.
+        bits: u32,
+        /// Columns of a group, a multiple of 32; 0 stands for all.
+        group: usize,
+        /// The format of scales.
+        scales: Float,
+    },
     /// One of GGUF's quantized types: blocks with scales of their own.
     Blocks(Block),
 }
@@ -44,6 +68,13 @@ impl Encoding {
             Self::Float(float) => PackedFormat::Float(float),
             Self::Affine { bits, group, .. } => PackedFormat::Affine { bits, group },
             Self::Mxfp4 => PackedFormat::Affine { bits: mxfp4::LEVEL_BITS, group: mxfp4::GROUP },
+            Self::Nvfp4 => PackedFormat::Affine { bits: mxfp4::LEVEL_BITS, group: nvfp4::GROUP },
+            Self::Mxfp8 | Self::Fp8 { .. } => {
+                PackedFormat::Affine { bits: e4m3::LEVEL_BITS, group: e4m3::GROUP }
+            }
+            Self::Integers { bits, group, .. } => {
+                PackedFormat::Affine { bits, group: integers::packed_group(group) }
+            }
             Self::Blocks(block) => block.packed(),
         }
     }
@@ -52,35 +83,68 @@ impl Encoding {
     pub const fn column_unit(self) -> usize {
         match (self, self.packed()) {
             (Self::Blocks(block), _) => block.columns(),
+            // Two groups of 16 share a block of the packed layout.
+            (Self::Nvfp4, _) => 2 * nvfp4::GROUP,
+            (Self::Fp8 { block: [_, cols], .. }, _) if cols > 0 => cols,
+            (Self::Integers { group, .. }, _) if group > 0 => group,
             (_, PackedFormat::Float(_)) => 1,
             (_, PackedFormat::Affine { group, .. }) => group,
         }
     }
 
     /// Bytes of `cols` elements of a row, without what is stored apart.
-    pub const fn weight_bytes(self, cols: usize) -> usize {
+    pub(super) const fn weight_bytes(self, cols: usize) -> usize {
         match self {
             Self::Float(float) => cols * float.bytes(),
-            Self::Affine { bits, .. } => cols * bits as usize / 8,
-            Self::Mxfp4 => cols / 2,
+            Self::Affine { bits, .. } | Self::Integers { bits, .. } => cols * bits as usize / 8,
+            Self::Mxfp4 | Self::Nvfp4 => cols / 2,
+            Self::Mxfp8 | Self::Fp8 { .. } => cols,
             Self::Blocks(block) => cols / block.columns() * block.bytes(),
         }
     }
 
-    /// Bytes of the scales of `cols` elements of a row, if they are stored apart; offsets take as
-    /// many.
-    pub const fn scale_bytes(self, cols: usize) -> usize {
+    /// Bytes of the scales of `cols` elements of a row, for encodings in which each row has its own
+    /// and groups of a fixed size; others say where their scales are in `extent.rs`.
+    pub(super) const fn scale_bytes(self, cols: usize) -> usize {
         match self {
             Self::Affine { group, scales, .. } => cols / group * scales.bytes(),
             Self::Mxfp4 => cols / mxfp4::GROUP,
-            Self::Float(_) | Self::Blocks(_) => 0,
+            Self::Nvfp4 => cols / nvfp4::GROUP,
+            Self::Mxfp8 => cols / e4m3::GROUP,
+            Self::Float(_) | Self::Blocks(_) | Self::Fp8 { .. } | Self::Integers { .. } => 0,
         }
     }
 
+    /// True if scales are stored apart.
+    pub const fn has_scales(self) -> bool {
+        !matches!(self, Self::Float(_) | Self::Blocks(_))
+    }
+
+    /// True if offsets or zeros are stored apart.
+    pub const fn has_offsets(self) -> bool {
+        match self {
+            Self::Affine { .. } => true,
+            Self::Integers { layout, .. } => layout.has_zeros(),
+            _ => false,
+        }
+    }
+
+    /// True if the tensor of elements has a row for each row of the matrix.
+    pub(crate) const fn has_weight_rows(self) -> bool {
+        !matches!(self, Self::Integers { layout, .. } if !layout.has_rows())
+    }
+
+    /// True if the tensors of scales and offsets have a row for each row of the matrix.
+    pub(crate) const fn has_scale_rows(self) -> bool {
+        !matches!(self, Self::Integers { .. } | Self::Fp8 { .. })
+    }
+
     /// Bytes of `rows × cols` elements in the file, scales and offsets included.
-    pub const fn bytes(self, rows: usize, cols: usize) -> usize {
-        let with_offsets = matches!(self, Self::Affine { .. });
-        let apart = self.scale_bytes(cols) * if with_offsets { 2 } else { 1 };
-        rows * (self.weight_bytes(cols) + apart)
+    pub fn bytes(self, rows: usize, cols: usize) -> usize {
+        let window = MatrixWindow { shape: [rows, cols], rows: 0..rows, cols: 0..cols };
+        let of = |extent: Extent| extent.rows.len() * extent.bytes.len();
+        let scales = if self.has_scales() { of(self.scale_extent(&window)) } else { 0 };
+        let offsets = if self.has_offsets() { of(self.offset_extent(&window)) } else { 0 };
+        of(self.weight_extent(&window)) + scales + offsets
     }
 }

@@ -22,6 +22,14 @@ impl Float {
         }
     }
 
+    /// The number at `index` of little-endian numbers.
+    #[inline]
+    pub(super) fn at(self, bytes: &[u8], index: usize) -> f32 {
+        let mut number = [0.0];
+        self.decode(&bytes[index * self.bytes()..][..self.bytes()], &mut number);
+        number[0]
+    }
+
     /// Decodes little-endian numbers. `bytes` holds whole numbers.
     #[inline]
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {

@@ -1,7 +1,12 @@
 //! Quantized formats as groups: what a reader of a file format gives to a packer, or to anything
 //! that wants the weights.
 
-use super::{Encoding, MatrixSource, PackedFormat, affine::AffineReader, mxfp4::Mxfp4Reader};
+use super::affine::AffineReader;
+use super::e4m3::{BlockScaledReader, Mxfp8Reader};
+use super::integers::IntegerReader;
+use super::mxfp4::Mxfp4Reader;
+use super::nvfp4::Nvfp4Reader;
+use super::{Encoding, MatrixSource, PackedFormat};
 
 /// A group of a row: its weights are `scale * level + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -38,6 +43,12 @@ impl<'a> MatrixSource<'a> {
                 Some(Box::new(AffineReader::new(self, bits, group, scales)))
             }
             Encoding::Mxfp4 => Some(Box::new(Mxfp4Reader::new(self))),
+            Encoding::Mxfp8 => Some(Box::new(Mxfp8Reader::new(self))),
+            Encoding::Nvfp4 => Some(Box::new(Nvfp4Reader::new(self))),
+            Encoding::Fp8 { block, scales } => Some(Box::new(BlockScaledReader::new(self, block, scales))),
+            Encoding::Integers { layout, bits, group, scales } => {
+                Some(Box::new(IntegerReader::new(self, layout, bits, group, scales)))
+            }
             Encoding::Blocks(block) => Some(block.reader(self.weight)),
         }
     }

@@ -42,22 +42,34 @@ impl<'a> Mxfp4Reader<'a> {
 impl GroupReader for Mxfp4Reader<'_> {
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let codes = &self.weight.row(row)[group * GROUP / 2..][..GROUP / 2];
-        for (pair, code) in levels.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-            *pair = [LEVELS[usize::from(code & 15)], LEVELS[usize::from(code >> 4)]];
-        }
+        levels_of(codes, levels);
         scale(self.scales.row(row)[group])
+    }
+}
+
+/// The levels of pairs of codes, the earlier one in the lower nibble.
+#[inline(always)]
+pub(super) fn levels_of(codes: &[u8], levels: &mut [u8]) {
+    for (pair, code) in levels.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+        *pair = [LEVELS[usize::from(code & 15)], LEVELS[usize::from(code >> 4)]];
     }
 }
 
 /// The scale of a group whose E8M0 scale is `bits`.
 #[inline(always)]
 pub(super) fn scale(bits: u8) -> GroupScale {
-    let scale = e8m0(bits) / 2.0;
+    halved(e8m0(bits))
+}
+
+/// The scale of a group whose numbers are multiplied by `scale`: levels are twice the numbers.
+#[inline(always)]
+pub(super) fn halved(scale: f32) -> GroupScale {
+    let scale = scale / 2.0;
     GroupScale { scale, offset: -f32::from(ZERO) * scale }
 }
 
 /// `2^(bits − 127)`; 255 is NaN.
-fn e8m0(bits: u8) -> f32 {
+pub(super) fn e8m0(bits: u8) -> f32 {
     match bits {
         // 2^-127 is subnormal in f32.
         0 => f32::from_bits(1 << 22),
@@ -88,6 +100,7 @@ mod tests {
                 scales: Some(Strided { bytes: &scales, stride: 1, row_bytes: 1 }),
                 offsets: None,
                 row_order: RowOrder::AsStored,
+                first_row: 0,
                 bias: None,
                 pages: None,
             };

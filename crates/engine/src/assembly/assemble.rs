@@ -25,6 +25,9 @@ use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankW
 /// Rows of a step: prompt tokens that are read together.
 pub const STEP_ROWS: usize = 256;
 
+/// Rows of a step that verify drafts at most. Each has a row of logits.
+const DRAFT_ROWS: usize = 16;
+
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
 
@@ -216,14 +219,19 @@ impl Assembly {
     {
         let capacity = Capacity {
             rows: limits.rows,
-            logit_rows: limits.sequences,
+            logit_rows: limits.sequences + limits.draft_rows,
             kv_blocks: limits.kv_blocks,
-            slots: limits.sequences,
+            slots: limits.sequences + limits.snapshots.unwrap_or(0),
             kv_format: self.spec.engine.kv,
         };
         let began = Instant::now();
-        let shard =
-            RankShard { folder: &self.folder, plan: &self.plan, capacity, settings: &self.settings() };
+        let shard = RankShard {
+            folder: &self.folder,
+            plan: &self.plan,
+            capacity,
+            snapshots: limits.snapshots.unwrap_or(0),
+            settings: &self.settings(),
+        };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
         let rank = RankWorker::load(shard, group, backend, &mut loaded)?;
         let model = self.spec.engine.model.display();
@@ -253,7 +261,20 @@ impl Assembly {
         // All ranks have the same blocks: as many as fit where memory is shortest.
         let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
         group.all_reduce(&mut blocks, Op::Min)?;
-        Ok(Limits { sequences: engine.max_batch, rows: STEP_ROWS, kv_blocks: blocks[0] as usize })
+        Ok(Limits {
+            sequences: engine.max_batch,
+            rows: STEP_ROWS,
+            kv_blocks: blocks[0] as usize,
+            prefix_cache: engine.prefix_cache,
+            snapshots: self.has_states().then_some(engine.snapshots()),
+            // A state cannot take back the tokens of a wrong draft.
+            draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
+        })
+    }
+
+    /// True if a layer of the model keeps a state of fixed size for each sequence.
+    fn has_states(&self) -> bool {
+        self.footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0)
     }
 
     /// How many ranks of this host come before this one.
@@ -266,6 +287,7 @@ impl Assembly {
         let engine = &self.spec.engine;
         KvCacheRequest {
             sequences: engine.max_batch,
+            states: engine.max_batch + engine.snapshots(),
             context: self.context,
             is_required: engine.context.is_some(),
         }
@@ -296,6 +318,8 @@ impl Assembly {
             ("--split", split),
             ("--kv", lower(&engine.kv)),
             ("--max-batch", engine.max_batch.to_string()),
+            ("--no-speculation", (!engine.speculation).to_string()),
+            ("--no-prefix-cache", (!engine.prefix_cache).to_string()),
             ("--activations", lower(&engine.activations)),
             ("--overlap", lower(&engine.overlap)),
         ]
@@ -322,6 +346,7 @@ impl Assembly {
             tokenizer,
             chat_template,
             default_sampling: default_sampling(&folder),
+            eos: folder.spec.eos.clone(),
             ranks: plan.ranks(),
         };
         let (engine, inbox) = Engine::channel(info, MAX_WAITING);

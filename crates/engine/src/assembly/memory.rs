@@ -53,6 +53,8 @@ impl MemoryBudget {
 pub struct KvCacheRequest {
     /// Requests that decode together.
     pub sequences: usize,
+    /// States of sequences and copies of states that are kept, if the model has states.
+    pub states: usize,
     /// Tokens that one of them may have.
     pub context: usize,
     /// Whether the context was asked for, so that a shorter one is an error.
@@ -75,7 +77,7 @@ pub fn kv_cache_tokens(
 ) -> Result<u64, ModelError> {
     let wanted = (request.context * request.sequences) as u64;
     let Some(budget) = budget else { return Ok(wanted) };
-    let states = footprint.state_bytes_per_sequence * request.sequences as u64;
+    let states = footprint.state_bytes_per_sequence * request.states as u64;
     let for_cache = (budget.bytes / 10 * 9).saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
     let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
@@ -129,7 +131,7 @@ impl KvCacheSize {
     pub fn new(footprints: &[ShardFootprint], tokens: usize, request: KvCacheRequest) -> Self {
         let of_rank = |footprint: &ShardFootprint| {
             footprint.kv_bytes_per_token * tokens as u64
-                + footprint.state_bytes_per_sequence * request.sequences as u64
+                + footprint.state_bytes_per_sequence * request.states as u64
         };
         let bytes = footprints.iter().map(of_rank).sum();
         Self { tokens, bytes, wanted: request.context * request.sequences }
@@ -157,7 +159,8 @@ mod tests {
         }
     }
 
-    const REQUEST: KvCacheRequest = KvCacheRequest { sequences: 4, context: 1000, is_required: false };
+    const REQUEST: KvCacheRequest =
+        KvCacheRequest { sequences: 4, states: 4, context: 1000, is_required: false };
 
     /// The budget of a rank without a limit from the user.
     fn budget(available: u64, footprints: &[ShardFootprint], rank: usize, neighbours: &[usize]) -> u64 {
@@ -206,7 +209,7 @@ mod tests {
     #[test]
     fn two_servers_without_a_limit_fit_next_to_each_other() {
         let (gib, footprint) = (1u64 << 30, footprint(5 << 30, 128 << 10));
-        let request = KvCacheRequest { sequences: 16, context: 131_072, is_required: false };
+        let request = KvCacheRequest { sequences: 16, states: 16, context: 131_072, is_required: false };
         let available = Some(MemoryBudget { bytes: 23 * gib, is_set: false });
         let tokens = kv_cache_tokens(&footprint, 0, available, request).expect("room");
         let server = footprint.weight_bytes + tokens * footprint.kv_bytes_per_token;

@@ -46,6 +46,11 @@ pub struct EngineSpec {
     pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
+    /// Keep what was computed of prompts for later prompts that begin alike.
+    pub prefix_cache: bool,
+    /// Guess tokens of texts that repeat themselves, and verify several in one step where that is
+    /// faster. Answers are the same.
+    pub speculation: bool,
     /// Precision of activations in products with weights.
     pub activations: Activations,
     /// When to all-reduce one part of a prompt while the next part is computed.
@@ -72,6 +77,8 @@ impl EngineSpec {
             context: None,
             memory: None,
             max_batch: 16,
+            prefix_cache: true,
+            speculation: true,
             activations: Activations::default(),
             overlap: Overlap::default(),
             transport: TransportChoice::default(),
@@ -107,6 +114,11 @@ impl EngineSpec {
             }
             context => Ok(context.unwrap_or(model_maximum)),
         }
+    }
+
+    /// Copies of states that a model with states keeps for the prefix cache: as many as sequences.
+    pub const fn snapshots(&self) -> usize {
+        if self.prefix_cache { self.max_batch } else { 0 }
     }
 
     /// Which part of the model each of `ranks` ranks holds.

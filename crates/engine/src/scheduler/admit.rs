@@ -1,5 +1,7 @@
 //! Which requests get slots, and which lose them.
 
+use thunder_compute::step::KV_BLOCK_TOKENS;
+
 use super::{RequestId, Scheduler, Sequence};
 
 impl Scheduler {
@@ -8,9 +10,17 @@ impl Scheduler {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let Some(next) = self.waiting.front() else { return };
             // The blocks must hold the prompt and one more token, so that an admission does not
-            // cause a preemption at once.
-            if self.blocks.free_tokens() <= next.tokens.len() && !self.running.is_empty() {
-                return;
+            // cause a preemption at once. Blocks that a running sequence shares are there already.
+            let blocks = (next.tokens.len() + 1).div_ceil(KV_BLOCK_TOKENS);
+            if blocks > self.blocks.unused() && !self.running.is_empty() {
+                self.found.clear();
+                if self.limits.prefix_cache {
+                    self.blocks.find(next.sharable(), &mut self.found);
+                }
+                let shared = self.found.len() - self.blocks.unused_among(&self.found);
+                if blocks - shared > self.blocks.unused() {
+                    return;
+                }
             }
             let Some(sequence) = self.waiting.pop_front() else { return };
             let index = self.running.partition_point(|&other| self.id(other) < Some(sequence.id));
@@ -53,8 +63,7 @@ impl Scheduler {
     fn preempt(&mut self, slot: usize) {
         let Some(mut sequence) = self.free(slot) else { return };
         tracing::debug!(slot, tokens = sequence.tokens.len(), "preempted: the KV cache is full");
-        sequence.computed = 0;
-        sequence.sent_blocks = 0;
+        sequence.start_over();
         let index = self.waiting.partition_point(|other| other.id < sequence.id);
         self.waiting.insert(index, sequence);
         self.preemptions += 1;
@@ -72,6 +81,10 @@ impl Scheduler {
     /// Empties a slot and frees its blocks.
     fn free(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
+        if self.limits.prefix_cache {
+            sequence.keep_prompt_blocks(&mut self.blocks);
+            self.blocks.change_pin(&mut sequence.restore, None);
+        }
         self.blocks.release(&mut sequence.blocks);
         self.running.retain(|&other| other != slot);
         Some(sequence)

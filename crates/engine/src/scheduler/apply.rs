@@ -1,28 +1,45 @@
 //! What becomes of a step's tokens.
 
+use super::step::Entry;
 use super::{Scheduler, TokenEvent};
 
 impl Scheduler {
-    /// Takes the tokens of the oldest step in flight, one for each request of
-    /// [`Scheduler::oldest_step`], and appends to `events` what requests receive. The token of a
-    /// request that has ended is dropped.
-    pub fn apply(&mut self, tokens: &[u32], events: &mut Vec<TokenEvent>) {
+    /// Takes the tokens of the oldest step in flight, one for each of its wanted rows, and appends
+    /// to `events` what requests receive: a row's token counts if the tokens before it are those of
+    /// the draft. The tokens of a request that has ended are dropped.
+    pub fn apply(&mut self, mut tokens: &[u32], events: &mut Vec<TokenEvent>) {
         let Some(step) = self.in_flight.pop_front() else { return };
-        debug_assert_eq!(tokens.len(), step.awaiting().len(), "one token for each request that awaits one");
-        let mut tokens = tokens.iter();
         for entry in &step.entries {
-            let token = if entry.wants_token { tokens.next() } else { None };
-            let Some(sequence) = self.slots[entry.slot].as_mut() else { continue };
-            sequence.in_flight -= 1;
-            if let Some(&token) = token.filter(|_| !sequence.ended) {
-                let finish = sequence.accept(token, &self.eos, self.max_tokens);
-                events.push(TokenEvent { request: sequence.id, token, finish });
-                sequence.ended = finish.is_some();
-            }
-            if sequence.ended {
-                self.end(entry.slot);
-            }
+            let rows = if entry.wants_token { entry.drafted + 1 } else { 0 };
+            let Some((chosen, rest)) = tokens.split_at_checked(rows) else { break };
+            tokens = rest;
+            self.apply_entry(entry, chosen, events);
         }
+        debug_assert!(tokens.is_empty(), "one token for each row that wants one");
         self.spare.push(step);
+    }
+
+    fn apply_entry(&mut self, entry: &Entry, chosen: &[u32], events: &mut Vec<TokenEvent>) {
+        let Some(sequence) = self.slots[entry.slot].as_mut() else { return };
+        sequence.in_flight -= 1;
+        let right =
+            sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
+        sequence.end_draft();
+        let mut accepted = 0;
+        for &token in chosen.iter().take(right + 1) {
+            if sequence.ended {
+                break;
+            }
+            let finish = sequence.accept(token, &self.eos, self.max_tokens);
+            let cached_tokens = sequence.cached_tokens;
+            events.push(TokenEvent { request: sequence.id, token, finish, cached_tokens });
+            sequence.ended = finish.is_some();
+            accepted += 1;
+        }
+        // Of a draft's tokens, those before the last accepted one are computed.
+        sequence.computed += usize::saturating_sub(accepted, 1);
+        if sequence.ended {
+            self.end(entry.slot);
+        }
     }
 }

@@ -1,41 +1,258 @@
-//! The free blocks of the paged KV cache.
+//! The blocks of the paged KV cache: free, in the tables of sequences, or kept for prompts that
+//! begin alike.
+//!
+//! Kept blocks form a tree. A block's key is the block before it and its own tokens, so equal
+//! prefixes find the same blocks, and different ones never do. A table begins with kept blocks,
+//! which it may share, and goes on with blocks of its own; a sequence writes only into the latter.
+
+use std::collections::{BTreeSet, HashMap};
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
-/// Blocks of [`KV_BLOCK_TOKENS`] tokens, numbered from 0. A block is free or in one sequence's
-/// table.
+use super::snapshots::Snapshots;
+
+/// Names the tokens of a kept block and all before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    before: Option<u32>,
+    tokens: [u32; KV_BLOCK_TOKENS],
+}
+
+#[derive(Debug, Clone, Default)]
+struct Block {
+    /// Tables that the block is in.
+    tables: u32,
+    /// Kept blocks that follow this one.
+    children: u32,
+    /// Set while the block is kept.
+    key: Option<Key>,
+    /// When the block last left a table, in releases.
+    used: u64,
+}
+
+/// Blocks of [`KV_BLOCK_TOKENS`] tokens, numbered from 0.
+///
+/// A table has all blocks before each of its kept ones, so a kept block that is in no table is
+/// followed by none that is, and every block in no table can be taken, the last of a branch first.
 #[derive(Debug)]
 pub(super) struct BlockPool {
-    /// Free blocks. The next one to take is last.
-    pub(super) free: Vec<u32>,
+    blocks: Vec<Block>,
+    /// Blocks that are neither kept nor in a table. The next one to take is last.
+    free: Vec<u32>,
+    kept: HashMap<Key, u32>,
+    /// Kept blocks that are in no table and that no kept block follows, the longest unused first.
+    leaves: BTreeSet<(u64, u32)>,
+    /// Blocks in no table.
+    unused: usize,
+    releases: u64,
+    /// Of a model with states; others can go on after any kept block.
+    pub snapshots: Option<Snapshots>,
 }
 
 impl BlockPool {
     /// `count` free blocks.
-    pub fn new(count: usize) -> Self {
-        // The lowest is taken first, so that an engine with few sequences touches little memory.
-        Self { free: (0..count as u32).rev().collect() }
+    pub fn new(count: usize, snapshots: Option<Snapshots>) -> Self {
+        Self {
+            blocks: vec![Block::default(); count],
+            // The lowest is taken first, so that an engine with few sequences touches little
+            // memory.
+            free: (0..count as u32).rev().collect(),
+            kept: HashMap::with_capacity(count),
+            leaves: BTreeSet::new(),
+            unused: count,
+            releases: 0,
+            snapshots,
+        }
     }
 
-    /// Extends a table until it holds `tokens` tokens. If too few blocks are free, takes none and
-    /// returns false.
+    /// Extends a table until it holds `tokens` tokens, with free blocks first, then with those kept
+    /// the longest without use. If there are too few, takes none and returns false.
     pub fn extend(&mut self, table: &mut Vec<u32>, tokens: usize) -> bool {
-        let missing = tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len());
-        if missing > self.free.len() {
+        if !self.can_extend(table, tokens) {
             return false;
         }
-        table.extend(self.free.drain(self.free.len() - missing..).rev());
+        while table.len() < tokens.div_ceil(KV_BLOCK_TOKENS) {
+            let Some(block) = self.free.pop().or_else(|| self.forget_oldest()) else { return false };
+            self.block(block).tables = 1;
+            self.unused -= 1;
+            table.push(block);
+        }
         true
     }
 
-    /// Frees a table's blocks and empties the table.
-    pub fn release(&mut self, table: &mut Vec<u32>) {
-        self.free.extend(table.drain(..).rev());
+    /// True if there are blocks for a table to hold `tokens` tokens.
+    pub fn can_extend(&self, table: &[u32], tokens: usize) -> bool {
+        tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len()) <= self.unused
     }
 
-    /// Tokens that the free blocks hold.
-    pub fn free_tokens(&self) -> usize {
-        self.free.len() * KV_BLOCK_TOKENS
+    /// Takes a table's blocks out of it. Kept ones stay until their place is needed.
+    pub fn release(&mut self, table: &mut Vec<u32>) {
+        self.releases += 1;
+        let releases = self.releases;
+        for number in table.drain(..).rev() {
+            let block = self.block(number);
+            block.used = releases;
+            block.tables -= 1;
+            if block.tables > 0 {
+                continue;
+            }
+            self.unused += 1;
+            match self.blocks[number as usize].key {
+                None => self.free.push(number),
+                Some(_) => self.note_leaf(number),
+            }
+        }
+    }
+
+    /// Finds the kept blocks that hold the first tokens of `tokens`, and returns their number.
+    /// `found` gets those of them after which a sequence can go on.
+    pub fn find(&self, tokens: &[u32], found: &mut Vec<u32>) -> usize {
+        found.clear();
+        for tokens in tokens.as_chunks().0 {
+            let key = Key { before: found.last().copied(), tokens: *tokens };
+            let Some(block) = self.kept.get(&key) else { break };
+            found.push(*block);
+        }
+        let known = found.len();
+        if let Some(snapshots) = &self.snapshots {
+            let last = found.iter().rposition(|block| snapshots.is_at(*block));
+            found.truncate(last.map_or(0, |last| last + 1));
+        }
+        known
+    }
+
+    /// Appends kept blocks to a table, which has the blocks before them.
+    pub fn share(&mut self, table: &mut Vec<u32>, found: &[u32]) {
+        for &number in found {
+            self.enter_table(number);
+            table.push(number);
+        }
+    }
+
+    /// Keeps the block at `index` of a table, which holds `tokens`; the blocks before it are kept.
+    /// If a block with the same tokens is kept already, the table gets that one, and this returns
+    /// true.
+    pub fn keep(&mut self, table: &mut [u32], index: usize, tokens: [u32; KV_BLOCK_TOKENS]) -> bool {
+        let before = index.checked_sub(1).map(|index| table[index]);
+        let (key, own) = (Key { before, tokens }, table[index]);
+        if let Some(&kept) = self.kept.get(&key) {
+            table[index] = kept;
+            self.enter_table(kept);
+            *self.block(own) = Block::default();
+            self.free.push(own);
+            self.unused += 1;
+            return true;
+        }
+        self.kept.insert(key, own);
+        self.block(own).key = Some(key);
+        if let Some(before) = before {
+            self.block(before).children += 1;
+        }
+        false
+    }
+
+    /// Exchanges a sequence's pinned snapshot for the one at the end of `block`.
+    pub fn change_pin(&mut self, pinned: &mut Option<u32>, block: Option<u32>) {
+        let Some(snapshots) = &mut self.snapshots else { return };
+        let next = block.and_then(|block| snapshots.pin(block));
+        if let Some(before) = std::mem::replace(pinned, next) {
+            snapshots.unpin(before);
+        }
+    }
+
+    /// Blocks of `found` that are in no table.
+    pub fn unused_among(&self, found: &[u32]) -> usize {
+        found.iter().filter(|block| self.blocks[**block as usize].tables == 0).count()
+    }
+
+    /// Blocks in no table: free ones and kept ones.
+    pub fn unused(&self) -> usize {
+        self.unused
+    }
+
+    /// Counts a kept block as in one table more.
+    fn enter_table(&mut self, number: u32) {
+        let block = self.block(number);
+        block.tables += 1;
+        if block.tables == 1 {
+            let entry = (block.used, number);
+            self.unused -= 1;
+            self.leaves.remove(&entry);
+        }
+    }
+
+    fn block(&mut self, number: u32) -> &mut Block {
+        &mut self.blocks[number as usize]
+    }
+
+    fn note_leaf(&mut self, number: u32) {
+        let block = &self.blocks[number as usize];
+        if block.tables == 0 && block.children == 0 {
+            self.leaves.insert((block.used, number));
+        }
+    }
+
+    /// Stops keeping the leaf that has been without use for the longest time.
+    fn forget_oldest(&mut self) -> Option<u32> {
+        let (_, number) = self.leaves.pop_first()?;
+        let key = self.block(number).key.take()?;
+        self.kept.remove(&key);
+        if let Some(before) = key.before {
+            self.block(before).children -= 1;
+            self.note_leaf(before);
+        }
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.forget(number);
+        }
+        Some(number)
+    }
+
+    /// True if a block is kept.
+    #[cfg(test)]
+    pub fn is_kept(&self, block: u32) -> bool {
+        self.blocks[block as usize].key.is_some()
+    }
+
+    /// Checks what holds between any two calls, and that `tables` are all tables there are.
+    #[cfg(test)]
+    pub fn check(&self, tables: &[&[u32]]) {
+        let mut uses = vec![0; self.blocks.len()];
+        for table in tables {
+            table.iter().for_each(|block| uses[*block as usize] += 1);
+            let kept = table.iter().take_while(|block| self.blocks[**block as usize].key.is_some()).count();
+            let own = &table[kept..];
+            assert!(
+                own.iter().all(|block| self.blocks[*block as usize].key.is_none()),
+                "kept ones come first"
+            );
+            assert!(
+                own.iter().all(|block| self.blocks[*block as usize].tables == 1),
+                "a sequence's own blocks"
+            );
+        }
+        let mut free = vec![false; self.blocks.len()];
+        for block in &self.free {
+            assert!(!std::mem::replace(&mut free[*block as usize], true), "a block is free once");
+        }
+        let mut children = vec![0; self.blocks.len()];
+        for (key, number) in &self.kept {
+            assert_eq!(self.blocks[*number as usize].key.as_ref(), Some(key));
+            if let Some(before) = key.before {
+                children[before as usize] += 1;
+                let before = &self.blocks[before as usize];
+                assert!(before.key.is_some(), "what comes before a kept block is kept");
+                assert!(before.tables >= self.blocks[*number as usize].tables);
+            }
+        }
+        let kept = self.blocks.iter().filter(|block| block.key.is_some()).count();
+        assert_eq!(kept, self.kept.len());
+        for (number, block) in self.blocks.iter().enumerate() {
+            assert_eq!((block.tables, block.children), (uses[number], children[number]));
+            assert_eq!(free[number], block.tables == 0 && block.key.is_none(), "a block is in one place");
+            let is_leaf = block.tables == 0 && block.key.is_some() && block.children == 0;
+            assert_eq!(self.leaves.contains(&(block.used, number as u32)), is_leaf);
+        }
+        assert_eq!(self.unused, uses.iter().filter(|uses| **uses == 0).count());
     }
 }
 
@@ -43,17 +260,89 @@ impl BlockPool {
 mod tests {
     use super::*;
 
+    const SIZE: usize = KV_BLOCK_TOKENS;
+
+    /// A table with a kept block for each of `fills`, which is the token that fills it.
+    fn kept(pool: &mut BlockPool, fills: &[u32]) -> Vec<u32> {
+        let tokens: Vec<u32> = fills.iter().flat_map(|fill| [*fill; SIZE]).collect();
+        let (mut table, mut found) = (Vec::new(), Vec::new());
+        pool.find(&tokens, &mut found);
+        pool.share(&mut table, &found);
+        assert!(pool.extend(&mut table, tokens.len()));
+        for (index, fill) in fills.iter().enumerate().skip(found.len()) {
+            assert!(!pool.keep(&mut table, index, [*fill; SIZE]));
+        }
+        pool.check(&[&table]);
+        table
+    }
+
     #[test]
     fn blocks_are_taken_and_returned() {
-        let mut blocks = BlockPool::new(4);
+        let mut pool = BlockPool::new(4, None);
         let (mut a, mut b) = (Vec::new(), Vec::new());
-        assert!(blocks.extend(&mut a, KV_BLOCK_TOKENS + 1));
+        assert!(pool.extend(&mut a, SIZE + 1));
         assert_eq!(a, [0, 1]);
-        assert!(!blocks.extend(&mut b, 3 * KV_BLOCK_TOKENS), "only two are free");
+        assert!(!pool.extend(&mut b, 3 * SIZE), "only two are free");
         assert!(b.is_empty());
-        assert!(blocks.extend(&mut b, 2 * KV_BLOCK_TOKENS));
-        assert!(blocks.extend(&mut a, 2 * KV_BLOCK_TOKENS), "the table holds two blocks already");
-        blocks.release(&mut a);
-        assert_eq!(blocks.free_tokens(), 2 * KV_BLOCK_TOKENS);
+        assert!(pool.extend(&mut b, 2 * SIZE));
+        assert!(pool.extend(&mut a, 2 * SIZE), "the table holds two blocks already");
+        pool.release(&mut a);
+        assert_eq!(pool.unused(), 2);
+        pool.check(&[&b]);
+    }
+
+    #[test]
+    fn tables_share_the_blocks_of_a_common_prefix() {
+        let mut pool = BlockPool::new(8, None);
+        let mut a = kept(&mut pool, &[1, 2, 3]);
+        pool.release(&mut a);
+        let mut b = kept(&mut pool, &[1, 2, 4]);
+        let mut c = Vec::new();
+        let mut found = Vec::new();
+        // The tokens of the last block are known, but not after these.
+        pool.find(&[[1; SIZE], [4; SIZE]].concat(), &mut found);
+        assert_eq!(found, b[..1]);
+        pool.find(&[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), &mut found);
+        assert_eq!((found.len(), pool.unused_among(&found)), (3, 1));
+        pool.share(&mut c, &found);
+        assert_eq!(b[..2], c[..2]);
+        pool.check(&[&b, &c]);
+        pool.release(&mut b);
+        pool.release(&mut c);
+        pool.check(&[]);
+        assert_eq!(pool.unused(), 8);
+    }
+
+    #[test]
+    fn the_end_of_the_branch_that_was_longest_unused_is_forgotten_first() {
+        let mut pool = BlockPool::new(5, None);
+        let mut old = kept(&mut pool, &[1, 2, 3]);
+        pool.release(&mut old);
+        let mut new = kept(&mut pool, &[1, 5]);
+        pool.release(&mut new);
+        let (mut table, mut found) = (Vec::new(), Vec::new());
+        assert!(pool.extend(&mut table, 2 * SIZE), "one is free, one was kept");
+        let mut length = |pool: &BlockPool, fills: [u32; 3]| {
+            pool.find(&fills.map(|fill| [fill; SIZE]).concat(), &mut found);
+            found.len()
+        };
+        assert_eq!((length(&pool, [1, 2, 3]), length(&pool, [1, 5, 0])), (2, 2));
+        pool.check(&[&table]);
+        assert!(pool.extend(&mut table, 5 * SIZE), "all kept blocks can be taken");
+        assert_eq!(length(&pool, [1, 2, 3]), 0);
+        pool.check(&[&table]);
+    }
+
+    #[test]
+    fn a_table_gets_the_kept_block_in_place_of_its_own_with_the_same_tokens() {
+        let mut pool = BlockPool::new(4, None);
+        let mut first = kept(&mut pool, &[1]);
+        let mut second = Vec::new();
+        assert!(pool.extend(&mut second, SIZE));
+        assert!(pool.keep(&mut second, 0, [1; SIZE]));
+        assert_eq!((first == second, pool.unused()), (true, 3));
+        pool.check(&[&first, &second]);
+        pool.release(&mut first);
+        pool.check(&[&second]);
     }
 }

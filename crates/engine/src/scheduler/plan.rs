@@ -1,5 +1,7 @@
 //! Plans the next step: its sequences and their tokens.
 
+use thunder_compute::step::KV_BLOCK_TOKENS;
+
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
 use super::{Scheduler, Sequence};
@@ -32,29 +34,95 @@ impl Scheduler {
         let mut index = 0;
         while index < self.running.len() && *rows > 0 && step.entries.len() < most {
             let slot = self.running[index];
+            if work == Work::ReadPrompt {
+                self.share_prefix(slot);
+            }
             let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
-            if let Some(entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows))
-                && self.reserve_blocks(index, entry.count)
-            {
-                *rows -= entry.count;
-                step.entries.push(entry);
+            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows)) {
+                entry.drafted = self.drafted(&entry, step, *rows);
+                entry.count += entry.drafted;
+                if self.reserve_blocks(index, entry.count) {
+                    *rows -= entry.count;
+                    step.entries.push(entry);
+                } else if self.slots[slot].is_some() {
+                    // It waits for blocks of younger sequences in flight: those get no further
+                    // rows.
+                    *rows = 0;
+                }
             }
             // Preemptions remove this index or later ones, so no sequence is skipped.
             index += 1;
         }
     }
 
+    /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
+    /// sequence, and as there are blocks for. A draft preempts nobody.
+    fn drafted(&self, entry: &Entry, step: &PlannedStep, rows: usize) -> usize {
+        let Some(sequence) = self.slots[entry.slot].as_ref().filter(|sequence| !sequence.proposal.is_empty())
+        else {
+            return 0;
+        };
+        let used: usize = step.entries.iter().map(|entry| entry.drafted).sum();
+        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len()));
+        let room = sequence.room(self.max_tokens).saturating_sub(1);
+        let count = sequence.proposal.len().min(most).min(room);
+        let can_extend = self.blocks.can_extend(&sequence.blocks, entry.start + 1 + count);
+        if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
+    }
+
+    /// Keeps the prompt blocks that steps issued before have computed. Not those of the next step:
+    /// none of its sequences may read what another one writes.
+    pub(super) fn keep_prompts(&mut self) {
+        if self.limits.prefix_cache {
+            for sequence in self.slots.iter_mut().flatten() {
+                sequence.keep_prompt_blocks(&mut self.blocks);
+            }
+        }
+    }
+
+    /// Lets a sequence whose blocks are all full and kept go on after further kept blocks of its
+    /// prompt.
+    fn share_prefix(&mut self, slot: usize) {
+        let Some(sequence) = self.slots[slot].as_mut().filter(|_| self.limits.prefix_cache) else { return };
+        let (start, held) = (sequence.computed, sequence.blocks.len());
+        let is_at_end = start == held * KV_BLOCK_TOKENS && sequence.kept_blocks == held;
+        if !is_at_end || sequence.ready_for() != Some(Work::ReadPrompt) {
+            return;
+        }
+        let known = self.blocks.find(sequence.sharable(), &mut self.found);
+        sequence.branch = known * KV_BLOCK_TOKENS;
+        let Some(more) = self.found.get(held..).filter(|more| !more.is_empty()) else { return };
+        self.blocks.share(&mut sequence.blocks, more);
+        self.blocks.change_pin(&mut sequence.restore, more.last().copied());
+        sequence.kept_blocks = sequence.blocks.len();
+        sequence.computed = sequence.kept_blocks * KV_BLOCK_TOKENS;
+        if sequence.tokens.len() == sequence.prompt_tokens {
+            sequence.cached_tokens += sequence.computed - start;
+        }
+    }
+
     /// Notes that the step's tokens are in flight.
     fn issue(&mut self, step: &mut PlannedStep) {
         for index in 0..step.entries.len() {
-            let entry = step.entries[index];
+            let entry = &mut step.entries[index];
             let Some(sequence) = self.slots[entry.slot].as_mut() else { continue };
             sequence.computed += entry.count;
             sequence.sent_blocks = sequence.blocks.len();
             sequence.in_flight += 1;
             sequence.awaits_token = entry.wants_token;
+            entry.restore = sequence.restore;
+            self.blocks.change_pin(&mut sequence.restore, None);
+            if sequence.is_at_save_point(entry.start)
+                && let Some(snapshots) = &mut self.blocks.snapshots
+            {
+                entry.save = snapshots.take();
+                sequence.saved = entry.save.map(|snapshot| (snapshot, sequence.computed));
+            }
+            if entry.drafted > 0 {
+                sequence.begin_draft(entry.drafted);
+            }
             if entry.wants_token {
-                step.await_token(sequence);
+                step.needs_logits |= !sequence.generation.greedy;
             }
         }
     }
@@ -67,7 +135,7 @@ fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<En
     let count = match work {
         Work::Decode => 1,
         Work::Recompute => rows.min(sequence.tokens.len() - start),
-        Work::ReadPrompt => prompt_piece(sequence.prompt_rows() - start, rows),
+        Work::ReadPrompt => prompt_piece(sequence.piece_end() - start, rows),
     };
     (count > 0).then_some(Entry {
         slot,
@@ -75,7 +143,10 @@ fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<En
         count,
         kept_blocks: sequence.sent_blocks,
         prompt: work == Work::ReadPrompt,
+        restore: None,
+        save: None,
         wants_token: start + count == sequence.tokens.len(),
+        drafted: 0,
     })
 }
 

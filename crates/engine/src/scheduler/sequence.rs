@@ -2,7 +2,9 @@
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
+use super::blocks::BlockPool;
 use crate::event::FinishReason;
+use crate::speculation::MAX_DRAFT;
 
 /// Identifies a request. A request submitted later has a larger id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,18 +21,39 @@ pub struct Generation {
     pub greedy: bool,
 }
 
+/// Shorter prompts save no state at their end: computing them again is cheap, and a step more is
+/// not.
+const LEAST_SAVED_TOKENS: usize = 4 * KV_BLOCK_TOKENS;
+
 /// A request, from its submission until it ends.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub id: RequestId,
     pub generation: Generation,
-    /// Prompt and answer.
+    /// Prompt and answer. While a step that verifies a draft is in flight, the draft follows.
     pub tokens: Vec<u32>,
+    /// Tokens at the end of `tokens` that are a draft.
+    pub drafted: usize,
+    /// What the next tokens may be; the next step that decodes verifies it.
+    pub proposal: Vec<u32>,
     pub prompt_tokens: usize,
     /// Tokens that are in the caches, or will be once the steps in flight are computed.
     pub computed: usize,
     /// The sequence's part of the paged KV cache.
     pub blocks: Vec<u32>,
+    /// Blocks at the table's begin that are kept for other prompts.
+    pub kept_blocks: usize,
+    /// Tokens of the prompt that were in the cache when it was looked up. A later prompt may differ
+    /// from there on too, so a model with states saves one there.
+    pub branch: usize,
+    /// The snapshot that the next step restores, pinned.
+    pub restore: Option<u32>,
+    /// The snapshot that a step saves, pinned, and the tokens before it.
+    pub saved: Option<(u32, usize)>,
+    /// States are saved while the prompt is read.
+    pub saves_states: bool,
+    /// Prompt tokens that were in the cache already.
+    pub cached_tokens: usize,
     /// Blocks that the ranks know of.
     pub sent_blocks: usize,
     /// A row of a step in flight gives the next token.
@@ -52,9 +75,17 @@ impl Sequence {
             id,
             generation,
             tokens,
+            drafted: 0,
+            proposal: Vec::with_capacity(MAX_DRAFT),
             prompt_tokens: prompt.len(),
             computed: 0,
             blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
+            kept_blocks: 0,
+            branch: 0,
+            restore: None,
+            saved: None,
+            saves_states: false,
+            cached_tokens: 0,
             sent_blocks: 0,
             awaits_token: false,
             in_flight: 0,
@@ -69,6 +100,59 @@ impl Sequence {
         if self.prompt_tokens == 1 { 0 } else { self.prompt_tokens }
     }
 
+    /// The beginning of the prompt that may come from the cache. The rest is at least two tokens:
+    /// it gives the next token, and no piece of a prompt is a single one.
+    pub fn sharable(&self) -> &[u32] {
+        let most = self.prompt_rows().saturating_sub(2);
+        &self.tokens[..most - most % KV_BLOCK_TOKENS]
+    }
+
+    /// Keeps the blocks that hold computed tokens of the prompt and no others: generated tokens
+    /// have other numbers than the same tokens in a prompt.
+    pub fn keep_prompt_blocks(&mut self, pool: &mut BlockPool) {
+        let (blocks, _) = self.tokens[..self.computed.min(self.prompt_rows())].as_chunks();
+        while self.kept_blocks < blocks.len() {
+            let index = self.kept_blocks;
+            if pool.keep(&mut self.blocks, index, blocks[index]) {
+                // The ranks' tables have this sequence's own block.
+                self.sent_blocks = self.sent_blocks.min(index);
+            }
+            self.kept_blocks += 1;
+        }
+        if let (Some((snapshot, position)), Some(snapshots)) = (self.saved.take(), &mut pool.snapshots) {
+            snapshots.place(snapshot, self.blocks[position / KV_BLOCK_TOKENS - 1]);
+        }
+    }
+
+    /// Where the next piece of the prompt ends at the latest: at its end, or before that where a
+    /// state will be saved.
+    pub fn piece_end(&self) -> usize {
+        self.save_points().find(|point| *point > self.computed).unwrap_or(self.prompt_rows())
+    }
+
+    /// True if the step that began at `start` and ends where the sequence is now computed to should
+    /// save the state.
+    pub fn is_at_save_point(&self, start: usize) -> bool {
+        self.computed > start && self.save_points().any(|point| point == self.computed)
+    }
+
+    /// Positions at which the state is saved, ascending: where another prompt went on differently,
+    /// and at the last block's end, where this conversation's next prompt goes on.
+    fn save_points(&self) -> impl Iterator<Item = usize> {
+        let last = Some(self.sharable().len()).filter(|last| *last >= LEAST_SAVED_TOKENS);
+        let branch = Some(self.branch).filter(|branch| *branch > 0);
+        let (first, second) = if branch == last { (None, last) } else { (branch, last) };
+        first.into_iter().chain(second).filter(|_| self.saves_states)
+    }
+
+    /// Forgets what was computed. The blocks have been released.
+    pub fn start_over(&mut self) {
+        (self.computed, self.sent_blocks, self.kept_blocks) = (0, 0, 0);
+        if self.tokens.len() == self.prompt_tokens {
+            self.cached_tokens = 0;
+        }
+    }
+
     /// What the sequence can do in the next step.
     pub fn ready_for(&self) -> Option<Work> {
         if self.ended || self.awaits_token {
@@ -80,6 +164,31 @@ impl Sequence {
         } else {
             Some(Work::Decode)
         }
+    }
+
+    /// Tokens that may still be generated.
+    pub fn room(&self, max_tokens: usize) -> usize {
+        let generated = self.tokens.len() - self.prompt_tokens;
+        let wanted = self.generation.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(generated));
+        wanted.min(max_tokens - self.tokens.len())
+    }
+
+    /// Puts the first `count` proposed tokens behind the others, for a step to verify.
+    pub fn begin_draft(&mut self, count: usize) {
+        self.tokens.extend_from_slice(&self.proposal[..count]);
+        self.drafted = count;
+        self.proposal.clear();
+    }
+
+    /// Takes the draft away again, with what was computed of it.
+    pub fn end_draft(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.drafted);
+        self.computed -= std::mem::take(&mut self.drafted);
+    }
+
+    /// The tokens of the draft that a step verifies.
+    pub fn draft(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.drafted..]
     }
 
     /// Appends the token that was awaited. Returns why the answer ends with it, if it does.

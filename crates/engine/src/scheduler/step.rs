@@ -6,9 +6,8 @@ use super::sequence::{RequestId, Sequence};
 #[derive(Debug, Default)]
 pub(super) struct PlannedStep {
     pub entries: Vec<Entry>,
-    /// Requests that get a token from this step, in the order of the entries.
-    awaiting: Vec<RequestId>,
-    needs_logits: bool,
+    /// A row needs all of its logits, not only the largest.
+    pub needs_logits: bool,
 }
 
 /// Consecutive tokens of one slot's sequence.
@@ -21,12 +20,15 @@ pub(super) struct Entry {
     pub kept_blocks: usize,
     pub prompt: bool,
     pub wants_token: bool,
+    /// Tokens at the end that are a draft.
+    pub drafted: usize,
+    pub restore: Option<u32>,
+    pub save: Option<u32>,
 }
 
 impl PlannedStep {
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.awaiting.clear();
         self.needs_logits = false;
     }
 
@@ -34,26 +36,49 @@ impl PlannedStep {
         self.entries.is_empty()
     }
 
-    /// Notes that the step gives a sequence its next token.
-    pub fn await_token(&mut self, sequence: &Sequence) {
-        self.awaiting.push(sequence.id);
-        self.needs_logits |= !sequence.generation.greedy;
-    }
-
-    pub fn awaiting(&self) -> &[RequestId] {
-        &self.awaiting
-    }
-
     pub fn is_greedy(&self) -> bool {
         !self.needs_logits
     }
 }
 
-/// A step to compute.
+/// A step to compute, or in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct NextStep<'a> {
     step: &'a PlannedStep,
     slots: &'a [Option<Sequence>],
+}
+
+/// A request that gets tokens from a step: one, and one more for each token of `draft` that the row
+/// before it gives as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Awaiting<'a> {
+    /// The request.
+    pub request: RequestId,
+    /// What its tokens may be.
+    pub draft: &'a [u32],
+}
+
+impl<'a> NextStep<'a> {
+    /// Requests that get tokens from the step, in the order of their rows.
+    pub fn awaiting(&self) -> impl Iterator<Item = Awaiting<'a>> {
+        let Self { step, slots } = *self;
+        step.entries.iter().filter(|entry| entry.wants_token).filter_map(|entry| {
+            let sequence = slots[entry.slot].as_ref()?;
+            Some(Awaiting { request: sequence.id, draft: sequence.draft() })
+        })
+    }
+
+    /// The step's rows, if all of them decode.
+    pub fn rows_if_decoding(&self) -> Option<usize> {
+        let decodes = |entry: &Entry| entry.wants_token && entry.count == entry.drafted + 1;
+        let entries = &self.step.entries;
+        entries.iter().all(decodes).then(|| entries.iter().map(|entry| entry.count).sum())
+    }
+
+    /// Rows whose logits are wanted.
+    pub fn wanted_rows(&self) -> usize {
+        self.step.entries.iter().filter(|entry| entry.wants_token).map(|entry| entry.drafted + 1).sum()
+    }
 }
 
 /// One sequence's part of a step.
@@ -61,7 +86,7 @@ pub struct NextStep<'a> {
 pub struct StepPart<'a> {
     /// The sequence's slot, which finds its block table and its state on every rank.
     pub slot: usize,
-    /// Position of the first token in the sequence. At 0 the slot belongs to a new sequence.
+    /// Position of the first token in the sequence. At 0 the slot's state is zeroed.
     pub start: usize,
     /// Tokens to compute.
     pub tokens: &'a [u32],
@@ -71,8 +96,12 @@ pub struct StepPart<'a> {
     pub new_blocks: &'a [u32],
     /// True for prompt tokens, which may use lower precision.
     pub prompt: bool,
-    /// True if the last token's row gives the next token.
-    pub wants_token: bool,
+    /// Rows, the last ones, that give a next token each: more than one verify a draft.
+    pub wanted_rows: usize,
+    /// Snapshot that the slot's state is copied from before the step.
+    pub restore: Option<u32>,
+    /// Snapshot that the slot's state is copied to after the step.
+    pub save: Option<u32>,
 }
 
 impl<'a> NextStep<'a> {
@@ -96,7 +125,9 @@ impl<'a> NextStep<'a> {
                 kept_blocks: entry.kept_blocks,
                 new_blocks: &sequence.blocks[entry.kept_blocks..],
                 prompt: entry.prompt,
-                wants_token: entry.wants_token,
+                wanted_rows: if entry.wants_token { entry.drafted + 1 } else { 0 },
+                restore: entry.restore,
+                save: entry.save,
             })
         })
     }

@@ -6,4 +6,5 @@
 mod cases;
 mod fake_model;
 mod invariants;
+mod prefixes;
 mod workloads;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
-    Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling,
+    Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling, Usage,
 };
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
@@ -35,12 +35,13 @@ pub fn with_engine_of(
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
         rows: limits.rows,
-        logit_rows: limits.sequences,
+        logit_rows: limits.sequences + limits.draft_rows,
         kv_blocks: limits.kv_blocks,
-        slots: limits.sequences,
+        slots: limits.sequences + limits.snapshots.unwrap_or(0),
         kv_format: KvFormat::F16,
     };
-    let shard = RankShard { folder: &folder, plan: &plan, capacity, settings: &[] };
+    let snapshots = limits.snapshots.unwrap_or(0);
+    let shard = RankShard { folder: &folder, plan: &plan, capacity, snapshots, settings: &[] };
     let info = ModelInfo {
         name: "builtin".to_owned(),
         context_length: 128,
@@ -48,6 +49,7 @@ pub fn with_engine_of(
         tokenizer: folder.tokenizer().unwrap(),
         chat_template: None,
         default_sampling: Sampling::default(),
+        eos: folder.spec.eos.clone(),
         ranks,
     };
     let (engine, inbox) = Engine::channel(info, 64);
@@ -76,12 +78,18 @@ pub fn with_engine_of(
 }
 
 /// The whole answer, or `None` if the engine failed.
-pub fn read(mut stream: EventStream) -> Option<String> {
+pub fn read(stream: EventStream) -> Option<String> {
+    read_with_usage(stream).map(|(answer, _)| answer)
+}
+
+/// As [`read`], with what the answer took.
+pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     let mut answer = String::new();
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
-            Event::Done { .. } => return Some(answer),
+            Event::Mark { .. } => {}
+            Event::Done { usage, .. } => return Some((answer, usage)),
             Event::Failed { message } => panic!("{message}"),
         }
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use thunder_compute::{Activation, ExpertGroups, Scores};
 
-use crate::spec::{ExpertsShape, RouterShape, SharedShape};
+use crate::spec::{Correction, ExpertsShape, RouterShape, SharedShape};
 
 /// What a family's config leaves unsaid of its experts.
 #[derive(Clone, Copy)]
@@ -12,8 +12,7 @@ pub(super) struct ExpertFamily {
     scores: Scores,
     /// Unless the config has `norm_topk_prob`.
     renormalise: bool,
-    /// The files have a correction of the choice.
-    correction: bool,
+    correction: Correction,
     /// Experts of a group whose scores count for it.
     best_of_group: usize,
     /// Routers and experts have biases, and gates are clamped (gpt-oss).
@@ -24,13 +23,17 @@ pub(super) struct ExpertFamily {
 pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     scores: Scores::Softmax,
     renormalise: false,
-    correction: false,
+    correction: Correction::None,
     best_of_group: 1,
     clamped: false,
 };
 
-/// Mixtral.
+/// Mixtral, Qwen3-Next, Qwen3.5.
 pub(super) const RENORMALISED_SOFTMAX: ExpertFamily = ExpertFamily { renormalise: true, ..SOFTMAX };
+
+/// ERNIE 4.5.
+pub(super) const ERNIE: ExpertFamily =
+    ExpertFamily { correction: Correction::IfGiven, ..RENORMALISED_SOFTMAX };
 
 /// gpt-oss.
 pub(super) const GPT_OSS: ExpertFamily = ExpertFamily { clamped: true, ..RENORMALISED_SOFTMAX };
@@ -42,7 +45,7 @@ const GPT_OSS_ALPHA: f32 = 1.702;
 pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
     scores: Scores::Sigmoid,
     renormalise: true,
-    correction: true,
+    correction: Correction::Given,
     best_of_group: 2,
     clamped: false,
 };
@@ -56,7 +59,7 @@ struct Fields {
     num_experts: Option<usize>,
     num_local_experts: Option<usize>,
     n_routed_experts: Option<usize>,
-    num_experts_per_tok: usize,
+    num_experts_per_tok: Option<usize>,
     moe_intermediate_size: Option<usize>,
     n_shared_experts: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
@@ -73,22 +76,49 @@ struct Fields {
     mlp_only_layers: Vec<usize>,
     mlp_layer_types: Option<Vec<String>>,
     swiglu_limit: Option<f32>,
+    /// ERNIE's names.
+    moe_num_experts: Option<usize>,
+    moe_k: Option<usize>,
+    moe_num_shared_experts: Option<usize>,
+    moe_layer_start_index: Option<usize>,
+    /// -1: the last layer.
+    moe_layer_end_index: Option<i64>,
+    moe_layer_interval: Option<usize>,
+    moe_gate_act: Option<String>,
+    use_bias: Option<bool>,
+}
+
+impl Fields {
+    /// ERNIE's names as the others'.
+    fn in_common_names(self) -> Self {
+        Self {
+            num_experts: self.num_experts.or(self.moe_num_experts),
+            num_experts_per_tok: self.num_experts_per_tok.or(self.moe_k),
+            n_shared_experts: self.n_shared_experts.or(self.moe_num_shared_experts),
+            first_k_dense_replace: self.first_k_dense_replace.or(self.moe_layer_start_index),
+            decoder_sparse_step: self.decoder_sparse_step.or(self.moe_layer_interval),
+            scoring_func: self.scoring_func.or(self.moe_gate_act),
+            moe_gate_act: None,
+            ..self
+        }
+    }
 }
 
 /// The experts of a model.
 pub(super) struct Config {
     fields: Fields,
     experts: usize,
+    chosen: usize,
     router: RouterShape,
     activation: Activation,
 }
 
 impl Config {
     pub fn read(text: &Value, family: ExpertFamily) -> Result<Self, String> {
-        let fields = Fields::deserialize(text).map_err(|error| error.to_string())?;
+        let fields = Fields::deserialize(text).map_err(|error| error.to_string())?.in_common_names();
         let experts = fields.n_routed_experts.or(fields.num_local_experts).or(fields.num_experts);
         let experts = experts.ok_or("it has no n_routed_experts, num_local_experts or num_experts")?;
-        let chosen = fields.num_experts_per_tok;
+        let chosen = fields.num_experts_per_tok.ok_or("it has no num_experts_per_tok")?;
         if !(1..=MOST_EXPERTS).contains(&experts) {
             return Err(format!(
                 "the number of experts is {experts}: it must be between 1 and {MOST_EXPERTS}"
@@ -111,7 +141,7 @@ impl Config {
             scores,
             bias: family.clamped,
             correction: family.correction,
-            groups: groups(&fields, experts, family.best_of_group)?,
+            groups: groups(&fields, (experts, chosen), family.best_of_group)?,
             renormalise: fields.norm_topk_prob.unwrap_or(family.renormalise),
             scale,
         };
@@ -123,15 +153,19 @@ impl Config {
             true => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
             false => Activation::Silu,
         };
-        Ok(Self { fields, experts, router, activation })
+        if fields.use_bias == Some(true) {
+            return Err("use_bias is true: experts with biases of this kind are not supported".into());
+        }
+        Ok(Self { fields, experts, chosen, router, activation })
     }
 
     /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.
-    pub fn shape(&self, layer: usize, channels: usize) -> Result<Option<ExpertsShape>, String> {
+    pub fn shape(&self, layer: usize, channels: Option<usize>) -> Result<Option<ExpertsShape>, String> {
         if !self.has_experts(layer)? {
             return Ok(None);
         }
-        let channels = self.fields.moe_intermediate_size.unwrap_or(channels);
+        let channels = self.fields.moe_intermediate_size.filter(|&channels| channels > 0).or(channels);
+        let channels = channels.ok_or("it has neither moe_intermediate_size nor intermediate_size")?;
         let shared = match (self.fields.shared_expert_intermediate_size, self.fields.n_shared_experts) {
             (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: true }),
             (_, Some(count)) if count > 0 => {
@@ -149,7 +183,7 @@ impl Config {
         }
         Ok(Some(ExpertsShape {
             experts: self.experts,
-            chosen: self.fields.num_experts_per_tok,
+            chosen: self.chosen,
             channels,
             bias: self.router.bias,
             activation: self.activation,
@@ -169,7 +203,9 @@ impl Config {
         }
         let step = |step: Option<usize>| step.unwrap_or(1).max(1);
         let from = self.fields.first_k_dense_replace.unwrap_or(0);
+        let last = self.fields.moe_layer_end_index.and_then(|last| usize::try_from(last).ok());
         Ok(layer >= from
+            && last.is_none_or(|last| layer <= last)
             && layer.is_multiple_of(step(self.fields.moe_layer_freq))
             && (layer + 1).is_multiple_of(step(self.fields.decoder_sparse_step))
             && !mlp_only_layers.contains(&layer))
@@ -177,7 +213,11 @@ impl Config {
 }
 
 /// Groups that restrict the choice.
-fn groups(fields: &Fields, experts: usize, best: usize) -> Result<Option<ExpertGroups>, String> {
+fn groups(
+    fields: &Fields,
+    (experts, of_token): (usize, usize),
+    best: usize,
+) -> Result<Option<ExpertGroups>, String> {
     let grouped = !matches!(fields.topk_method.as_deref(), Some("greedy"));
     let (Some(count), Some(chosen), true) = (fields.n_group, fields.topk_group, grouped) else {
         return Ok(None);
@@ -189,10 +229,9 @@ fn groups(fields: &Fields, experts: usize, best: usize) -> Result<Option<ExpertG
         return Err(format!("n_group is {count}: it must divide the {experts} experts"));
     }
     let of_chosen = chosen.saturating_mul(experts / count);
-    if chosen > count || of_chosen < fields.num_experts_per_tok {
+    if chosen > count || of_chosen < of_token {
         return Err(format!(
-            "topk_group is {chosen} of {count} groups: it must leave at least {} experts to choose from",
-            fields.num_experts_per_tok
+            "topk_group is {chosen} of {count} groups: it must leave at least {of_token} experts to choose from"
         ));
     }
     Ok(Some(ExpertGroups { count, chosen, best }))

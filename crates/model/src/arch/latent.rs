@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder;
+use super::config;
 use crate::spec::LatentShape;
 
 /// The fields of config.json.
@@ -40,7 +40,7 @@ impl Config {
         Self::deserialize(text).map_err(|error| error.to_string())
     }
 
-    pub fn shape(&self, config: &decoder::Config) -> Result<Latent, String> {
+    pub fn shape(&self, config: &config::Config) -> Result<Latent, String> {
         let most = 1 << 20;
         for (field, value) in [
             ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),

@@ -18,7 +18,7 @@ pub(super) struct RopeParameters {
     pub rope_theta: Option<f64>,
     pub partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
-    pub original_max_position_embeddings: Option<usize>,
+    original_max_position_embeddings: Option<usize>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     beta_fast: Option<f64>,
@@ -28,13 +28,38 @@ pub(super) struct RopeParameters {
     attention_factor: Option<f64>,
     /// Whether YaRN's ramp begins and ends at whole dimensions.
     truncate: Option<bool>,
-    pub llama_4_scaling_beta: Option<f32>,
-    /// Objects in here are parameter sets of single layer types, which no family here has.
+    llama_4_scaling_beta: Option<f32>,
+    /// Phi's divisors of the frequencies, for contexts up to the original one and beyond.
+    short_factor: Option<Vec<f64>>,
+    long_factor: Option<Vec<f64>>,
+    /// Objects in here are sets of layer types.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
+/// Contexts of a model, in tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths {
+    /// The longest.
+    pub context: usize,
+    /// The one before it was stretched, if the config has it outside of its rotary parameters.
+    pub original: Option<usize>,
+}
+
 impl RopeParameters {
+    /// The set of a layer type, where types have sets of their own.
+    pub fn of_layers(&self, kind: &str) -> Result<Option<Self>, String> {
+        let set = self.rest.get(kind).filter(|value| value.is_object());
+        let read = |set| Self::deserialize(set).map_err(|error| format!("rope_parameters.{kind}: {error}"));
+        set.map(read).transpose()
+    }
+
+    /// Beta and original context of temperature tuning.
+    pub fn temperature(&self, context: usize) -> Option<(f32, usize)> {
+        let original = self.original_max_position_embeddings.unwrap_or(context);
+        self.llama_4_scaling_beta.map(|beta| (beta, original))
+    }
+
     /// The factor by which latent attention sharpens queries and keys each: YaRN's with
     /// `mscale_all_dim`.
     pub fn latent_mscale(&self) -> f64 {
@@ -85,12 +110,12 @@ fn mscale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
 }
 
-/// The rotation of the first `dims` dimensions of a head; `context` is the model's, in tokens.
+/// The rotation of the first `dims` dimensions of a head.
 pub(super) fn rope(
     theta: f64,
     dims: usize,
     scaling: Option<&RopeParameters>,
-    context: usize,
+    lengths: Lengths,
 ) -> Result<Rope, ModelError> {
     if let Some((name, _)) = scaling.and_then(|s| s.rest.iter().find(|(_, value)| value.is_object())) {
         return Err(ModelError::Unsupported {
@@ -124,12 +149,13 @@ pub(super) fn rope(
             (plain.iter().map(|f| f / factor).collect(), 1.0)
         }
         ("llama3", Some(s)) => (llama3(&plain, factor()?, s), 1.0),
-        ("yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, context),
+        ("yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, lengths.context),
+        ("longrope" | "su", Some(s)) => longrope(&plain, s, lengths)?,
         (other, _) => {
             return Err(ModelError::Unsupported {
                 field: "rope_scaling.rope_type",
                 value: format!("{other:?}"),
-                supported: "default, linear, llama3 and yarn are".into(),
+                supported: "default, linear, llama3, yarn and longrope are".into(),
             });
         }
     };
@@ -153,6 +179,36 @@ fn llama3(plain: &[f64], factor: f64, s: &RopeParameters) -> Vec<f64> {
             f * (smooth + (1.0 - smooth) / factor)
         })
         .collect()
+}
+
+/// Phi-3's stretching (arXiv 2402.13753): a divisor for each frequency, and attention that grows
+/// with the context.
+///
+/// Files have divisors for short and for long contexts. A context that grows cannot change them,
+/// because its keys are rotated already. So a model has those that its longest context needs, as
+/// MLX-LM and vLLM do; transformers changes them with each prompt's length.
+fn longrope(plain: &[f64], s: &RopeParameters, lengths: Lengths) -> Result<(Vec<f64>, f64), ModelError> {
+    let Lengths { context, original } = lengths;
+    let original = s.original_max_position_embeddings.or(original).unwrap_or(context);
+    let (field, divisors) = match context > original {
+        true => ("rope_scaling.long_factor", &s.long_factor),
+        false => ("rope_scaling.short_factor", &s.short_factor),
+    };
+    let found = divisors.as_deref().unwrap_or_default();
+    if found.len() != plain.len() || !found.iter().all(|divisor| (1e-9..1e9).contains(divisor)) {
+        return Err(ModelError::Unsupported {
+            field,
+            value: format!("a list of {} numbers", found.len()),
+            supported: format!("{} positive numbers, one for each frequency, are", plain.len()),
+        });
+    }
+    let frequencies = plain.iter().zip(found).map(|(frequency, divisor)| frequency / divisor).collect();
+    let growth = context as f64 / original as f64;
+    let amplitude = s.attention_factor.unwrap_or_else(|| match growth > 1.0 && original > 1 {
+        true => (1.0 + growth.ln() / (original as f64).ln()).sqrt(),
+        false => 1.0,
+    });
+    Ok((frequencies, amplitude))
 }
 
 /// YaRN (arXiv 2309.00071): dimensions with few turns within the original context are stretched,

@@ -1,13 +1,15 @@
 //! A file's metadata in config.json's words. A family of architectures is a row of [`FAMILIES`].
 
+mod mixture;
+
 use serde_json::{Map, Value, json};
 use thunder_compute::Float;
 
 use super::files::GgufFiles;
-use super::values::Metadata;
+use super::values::{Metadata, Value as Stored};
 use crate::arch;
 use crate::error::ModelError;
-use crate::spec::{FeedForwardSpec, MixerSpec, ModelSpec};
+use crate::spec::{Correction, FeedForwardSpec, MixerSpec, ModelSpec};
 
 /// How an architecture of GGUF is called in config.json, and what it leaves unsaid.
 #[derive(Debug)]
@@ -20,32 +22,72 @@ pub(super) struct Family {
     model_type: &'static str,
     /// Rows of query and key heads are stored in pairs, as rotations of neighbours need them.
     pub paired_heads: bool,
-    /// Keys after the architecture's name, and their fields, in addition to [`KEYS`].
-    keys: &'static [(&'static str, &'static str)],
+    /// Attention is latent.
+    latent: bool,
+    /// The weights of the chosen experts are divided by their sum unless the file says otherwise;
+    /// `None`: `model_type` says it.
+    renormalise: Option<bool>,
+    /// A sliding window is in every layer but each of this number; `None`: in every layer.
+    full_every: Option<usize>,
+    /// Each layer of this number does not rotate; 0: all rotate.
+    unrotated_every: usize,
 }
+
+const DENSE: Family = Family {
+    architecture: "",
+    experts: false,
+    model_type: "",
+    paired_heads: false,
+    latent: false,
+    renormalise: None,
+    full_every: None,
+    unrotated_every: 0,
+};
 
 const fn dense(architecture: &'static str, model_type: &'static str, paired_heads: bool) -> Family {
-    Family { architecture, experts: false, model_type, paired_heads, keys: &[] }
+    Family { architecture, model_type, paired_heads, ..DENSE }
 }
 
-const FAMILIES: [Family; 4] = [
+const fn experts(architecture: &'static str, model_type: &'static str, renormalise: Option<bool>) -> Family {
+    Family { architecture, model_type, experts: true, renormalise, ..DENSE }
+}
+
+const FAMILIES: [Family; 13] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
     dense("qwen2", "qwen2", false),
     dense("qwen3", "qwen3", false),
+    dense("seed_oss", "seed_oss", false),
+    dense("ernie4_5", "ernie4_5", false),
+    // SmolLM3 rotates three layers of four (llama.cpp's smollm3.cpp, `n_no_rope_layer_step`).
+    Family { unrotated_every: 4, ..dense("smollm3", "smollm3", true) },
+    // Mixtral.
+    Family { paired_heads: true, ..experts("llama", "mixtral", None) },
+    experts("qwen2moe", "qwen2_moe", Some(false)),
+    experts("qwen3moe", "qwen3_moe", Some(true)),
+    experts("glm4moe", "glm4_moe", Some(false)),
+    Family { full_every: Some(2), ..experts("gpt-oss", "gpt_oss", None) },
+    // Versions 2 and 3, R1, Kimi K2 and GLM-4.7-Flash: see `model_type`.
+    Family { latent: true, ..experts("deepseek2", "deepseek_v3", Some(false)) },
 ];
+
+/// A key's whole name from what follows the architecture's.
+type Key<'a> = dyn Fn(&str) -> String + 'a;
 
 /// Keys that every family has, and whether a file must have them.
 const KEYS: [(&str, &str, bool); 7] = [
     ("embedding_length", "hidden_size", true),
-    ("feed_forward_length", "intermediate_size", true),
+    ("feed_forward_length", "intermediate_size", false),
     ("block_count", "num_hidden_layers", true),
     ("attention.head_count", "num_attention_heads", true),
     ("attention.head_count_kv", "num_key_value_heads", false),
     ("attention.key_length", "head_dim", false),
     ("context_length", "max_position_embeddings", true),
 ];
+
+/// Layers that a file may have: lists are made of them before any weight is read.
+const MOST_LAYERS: u64 = 1 << 12;
 
 /// Keys of rotary scaling, and their fields.
 const SCALING_KEYS: [(&str, &str); 6] = [
@@ -103,11 +145,6 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
             None => {}
         }
     }
-    for (suffix, field) in family.keys {
-        if let Some(number) = metadata.same_everywhere(&key(suffix))? {
-            config.insert((*field).into(), number.into());
-        }
-    }
     for (suffix, field) in
         [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")]
     {
@@ -118,19 +155,79 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     let table = "token_embd.weight";
     let (embedding, _) = files.tensor(table).ok_or_else(|| format!("it has no tensor {table:?}"))?;
     config.insert("vocab_size".into(), embedding.dimensions.get(1).copied().unwrap_or(1).into());
-    check_heads(metadata, &key, &mut config)?;
-    if let Some(scaling) = scaling(metadata, &key)? {
+    let has = |name: &str| files.tensors().any(|(tensor, ..)| tensor.ends_with(name));
+    if family.experts {
+        mixture::take_experts(metadata, family, &key, has(".exp_probs_b.bias"), &mut config)?;
+    }
+    match family.latent {
+        true => mixture::take_latent(metadata, &key, &mut config)?,
+        false => check_heads(metadata, &key, &mut config)?,
+    }
+    if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
+        config.insert("model_type".into(), "deepseek_v2".into());
+    }
+    // Some of GLM-4.5's sizes have these norms.
+    if family.model_type == "glm4_moe" {
+        config.insert("use_qk_norm".into(), has(".attn_q_norm.weight").into());
+    }
+    if !config.contains_key("intermediate_size") {
+        let channels = config.get("moe_intermediate_size").cloned();
+        let channels = channels.ok_or_else(|| format!("it has no {}", key("feed_forward_length")))?;
+        config.insert("intermediate_size".into(), channels);
+    }
+    take_layers(metadata, family, &key, &mut config)?;
+    if let Some(scaling) = scaling(metadata, family, &key)? {
         config.insert("rope_scaling".into(), scaling);
     }
     Ok(config.into())
 }
 
-/// Widths of keys, values and their rotated part.
-fn check_heads(
+/// The number of layers, and what differs from layer to layer: windows and rotations.
+fn take_layers(
     metadata: Metadata<'_>,
-    key: &dyn Fn(&str) -> String,
+    family: &Family,
+    key: &Key<'_>,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
+    let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or_default();
+    // Layers that predict several tokens are not used.
+    let further = metadata.unsigned(&key("nextn_predict_layers"))?.unwrap_or(0);
+    let layers = all.checked_sub(further).filter(|layers| (1..=MOST_LAYERS).contains(layers));
+    let layers = layers.ok_or_else(|| {
+        let counts = format!("{} is {all}", key("block_count"));
+        format!("{counts}, of which {further} predict further tokens: 1 to {MOST_LAYERS} must be left")
+    })?;
+    config.insert("num_hidden_layers".into(), layers.into());
+    if family.unrotated_every > 0 {
+        let rotates = |layer: u64| u8::from(!(layer + 1).is_multiple_of(family.unrotated_every as u64));
+        config.insert("no_rope_layers".into(), (0..layers).map(rotates).collect());
+    }
+    let window = metadata.unsigned(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+    let Some(window) = window else { return Ok(()) };
+    config.insert("sliding_window".into(), window.into());
+    config.insert("use_sliding_window".into(), true.into());
+    let name = key("attention.sliding_window_pattern");
+    let slides: Vec<bool> = match metadata.numbers(&name).ok().flatten() {
+        Some(list) if list.len() as u64 >= layers => list
+            .take(layers as usize)
+            .map(|item| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..)))
+            .collect(),
+        Some(list) => return Err(format!("{name} has {} items for {layers} layers", list.len())),
+        None => {
+            let every = match metadata.unsigned(&name)? {
+                None => family.full_every.map_or(0, |every| every as u64),
+                Some(every) => every,
+            };
+            (0..layers).map(|layer| every == 0 || layer % every < every - 1).collect()
+        }
+    };
+    let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
+    config.insert("layer_types".into(), slides.into_iter().map(kind).collect());
+    Ok(())
+}
+
+/// Widths of keys, values and their rotated part.
+fn check_heads(metadata: Metadata<'_>, key: &Key<'_>, config: &mut Map<String, Value>) -> Result<(), String> {
     let number = |config: &Map<String, Value>, field: &str| config.get(field).and_then(Value::as_u64);
     let heads = number(config, "num_attention_heads").unwrap_or_default().max(1);
     let width = number(config, "head_dim")
@@ -152,7 +249,7 @@ fn check_heads(
 }
 
 /// `rope_scaling`, if the file has any.
-fn scaling(metadata: Metadata<'_>, key: &dyn Fn(&str) -> String) -> Result<Option<Value>, String> {
+fn scaling(metadata: Metadata<'_>, family: &Family, key: &Key<'_>) -> Result<Option<Value>, String> {
     let kind = metadata.text(&key("rope.scaling.type"))?.filter(|kind| *kind != "none");
     // The name of linear scaling's factor in older files.
     let linear = metadata.float(&key("rope.scale_linear"))?.filter(|factor| *factor != 1.0);
@@ -171,8 +268,19 @@ fn scaling(metadata: Metadata<'_>, key: &dyn Fn(&str) -> String) -> Result<Optio
     if let Some(original) = metadata.unsigned(&key("rope.scaling.original_context_length"))? {
         scaling.insert("original_max_position_embeddings".into(), original.into());
     }
-    if scaling.contains_key("mscale_all_dim") {
-        scaling.insert("mscale".into(), json!(1.0));
+    match scaling.get("mscale_all_dim").and_then(Value::as_f64) {
+        // The file has a tenth of it. The model's `mscale` is the same number and not in the file.
+        Some(tenth) if family.latent => {
+            for field in ["mscale", "mscale_all_dim"] {
+                scaling.insert(field.into(), json!(10.0 * tenth));
+            }
+        }
+        Some(_) => drop(scaling.insert("mscale".into(), json!(1.0))),
+        None => {}
+    }
+    // gpt-oss's ramp begins and ends between dimensions; the file does not say so.
+    if family.model_type == "gpt_oss" {
+        scaling.insert("truncate".into(), false.into());
     }
     Ok(Some(scaling.into()))
 }
@@ -202,7 +310,8 @@ fn take_rotary_divisors(files: &GgufFiles, spec: &mut ModelSpec) -> Result<(), M
     Ok(())
 }
 
-/// The metadata does not say which projections have biases; the tensors do.
+/// The metadata does not say which projections have biases, and which routers a correction; the
+/// tensors do.
 fn take_biases(files: &GgufFiles, spec: &mut ModelSpec) {
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let has = |name: &str| files.tensor(&format!("blk.{index}.{name}.bias")).is_some();
@@ -210,8 +319,12 @@ fn take_biases(files: &GgufFiles, spec: &mut ModelSpec) {
             attention.qkv_bias = has("attn_q");
             attention.out_bias = has("attn_output");
         }
-        if let FeedForwardSpec::Gated(gated) = &mut layer.feed_forward {
-            gated.bias = has("ffn_gate");
+        match &mut layer.feed_forward {
+            FeedForwardSpec::Gated(gated) => gated.bias = has("ffn_gate"),
+            FeedForwardSpec::Experts(experts) => {
+                let has_correction = has("exp_probs_b");
+                experts.router.correction = if has_correction { Correction::Given } else { Correction::None };
+            }
         }
     }
 }

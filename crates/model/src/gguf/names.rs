@@ -1,35 +1,54 @@
 //! GGUF's tensor names. A new name for a role is a new entry in these tables.
 
-use crate::weights::{ExpertRole, LayerRole, Role};
+use crate::weights::{ExpertRole, LatentHeadRole, LayerRole, Role};
 
 /// A name under which a role may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     /// The whole name of a tensor.
     pub tensor: String,
-    /// True if the tensor is a stack over all experts.
+    /// True if the tensor is a stack over all experts or heads.
     pub stacked: bool,
+    /// The tensor has the rows of two matrices, one after the other: this one's are the first (0)
+    /// or the second (1).
+    pub half: Option<usize>,
 }
 
 /// The names that a role may have, the usual one first. Empty: no supported architecture has this
 /// role in GGUF files.
 pub(super) fn names_of(role: Role) -> Vec<Name> {
-    let plain = |tensor: String| Name { tensor, stacked: false };
+    let plain = |tensor: String| Name { tensor, stacked: false, half: None };
+    let stack = |tensor: String, half| Name { tensor, stacked: true, half };
     match role {
         Role::Embedding => vec![plain("token_embd.weight".into())],
         Role::OutputNorm => vec![plain("output_norm.weight".into())],
         Role::OutputHead => vec![plain("output.weight".into())],
         Role::Layer(layer, role) => {
-            layer_name(role).map(|name| plain(format!("blk.{layer}.{name}"))).into_iter().collect()
+            layer_names(role).iter().map(|name| plain(format!("blk.{layer}.{name}"))).collect()
         }
-        Role::LatentHead { .. } => Vec::new(),
+        Role::LatentHead { layer, role, .. } => {
+            let name = match role {
+                LatentHeadRole::Absorb => "attn_k_b",
+                LatentHeadRole::Expand => "attn_v_b",
+            };
+            vec![stack(format!("blk.{layer}.{name}.weight"), None)]
+        }
         Role::Expert { layer, role, index, .. } => {
             let name = expert_name(role);
-            // Files written before 2024 have a tensor for each expert.
-            vec![
-                Name { tensor: format!("blk.{layer}.{name}_exps.weight"), stacked: true },
+            let mut names = vec![
+                stack(format!("blk.{layer}.{name}_exps.weight"), None),
+                // Files written before 2024 have a tensor for each expert.
                 plain(format!("blk.{layer}.{name}.{index}.weight")),
-            ]
+            ];
+            let half = match role {
+                ExpertRole::Gate => Some(0),
+                ExpertRole::Up => Some(1),
+                ExpertRole::GateUp | ExpertRole::Down => None,
+            };
+            if half.is_some() {
+                names.push(stack(format!("blk.{layer}.ffn_gate_up_exps.weight"), half));
+            }
+            names
         }
     }
 }
@@ -40,32 +59,41 @@ pub(super) fn bias_of(matrix: &str) -> String {
 }
 
 /// Names from the layer on.
-const fn layer_name(role: LayerRole) -> Option<&'static str> {
-    Some(match role {
-        LayerRole::MixerNorm => "attn_norm.weight",
-        LayerRole::FeedForwardNorm => "ffn_norm.weight",
-        LayerRole::Query => "attn_q.weight",
-        LayerRole::Key => "attn_k.weight",
-        LayerRole::Value => "attn_v.weight",
-        LayerRole::AttentionOut => "attn_output.weight",
-        LayerRole::QueryNorm => "attn_q_norm.weight",
-        LayerRole::KeyNorm => "attn_k_norm.weight",
-        LayerRole::Gate => "ffn_gate.weight",
-        LayerRole::Up => "ffn_up.weight",
-        LayerRole::Down => "ffn_down.weight",
-        LayerRole::Router => "ffn_gate_inp.weight",
-        LayerRole::RouterCorrection => "exp_probs_b.bias",
-        LayerRole::SharedGate => "ffn_gate_shexp.weight",
-        LayerRole::SharedUp => "ffn_up_shexp.weight",
-        LayerRole::SharedDown => "ffn_down_shexp.weight",
-        LayerRole::SharedExpertGate => "ffn_gate_inp_shexp.weight",
-        // Latent attention and delta rule: GGUF stores some of their tensors in another form.
-        _ => return None,
-    })
+const fn layer_names(role: LayerRole) -> &'static [&'static str] {
+    match role {
+        LayerRole::MixerNorm => &["attn_norm.weight"],
+        // GLM-4.5, gpt-oss and Seed-OSS have the second.
+        LayerRole::FeedForwardNorm => &["ffn_norm.weight", "post_attention_norm.weight"],
+        LayerRole::Query => &["attn_q.weight"],
+        LayerRole::Key => &["attn_k.weight"],
+        LayerRole::Value => &["attn_v.weight"],
+        LayerRole::AttentionOut => &["attn_output.weight"],
+        LayerRole::QueryNorm => &["attn_q_norm.weight"],
+        LayerRole::KeyNorm => &["attn_k_norm.weight"],
+        LayerRole::AttentionSinks => &["attn_sinks.weight"],
+        LayerRole::QueryDown => &["attn_q_a.weight"],
+        LayerRole::QueryDownNorm => &["attn_q_a_norm.weight"],
+        LayerRole::QueryUp => &["attn_q_b.weight"],
+        LayerRole::KvDown => &["attn_kv_a_mqa.weight"],
+        LayerRole::KvDownNorm => &["attn_kv_a_norm.weight"],
+        LayerRole::KvUp => &["attn_kv_b.weight"],
+        LayerRole::Gate => &["ffn_gate.weight"],
+        LayerRole::Up => &["ffn_up.weight"],
+        LayerRole::Down => &["ffn_down.weight"],
+        LayerRole::Router => &["ffn_gate_inp.weight"],
+        LayerRole::RouterCorrection => &["exp_probs_b.bias"],
+        LayerRole::SharedGate => &["ffn_gate_shexp.weight"],
+        LayerRole::SharedUp => &["ffn_up_shexp.weight"],
+        LayerRole::SharedDown => &["ffn_down_shexp.weight"],
+        LayerRole::SharedExpertGate => &["ffn_gate_inp_shexp.weight"],
+        // The delta rule: GGUF stores some of its tensors in another form.
+        _ => &[],
+    }
 }
 
 const fn expert_name(role: ExpertRole) -> &'static str {
     match role {
+        ExpertRole::GateUp => "ffn_gate_up",
         ExpertRole::Gate => "ffn_gate",
         ExpertRole::Up => "ffn_up",
         ExpertRole::Down => "ffn_down",

@@ -1,23 +1,11 @@
 //! The tokenizer in a file's metadata, as the same model's tokenizer.json has it.
 
-use std::collections::HashMap;
-
 use serde_json::{Value as Json, json};
 
 use super::files::GgufFiles;
 use super::pre_tokenizers::PreTokenizer;
 use super::values::{Metadata, Value};
-use crate::tokenizer::{BytePairs, Parts, Tokenizer, TokenizerError};
-
-/// Numbers of token types in `tokenizer.ggml.token_type`.
-mod token_type {
-    pub const UNKNOWN: u64 = 2;
-    pub const CONTROL: u64 = 3;
-    pub const USER_DEFINED: u64 = 4;
-}
-
-/// What stands for a space in SentencePiece's tokens.
-const SPACE: &str = "▁";
+use crate::tokenizer::{BytePairs, Parts, Scored, Tokenizer, TokenizerError, piece};
 
 /// Builds the tokenizer of a file.
 ///
@@ -55,12 +43,12 @@ impl<'a> Tokens<'a> {
 
     /// True if a token is special: it has no text for users.
     pub fn is_special(&self, id: usize) -> bool {
-        matches!(self.types[id], token_type::CONTROL | token_type::UNKNOWN)
+        matches!(self.types[id], piece::CONTROL | piece::UNKNOWN)
     }
 
     /// Tokens that are found in a text before it is cut, and whether each is special.
     fn added(&self) -> impl Iterator<Item = (String, bool)> {
-        let added = |id: &usize| self.is_special(*id) || self.types[*id] == token_type::USER_DEFINED;
+        let added = |id: &usize| self.is_special(*id) || self.types[*id] == piece::USER_DEFINED;
         (0..self.texts.len())
             .filter(added)
             .filter(|id| !self.texts[*id].is_empty())
@@ -129,61 +117,14 @@ fn sentence_piece(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, 
     same_count("tokenizer.ggml.scores", scores.len(), tokens.texts.len())?;
     let scores: Vec<f32> =
         scores.map(|score| if let Value::Float(score) = score { score as f32 } else { 0.0 }).collect();
-    let pairs = BytePairs {
-        tokens: &tokens.texts,
-        merges: merges_of_scores(&tokens.texts, &scores),
-        byte_fallback: true,
-        whole_first: false,
-    };
-    let prefix = metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
-    let prepend = json!({ "type": "Prepend", "prepend": SPACE });
-    let mut decoders = vec![
-        json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
-        json!({ "type": "ByteFallback" }),
-        json!({ "type": "Fuse" }),
-    ];
-    if prefix {
-        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
-    }
-    let normalizers = if prefix { vec![prepend, spaces] } else { vec![spaces] };
-    Ok(Parts {
-        pairs: pairs.build()?,
-        normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
-        pre_tokenizer: Json::Null,
+    Scored {
+        texts: &tokens.texts,
+        scores: &scores,
+        prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
         post_processor: post_processor(metadata, tokens, true)?,
-        decoder: json!({ "type": "Sequence", "decoders": decoders }),
         added: tokens.added().collect(),
-    })
-}
-
-/// The merges that transformers makes of scores: every way to make a token of two others; the
-/// largest score first, then the longest left part.
-fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'a str, &'a str)> {
-    let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (*text, id)).collect();
-    let mut merges = Vec::new();
-    for (id, text) in texts.iter().enumerate() {
-        if ids.get(text) != Some(&id) {
-            continue;
-        }
-        let first = merges.len();
-        for (at, _) in text.char_indices().skip(1) {
-            let (left, right) = text.split_at(at);
-            if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
-                let length = left.chars().count();
-                merges.push((
-                    scores[id],
-                    length,
-                    text.chars().count() - length,
-                    (*left_id, *right_id),
-                    (left, right),
-                ));
-            }
-        }
-        merges[first..].sort_by_key(|merge| merge.3);
     }
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)).then(b.2.cmp(&a.2)));
-    merges.into_iter().map(|merge| merge.4).collect()
+    .parts()
 }
 
 /// Puts BOS before and EOS after a text, as the file says.

@@ -104,16 +104,26 @@ impl WeightSource for GgufWeights {
     }
 
     fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError> {
-        let Name { tensor, stacked } = self.name(role)?;
+        let Name { tensor, stacked, half } = self.name(role)?;
         let [rows, cols] = shape;
-        let (encoding, weight) = match (role, stacked) {
-            (Role::Expert { index, count, .. }, true) => {
-                let (encoding, bytes) = self.shaped(&tensor, &[count, rows, cols])?;
-                let one = bytes.len() / count;
-                (encoding, &bytes[index * one..][..one])
+        let halves = if half.is_some() { 2 } else { 1 };
+        let (encoding, weight) = match role.in_stack() {
+            Some((index, count)) if stacked => {
+                let (encoding, bytes) = self.shaped(&tensor, &[count, halves * rows, cols])?;
+                let one = bytes.len() / (count * halves);
+                (encoding, &bytes[(index * halves + half.unwrap_or(0)) * one..][..one])
             }
             _ => self.shaped(&tensor, &shape)?,
         };
+        // A matrix of a stack of one may have rows that are no whole blocks, if shapes agree by
+        // chance.
+        if cols % encoding.column_unit() != 0 {
+            return Err(ModelError::Shape {
+                name: tensor,
+                actual: format!("in blocks of {} columns", encoding.column_unit()),
+                expected: format!("{cols} columns, which are no whole number of blocks"),
+            });
+        }
         let row_order = self.row_order(role);
         if let RowOrder::Paired { width } = row_order
             && !rows.is_multiple_of(width)
@@ -125,11 +135,21 @@ impl WeightSource for GgufWeights {
             });
         }
         let pages: Option<&dyn FilePages> = Some(self);
-        Ok(StoredMatrix { rows, cols, encoding, weight, scales: None, offsets: None, row_order, pages })
+        let (scales, offsets, rows_apart) = (None, None, 1);
+        Ok(StoredMatrix { rows, cols, encoding, weight, scales, offsets, row_order, rows_apart, pages })
     }
 
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
-        let stored = self.numbers(&bias_of(&self.name(role)?.tensor), &[len])?;
+        let Name { tensor, stacked, half } = self.name(role)?;
+        let halves = if half.is_some() { 2 } else { 1 };
+        let name = bias_of(&tensor);
+        let stored = match role.in_stack() {
+            Some((index, count)) if stacked => {
+                let all = self.numbers(&name, &[count, halves * len])?;
+                all[(index * halves + half.unwrap_or(0)) * len..][..len].to_vec()
+            }
+            _ => self.numbers(&name, &[len])?,
+        };
         let order = self.row_order(role);
         Ok((0..len).map(|output| stored[order.stored(output)]).collect())
     }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, LinearInput, Norm, RouterSpec};
+use thunder_compute::{Activation, Backend, ComputeError, LinearInput, RouterSpec};
 
-use super::{Pass, disjoint, normed};
+use super::{Norms, Pass, disjoint};
 
 /// A layer's feed-forward.
 pub(super) enum FeedForward<B: Backend> {
@@ -35,16 +35,16 @@ pub(super) struct Experts<B: Backend> {
 }
 
 impl<B: Backend> FeedForward<B> {
-    /// Adds the feed-forward of `norm(residual)` to the residual stream, for these rows.
+    /// Adds the feed-forward to the residual stream, for these rows.
     pub fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         match self {
-            Self::Gated(gated) => gated.forward(norm, rows, pass),
-            Self::Experts(experts) => experts.forward(norm, rows, pass),
+            Self::Gated(gated) => gated.forward(norms, rows, pass),
+            Self::Experts(experts) => experts.forward(norms, rows, pass),
         }
     }
 
@@ -60,31 +60,38 @@ impl<B: Backend> FeedForward<B> {
 impl<B: Backend> Gated<B> {
     fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, residual, inner, .. } = pass;
         let channels = &mut inner[self.channels_buffer];
         let next = (self.activation, &self.down);
-        backend.linear_gated(normed::<B>(residual, norm), rows.clone(), &self.gate_up, next, channels)?;
-        backend.linear_reduce_add(LinearInput::Gated(channels), rows, &self.down, residual)
+        backend.linear_gated(norms.input(residual), rows.clone(), &self.gate_up, next, channels)?;
+        norms.add_product((self.channels_buffer, true), rows, &self.down, pass)
     }
 }
 
 impl<B: Backend> Experts<B> {
     fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, residual, inner, .. } = pass;
         let [normed, logits, choices] =
             disjoint(inner, [self.normed_buffer, self.logits_buffer, self.choices_buffer]);
+        let Some(norm) = &norms.before else { unreachable!("loading refuses experts without a norm") };
         backend.rms_norm(residual, rows.clone(), norm, normed)?;
         backend.linear(LinearInput::Precise(normed), rows.clone(), &self.router, logits)?;
         backend.route(&self.spec, logits, rows.clone(), choices)?;
-        backend.experts_reduce_add(normed, rows, choices, &self.experts, residual)
+        let Some(after) = &norms.after else {
+            return backend.experts_reduce_add(normed, rows, choices, &self.experts, residual);
+        };
+        let [normed, choices, sum] =
+            disjoint(inner, [self.normed_buffer, self.choices_buffer, after.sum_buffer]);
+        backend.expert_sum(normed, rows.clone(), choices, &self.experts, sum)?;
+        after.add_sum(rows, pass)
     }
 }

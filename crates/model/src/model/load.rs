@@ -69,11 +69,15 @@ impl<B: Backend> Model<B> {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
             None => None,
         };
-        let layers = sources.layers.into_iter().map(|layer| layer.upload(spec.norm_eps, &mut upload));
+        // The residual stream is kept divided by the scale of what is added to it. Its norms undo
+        // that if their epsilon is divided by the scale's square.
+        let residual_eps = spec.norm_eps / spec.residual_scale.powi(2);
+        let layers =
+            sources.layers.into_iter().map(|layer| layer.upload((residual_eps, spec.norm_eps), &mut upload));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let head = match sources.head {
             Some(head) => Some(Head {
-                norm: upload.norm(&head.norm, spec.norm_eps)?,
+                norm: upload.norm(&head.norm, residual_eps)?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
                 rows: head.rows,
             }),
@@ -89,6 +93,7 @@ impl<B: Backend> Model<B> {
             logits: backend.buffer(last_rows, vocab)?,
             inner,
         };
-        Ok(Self { ropes: spec.ropes.clone(), embedding, layers, head, caches, buffers })
+        let embedding_scale = spec.embedding_scale / spec.residual_scale;
+        Ok(Self { ropes: spec.ropes.clone(), embedding_scale, embedding, layers, head, caches, buffers })
     }
 }

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, LinearInput, Norm};
+use thunder_compute::{
+    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, Norm, PartNorm,
+};
 
-use super::{Pass, disjoint, normed};
+use super::{Norms, Pass, disjoint, normed};
 
 /// A layer's mixer.
 pub(super) enum Mixer<B: Backend> {
@@ -17,10 +19,20 @@ pub(super) enum Mixer<B: Backend> {
 pub(super) struct Attention<B: Backend> {
     pub spec: AttentionSpec<B::Vector>,
     pub qkv: B::Matrix,
+    /// Norms of all queries and of all keys, if they are not norms of heads.
+    pub part_norms: Vec<PartNorm<B::Vector>>,
+    pub gate: Option<OutputGate<B>>,
     pub out: B::Matrix,
     pub cache: usize,
     pub qkv_buffer: usize,
+    /// The heads' results; with a gate, gates and results side by side.
     pub heads_buffer: usize,
+}
+
+/// The gate of attention's results.
+pub(super) struct OutputGate<B: Backend> {
+    pub matrix: B::Matrix,
+    pub gated_buffer: usize,
 }
 
 /// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value
@@ -69,17 +81,17 @@ pub(super) struct Delta<B: Backend> {
 }
 
 impl<B: Backend> Mixer<B> {
-    /// Adds the mixer of `norm(residual)` to the residual stream, for these rows.
+    /// Adds the mixer to the residual stream, for these rows.
     pub fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         match self {
-            Self::Attention(attention) => attention.forward(norm, rows, pass),
-            Self::Latent(latent) => latent.forward(norm, rows, pass),
-            Self::Delta(delta) => delta.forward(norm, rows, pass),
+            Self::Attention(attention) => attention.forward(norms, rows, pass),
+            Self::Latent(latent) => latent.forward(norms, rows, pass),
+            Self::Delta(delta) => delta.forward(norms, rows, pass),
         }
     }
 
@@ -87,7 +99,9 @@ impl<B: Backend> Mixer<B> {
     pub fn bytes(&self) -> usize {
         let sum = |matrices: &[&B::Matrix]| matrices.iter().map(|matrix| B::matrix_bytes(matrix)).sum();
         match self {
-            Self::Attention(a) => sum(&[&a.qkv, &a.out]),
+            Self::Attention(a) => {
+                sum(&[&a.qkv, &a.out]) + a.gate.as_ref().map_or(0, |gate| B::matrix_bytes(&gate.matrix))
+            }
             Self::Latent(l) => {
                 let heads = l.absorb.iter().chain(&l.expand).chain(l.query_down.as_ref().map(|d| &d.matrix));
                 heads.map(B::matrix_bytes).sum::<usize>() + sum(&[&l.query, &l.latent, &l.out])
@@ -100,27 +114,38 @@ impl<B: Backend> Mixer<B> {
 impl<B: Backend> Attention<B> {
     fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, step, residual, inner, caches } = pass;
         let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
-        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.qkv, qkv)?;
+        backend.linear(norms.input(residual), rows.clone(), &self.qkv, qkv)?;
+        if !self.part_norms.is_empty() {
+            backend.norm_parts(&self.part_norms, rows.clone(), qkv)?;
+        }
+        if let Some(gate) = &self.gate {
+            backend.linear(norms.input(residual), rows.clone(), &gate.matrix, heads)?;
+        }
         backend.attention(&self.spec, step, rows.clone(), qkv, (caches, self.cache), heads)?;
-        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+        let Some(gate) = &self.gate else {
+            return norms.add_product((self.heads_buffer, false), rows, &self.out, pass);
+        };
+        let [both, gated] = disjoint(inner, [self.heads_buffer, gate.gated_buffer]);
+        backend.gate(both, rows.clone(), Activation::Sigmoid, gated)?;
+        norms.add_product((gate.gated_buffer, false), rows, &self.out, pass)
     }
 }
 
 impl<B: Backend> Latent<B> {
     fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, step, residual, inner, caches } = pass;
-        let x = || normed::<B>(residual, norm);
+        let x = || norms.input(residual);
         match &self.query_down {
             Some(down) => {
                 let [compressed, queries] = disjoint(inner, [down.buffer, self.queries_buffer]);
@@ -146,27 +171,27 @@ impl<B: Backend> Latent<B> {
         let cache = (&mut **caches, self.cache);
         backend.attend_latent(&self.spec, step, rows.clone(), absorbed, queries, cache, attended)?;
         backend.head_products(attended, self.spec.rank, rows.clone(), &self.expand, heads)?;
-        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+        norms.add_product((self.heads_buffer, false), rows, &self.out, pass)
     }
 }
 
 impl<B: Backend> Delta<B> {
     fn forward(
         &self,
-        norm: &Norm<B::Vector>,
+        norms: &Norms<B>,
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, step, residual, inner, caches } = pass;
         let [qkv, gates, output_gate, heads] =
             disjoint(inner, [self.qkv_buffer, self.gates_buffer, self.output_gate_buffer, self.heads_buffer]);
-        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.qkv, qkv)?;
-        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.gates, gates)?;
-        backend.linear(normed::<B>(residual, norm), rows.clone(), &self.output_gate, output_gate)?;
+        backend.linear(norms.input(residual), rows.clone(), &self.qkv, qkv)?;
+        backend.linear(norms.input(residual), rows.clone(), &self.gates, gates)?;
+        backend.linear(norms.input(residual), rows.clone(), &self.output_gate, output_gate)?;
         backend.short_conv(&self.spec, step, rows.clone(), qkv, (caches, self.cache))?;
         let cache = (&mut **caches, self.cache);
         backend.delta_rule(&self.spec, step, rows.clone(), (qkv, gates), cache, heads)?;
         backend.norm_gated(&self.spec, output_gate, rows.clone(), heads)?;
-        backend.linear_reduce_add(LinearInput::Plain(heads), rows, &self.out, residual)
+        norms.add_product((self.heads_buffer, false), rows, &self.out, pass)
     }
 }

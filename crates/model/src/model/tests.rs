@@ -14,8 +14,8 @@ use super::{Capacity, Model, shard_footprints};
 use crate::folder::{GenerationConfig, ModelFolder};
 use crate::plan::{Parallelism, ShardPlan};
 use crate::spec::{
-    AttentionShape, DeltaShape, ExpertsShape, FeedForwardSpec, GatedShape, LatentShape, LayerSpec, MixerSpec,
-    ModelSpec, RouterShape, SharedShape,
+    AttentionShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, GatedShape, LatentShape,
+    LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, RouterShape, SharedShape,
 };
 use crate::synth;
 use crate::weights::{HuggingFace, Quantization};
@@ -33,7 +33,9 @@ fn spec() -> ModelSpec {
         head_dim: 32,
         qkv_bias: true,
         out_bias: false,
-        qk_norm: true,
+        qk_norm: Some(QkNormWidth::All),
+        scale: 0.2,
+        output_gate: true,
         window: Some(40),
         rope: Some(0),
         sinks: true,
@@ -59,7 +61,7 @@ fn spec() -> ModelSpec {
     let router = |scores, correction| RouterShape {
         scores,
         bias: false,
-        correction,
+        correction: if correction { Correction::Given } else { Correction::None },
         groups: None,
         renormalise: true,
         scale: 1.5,
@@ -85,6 +87,11 @@ fn spec() -> ModelSpec {
             }
             _ => FeedForwardSpec::Gated(gated.clone()),
         },
+        norms: match index {
+            1 | 2 => Norms::Around,
+            4 => Norms::After,
+            _ => Norms::Before,
+        },
     };
     let rope = |pairs: i32| Rope {
         inverse_frequencies: (0..pairs).map(|i| 0.5f32.powi(i)).collect(),
@@ -97,6 +104,10 @@ fn spec() -> ModelSpec {
         vocab: VOCAB,
         context: 96,
         norm_eps: 1e-5,
+        norms_less_one: true,
+        embedding_scale: 3.0,
+        residual_scale: 1.0,
+        logit_scale: 0.5,
         tied: Some(false),
         ropes: vec![rope(16), rope(8)],
         layers: mixers.into_iter().enumerate().map(layer).collect(),

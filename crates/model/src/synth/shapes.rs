@@ -1,6 +1,10 @@
 //! Shapes of published models, from their config.json files.
 
+mod published;
+
 use serde_json::{Map, Value, json};
+
+use published::SHAPES;
 
 /// The config.json fields of a model that decide its size and speed.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,188 +58,6 @@ pub enum Stretch {
     },
 }
 
-const LLAMA: Shape = Shape {
-    name: "llama-8b",
-    model_type: "llama",
-    hidden: 4096,
-    layers: 32,
-    heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    channels: 14336,
-    vocab: 128_256,
-    context: 131_072,
-    tied: false,
-    norm_eps: 1e-5,
-    rope_theta: 500_000.0,
-    stretch: Stretch::Llama3 { factor: 8.0 },
-    more: "{}",
-};
-
-const QWEN3: Shape = Shape {
-    name: "qwen3-8b",
-    model_type: "qwen3",
-    hidden: 4096,
-    layers: 36,
-    heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    channels: 12288,
-    vocab: 151_936,
-    context: 40_960,
-    tied: false,
-    norm_eps: 1e-6,
-    rope_theta: 1_000_000.0,
-    stretch: Stretch::None,
-    more: "{}",
-};
-
-const QWEN2: Shape = Shape {
-    name: "qwen2.5-7b",
-    model_type: "qwen2",
-    hidden: 3584,
-    layers: 28,
-    heads: 28,
-    kv_heads: 4,
-    channels: 18944,
-    vocab: 152_064,
-    context: 32_768,
-    ..QWEN3
-};
-
-const MISTRAL: Shape = Shape {
-    name: "mistral-7b",
-    model_type: "mistral",
-    vocab: 32_768,
-    context: 32_768,
-    rope_theta: 1_000_000.0,
-    stretch: Stretch::None,
-    ..LLAMA
-};
-
-const MIXTRAL: Shape = Shape {
-    name: "mixtral-8x7b",
-    model_type: "mixtral",
-    vocab: 32_000,
-    more: r#"{ "num_local_experts": 8, "num_experts_per_tok": 2 }"#,
-    ..MISTRAL
-};
-
-const QWEN3_MOE: Shape = Shape {
-    name: "qwen3-30b-a3b",
-    model_type: "qwen3_moe",
-    hidden: 2048,
-    layers: 48,
-    kv_heads: 4,
-    channels: 6144,
-    more: r#"{ "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true }"#,
-    ..QWEN3
-};
-
-const GLM4_MOE: Shape = Shape {
-    name: "glm-4.5-air",
-    model_type: "glm4_moe",
-    layers: 46,
-    heads: 96,
-    channels: 10944,
-    vocab: 151_552,
-    context: 131_072,
-    norm_eps: 1e-5,
-    more: r#"{ "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
-        "first_k_dense_replace": 1, "norm_topk_prob": true, "attention_bias": true, "partial_rotary_factor": 0.5 }"#,
-    ..QWEN3
-};
-
-const DEEPSEEK_V2_LITE: Shape = Shape {
-    name: "deepseek-v2-lite",
-    model_type: "deepseek_v2",
-    hidden: 2048,
-    layers: 27,
-    heads: 16,
-    kv_heads: 16,
-    channels: 10944,
-    vocab: 102_400,
-    context: 163_840,
-    rope_theta: 10_000.0,
-    more: r#"{ "q_lora_rank": null, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
-        "first_k_dense_replace": 1, "topk_method": "greedy", "norm_topk_prob": false, "routed_scaling_factor": 1.0,
-        "rope_scaling": { "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
-        "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707 } }"#,
-    ..QWEN3
-};
-
-const DEEPSEEK_V3: Shape = Shape {
-    name: "deepseek-v3",
-    model_type: "deepseek_v3",
-    hidden: 7168,
-    layers: 61,
-    heads: 128,
-    kv_heads: 128,
-    channels: 18432,
-    vocab: 129_280,
-    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
-        "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
-        "rope_scaling": { "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
-        "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0 } }"#,
-    ..DEEPSEEK_V2_LITE
-};
-
-const KIMI_K2: Shape = Shape {
-    name: "kimi-k2",
-    model_type: "kimi_k2",
-    heads: 64,
-    kv_heads: 64,
-    vocab: 163_840,
-    context: 131_072,
-    rope_theta: 50_000.0,
-    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "n_routed_experts": 384, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
-        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
-        "routed_scaling_factor": 2.827, "rope_scaling": { "type": "yarn", "factor": 32,
-        "original_max_position_embeddings": 4096, "beta_fast": 1, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0 } }"#,
-    ..DEEPSEEK_V3
-};
-
-#[rustfmt::skip]
-const SHAPES: [Shape; 24] = [
-    Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
-        stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
-    Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
-        stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
-    LLAMA,
-    Shape { name: "llama-70b", hidden: 8192, layers: 80, heads: 64, channels: 28672, ..LLAMA },
-    Shape { name: "qwen3-0.6b", hidden: 1024, layers: 28, heads: 16, channels: 3072, tied: true, ..QWEN3 },
-    Shape { name: "qwen3-1.7b", hidden: 2048, layers: 28, heads: 16, channels: 6144, tied: true, ..QWEN3 },
-    Shape { name: "qwen3-4b", hidden: 2560, channels: 9728, tied: true, ..QWEN3 },
-    QWEN3,
-    Shape { name: "qwen3-14b", hidden: 5120, layers: 40, heads: 40, channels: 17408, ..QWEN3 },
-    Shape { name: "qwen3-32b", hidden: 5120, layers: 64, heads: 64, channels: 25600, ..QWEN3 },
-    QWEN2,
-    Shape { name: "qwen2.5-72b", hidden: 8192, layers: 80, heads: 64, kv_heads: 8, channels: 29568, ..QWEN2 },
-    MISTRAL,
-    Shape { name: "mistral-small-24b", hidden: 5120, layers: 40, channels: 32768, vocab: 131_072,
-        rope_theta: 100_000_000.0, ..MISTRAL },
-    Shape { name: "devstral-123b", model_type: "ministral3", hidden: 12288, layers: 88, heads: 96, channels: 28672,
-        vocab: 131_072, context: 262_144, stretch: Stretch::Yarn { factor: 64.0 }, ..MISTRAL },
-    MIXTRAL,
-    QWEN3_MOE,
-    Shape { name: "qwen3-235b-a22b", hidden: 4096, layers: 94, heads: 64, channels: 12288,
-        more: r#"{ "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": true }"#,
-        ..QWEN3_MOE },
-    GLM4_MOE,
-    DEEPSEEK_V2_LITE,
-    DEEPSEEK_V3,
-    KIMI_K2,
-    Shape { name: "qwen3-moe-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
-        vocab: 4096, context: 4096,
-        more: r#"{ "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": true }"#,
-        ..QWEN3_MOE },
-    Shape { name: "qwen3-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
-        vocab: 4096, context: 4096, ..QWEN3 },
-];
-
 impl Shape {
     /// The shape of that name.
     pub fn named(name: &str) -> Option<Self> {
@@ -256,6 +78,17 @@ impl Shape {
             "mixtral" => "MixtralForCausalLM",
             "qwen3_moe" => "Qwen3MoeForCausalLM",
             "glm4_moe" => "Glm4MoeForCausalLM",
+            "qwen3_next" => "Qwen3NextForCausalLM",
+            "qwen3_5_text" => "Qwen3_5ForCausalLM",
+            "minimax_m2" => "MiniMaxM2ForCausalLM",
+            "ernie4_5_moe" => "Ernie4_5_MoeForCausalLM",
+            "gemma3_text" => "Gemma3ForCausalLM",
+            "phi3" => "Phi3ForCausalLM",
+            "olmo2" => "Olmo2ForCausalLM",
+            "olmo3" => "Olmo3ForCausalLM",
+            "granite" => "GraniteForCausalLM",
+            "glm4" => "Glm4ForCausalLM",
+            "exaone4" => "Exaone4ForCausalLM",
             "deepseek_v2" => "DeepseekV2ForCausalLM",
             "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
             "ministral3" => "Ministral3ForCausalLM",

@@ -5,7 +5,8 @@ use safetensors::tensor::Dtype;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec,
+    AttentionShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec,
+    Norms, QkNormWidth,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -28,6 +29,7 @@ enum Content {
     /// Random bits: quantized levels of any width.
     Bits,
     Ones,
+    Zeros,
     Normal {
         deviation: f32,
     },
@@ -53,6 +55,7 @@ impl Tensor {
         let value = |index: usize| match self.content {
             Content::Bits => None,
             Content::Ones => Some(1.0),
+            Content::Zeros => Some(0.0),
             Content::Normal { deviation } => Some(deviation * random::normal(index as u64)),
             Content::Scales { step } => Some(scale(step, index)),
             Content::Biases { step, bits } => {
@@ -119,13 +122,14 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
         let inside = |name: &str| format!("model.layers.{index}.{name}");
-        list.ones(inside("input_layernorm.weight"), spec.hidden);
+        for name in norm_names(layer.norms) {
+            list.norm(inside(name), spec.hidden, spec.norms_less_one);
+        }
         match &layer.mixer {
-            MixerSpec::Attention(shape) => list.attention(&inside, shape, spec.hidden),
+            MixerSpec::Attention(shape) => list.attention(&inside, shape, spec),
             MixerSpec::Latent(shape) => list.latent(&inside, shape, spec.hidden),
             MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
         }
-        list.ones(inside("post_attention_layernorm.weight"), spec.hidden);
         match &layer.feed_forward {
             FeedForwardSpec::Gated(shape) => {
                 list.gated(&inside("mlp"), shape.channels, spec.hidden, shape.bias);
@@ -133,11 +137,25 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
             FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
         }
     }
-    list.ones("model.norm.weight".into(), spec.hidden);
+    list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
     if spec.tied != Some(true) {
         list.matrix("lm_head", spec.vocab, spec.hidden);
     }
     list.ungrouped.map_or(Ok(list.tensors), Err)
+}
+
+/// Names of a layer's norms.
+fn norm_names(norms: Norms) -> &'static [&'static str] {
+    match norms {
+        Norms::Before => &["input_layernorm.weight", "post_attention_layernorm.weight"],
+        Norms::After => &["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
+        Norms::Around => &[
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+            "pre_feedforward_layernorm.weight",
+            "post_feedforward_layernorm.weight",
+        ],
+    }
 }
 
 /// Names, outputs and inputs of a gated MLP's matrices.
@@ -170,17 +188,21 @@ impl List {
         random::word(self.seed, self.tensors.len() as u64)
     }
 
-    fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, hidden: usize) {
-        let dim = shape.head_dim;
-        for (name, heads) in [("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)]
-        {
+    fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, spec: &ModelSpec) {
+        let (dim, hidden) = (shape.head_dim, spec.hidden);
+        let queries = if shape.output_gate { 2 * shape.heads } else { shape.heads };
+        for (name, heads) in [("q_proj", queries), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)] {
             let path = inside(&format!("self_attn.{name}"));
             self.matrix(&path, heads * dim, hidden);
             self.bias(&path, heads * dim, shape.qkv_bias);
         }
-        if shape.qk_norm {
-            self.ones(inside("self_attn.q_norm.weight"), dim);
-            self.ones(inside("self_attn.k_norm.weight"), dim);
+        let widths = shape.qk_norm.map(|width| match width {
+            QkNormWidth::Head => [dim; 2],
+            QkNormWidth::All => [shape.heads * dim, shape.kv_heads * dim],
+        });
+        if let Some([queries, keys]) = widths {
+            self.norm(inside("self_attn.q_norm.weight"), queries, spec.norms_less_one);
+            self.norm(inside("self_attn.k_norm.weight"), keys, spec.norms_less_one);
         }
         if shape.sinks {
             let content = Content::Normal { deviation: 1.0 };
@@ -202,7 +224,7 @@ impl List {
     fn experts(&mut self, inside: &dyn Fn(&str) -> String, shape: &ExpertsShape, hidden: usize) {
         self.matrix(&inside("mlp.gate"), shape.experts, hidden);
         self.bias(&inside("mlp.gate"), shape.experts, shape.router.bias);
-        if shape.router.correction {
+        if shape.router.correction != Correction::None {
             let content = Content::Normal { deviation: BIAS_DEVIATION };
             let name = inside("mlp.gate.e_score_correction_bias");
             self.push(name, Dtype::BF16, vec![shape.experts], content, self.stream());
@@ -261,6 +283,12 @@ impl List {
         }
         self.ones(inside("linear_attn.norm.weight"), shape.value_dim);
         self.matrix(&inside("linear_attn.out_proj"), hidden, values);
+    }
+
+    /// A norm's weights: one, or zero if files hold them less one.
+    fn norm(&mut self, name: String, len: usize, less_one: bool) {
+        let content = if less_one { Content::Zeros } else { Content::Ones };
+        self.push(name, Dtype::BF16, vec![len], content, 0);
     }
 
     fn ones(&mut self, name: String, len: usize) {

@@ -5,6 +5,7 @@ use thunder_compute::KvFormat;
 
 use super::*;
 use crate::model::shard_footprints;
+use crate::unread::unread_tensors;
 use crate::weights::Role;
 use crate::{ModelFolder, Parallelism, ShardPlan};
 
@@ -81,6 +82,26 @@ fn every_family_has_the_tensors_that_loading_asks_for() {
     }
 }
 
+/// Every tensor that is asked for is there, and no other.
+#[test]
+fn later_families_have_the_tensors_that_loading_asks_for() {
+    let dense =
+        ["gemma3_text", "phi3", "olmo2", "olmo3", "granite", "glm4", "exaone4", "qwen3_vl_text", "ministral"];
+    let shapes = dense.map(|model_type| Shape { model_type, stretch: Stretch::None, ..tiny() });
+    let experts = r#"{ "num_local_experts": 4, "num_experts_per_tok": 2, "use_qk_norm": true }"#;
+    let minimax = Shape { model_type: "minimax_m2", more: experts, ..tiny() };
+    let next = Shape::named("qwen3-next-tiny").expect("it is listed");
+    for shape in shapes.into_iter().chain([minimax, next]) {
+        for quantization in [None, Some((4, 32))] {
+            let (_temporary, path) = written(&shape, quantization, SHARD_BYTES);
+            let folder = ModelFolder::open(&path).expect("it opens");
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 2.0, 1.0]).expect("a plan");
+            shard_footprints(&folder, &plan, KvFormat::F16).expect(shape.model_type);
+            assert_eq!(unread_tensors(&folder), None, "{}", shape.model_type);
+        }
+    }
+}
+
 /// A token reads its experts only, several tokens more of them, and no step more than there are.
 #[test]
 fn experts_are_read_by_the_tokens_that_take_them() {
@@ -131,6 +152,11 @@ fn shapes_have_the_published_parameter_counts() {
         ("mixtral-8x7b", 46_702_792_704),
         ("qwen3-30b-a3b", 30_532_122_624),
         ("deepseek-v2-lite", 15_706_484_224),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("minimax-m2", 228_689_764_864),
+        ("ernie-4.5-21b-a3b", 21_825_437_888),
+        ("phi-4", 14_659_507_200),
+        ("glm4-9b", 9_400_279_040),
     ];
     for (name, count) in counts {
         let shape = Shape::named(name).expect("it is listed");

@@ -3,16 +3,14 @@
 //! and as long to build as the weights to load. Normalizers, splitting, added tokens and models of
 //! other kinds stay the library's.
 
-use std::borrow::Cow;
+mod read;
+
 use std::collections::{BinaryHeap, HashMap};
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ahash::RandomState;
 use hashbrown::HashTable;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
-use serde_json::value::RawValue;
+use serde::{Serialize, Serializer};
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::{Model, Token};
@@ -29,11 +27,21 @@ pub(crate) enum Pairs {
 /// text.
 pub(crate) struct Bpe {
     vocabulary: Vocabulary,
-    merges: Merges,
+    merges: Rule,
+    /// Tokens that no piece of text becomes, and that may have the text of another token. By id.
+    specials: Vec<(u32, String)>,
     /// Tokens of the 256 bytes, for characters without a token; if empty, such characters vanish.
     bytes: Vec<u32>,
     /// A text that equals a token becomes that token, whatever the merges say.
     whole_first: bool,
+}
+
+/// Which neighbours become one token.
+enum Rule {
+    /// Those in a list.
+    Listed(Merges),
+    /// Any two whose joined text is a token; the lowest id first (tiktoken).
+    Joined,
 }
 
 /// Tokens by text and by id.
@@ -119,6 +127,8 @@ impl Merges {
 #[derive(Clone, Copy)]
 struct Symbol {
     id: u32,
+    /// Where its text begins.
+    start: u32,
     /// Bytes of text; 0 after it was merged into the symbol before.
     len: u32,
     previous: u32,
@@ -134,9 +144,11 @@ type Candidate = std::cmp::Reverse<(u32, u32, u32)>;
 impl Bpe {
     fn symbols(&self, text: &str) -> Vec<Symbol> {
         let mut symbols = Vec::with_capacity(text.len());
+        let mut at = 0;
         let mut add = |id, len| {
             let index = symbols.len() as u32;
-            symbols.push(Symbol { id, len, previous: index.wrapping_sub(1), next: index + 1 });
+            symbols.push(Symbol { id, start: at, len, previous: index.wrapping_sub(1), next: index + 1 });
+            at += len;
         };
         for (start, c) in text.char_indices() {
             let c = &text[start..start + c.len_utf8()];
@@ -152,24 +164,36 @@ impl Bpe {
         symbols
     }
 
-    fn merge(&self, symbols: &mut [Symbol]) {
+    /// The rank and the result of a merge of neighbours in `text`.
+    fn merged(&self, text: &str, left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
+        match &self.merges {
+            Rule::Listed(merges) => merges.get(left.id, right.id),
+            Rule::Joined => {
+                let both = text.get(left.start as usize..(right.start + right.len) as usize)?;
+                self.vocabulary.id(both).map(|id| (id, id))
+            }
+        }
+    }
+
+    fn merge(&self, text: &str, symbols: &mut [Symbol]) {
         let candidate = |symbols: &[Symbol], left: u32| -> Option<Candidate> {
             let symbol = symbols.get(left as usize)?;
             let right = symbols.get(symbol.next as usize)?;
-            let (rank, both) = self.merges.get(symbol.id, right.id)?;
+            let (rank, both) = self.merged(text, symbol, right)?;
             Some(std::cmp::Reverse((rank, left, both)))
         };
         let mut queue: BinaryHeap<Candidate> =
             (0..symbols.len() as u32).filter_map(|left| candidate(symbols, left)).collect();
         while let Some(std::cmp::Reverse((_, left, both))) = queue.pop() {
-            let Symbol { id, len, next, previous } = symbols[left as usize];
+            let symbol @ Symbol { start, len, next, previous, .. } = symbols[left as usize];
             let Some(&right) = symbols.get(next as usize) else { continue };
             // Either symbol may have changed since. As in the library, another pair with the same
             // result counts as this one.
-            if len == 0 || self.merges.get(id, right.id).is_none_or(|(_, now)| now != both) {
+            if len == 0 || self.merged(text, &symbol, &right).is_none_or(|(_, now)| now != both) {
                 continue;
             }
-            symbols[left as usize] = Symbol { id: both, len: len + right.len, next: right.next, previous };
+            symbols[left as usize] =
+                Symbol { id: both, start, len: len + right.len, next: right.next, previous };
             symbols[next as usize].len = 0;
             if let Some(after) = symbols.get_mut(right.next as usize) {
                 after.previous = left;
@@ -186,7 +210,7 @@ impl Bpe {
             return vec![Token::new(id, text.to_owned(), (0, text.len()))];
         }
         let mut symbols = self.symbols(text);
-        self.merge(&mut symbols);
+        self.merge(text, &mut symbols);
         let mut start = 0;
         let tokens = symbols.iter().filter(|symbol| symbol.len > 0).map(|symbol| {
             let end = start + symbol.len as usize;
@@ -201,7 +225,10 @@ impl Pairs {
     /// The largest id.
     pub fn last_id(&self) -> Option<u32> {
         match self {
-            Self::Bpe(bpe) => bpe.vocabulary.spans.len().checked_sub(1).map(|last| last as u32),
+            Self::Bpe(bpe) => {
+                let last = bpe.vocabulary.spans.len().checked_sub(1).map(|last| last as u32);
+                last.into_iter().chain(bpe.specials.iter().map(|(id, _)| *id)).max()
+            }
             Self::Library(model) => model.get_vocab().into_values().max(),
         }
     }
@@ -219,14 +246,23 @@ impl Model for Pairs {
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
-            Self::Bpe(bpe) => bpe.vocabulary.id(token),
+            Self::Bpe(bpe) => {
+                let special = bpe.specials.iter().find(|(_, text)| text == token).map(|(id, _)| *id);
+                special.or_else(|| bpe.vocabulary.id(token))
+            }
             Self::Library(model) => model.token_to_id(token),
         }
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
         match self {
-            Self::Bpe(bpe) => bpe.vocabulary.text(id).map(str::to_owned),
+            Self::Bpe(bpe) => {
+                let special = bpe.specials.binary_search_by_key(&id, |(special, _)| *special).ok();
+                special
+                    .map(|index| bpe.specials[index].1.as_str())
+                    .or_else(|| bpe.vocabulary.text(id))
+                    .map(str::to_owned)
+            }
             Self::Library(model) => model.id_to_token(id),
         }
     }
@@ -235,7 +271,10 @@ impl Model for Pairs {
         match self {
             Self::Bpe(bpe) => {
                 let ids = bpe.vocabulary.ids.iter();
-                ids.filter_map(|id| Some((bpe.vocabulary.text(*id)?.to_owned(), *id))).collect()
+                let specials = bpe.specials.iter().map(|(id, text)| (text.clone(), *id));
+                ids.filter_map(|id| Some((bpe.vocabulary.text(*id)?.to_owned(), *id)))
+                    .chain(specials)
+                    .collect()
             }
             Self::Library(model) => model.get_vocab(),
         }
@@ -243,7 +282,7 @@ impl Model for Pairs {
 
     fn get_vocab_size(&self) -> usize {
         match self {
-            Self::Bpe(bpe) => bpe.vocabulary.ids.len(),
+            Self::Bpe(bpe) => bpe.vocabulary.ids.len() + bpe.specials.len(),
             Self::Library(model) => model.get_vocab_size(),
         }
     }
@@ -263,51 +302,40 @@ impl Model for Pairs {
     }
 }
 
-/// The `model` of a tokenizer.json, its large parts as text.
-#[derive(Deserialize)]
-struct File<'a> {
-    r#type: Option<String>,
-    dropout: Option<f32>,
-    unk_token: Option<String>,
-    continuing_subword_prefix: Option<String>,
-    end_of_word_suffix: Option<String>,
-    #[serde(default)]
-    byte_fallback: Option<bool>,
-    ignore_merges: Option<bool>,
-    #[serde(borrow)]
-    vocab: Option<&'a RawValue>,
-    #[serde(borrow)]
-    merges: Option<&'a RawValue>,
+/// Tokens whose ids are their ranks too, as in tiktoken: a piece that is a token becomes that
+/// token; in others, neighbours that make the token of the lowest id are joined first.
+pub(crate) struct Ranked {
+    /// Ids and texts, as pieces of the pre-tokenizer have them.
+    pub tokens: Vec<(u32, String)>,
+    /// Ids and texts of tokens that are found before a text is cut.
+    pub specials: Vec<(u32, String)>,
 }
 
-impl<'de> Deserialize<'de> for Pairs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&RawValue>::deserialize(deserializer)?.get();
-        let library = || Ok(Self::Library(serde_json::from_str(text).map_err(D::Error::custom)?));
-        let Ok(file) = serde_json::from_str::<File<'de>>(text) else { return library() };
-        let (Some("BPE"), Some(vocab), Some(merges)) = (file.r#type.as_deref(), file.vocab, file.merges)
-        else {
-            return library();
-        };
-        let affix = |affix: Option<String>| affix.is_some_and(|affix| !affix.is_empty());
-        if file.dropout.is_some_and(|p| p != 0.0)
-            || affix(file.continuing_subword_prefix)
-            || affix(file.end_of_word_suffix)
-        {
-            return library();
+impl Ranked {
+    /// Builds the tables.
+    ///
+    /// # Errors
+    /// When the vocabulary is too large, or ids or texts are there twice.
+    pub fn build(self) -> Result<Pairs, String> {
+        let mut vocabulary = Vocabulary::default();
+        for (id, text) in &self.tokens {
+            if vocabulary.text(*id).is_some() || vocabulary.id(text).is_some() || text.is_empty() {
+                return Err(format!("token {id}, {text:?}, is empty or there twice"));
+            }
+            vocabulary.insert(text, *id)?;
         }
-        let Entries(vocabulary) = serde_json::from_str(vocab.get()).map_err(D::Error::custom)?;
-        let byte = |byte: u8| vocabulary.id(&format!("<0x{byte:02X}>"));
-        let bytes =
-            if file.byte_fallback == Some(true) { (0..=255).map_while(byte).collect() } else { Vec::new() };
-        // Without a token for every byte, some characters would be unknown.
-        if file.unk_token.is_some() && bytes.len() < 256 || !matches!(bytes.len(), 0 | 256) {
-            return library();
+        for (index, (id, text)) in self.specials.iter().enumerate() {
+            let twice = self.specials[..index].iter().any(|(other, same)| other == id || same == text);
+            if twice || vocabulary.text(*id).is_some() {
+                return Err(format!("special token {id}, {text:?}, is there twice"));
+            }
+            if *id > super::MAX_TOKEN_ID {
+                return Err(super::too_large(*id));
+            }
         }
-        let mut deserializer = serde_json::Deserializer::from_str(merges.get());
-        let merges = List(&vocabulary).deserialize(&mut deserializer).map_err(D::Error::custom)?;
-        let whole_first = file.ignore_merges == Some(true);
-        Ok(Self::Bpe(Box::new(Bpe { vocabulary, merges, bytes, whole_first })))
+        let (merges, mut specials, bytes) = (Rule::Joined, self.specials, Vec::new());
+        specials.sort_unstable_by_key(|(id, _)| *id);
+        Ok(Pairs::Bpe(Box::new(Bpe { vocabulary, merges, specials, bytes, whole_first: true })))
     }
 }
 
@@ -347,7 +375,8 @@ impl BytePairs<'_> {
             both.extend([left, right]);
             merges.push(id(left)?, id(right)?, id(&both)?);
         }
-        Ok(Pairs::Bpe(Box::new(Bpe { vocabulary, merges, bytes, whole_first: self.whole_first })))
+        let (merges, specials) = (Rule::Listed(merges), Vec::new());
+        Ok(Pairs::Bpe(Box::new(Bpe { vocabulary, merges, specials, bytes, whole_first: self.whole_first })))
     }
 }
 
@@ -355,83 +384,5 @@ impl BytePairs<'_> {
 impl Serialize for Pairs {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
         Err(serde::ser::Error::custom("a tokenizer is only read here"))
-    }
-}
-
-/// A string that is borrowed from the file if possible.
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-/// `{"text": id, …}`.
-struct Entries(Vocabulary);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Map;
-        impl<'de> Visitor<'de> for Map {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map from tokens to ids")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut vocabulary = Vocabulary::default();
-                while let Some((Text(text), id)) = map.next_entry::<Text<'de>, u32>()? {
-                    vocabulary.insert(&text, id).map_err(A::Error::custom)?;
-                }
-                Ok(Entries(vocabulary))
-            }
-        }
-        deserializer.deserialize_map(Map)
-    }
-}
-
-/// `[["a", "b"], …]`, or `["a b", …]` in older files.
-struct List<'a>(&'a Vocabulary);
-
-impl<'de> DeserializeSeed<'de> for List<'_> {
-    type Value = Merges;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Merges, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for List<'_> {
-    type Value = Merges;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of merges")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merges, A::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Merge<'a> {
-            Pair(#[serde(borrow)] Text<'a>, #[serde(borrow)] Text<'a>),
-            Line(#[serde(borrow)] Text<'a>),
-        }
-        let mut merges = Merges::default();
-        let mut both = String::new();
-        while let Some(merge) = list.next_element::<Merge<'de>>()? {
-            let (left, right) = match &merge {
-                Merge::Pair(Text(left), Text(right)) => (&**left, &**right),
-                Merge::Line(Text(line)) if line.starts_with("#version") => continue,
-                Merge::Line(Text(line)) => line
-                    .split_once(' ')
-                    .filter(|(_, right)| !right.contains(' '))
-                    .ok_or_else(|| A::Error::custom(format!("the merge {line:?} is not two tokens")))?,
-            };
-            let id = |text: &str| {
-                let missing =
-                    || A::Error::custom(format!("the merges hold {text:?}, the vocabulary does not"));
-                self.0.id(text).ok_or_else(missing)
-            };
-            both.clear();
-            both.extend([left, right]);
-            merges.push(id(left)?, id(right)?, id(&both)?);
-        }
-        Ok(merges)
     }
 }

@@ -31,6 +31,13 @@ impl TokenStream {
         out
     }
 
+    /// What an unfinished character gives, as at the end of the text; the text goes on.
+    pub fn flush(&mut self) -> String {
+        let mut out = String::new();
+        self.text.finish(&mut out);
+        out
+    }
+
     /// Ends the text: returns U+FFFD if a character is unfinished. The stream then begins a new
     /// text.
     pub fn finish(&mut self) -> String {

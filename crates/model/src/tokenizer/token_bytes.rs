@@ -203,7 +203,7 @@ fn single_char(value: &Value) -> Option<char> {
 
 /// GPT-2's table, by code point: printable Latin-1 bytes are themselves, the others are the code
 /// points from 256, in order.
-fn byte_level_table() -> Vec<Option<u8>> {
+pub(super) fn byte_level_table() -> Vec<Option<u8>> {
     let mut table = vec![None; 512];
     let mut next = 256;
     for byte in 0..=255_u8 {

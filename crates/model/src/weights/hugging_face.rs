@@ -1,15 +1,22 @@
-//! Safetensors under Hugging Face's or MLX's names, plain or in MLX's affine quantization.
+//! Safetensors under Hugging Face's or MLX's names, plain or quantized.
+
+mod parts;
 
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use thunder_compute::{Encoding, FilePages, Float, RowOrder};
+use thunder_compute::{Encoding, FilePages, Float, IntegerLayout, RowOrder};
 
 use super::names::{Name, Names};
-use super::quantization::MXFP4;
+use super::quantization::{Method, Mode};
+use super::role::ExpertRole;
 use super::safetensors::{SafetensorsFiles, Tensor};
 use super::{Quantization, Role, StoredMatrix, WeightSource};
 use crate::error::ModelError;
+use parts::{Part, Parts};
+
+/// What follows a module's name in the tensor of its elements, one for each way to store them.
+const ELEMENTS: [&str; 4] = [".weight", ".qweight", ".weight_packed", "_blocks"];
 
 /// The safetensors files of a folder.
 #[derive(Debug)]
@@ -17,6 +24,18 @@ pub struct HuggingFace {
     files: SafetensorsFiles,
     names: Names,
     quantization: Quantization,
+}
+
+/// Where the tensors of a role's matrix are.
+struct Module {
+    /// Precedes the tensors' own names.
+    path: String,
+    /// What follows in the tensor of elements.
+    elements: &'static str,
+    /// True if the tensors are stacks over all experts or heads.
+    stacked: bool,
+    /// The rows of two matrices take turns: this one's are the first (0) or the second (1).
+    turn: Option<usize>,
 }
 
 impl HuggingFace {
@@ -30,12 +49,41 @@ impl HuggingFace {
         Ok(Self { files, names, quantization })
     }
 
-    /// The name that the files use for a role, or the first possible one if they have none.
-    /// `suffix` completes a module.
-    fn name(&self, role: Role, suffix: &str) -> Name {
+    /// The module of a role, if the files have it.
+    fn find(&self, role: Role) -> Option<Module> {
+        // A stack may be a parameter of its own and not a module's weight. Gate and up of all
+        // experts in one are, and else the rows of both take turns.
+        let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
+        let elements = |name: &Name| {
+            let of_module = |end: &&str| !is_parameter && self.files.has(&format!("{}{end}", name.path));
+            let parameter = || (name.stacked && self.files.has(&name.path)).then_some("");
+            ELEMENTS.into_iter().find(of_module).or_else(parameter)
+        };
+        let plain = self.names.of(role).into_iter().find_map(|name| {
+            let elements = elements(&name)?;
+            Some(Module { path: name.path, elements, stacked: name.stacked, turn: None })
+        });
+        plain.or_else(|| {
+            let (path, turn) = self.names.by_turns(role)?;
+            let elements = "_blocks";
+            let found = self.files.has(&format!("{path}{elements}"));
+            found.then_some(Module { path, elements, stacked: true, turn: Some(turn) })
+        })
+    }
+
+    /// The module of a role; the first possible one if the files have none.
+    fn module(&self, role: Role) -> Module {
+        self.find(role).unwrap_or_else(|| {
+            let Name { path, stacked } = self.names.of(role).swap_remove(0);
+            Module { path, elements: ELEMENTS[0], stacked, turn: None }
+        })
+    }
+
+    /// The whole name of a role's vector.
+    fn vector_name(&self, role: Role) -> String {
         let mut names = self.names.of(role);
-        let found = names.iter().position(|name| self.files.has(&format!("{}{suffix}", name.path)));
-        names.swap_remove(found.unwrap_or(0))
+        let found = names.iter().position(|name| self.files.has(&name.path));
+        names.swap_remove(found.unwrap_or(0)).path
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
@@ -67,113 +115,200 @@ impl HuggingFace {
         Ok(tensor)
     }
 
-    fn encoding(&self, module: &str) -> Result<Encoding, ModelError> {
-        let weight = format!("{module}.weight");
+    fn encoding(&self, module: &Module) -> Result<Encoding, ModelError> {
+        let path = &module.path;
+        let weight = format!("{path}{}", module.elements);
         let tensor = self.tensor(&weight)?;
-        let scales = format!("{module}.scales");
-        let Some(scales_tensor) = self.files.get(&scales) else {
+        let unsaid = |actual: &str| ModelError::Shape {
+            name: weight.clone(),
+            actual: actual.to_owned(),
+            expected: "as the quantization in config.json says".into(),
+        };
+        let scales = |name: &str| {
+            let name = format!("{path}.{name}");
+            float(&name, &self.tensor(&name)?)
+        };
+        match (module.elements, self.quantization.method()) {
+            ("_blocks", Some(Method::Mxfp4)) => return Ok(Encoding::Mxfp4),
+            ("_blocks", _) => return Err(unsaid("in MXFP4 blocks")),
+            (".qweight", Some(Method::Gptq { bits, group, add })) => {
+                let (layout, scales) = (IntegerLayout::Gptq { add: *add }, scales("scales")?);
+                return Ok(Encoding::Integers { layout, bits: *bits, group: *group, scales });
+            }
+            (".qweight", Some(Method::Awq { group })) => {
+                let (layout, scales) = (IntegerLayout::Awq, scales("scales")?);
+                return Ok(Encoding::Integers { layout, bits: 4, group: *group, scales });
+            }
+            (".qweight", _) => return Err(unsaid("quantized by GPTQ or AWQ (\".qweight\")")),
+            (".weight_packed", Some(Method::Packed { bits, group, zeros })) => {
+                let layout = if *zeros { IntegerLayout::RowsWithZeros } else { IntegerLayout::Rows };
+                let scales = scales("weight_scale")?;
+                return Ok(Encoding::Integers { layout, bits: *bits, group: *group, scales });
+            }
+            (".weight_packed", _) => return Err(unsaid("quantized (\".weight_packed\")")),
+            (_, Some(Method::Fp8 { block })) if tensor.dtype == Dtype::F8_E4M3 => {
+                let scales = scales(self.fp8_scale(path))?;
+                return Ok(Encoding::Fp8 { block: *block, scales });
+            }
+            _ if tensor.dtype == Dtype::F8_E4M3 => return Err(unsaid("of 8-bit floats")),
+            _ => {}
+        }
+        let Some(scales_tensor) = self.files.get(&format!("{path}.scales")) else {
             return Ok(Encoding::Float(float(&weight, &tensor)?));
         };
-        let settings = self.quantization.of(module).ok_or_else(|| ModelError::Shape {
+        let settings = self.quantization.of(path).ok_or_else(|| ModelError::Shape {
             name: weight.clone(),
             actual: "quantized (it has scales)".into(),
             expected: "unquantized: config.json has no \"quantization\"".into(),
         })?;
-        if settings.mode == MXFP4 {
-            return Ok(Encoding::Mxfp4);
+        if settings.mode != Mode::Affine && self.files.has(&format!("{path}.global_scale")) {
+            return Err(unsaid("quantized with a global scale, which is not supported"));
         }
-        let scales = float(&scales, &scales_tensor)?;
-        Ok(Encoding::Affine { bits: settings.bits, group: settings.group_size, scales })
+        Ok(match settings.mode {
+            Mode::Mxfp4 => Encoding::Mxfp4,
+            Mode::Mxfp8 => Encoding::Mxfp8,
+            Mode::Nvfp4 => Encoding::Nvfp4,
+            Mode::Affine => {
+                let scales = float(&format!("{path}.scales"), &scales_tensor)?;
+                Encoding::Affine { bits: settings.bits, group: settings.group_size, scales }
+            }
+        })
     }
 
-    /// The tensor at `name`, or one expert's or head's part of it if the name is that of a stack.
-    fn part(
-        &self,
-        name: &str,
-        stack: Option<Role>,
-        shape: &[usize],
-        dtype: Option<Dtype>,
-    ) -> Result<Tensor<'_>, ModelError> {
-        let Some((index, count)) = stack.and_then(Role::in_stack) else {
-            return self.shaped(name, shape, dtype);
-        };
-        let all = self.shaped(name, &[&[count], shape].concat(), dtype)?;
+    /// DeepSeek's name of the scales of 8-bit floats, or compressed-tensors'. Both multiply.
+    fn fp8_scale(&self, path: &str) -> &'static str {
+        let inverse = "weight_scale_inv";
+        if self.files.has(&format!("{path}.{inverse}")) { inverse } else { "weight_scale" }
+    }
+
+    /// A tensor of a module, or one expert's or head's part of it if it is a stack.
+    fn part(&self, part: &Part, stack: Option<(usize, usize)>) -> Result<Tensor<'_>, ModelError> {
+        let Part { name, shape, dtype } = part;
+        let Some((index, count)) = stack else { return self.shaped(name, shape, *dtype) };
+        let all = self.shaped(name, &[&[count], shape.as_slice()].concat(), *dtype)?;
         let bytes = all.bytes.len() / count;
         Ok(Tensor { bytes: &all.bytes[index * bytes..][..bytes], ..all })
+    }
+
+    /// Scales or offsets, which must be of this type.
+    fn numbers(
+        &self,
+        part: &Part,
+        stack: Option<(usize, usize)>,
+        scales: Option<Float>,
+    ) -> Result<&[u8], ModelError> {
+        let tensor = self.part(part, stack)?;
+        match (part.dtype, scales) {
+            (None, Some(scales)) if float(&part.name, &tensor)? != scales => Err(ModelError::Shape {
+                name: part.name.clone(),
+                actual: format!("{:?}", tensor.dtype),
+                expected: format!("{scales:?}, as the scales are"),
+            }),
+            _ => Ok(tensor.bytes),
+        }
+    }
+
+    /// GPTQ's groups must be runs of columns: the packed layout has no others.
+    fn check_group_order(&self, path: &str, cols: usize, group: usize) -> Result<(), ModelError> {
+        let name = format!("{path}.g_idx");
+        if !self.files.has(&name) {
+            return Ok(());
+        }
+        let tensor = self.shaped(&name, &[cols], Some(Dtype::I32))?;
+        let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
+        match groups.enumerate().all(|(column, found)| found == column.checked_div(group).unwrap_or(0)) {
+            true => Ok(()),
+            false => Err(ModelError::Shape {
+                name,
+                actual: "a list of scattered groups (desc_act)".into(),
+                expected: format!(
+                    "groups of {group} columns that follow each other; take a version without act-order"
+                ),
+            }),
+        }
     }
 }
 
 impl WeightSource for HuggingFace {
     fn has(&self, role: Role) -> bool {
-        let names = self.names.of(role);
-        names
-            .iter()
-            .any(|name| ["", ".weight"].iter().any(|end| self.files.has(&format!("{}{end}", name.path))))
+        self.find(role).is_some() || self.files.has(&self.vector_name(role))
     }
 
     fn format(&self, role: Role) -> Result<Encoding, ModelError> {
-        self.encoding(&self.name(role, ".weight").path)
+        self.encoding(&self.module(role))
     }
 
     fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError> {
-        let Name { path, stacked } = self.name(role, ".weight");
-        let stack = stacked.then_some(role);
-        let encoding = self.encoding(&path)?;
-        let ([rows, cols], weight) = (shape, format!("{path}.weight"));
-        let plain = StoredMatrix {
-            rows,
-            cols,
-            encoding,
-            weight: &[],
-            scales: None,
-            offsets: None,
-            row_order: RowOrder::AsStored,
-            pages: Some(self),
-        };
-        let (bits, group) = match encoding {
-            Encoding::Affine { bits, group, .. } => (bits, group),
-            Encoding::Mxfp4 => (4, encoding.column_unit()),
-            _ => return Ok(StoredMatrix { weight: self.part(&weight, stack, &shape, None)?.bytes, ..plain }),
-        };
-        if cols % group != 0 {
+        let module = self.module(role);
+        let stack = role.in_stack().filter(|_| module.stacked);
+        let encoding = self.encoding(&module)?;
+        let [rows, cols] = shape;
+        let unit = encoding.column_unit();
+        if cols % unit != 0 {
             return Err(ModelError::Shape {
-                name: weight,
-                actual: format!("quantized in groups of {group}"),
+                name: format!("{}{}", module.path, module.elements),
+                actual: format!("quantized in groups of {unit}"),
                 expected: format!("{cols} columns, which are no whole number of groups"),
             });
         }
-        let words = [rows, cols * bits as usize / 32];
-        let weight = self.part(&weight, stack, &words, Some(Dtype::U32))?.bytes;
-        let Encoding::Affine { scales, .. } = encoding else {
-            let scales = format!("{path}.scales");
-            let scales = self.part(&scales, stack, &[rows, cols / group], Some(Dtype::U8))?.bytes;
-            return Ok(StoredMatrix { weight, scales: Some(scales), ..plain });
+        let Parts { weight, scales, offsets, number } = Parts::of(self, &module, encoding, shape)?;
+        if let Encoding::Integers { layout: IntegerLayout::Gptq { .. }, group, .. } = encoding {
+            self.check_group_order(&module.path, cols, group)?;
+        }
+        // Of rows that take turns, the second matrix begins with the second row.
+        let own = |bytes: &'_ [u8], part: &Part| match module.turn {
+            None | Some(0) => 0,
+            Some(turn) => turn * bytes.len() / part.shape[0],
         };
-        let numbers = |end: &str| {
-            let name = format!("{path}.{end}");
-            let tensor = self.part(&name, stack, &[rows, cols / group], None)?;
-            if float(&name, &tensor)? != scales {
-                return Err(ModelError::Shape {
-                    name,
-                    actual: format!("{:?}", tensor.dtype),
-                    expected: format!("{scales:?}, as the scales are"),
-                });
+        let elements = self.part(&weight, stack)?.bytes;
+        let apart = |part: Option<Part>| match part {
+            None => Ok::<_, ModelError>(None),
+            Some(part) => {
+                let bytes = self.numbers(&part, stack, number)?;
+                Ok(Some(&bytes[own(bytes, &part)..]))
             }
-            Ok(Some(tensor.bytes))
         };
-        Ok(StoredMatrix { weight, scales: numbers("scales")?, offsets: numbers("biases")?, ..plain })
+        Ok(StoredMatrix {
+            rows,
+            cols,
+            encoding,
+            weight: &elements[own(elements, &weight)..],
+            scales: apart(scales)?,
+            offsets: apart(offsets)?,
+            row_order: RowOrder::AsStored,
+            rows_apart: if module.turn.is_some() { 2 } else { 1 },
+            pages: Some(self),
+        })
     }
 
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
-        let Name { path, stacked } = self.name(role, ".weight");
-        let name = format!("{path}.bias");
-        let tensor = self.part(&name, stacked.then_some(role), &[len], None)?;
-        decode(&name, &tensor, len)
+        let module = self.module(role);
+        let dot = if module.elements == "_blocks" { '_' } else { '.' };
+        let turns = if module.turn.is_some() { 2 } else { 1 };
+        let part = Part { name: format!("{}{dot}bias", module.path), shape: vec![turns * len], dtype: None };
+        let tensor = self.part(&part, role.in_stack().filter(|_| module.stacked))?;
+        let all = decode(&part.name, &tensor, turns * len)?;
+        Ok(all.into_iter().skip(module.turn.unwrap_or(0)).step_by(turns).collect())
     }
 
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let name = self.name(role, "").path;
-        decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product())
+        let name = self.vector_name(role);
+        let tensor = self.tensor(&name)?;
+        // Axes of one do not count: MLX moves them in convolutions, and ERNIE has one before the
+        // router's correction.
+        let long = |shape: &[usize]| shape.iter().copied().filter(|&len| len != 1).collect::<Vec<_>>();
+        match long(tensor.shape) == long(shape) {
+            true => decode(&name, &tensor, shape.iter().product()),
+            false => decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product()),
+        }
+    }
+
+    /// MLX-LM adds the one to the norms of a model with a delta rule, and tells a converted folder
+    /// by its convolutions, `[channels, taps, 1]`. It leaves the norms of other models alone.
+    fn norms_less_one(&self) -> bool {
+        let convolution =
+            self.files.name_ending("linear_attn.conv1d.weight").and_then(|name| self.files.get(name));
+        convolution.is_none_or(|tensor| tensor.shape.get(1) == Some(&1))
     }
 
     fn bytes(&self) -> u64 {

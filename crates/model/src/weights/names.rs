@@ -67,11 +67,31 @@ impl Names {
     }
 }
 
+impl Names {
+    /// The stack in which gate and up rows of all experts take turns, as gpt-oss has them, and
+    /// whether this role's rows are the first or the second of each pair.
+    pub fn by_turns(&self, role: Role) -> Option<(String, usize)> {
+        let Role::Expert { layer, role, .. } = role else { return None };
+        let turn = match role {
+            ExpertRole::Gate => 0,
+            ExpertRole::Up => 1,
+            ExpertRole::GateUp | ExpertRole::Down => return None,
+        };
+        Some((format!("{}layers.{layer}.mlp.experts.gate_up_proj", self.prefix), turn))
+    }
+}
+
 /// Modules of matrices, whole names of vectors, from the layer on.
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
         LayerRole::MixerNorm => &["input_layernorm.weight"],
-        LayerRole::FeedForwardNorm => &["post_attention_layernorm.weight"],
+        // Gemma's files have both names: there the second is that of the mixer's norm.
+        LayerRole::FeedForwardNorm => {
+            &["pre_feedforward_layernorm.weight", "post_attention_layernorm.weight"]
+        }
+        LayerRole::MixerPostNorm => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
+        LayerRole::FeedForwardPostNorm => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
+        LayerRole::Qkv => &["self_attn.qkv_proj"],
         LayerRole::Query => &["self_attn.q_proj"],
         LayerRole::Key => &["self_attn.k_proj"],
         LayerRole::Value => &["self_attn.v_proj"],
@@ -96,11 +116,16 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaTimeBias => &["linear_attn.dt_bias"],
         LayerRole::DeltaNorm => &["linear_attn.norm.weight"],
         LayerRole::DeltaOut => &["linear_attn.out_proj"],
+        LayerRole::GateUp => &["mlp.gate_up_proj"],
         LayerRole::Gate => &["mlp.gate_proj"],
         LayerRole::Up => &["mlp.up_proj"],
         LayerRole::Down => &["mlp.down_proj"],
         LayerRole::Router => &["mlp.gate", "block_sparse_moe.gate", "mlp.router"],
-        LayerRole::RouterCorrection => &["mlp.gate.e_score_correction_bias"],
+        LayerRole::RouterCorrection => &[
+            "mlp.gate.e_score_correction_bias",
+            "block_sparse_moe.e_score_correction_bias",
+            "mlp.moe_statics.e_score_correction_bias",
+        ],
         LayerRole::SharedGate => &["mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"],
         LayerRole::SharedUp => &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"],
         LayerRole::SharedDown => &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"],
@@ -111,6 +136,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
 /// Before and after the expert's number; MLX stacks the experts' matrices and has no number.
 const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'static str>)] {
     match role {
+        ExpertRole::GateUp => &[("mlp.experts.gate_up_proj", None)],
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
             ("mlp.experts.gate_proj", None),

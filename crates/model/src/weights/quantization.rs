@@ -1,4 +1,7 @@
-//! MLX's quantization settings.
+//! How config.json says that matrices are quantized: MLX's `quantization`, or the
+//! `quantization_config` of other quantizers.
+
+mod method;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,40 +10,61 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::ModelError;
+pub(super) use method::Method;
 
-/// MLX's name of OCP's MXFP4.
-pub(super) const MXFP4: &str = "mxfp4";
-
-/// How the matrices of a folder are quantized: MLX's `quantization` in config.json.
+/// How the matrices of a folder are quantized.
 #[derive(Debug, Default)]
 pub struct Quantization {
-    default: Option<Settings>,
-    /// Modules with settings of their own.
-    modules: HashMap<String, Settings>,
+    scheme: Option<Scheme>,
 }
 
-/// Quantization of a module.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug)]
+enum Scheme {
+    Mlx {
+        default: Settings,
+        /// Modules with settings of their own.
+        modules: HashMap<String, Settings>,
+    },
+    Other(Method),
+}
+
+/// MLX's quantization of a module.
+#[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub group_size: usize,
     pub bits: u32,
-    #[serde(default = "affine")]
-    pub mode: String,
+    pub mode: Mode,
 }
 
-fn affine() -> String {
-    "affine".to_owned()
+/// MLX's modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Affine,
+    Mxfp4,
+    Mxfp8,
+    Nvfp4,
 }
 
 impl Quantization {
     /// True if matrices are quantized unless a module says otherwise.
     pub fn is_any(&self) -> bool {
-        self.default.is_some()
+        self.scheme.is_some()
     }
 
-    /// The settings of a quantized module; `None` if config.json has none at all.
+    /// MLX's settings of a quantized module; `None` if config.json has none at all.
     pub(super) fn of(&self, module: &str) -> Option<&Settings> {
-        self.modules.get(module).or(self.default.as_ref())
+        match &self.scheme {
+            Some(Scheme::Mlx { default, modules }) => Some(modules.get(module).unwrap_or(default)),
+            _ => None,
+        }
+    }
+
+    /// Another quantizer's settings.
+    pub(super) fn method(&self) -> Option<&Method> {
+        match &self.scheme {
+            Some(Scheme::Other(method)) => Some(method),
+            _ => None,
+        }
     }
 
     /// Reads the quantization from a parsed config.json; `path` is for error texts.
@@ -48,54 +72,73 @@ impl Quantization {
     /// # Errors
     /// When config.json asks for a quantization that is not supported.
     pub fn read(config: &Value, path: &Path) -> Result<Self, ModelError> {
-        let Some(value) = config.get("quantization").or_else(|| config.get("quantization_config")) else {
-            return Ok(Self::default());
+        let field = |name: &str| {
+            let inner = config.get("text_config").and_then(|text| text.get(name));
+            config.get(name).or(inner).filter(|value| !value.is_null())
         };
-        // Other quantizers write `quantization_config` only. MLX writes both, without a method.
-        if let Some(method) = value.get("quant_method").and_then(Value::as_str)
-            && config.get("quantization").is_none()
-        {
-            return Err(ModelError::Unsupported {
-                field: "quantization_config.quant_method",
-                value: format!("{method:?}"),
-                supported: "MLX's affine quantization is".into(),
-            });
-        }
-        let malformed = |error: serde_json::Error| ModelError::Malformed {
+        let malformed = |reason: String| ModelError::Malformed {
             path: path.to_owned(),
-            reason: format!("quantization: {error}"),
+            reason: format!("quantization: {reason}"),
         };
-        let default = Settings::deserialize(value).map_err(malformed)?;
-        let mut modules = HashMap::new();
-        for (name, value) in value.as_object().into_iter().flatten() {
-            // `false` marks an unquantized module; its missing scales say the same.
-            if value.is_object() {
-                modules.insert(name.clone(), Settings::deserialize(value).map_err(malformed)?);
+        let scheme = match (field("quantization"), field("quantization_config")) {
+            (None, None) => None,
+            // Other quantizers write `quantization_config` only. MLX writes both, without a method.
+            (None, Some(value)) if value.get("quant_method").is_some() => {
+                Some(Scheme::Other(Method::read(value, malformed)?))
             }
+            (Some(value), _) | (None, Some(value)) => Some(mlx(value, malformed)?),
+        };
+        Ok(Self { scheme })
+    }
+}
+
+fn mlx(value: &Value, malformed: impl Fn(String) -> ModelError) -> Result<Scheme, ModelError> {
+    let default = Settings::read(value, &malformed)?;
+    let mut modules = HashMap::new();
+    for (name, value) in value.as_object().into_iter().flatten() {
+        // `false` marks an unquantized module; its missing scales say the same.
+        if value.is_object() {
+            modules.insert(name.clone(), Settings::read(value, &malformed)?);
         }
-        for settings in std::iter::once(&default).chain(modules.values()) {
-            if !["affine", MXFP4].contains(&settings.mode.as_str()) {
+    }
+    Ok(Scheme::Mlx { default, modules })
+}
+
+impl Settings {
+    fn read(value: &Value, malformed: impl Fn(String) -> ModelError) -> Result<Self, ModelError> {
+        #[derive(Deserialize)]
+        struct Fields {
+            group_size: usize,
+            bits: u32,
+            mode: Option<String>,
+        }
+        let fields = Fields::deserialize(value).map_err(|error| malformed(error.to_string()))?;
+        let (bits, group_size) = (fields.bits, fields.group_size);
+        let name = fields.mode.as_deref().unwrap_or("affine");
+        let (mode, widths, groups): (_, &[u32], &[usize]) = match name {
+            "affine" => (Mode::Affine, &[2, 3, 4, 5, 6, 8], &[32, 64, 128]),
+            "mxfp4" => (Mode::Mxfp4, &[4], &[32]),
+            "mxfp8" => (Mode::Mxfp8, &[8], &[32]),
+            "nvfp4" => (Mode::Nvfp4, &[4], &[16]),
+            other => {
                 return Err(ModelError::Unsupported {
                     field: "quantization.mode",
-                    value: format!("{:?}", settings.mode),
-                    supported: "affine and mxfp4 are".into(),
+                    value: format!("{other:?}"),
+                    supported: "affine, mxfp4, mxfp8 and nvfp4 are".into(),
                 });
             }
-            if settings.mode == MXFP4 && (settings.bits, settings.group_size) != (4, 32) {
-                return Err(ModelError::Unsupported {
-                    field: "quantization",
-                    value: format!("mxfp4 with {} bits in groups of {}", settings.bits, settings.group_size),
-                    supported: "4 bits in groups of 32 are".into(),
-                });
-            }
-            if ![2, 3, 4, 5, 6, 8].contains(&settings.bits) || ![32, 64, 128].contains(&settings.group_size) {
-                return Err(ModelError::Unsupported {
-                    field: "quantization",
-                    value: format!("{} bits in groups of {}", settings.bits, settings.group_size),
-                    supported: "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 are".into(),
-                });
-            }
+        };
+        if widths.contains(&bits) && groups.contains(&group_size) {
+            return Ok(Self { group_size, bits, mode });
         }
-        Ok(Self { default: Some(default), modules })
+        let supported = match mode {
+            Mode::Affine => "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 are".into(),
+            _ => format!("{} bits in groups of {} are", widths[0], groups[0]),
+        };
+        Err(ModelError::Unsupported {
+            field: "quantization",
+            value: format!("{name} with {bits} bits in groups of {group_size}"),
+            supported,
+        })
     }
 }

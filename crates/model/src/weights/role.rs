@@ -38,7 +38,7 @@ pub enum Role {
 
 impl Role {
     /// Index and size of the stack that the files may keep this matrix in.
-    pub(super) fn in_stack(self) -> Option<(usize, usize)> {
+    pub(crate) fn in_stack(self) -> Option<(usize, usize)> {
         match self {
             Self::Expert { index, count, .. } | Self::LatentHead { index, count, .. } => Some((index, count)),
             _ => None,
@@ -53,7 +53,13 @@ pub enum LayerRole {
     MixerNorm,
     /// Norm before the feed-forward, `[hidden]`.
     FeedForwardNorm,
+    /// Norm of what the mixer adds, `[hidden]`.
+    MixerPostNorm,
+    /// Norm of what the feed-forward adds, `[hidden]`.
+    FeedForwardPostNorm,
 
+    /// Attention: query, key and value projections in one.
+    Qkv,
     /// Attention: query projection.
     Query,
     /// Attention: key projection.
@@ -62,9 +68,9 @@ pub enum LayerRole {
     Value,
     /// Attention: output projection.
     AttentionOut,
-    /// Attention: norm of each query head, `[head_dim]`.
+    /// Attention: norm of each query head, `[head_dim]`, or of all, `[heads * head_dim]`.
     QueryNorm,
-    /// Attention: norm of each key head, `[head_dim]`.
+    /// Attention: norm of each key head, `[head_dim]`, or of all, `[KV heads * head_dim]`.
     KeyNorm,
 
     /// Attention: a score of each query head that has no value, `[heads]`.
@@ -84,9 +90,11 @@ pub enum LayerRole {
     /// Latent attention: from the latent vector to keys and values of the heads (`kv_b`).
     KvUp,
 
-    /// Gated delta rule: queries, keys, values and output gates in one projection.
+    /// Gated delta rule: queries, keys, values and output gates in one projection, one key head
+    /// after the other.
     DeltaQkvz,
-    /// Gated delta rule: write strengths and decays in one projection.
+    /// Gated delta rule: write strengths and decays in one projection, one key head after the
+    /// other.
     DeltaBa,
     /// Gated delta rule: queries, keys and values, where output gates are apart.
     DeltaQkv,
@@ -107,6 +115,8 @@ pub enum LayerRole {
     /// Gated delta rule: output projection.
     DeltaOut,
 
+    /// Gated MLP: gate and up projections in one.
+    GateUp,
     /// Gated MLP: gate projection.
     Gate,
     /// Gated MLP: up projection.
@@ -138,6 +148,8 @@ impl LayerRole {
 /// A matrix of a routed expert, `[outputs, inputs]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertRole {
+    /// Gate and up projections in one.
+    GateUp,
     /// Gate projection.
     Gate,
     /// Up projection.

@@ -119,6 +119,13 @@ impl SafetensorsFiles {
         Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
+    /// Counts a tensor as read, if it exists: what it says is known.
+    pub fn mark_read(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            entry.is_read.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// True if a tensor exists.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

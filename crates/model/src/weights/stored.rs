@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use thunder_compute::{Encoding, FilePages, MatrixSource, RowOrder, Strided};
+use thunder_compute::{Encoding, Extent, FilePages, MatrixSource, MatrixWindow, RowOrder};
 
 /// A whole matrix `[rows, cols]` where it lies in a file, row-major.
 #[derive(Clone, Copy)]
@@ -22,6 +22,9 @@ pub struct StoredMatrix<'a> {
     pub offsets: Option<&'a [u8]>,
     /// The order of the rows. Windows of rows hold whole units of it.
     pub row_order: RowOrder,
+    /// 2 if the rows of two matrices take turns in the file, else 1. Tensors begin with the first
+    /// row of this one.
+    pub rows_apart: usize,
     /// Told which pages are read, if the bytes are a mapped file's.
     pub pages: Option<&'a dyn FilePages>,
 }
@@ -34,20 +37,22 @@ impl<'a> StoredMatrix<'a> {
 
     /// These rows and columns; columns begin and end at whole column units.
     pub fn window(&self, rows: Range<usize>, cols: Range<usize>) -> MatrixSource<'a> {
-        let window = |bytes: &'a [u8], bytes_of: &dyn Fn(usize) -> usize| {
-            let stride = bytes_of(self.cols);
-            let start = if rows.is_empty() { 0 } else { rows.start * stride + bytes_of(cols.start) };
-            Strided { bytes: &bytes[start..], stride, row_bytes: bytes_of(cols.end) - bytes_of(cols.start) }
+        let first_row = rows.start;
+        let window = MatrixWindow { shape: [self.rows, self.cols], rows, cols };
+        let of = |extent: Extent, tensor: &'a [u8]| {
+            // Rows without columns are all at the start: a rank may have no columns of a matrix.
+            let apart = if extent.bytes.is_empty() { 0 } else { self.rows_apart };
+            Extent { stride: extent.stride * apart, ..extent }.of(tensor)
         };
-        let numbers = |bytes| window(bytes, &|cols| self.encoding.scale_bytes(cols));
         MatrixSource {
-            rows: rows.len(),
-            cols: cols.len(),
+            rows: window.rows.len(),
+            cols: window.cols.len(),
             encoding: self.encoding,
-            weight: window(self.weight, &|cols| self.encoding.weight_bytes(cols)),
-            scales: self.scales.map(numbers),
-            offsets: self.offsets.map(numbers),
+            weight: of(self.encoding.weight_extent(&window), self.weight),
+            scales: self.scales.map(|scales| of(self.encoding.scale_extent(&window), scales)),
+            offsets: self.offsets.map(|offsets| of(self.encoding.offset_extent(&window), offsets)),
             row_order: self.row_order,
+            first_row,
             bias: None,
             pages: self.pages,
         }

@@ -2,49 +2,45 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use thunder_engine::{Engine, FinishReason, ModelInfo, Sampling, TokenLogprob};
+use thunder_engine::{Sampling, TokenLogprob};
 
-use super::GenerateRequest;
+use super::Api;
 use crate::error::ApiError;
+use crate::generate::choices::{Choices, Tally};
+use crate::generate::frames::{Frames, StreamKind};
+use crate::generate::reply::{Head, Presenter};
+use crate::generate::{Generation, Input, Prompt, Update, What};
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
-use crate::response::format::{ChoiceFormat, finish_reason};
+use crate::request::tools;
+use crate::response::envelope::{DONE, Envelope, UsageBody};
 use crate::response::logprobs::CompletionLogprobs;
-use crate::response::reply::PreparedRequest;
 
 /// Limit when a request has no `max_tokens`: OpenAI's default for this API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Fields of OpenAI's API that would change the output and are not implemented.
-const UNSUPPORTED: &[&str] =
-    &["suffix", "tools", "tool_choice", "response_format", "top_logprobs", "min_tokens"];
+const UNSUPPORTED: &[&str] = &["suffix", "tools", "tool_choice", "top_logprobs", "min_tokens"];
 
-/// A prompt as the request has it.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
+/// Formats the completions API's choices.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Completions {
+    logprobs: bool,
+    include_usage: bool,
+    /// Characters so far, per choice.
+    offsets: Vec<usize>,
+    used: Tally,
 }
 
-/// A checked request body.
-#[derive(Debug, PartialEq)]
-pub(crate) struct CompletionRequest {
-    pub options: Options,
-    pub prompts: Vec<Prompt>,
-    /// Alternatives to report per token; `None` for no logprobs.
-    pub logprobs: Option<usize>,
-}
-
-impl GenerateRequest for CompletionRequest {
-    type Format = CompletionFormat;
-
-    fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError> {
+impl Api for Completions {
+    fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
         options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
         let logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
         let prompts = prompts(&mut fields)?;
-        if prompts.len() * options.n > MAX_CHOICES {
+        let choices = prompts.len() * options.n;
+        if choices > MAX_CHOICES {
             let message = format!(
                 "{} prompts with n = {} make more than {MAX_CHOICES} completions: send several requests",
                 prompts.len(),
@@ -55,21 +51,16 @@ impl GenerateRequest for CompletionRequest {
         fields.accept_only("echo", &[json!(false)])?;
         // With `best_of` = `n`, all completions are returned, which is the default behaviour.
         fields.accept_only("best_of", &[json!(options.n)])?;
+        let grammar = tools::grammar(&mut fields)?;
         fields.finish(UNSUPPORTED)?;
-        Ok(Self { options, prompts, logprobs })
-    }
-
-    fn options(&self) -> &Options {
-        &self.options
-    }
-
-    fn prepare(self, engine: &Engine) -> Result<(PreparedRequest, CompletionFormat), ApiError> {
-        let Self { options, prompts, logprobs } = self;
-        let prompts: Vec<_> =
-            prompts.into_iter().map(|prompt| tokens(prompt, engine.info())).collect::<Result<_, _>>()?;
-        let offsets = vec![0; prompts.len() * options.n];
-        let format = CompletionFormat { engine: engine.clone(), offsets, logprobs: logprobs.is_some() };
-        Ok((PreparedRequest { options, prompts, field: "prompt", logprobs }, format))
+        let api = Self {
+            logprobs: logprobs.is_some(),
+            include_usage: options.include_usage,
+            offsets: vec![0; choices],
+            used: Tally::default(),
+        };
+        let generation = Generation::new(options, Input::Prompts(prompts), "prompt");
+        Ok((Generation { grammar, logprobs, ..generation }, api))
     }
 }
 
@@ -106,62 +97,74 @@ fn ids(items: Vec<Value>, name: &str) -> Result<Vec<u32>, ApiError> {
     items.iter().enumerate().map(id).collect()
 }
 
-fn tokens(prompt: Prompt, info: &ModelInfo) -> Result<Vec<u32>, ApiError> {
-    match prompt {
-        Prompt::Ids(ids) => Ok(ids),
-        Prompt::Text(text) => info.text_prompt(&text).map_err(|error| ApiError::no_prompt(&error, "prompt")),
-    }
-}
-
-/// Formats the completions API's choices.
-#[derive(Debug)]
-pub(crate) struct CompletionFormat {
-    engine: Engine,
-    /// Characters so far, per choice.
-    offsets: Vec<usize>,
-    logprobs: bool,
-}
-
 /// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null
 /// until the last chunk.
 #[derive(Debug, Serialize)]
-pub(crate) struct TextChoice {
+struct TextChoice {
     text: String,
     index: usize,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
 }
 
-impl ChoiceFormat for CompletionFormat {
-    const ID_PREFIX: &'static str = "cmpl";
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK_OBJECT: &'static str = "text_completion";
-    type ChunkChoice = TextChoice;
-    type Choice = TextChoice;
-
-    fn first_chunk(&self, _index: usize) -> Option<TextChoice> {
-        None
-    }
-
-    fn text_chunk(&mut self, index: usize, text: String, logprobs: &[TokenLogprob]) -> TextChoice {
-        let logprobs = self.logprobs.then(|| {
-            CompletionLogprobs::new(logprobs, &self.engine.info().tokenizer, &mut self.offsets[index])
-        });
-        TextChoice { text, index, logprobs, finish_reason: None }
-    }
-
-    fn last_chunk(&self, index: usize, reason: FinishReason) -> TextChoice {
-        let finish_reason = Some(finish_reason(reason));
-        TextChoice { text: String::new(), index, logprobs: None, finish_reason }
-    }
-
+impl Completions {
     fn choice(
         &mut self,
+        head: &Head,
         index: usize,
-        text: String,
-        logprobs: &[TokenLogprob],
-        reason: FinishReason,
+        (text, tokens): (String, &[TokenLogprob]),
+        finish_reason: Option<&'static str>,
     ) -> TextChoice {
-        TextChoice { finish_reason: Some(finish_reason(reason)), ..self.text_chunk(index, text, logprobs) }
+        let tokenizer = &head.app.engine.info().tokenizer;
+        let is_last_chunk = finish_reason.is_some() && text.is_empty() && tokens.is_empty();
+        let logprobs = (self.logprobs && !is_last_chunk)
+            .then(|| CompletionLogprobs::new(tokens, tokenizer, &mut self.offsets[index]));
+        TextChoice { text, index, logprobs, finish_reason }
+    }
+}
+
+impl Presenter for Completions {
+    const ID_PREFIX: &'static str = "cmpl";
+    const STREAM: StreamKind = StreamKind::Events;
+
+    fn whole(&mut self, head: &Head, choices: Choices) -> Value {
+        let usage = UsageBody::new(head.prompt_tokens, &choices.used());
+        let numbered = choices.0.into_iter().enumerate();
+        let choices = numbered
+            .map(|(index, choice)| {
+                let reason = choice.reason().openai();
+                self.choice(head, index, (choice.text, &choice.logprobs), Some(reason))
+            })
+            .collect();
+        Envelope::of(head, "text_completion", choices, Some(Some(usage))).into_json()
+    }
+
+    fn begin(&mut self, _head: &Head, _out: &mut Frames) {}
+
+    fn update(&mut self, head: &Head, update: Update, out: &mut Frames) {
+        let choice = match update.what {
+            What::Text { text, logprobs } => self.choice(head, update.choice, (text, &logprobs), None),
+            What::End { reason, usage } => {
+                self.used.add(&usage);
+                self.choice(head, update.choice, (String::new(), &[]), Some(reason.openai()))
+            }
+            // Prompts without a template have neither thinking nor calls.
+            _ => return,
+        };
+        let usage = self.include_usage.then_some(None);
+        out.body(&Envelope::of(head, "text_completion", vec![choice], usage));
+    }
+
+    fn end(&mut self, head: &Head, out: &mut Frames) {
+        if self.include_usage {
+            let usage = UsageBody::new(head.prompt_tokens, &self.used);
+            let none: Vec<TextChoice> = Vec::new();
+            out.body(&Envelope::of(head, "text_completion", none, Some(Some(usage))));
+        }
+        out.text(DONE);
+    }
+
+    fn failed(&mut self, _head: &Head, error: &ApiError, out: &mut Frames) {
+        out.json(&error.body());
     }
 }

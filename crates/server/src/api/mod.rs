@@ -1,50 +1,57 @@
-//! The endpoints: each parses its requests and formats its responses.
+//! The endpoints: each API translates its requests to [`Generation`]s, and what is generated to its
+//! responses.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::Value;
-use thunder_engine::{Engine, Sampling};
+use thunder_engine::Sampling;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::generate::Generation;
+use crate::generate::prepare::prepare;
+use crate::generate::reply::{Presenter, reply};
 use crate::request::json;
-use crate::request::options::Options;
-use crate::response::format::ChoiceFormat;
-use crate::response::reply::{PreparedRequest, reply};
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod ollama;
+pub(crate) mod ollama_models;
 #[cfg(test)]
 mod parse_tests;
+pub(crate) mod response_items;
+pub(crate) mod responses;
+pub(crate) mod tokenize;
 
-/// A checked body of one of the two APIs that generate text.
-pub(crate) trait GenerateRequest: Sized + Send + 'static {
-    type Format: ChoiceFormat;
-
+/// One way to ask for text.
+pub(crate) trait Api: Presenter + Sized {
     /// Checks a body. Sampling fields that are absent come from the model's `defaults`.
-    fn parse(body: Value, defaults: &Sampling) -> Result<Self, ApiError>;
+    fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError>;
 
-    fn options(&self) -> &Options;
-
-    /// Tokenizes the prompts.
-    fn prepare(self, engine: &Engine) -> Result<(PreparedRequest, Self::Format), ApiError>;
+    /// Completes a checked request with what the server keeps.
+    fn complete(&mut self, _generation: &mut Generation, _app: &App) -> Result<(), ApiError> {
+        Ok(())
+    }
 }
 
-/// Handles a request of type `R`.
-pub(crate) async fn create<R: GenerateRequest>(
+/// Handles a request of the API `A`.
+pub(crate) async fn create<A: Api>(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = app.receive(request).await?;
     let shared = app.clone();
-    let prepare = move |bytes: &[u8]| {
-        let request = R::parse(json::parse(bytes)?, &shared.engine.info().default_sampling)?;
-        shared.check_model(&request.options().model)?;
-        request.prepare(&shared.engine)
+    let work = move |bytes: &[u8]| {
+        let (mut generation, mut api) =
+            A::parse(json::parse(bytes)?, &shared.engine.info().default_sampling)?;
+        shared.check_model(&generation.options.model)?;
+        api.complete(&mut generation, &shared)?;
+        Ok((prepare(generation, &shared.engine, &shared.format)?, api))
     };
-    let (request, format) = app.admission.prepare(body, prepare).await?;
-    reply(&app, request, format).await
+    let (prepared, api) = app.admission.prepare(body, work).await?;
+    reply(&app, prepared, api).await
 }

@@ -1,15 +1,16 @@
-//! GET /v1/models and /health.
+//! GET /v1/models, and what the server says of itself.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::metrics;
 
 fn model_object(app: &App) -> Value {
     let info = app.engine.info();
@@ -22,6 +23,15 @@ fn model_object(app: &App) -> Value {
     })
 }
 
+/// The description of all endpoints.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// GET /openapi.json.
+pub(crate) async fn openapi() -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], OPENAPI).into_response()
+}
+
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_object(&app)]}))
 }
@@ -32,6 +42,18 @@ pub(crate) async fn get(
 ) -> Result<Json<Value>, ApiError> {
     app.check_model(&id)?;
     Ok(Json(model_object(&app)))
+}
+
+/// GET /metrics, for Prometheus. Needs a key where requests do: the numbers tell how others use the
+/// server.
+pub(crate) async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let text = app.metrics.text().map_err(|error| ApiError::engine_failed(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE))], text).into_response())
+}
+
+/// Status 200 as long as the process answers: whether to restart it.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({"status": "ok"}))
 }
 
 /// Status 200 while the engine accepts requests, 503 once it has stopped. Load balancers ask

@@ -5,10 +5,17 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use thunder_engine::Sampling;
 
-use super::GenerateRequest;
-use super::chat::ChatRequest;
-use super::completions::CompletionRequest;
+use thunder_engine::Grammar;
+use thunder_model::chat::{Message, Role, ToolCall};
+
+use super::Api;
+use super::chat::Chat;
+use super::completions::Completions;
+use super::messages::Messages;
+use super::ollama::{OllamaChat, OllamaGenerate};
+use super::responses::Responses;
 use crate::error::ApiError;
+use crate::generate::{Generation, Input, Prompt, ToolChoice};
 
 const FIELDS: &[&str] = &[
     "model",
@@ -51,6 +58,27 @@ const FIELDS: &[&str] = &[
     "name",
     "include_usage",
     "add_generation_prompt",
+    "system",
+    "input",
+    "instructions",
+    "call_id",
+    "arguments",
+    "output",
+    "thinking",
+    "stop_sequences",
+    "input_schema",
+    "parameters",
+    "function",
+    "tool_calls",
+    "tool_call_id",
+    "tool_use_id",
+    "options",
+    "format",
+    "think",
+    "guided_choice",
+    "guided_json",
+    "schema",
+    "json_schema",
 ];
 
 fn field() -> impl Strategy<Value = String> {
@@ -81,7 +109,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 /// A valid body with a few fields replaced, so that parsing gets past the first field.
 fn body() -> impl Strategy<Value = Value> {
     let right = json!({
-        "model": "default", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "prompt": "hi",
+        "model": "default", "max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "prompt": "hi",
     });
     proptest::collection::vec((field(), json_value()), 0..4).prop_map(move |pairs| {
         let mut body = right.clone();
@@ -113,14 +141,25 @@ proptest! {
 
     #[test]
     fn any_json_is_accepted_or_refused_with_400(value in json_value()) {
-        check(ChatRequest::parse(value.clone(), &Sampling::default()))?;
-        check(CompletionRequest::parse(value, &Sampling::default()))?;
+        check(Chat::parse(value.clone(), &Sampling::default()))?;
+        check(Completions::parse(value.clone(), &Sampling::default()))?;
+        check(Messages::parse(value.clone(), &Sampling::default()))?;
+        check(Responses::parse(value.clone(), &Sampling::default()))?;
+        check(OllamaChat::parse(value.clone(), &Sampling::default()))?;
+        check(OllamaGenerate::parse(value, &Sampling::default()))?;
     }
 
     #[test]
     fn nearly_valid_bodies_are_accepted_or_refused_with_400(body in body()) {
-        check(ChatRequest::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
-        check(CompletionRequest::parse(without(body, "messages"), &Sampling::default()))?;
+        check(Chat::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
+        check(Messages::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
+        check(OllamaChat::parse(without(body.clone(), "prompt"), &Sampling::default()))?;
+        let mut response = without(without(body.clone(), "prompt"), "max_tokens");
+        if let Some(messages) = response.as_object_mut().and_then(|fields| fields.remove("messages")) {
+            response["input"] = messages;
+        }
+        check(Responses::parse(response, &Sampling::default()))?;
+        check(Completions::parse(without(body, "messages"), &Sampling::default()))?;
     }
 
     /// No field is ignored: an unknown field is refused by name.
@@ -128,18 +167,19 @@ proptest! {
     fn unknown_fields_are_refused_by_name(name in "x_[a-z]{1,12}", value in json_value()) {
         prop_assume!(!value.is_null());
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], &name: value});
-        let error = ChatRequest::parse(body, &Sampling::default()).expect_err("the field is unknown");
+        let error = Chat::parse(body, &Sampling::default()).expect_err("the field is unknown");
         prop_assert_eq!(error.param, Some(name.clone()));
         prop_assert!(error.message.contains(&name));
     }
 }
 
-fn chat(extra: Value) -> Result<ChatRequest, ApiError> {
+fn chat(extra: Value) -> Result<Generation, ApiError> {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     if let (Value::Object(fields), Value::Object(extra)) = (&mut body, extra) {
         fields.extend(extra);
     }
-    ChatRequest::parse(body, &Sampling { temperature: 0.7, top_k: 20, ..Sampling::default() })
+    let defaults = Sampling { temperature: 0.7, top_k: 20, ..Sampling::default() };
+    Chat::parse(body, &defaults).map(|(generation, _)| generation)
 }
 
 #[test]
@@ -178,9 +218,9 @@ fn every_sampling_field_reaches_the_engine() {
 #[test]
 fn unsupported_fields_are_refused_by_name() {
     let refused = json!({
-        "tools": [{}], "functions": [{}], "tool_choice": "required", "function_call": {"name": "f"}, "audio": {},
+        "tools": 1, "functions": [{}], "tool_choice": "perhaps", "function_call": {"name": "f"}, "audio": {},
         "parallel_tool_calls": "yes", "prediction": "x", "reasoning_effort": 3, "service_tier": 1, "store": "x",
-        "echo": true, "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"},
+        "echo": true, "best_of": 2, "suffix": "x", "response_format": 1, "guided_choice": [], "guided_json": "x",
         "modalities": ["text", "audio"], "verbosity": 1, "web_search_options": {}, "add_generation_prompt": false,
         "n": 0, "top_logprobs": 2, "logprobs": 5, "stop": [""], "stream_options": {"include_usage": true},
         "seed": 0.5, "temperature": "hot", "logit_bias": {"word": 1}, "user": 7, "metadata": "x", "max_tokens": 0,
@@ -202,7 +242,7 @@ fn values_that_ask_for_the_default_behaviour_are_accepted() {
     let neutral = json!({
         "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto", "store": true,
         "service_tier": "flex", "tools": [], "functions": [], "function_call": "none", "parallel_tool_calls": true,
-        "reasoning_effort": "high", "verbosity": "low", "prediction": {"type": "content"}, "keep_alive": "5m",
+        "verbosity": "low", "prediction": {"type": "content"}, "keep_alive": "5m",
         "cache_prompt": true, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "top_logprobs": 0, "logprobs": false, "user": "u", "metadata": {"a": "b"}, "stop": null,
     });
     assert_eq!(chat(neutral).unwrap(), chat(json!({})).unwrap());
@@ -211,7 +251,7 @@ fn values_that_ask_for_the_default_behaviour_are_accepted() {
         assert_eq!(both.options.max_tokens, Some(5), "the smaller limit holds");
     }
     let body = json!({"model": "m", "prompt": "p", "n": 2, "best_of": 2, "echo": false, "suffix": null});
-    assert_eq!(CompletionRequest::parse(body, &Sampling::default()).unwrap().options.n, 2);
+    assert_eq!(Completions::parse(body, &Sampling::default()).unwrap().0.options.n, 2);
 }
 
 #[test]
@@ -220,13 +260,90 @@ fn messages_are_converted_to_a_role_and_one_text() {
         {"role": "developer", "content": "be brief", "name": "boss"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": "c", "refusal": null, "tool_calls": [], "annotations": []},
+        {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+        ]},
+        {"role": "tool", "content": "done", "tool_call_id": "1"},
     ]);
-    let plain = json!([
-        {"role": "system", "content": "be brief", "name": "boss"},
-        {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "c"},
-    ]);
-    assert_eq!(Value::from(chat(json!({"messages": messages})).unwrap().messages), plain);
+    let arguments = Map::from_iter([("a".to_owned(), json!(1))]);
+    let call = ToolCall { id: "1".into(), name: "f".into(), arguments };
+    let expected = vec![
+        Message { name: Some("boss".into()), ..Message::new(Role::System, "be brief") },
+        Message::new(Role::User, "ab"),
+        Message::new(Role::Assistant, "c"),
+        Message { calls: vec![call], reasoning: Some("hm".into()), ..Message::new(Role::Assistant, "") },
+        Message { call_id: Some("1".into()), ..Message::new(Role::Tool, "done") },
+    ];
+    assert_eq!(chat(json!({"messages": messages})).unwrap().input, Input::Chat(expected.clone()));
+
+    let anthropic = json!({
+        "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "be brief", "cache_control": {}}],
+        "messages": [
+            {"role": "user", "content": "ab"},
+            {"role": "assistant", "content": [{"type": "text", "text": "c"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "done"}]},
+        ],
+    });
+    let mut same = expected;
+    same[0].name = None;
+    let (generation, _) = Messages::parse(anthropic, &Sampling::default()).unwrap();
+    assert_eq!(generation.input, Input::Chat(same));
+}
+
+#[test]
+fn tools_and_formats_reach_the_generation() {
+    let tool =
+        json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}});
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    let parsed = chat(json!({"tools": [tool], "tool_choice": named, "parallel_tool_calls": false})).unwrap();
+    assert_eq!((parsed.tools.choice, parsed.tools.parallel), (ToolChoice::Named("f".into()), false));
+    let schema = json!({"type": "object", "properties": {"a": {}}});
+    assert_eq!(parsed.tools.tools[0].parameters["properties"], schema["properties"]);
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+    let grammars = [
+        (json!({"response_format": format}), Grammar::JsonSchema(schema.clone())),
+        (json!({"response_format": {"type": "json_object"}}), Grammar::JsonSchema(json!({"type": "object"}))),
+        (json!({"guided_json": schema.to_string()}), Grammar::JsonSchema(schema.clone())),
+        (json!({"guided_regex": "a+"}), Grammar::Regex("a+".into())),
+        (json!({"guided_choice": ["a", "b\n"]}), Grammar::Lark("start: \"a\" | \"b\\n\"".into())),
+    ];
+    for (given, expected) in grammars {
+        assert_eq!(chat(given).unwrap().grammar, Some(expected));
+    }
+    let bad = json!({"guided_regex": "a", "guided_choice": ["b"]});
+    assert_eq!(chat(bad).unwrap_err().param.as_deref(), Some("guided_choice"));
+    let ollama = json!({"model": "m:latest", "messages": [{"role": "user", "content": "x"}], "format": schema,
+                        "options": {"num_predict": 7, "repeat_penalty": 1.5, "num_ctx": 99}, "think": false});
+    let (ollama, _) = OllamaChat::parse(ollama, &Sampling::default()).unwrap();
+    assert_eq!((ollama.options.model.as_str(), ollama.options.max_tokens), ("m", Some(7)));
+    assert_eq!((ollama.options.sampling.repetition_penalty, ollama.options.stream), (1.5, true));
+    assert_eq!((ollama.thinking.enabled, ollama.grammar), (Some(false), Some(Grammar::JsonSchema(schema))));
+}
+
+#[test]
+fn errors_in_tools_name_the_path() {
+    let tool = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+    let cases = [
+        (json!({"tools": [{}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (tool(json!({})), "tools[0].function.name"),
+        (tool(json!({"name": "a b"})), "tools[0].function.name"),
+        (tool(json!({"name": "f", "parameters": 1})), "tools[0].function.parameters"),
+        (tool(json!({"name": "f", "mood": 1})), "tools[0].function.mood"),
+        (json!({"tools": vec![json!({"type": "function", "function": {"name": "f"}}); 2]}), "tools[1]"),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.schema"),
+        (json!({"reasoning_effort": "huge"}), "reasoning_effort"),
+    ];
+    for (given, param) in cases {
+        let error = chat(given).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{error}");
+    }
 }
 
 #[test]
@@ -238,7 +355,8 @@ fn errors_in_messages_name_the_path() {
         (json!(["hi"]), "messages[0]"),
         (json!([{"content": "hi"}]), "messages[0].role"),
         (json!([{"role": "king", "content": "hi"}]), "messages[0].role"),
-        (json!([{"role": "tool", "content": "hi", "tool_call_id": "1"}]), "messages[0].role"),
+        (json!([{"role": "tool", "content": "hi"}]), "messages[0].tool_call_id"),
+        (json!([{"role": "user", "content": "hi", "tool_call_id": "1"}]), "messages[0].tool_call_id"),
         (json!([{"role": "user"}]), "messages[0].content"),
         (json!([{"role": "user", "content": 5}]), "messages[0].content"),
         (json!([{"role": "user", "content": []}]), "messages[0].content"),
@@ -248,7 +366,7 @@ fn errors_in_messages_name_the_path() {
         ),
         (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
         (json!([{"role": "user", "content": "hi", "mood": "good"}]), "messages[0].mood"),
-        (json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls[0].id"),
     ];
     for (messages, param) in cases {
         let error = chat(json!({"messages": messages})).unwrap_err();
@@ -258,15 +376,17 @@ fn errors_in_messages_name_the_path() {
 
 #[test]
 fn prompts_of_every_form_are_accepted_and_others_refused() {
-    let parse = |prompt: Value| {
+    let parse = |prompt: Value| -> Result<Generation, ApiError> {
         let body = Map::from_iter([("model".to_owned(), json!("m")), ("prompt".to_owned(), prompt)]);
-        CompletionRequest::parse(body.into(), &Sampling::default())
+        Completions::parse(body.into(), &Sampling::default()).map(|(generation, _)| generation)
     };
     for (prompt, count) in
         [(json!("a"), 1), (json!(["a", "b"]), 2), (json!([1, 2]), 1), (json!([[1], [2], [3]]), 3)]
     {
         let parsed = parse(prompt).unwrap();
-        assert_eq!((parsed.prompts.len(), parsed.options.max_tokens), (count, Some(16)));
+        let Input::Prompts(prompts) = &parsed.input else { panic!("no prompts") };
+        assert!(prompts.iter().all(|prompt| matches!(prompt, Prompt::Text(_) | Prompt::Ids(_))));
+        assert_eq!((prompts.len(), parsed.options.max_tokens), (count, Some(16)));
     }
     for (prompt, param) in [
         (json!(null), "prompt"),
@@ -281,5 +401,5 @@ fn prompts_of_every_form_are_accepted_and_others_refused() {
         assert_eq!(parse(prompt).unwrap_err().param.as_deref(), Some(param));
     }
     let many = json!({"model": "m", "prompt": vec!["a"; 65], "n": 2});
-    assert_eq!(CompletionRequest::parse(many, &Sampling::default()).unwrap_err().param.as_deref(), Some("n"));
+    assert_eq!(Completions::parse(many, &Sampling::default()).unwrap_err().param.as_deref(), Some("n"));
 }

@@ -1,58 +1,79 @@
-//! Chat messages: checked and converted to the form that chat templates expect.
+//! OpenAI's chat messages.
 
 use serde_json::{Map, Value};
+use thunder_model::chat::{Message, Role, ToolCall};
 
 use super::fields::{Fields, display_value, invalid_value};
 use crate::error::ApiError;
 
 /// Most messages of a request. A template takes many steps for each.
-const MAX_MESSAGES: usize = 4096;
+pub(crate) const MAX_MESSAGES: usize = 4096;
+/// Most calls in one message.
+const MAX_CALLS: usize = 128;
 
-/// Reads `messages` into objects with a role, one text, and a name if given, as chat templates
-/// expect.
-pub(crate) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    match fields.value("messages") {
-        None => Err(fields.missing("messages")),
-        Some(Value::Array(messages)) if messages.len() > MAX_MESSAGES => {
-            let message = format!("`messages` has {} messages, {MAX_MESSAGES} are the most", messages.len());
-            Err(ApiError::field("messages", message).code("invalid_value"))
+/// Reads `messages`.
+pub(crate) fn take(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+    list(fields, "messages", one)
+}
+
+/// Reads a list of at least one message, each by `read`.
+pub(crate) fn list(
+    fields: &mut Fields,
+    name: &str,
+    read: impl Fn(Fields) -> Result<Message, ApiError>,
+) -> Result<Vec<Message>, ApiError> {
+    match fields.value(name) {
+        None => Err(fields.missing(name)),
+        Some(Value::Array(messages)) => {
+            check_count(messages.len(), name)?;
+            let numbered = messages.into_iter().enumerate();
+            numbered.map(|(index, message)| read(Fields::new(message, format!("{name}[{index}]"))?)).collect()
         }
-        Some(Value::Array(messages)) if !messages.is_empty() => {
-            messages.into_iter().enumerate().map(|(index, message)| one(message, index)).collect()
-        }
-        Some(other) => Err(invalid_value("messages", &other, "a list of at least one message")),
+        Some(other) => Err(invalid_value(name, &other, "a list of at least one message")),
     }
 }
 
-fn one(message: Value, index: usize) -> Result<Value, ApiError> {
-    let mut fields = Fields::new(message, format!("messages[{index}]"))?;
+/// Checks the number of messages.
+pub(crate) fn check_count(count: usize, name: &str) -> Result<(), ApiError> {
+    if (1..=MAX_MESSAGES).contains(&count) {
+        return Ok(());
+    }
+    let message = format!("`{name}` has {count} messages but must have 1 to {MAX_MESSAGES}");
+    Err(ApiError::field(name, message).code("invalid_value"))
+}
+
+fn one(mut fields: Fields) -> Result<Message, ApiError> {
     let role = fields.string("role")?.ok_or_else(|| fields.missing("role"))?;
     let role = match role.as_str() {
         // "developer" is OpenAI's newer name for "system"; templates know the older one.
-        "system" | "developer" => "system",
-        "user" => "user",
-        "assistant" => "assistant",
-        "tool" | "function" => {
-            let message =
-                format!("messages of role \"{role}\" are not supported: this server cannot call tools");
-            return Err(ApiError::field(fields.name("role"), message).code("unsupported_value"));
-        }
+        "system" | "developer" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
         _ => {
-            let must_be = "\"system\", \"developer\", \"user\" or \"assistant\"";
+            let must_be = "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"";
             return Err(invalid_value(&fields.name("role"), &Value::String(role), must_be));
         }
     };
-    let content = fields.value("content").ok_or_else(|| fields.missing("content"))?;
-    let content = text(content, &fields.name("content"))?;
-    let mut plain = Map::new();
-    plain.insert("role".into(), role.into());
-    plain.insert("content".into(), content.into());
-    if let Some(name) = fields.string("name")? {
-        plain.insert("name".into(), name.into());
+    let calls = if role == Role::Assistant { calls(&mut fields)? } else { Vec::new() };
+    let content = match fields.value("content") {
+        // A message may be calls alone.
+        None if !calls.is_empty() => String::new(),
+        None => return Err(fields.missing("content")),
+        Some(content) => text(content, &fields.name("content"))?,
+    };
+    let mut message = Message { calls, ..Message::new(role, content) };
+    message.name = fields.string("name")?;
+    if role == Role::Tool {
+        let id = fields.string("tool_call_id")?;
+        message.call_id = Some(id.ok_or_else(|| fields.missing("tool_call_id"))?);
     }
-    // OpenAI's own client sends a message back with all its fields.
-    fields.accept_empty("tool_calls");
-    fields.accept_empty("annotations");
+    if role == Role::Assistant {
+        message.reasoning = fields.string("reasoning_content")?;
+        // OpenAI's own client sends a message back with all its fields.
+        fields.accept_empty("tool_calls");
+        fields.accept_empty("annotations");
+    }
     fields.finish(&[
         "annotations",
         "tool_calls",
@@ -62,11 +83,49 @@ fn one(message: Value, index: usize) -> Result<Value, ApiError> {
         "refusal",
         "reasoning_content",
     ])?;
-    Ok(Value::Object(plain))
+    Ok(message)
+}
+
+fn calls(fields: &mut Fields) -> Result<Vec<ToolCall>, ApiError> {
+    let name = fields.name("tool_calls");
+    match fields.value("tool_calls") {
+        None => Ok(Vec::new()),
+        Some(Value::Array(calls)) if calls.len() <= MAX_CALLS => {
+            let call = |(index, call)| one_call(Fields::new(call, format!("{name}[{index}]"))?);
+            calls.into_iter().enumerate().map(call).collect()
+        }
+        Some(other) => Err(invalid_value(&name, &other, "a list of at most 128 calls")),
+    }
+}
+
+fn one_call(mut fields: Fields) -> Result<ToolCall, ApiError> {
+    fields.accept_only("type", &["function".into()])?;
+    // Streamed calls have it, and some clients send it back.
+    fields.value("index");
+    let id = fields.string("id")?.ok_or_else(|| fields.missing("id"))?;
+    let function = fields.value("function").ok_or_else(|| fields.missing("function"))?;
+    let mut function = Fields::new(function, fields.name("function"))?;
+    let name = function.string("name")?.ok_or_else(|| function.missing("name"))?;
+    let arguments = function.string("arguments")?.unwrap_or_default();
+    let arguments = arguments_object(&arguments, &function.name("arguments"))?;
+    function.finish(&[])?;
+    fields.finish(&[])?;
+    Ok(ToolCall { id, name, arguments })
+}
+
+/// The object that the text of a call's arguments holds.
+pub(crate) fn arguments_object(text: &str, name: &str) -> Result<Map<String, Value>, ApiError> {
+    if text.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    match super::json::parse(text.as_bytes()) {
+        Ok(Value::Object(arguments)) => Ok(arguments),
+        _ => Err(invalid_value(name, &Value::String(text.to_owned()), "a JSON object as text")),
+    }
 }
 
 /// The text of a message's content. Parts are joined without a separator.
-fn text(content: Value, name: &str) -> Result<String, ApiError> {
+pub(crate) fn text(content: Value, name: &str) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text),
         Value::Array(parts) if !parts.is_empty() => parts,
@@ -76,12 +135,16 @@ fn text(content: Value, name: &str) -> Result<String, ApiError> {
     for (index, part) in parts.into_iter().enumerate() {
         let mut part = Fields::new(part, format!("{name}[{index}]"))?;
         let part_type = part.value("type").ok_or_else(|| part.missing("type"))?;
-        if part_type != "text" {
+        if !["text", "input_text", "output_text"].iter().any(|known| part_type == *known) {
             let message =
                 format!("content parts of type {} are not supported: use text", display_value(&part_type));
             return Err(ApiError::field(part.name("type"), message).code("unsupported_value"));
         }
         joined.push_str(&part.string("text")?.ok_or_else(|| part.missing("text"))?);
+        // Marks for caches and citations, which change nothing here.
+        for extra in ["cache_control", "citations", "annotations", "logprobs"] {
+            part.value(extra);
+        }
         part.finish(&[])?;
     }
     Ok(joined)

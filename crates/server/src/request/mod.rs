@@ -4,3 +4,4 @@ pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod messages;
 pub(crate) mod options;
+pub(crate) mod tools;

@@ -38,7 +38,7 @@ impl Options {
         let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
         let n = fields.integer("n", 1, MAX_CHOICES, "an integer from 1 to 128")?.unwrap_or(1);
         let max_tokens = fields.integer("max_tokens", 1, usize::MAX, "an integer of at least 1")?;
-        let stop = stops(fields)?;
+        let stop = Self::stop_list(fields, "stop")?;
         let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
@@ -65,6 +65,39 @@ impl Options {
         })
     }
 
+    /// One completion, with nothing set.
+    pub fn new(model: String) -> Self {
+        Self {
+            model,
+            n: 1,
+            sampling: Sampling::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+            stream: false,
+            include_usage: false,
+        }
+    }
+
+    /// Reads stop texts from this field.
+    pub fn stop_list(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
+        let must_be = "a string of 1 to 1024 bytes, or a list of at most 16 such strings";
+        let path = fields.name(name);
+        let texts = match fields.value(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(texts)) => texts,
+            Some(text) => vec![text],
+        };
+        if texts.len() > MAX_STOPS {
+            return Err(invalid_value(&path, &Value::Array(texts), must_be));
+        }
+        let stop = |text| match text {
+            Value::String(text) if (1..=MAX_STOP_BYTES).contains(&text.len()) => Ok(text),
+            other => Err(invalid_value(&path, &other, must_be)),
+        };
+        texts.into_iter().map(stop).collect()
+    }
+
     /// The engine's request for completion `nth` of a prompt. Completion `nth` uses `seed + nth`,
     /// so that they differ and each can be repeated alone.
     pub fn request(&self, prompt: Vec<u32>, nth: usize, logprobs: Option<usize>) -> Request {
@@ -77,6 +110,7 @@ impl Options {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             logprobs,
+            ..Request::default()
         }
     }
 }
@@ -96,7 +130,7 @@ fn sampling(fields: &mut Fields, defaults: &Sampling) -> Result<Sampling, ApiErr
 }
 
 /// Some APIs write "all tokens" as -1; the engine writes 0. Both are accepted.
-fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+pub(crate) fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let Some(value) = fields.value("top_k") else { return Ok(None) };
     if value.as_i64() == Some(-1) {
         return Ok(Some(0));
@@ -128,23 +162,6 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> 
         bias.push((id, amount as f32));
     }
     Ok(Some(bias))
-}
-
-fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let must_be = "a string of 1 to 1024 bytes, or a list of at most 16 such strings";
-    let texts = match fields.value("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(texts)) => texts,
-        Some(text) => vec![text],
-    };
-    if texts.len() > MAX_STOPS {
-        return Err(invalid_value("stop", &Value::Array(texts), must_be));
-    }
-    let stop = |text| match text {
-        Value::String(text) if (1..=MAX_STOP_BYTES).contains(&text.len()) => Ok(text),
-        other => Err(invalid_value("stop", &other, must_be)),
-    };
-    texts.into_iter().map(stop).collect()
 }
 
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {

@@ -1,65 +1,66 @@
-//! The body around the choices, which both APIs share.
-
-use std::sync::Arc;
+//! The body around the choices, which OpenAI's two older APIs share.
 
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::app::App;
+use crate::error::ApiError;
+use crate::generate::choices::Tally;
+use crate::generate::reply::Head;
 
-/// The body of a response or chunk of both APIs, around its choices.
+/// The last event of a complete stream. A failed stream does not have it.
+pub(crate) const DONE: &str = "[DONE]";
+
+/// The body of a response or chunk, around its choices.
 #[derive(Debug, Serialize)]
 pub(crate) struct Envelope<'a, C> {
-    pub id: &'a str,
-    pub object: &'a str,
-    pub created: u64,
-    pub model: &'a str,
-    pub system_fingerprint: &'a str,
-    pub choices: Vec<C>,
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: Vec<C>,
     /// Absent in a stream without usage. In a stream with usage, `null` in all chunks except the
     /// last.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Option<UsageBody>>,
+    usage: Option<Option<UsageBody>>,
 }
 
 /// Tokens that a request used. A prompt counts once, whatever its number of completions.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct UsageBody {
-    pub prompt_tokens: usize,
-    pub completion_tokens: usize,
-    pub total_tokens: usize,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
 }
 
-/// The fields that all chunks of a response share.
-#[derive(Debug)]
-pub(crate) struct ResponseHead {
-    pub app: Arc<App>,
-    pub id: String,
-    pub created: u64,
-    pub prompt_tokens: usize,
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
 }
 
-impl ResponseHead {
-    /// A body with these choices.
-    pub fn envelope<'a, C>(
-        &'a self,
-        object: &'a str,
-        choices: Vec<C>,
-        usage: Option<Option<UsageBody>>,
-    ) -> Envelope<'a, C> {
-        Envelope {
-            id: &self.id,
-            object,
-            created: self.created,
-            model: &self.app.engine.info().name,
-            system_fingerprint: &self.app.fingerprint,
-            choices,
-            usage,
+impl UsageBody {
+    pub fn new(prompt_tokens: usize, used: &Tally) -> Self {
+        Self {
+            prompt_tokens,
+            completion_tokens: used.generated,
+            total_tokens: prompt_tokens + used.generated,
+            prompt_tokens_details: PromptDetails { cached_tokens: used.cached() },
         }
     }
+}
 
-    /// The usage, given the number of generated tokens.
-    pub fn usage(&self, completion_tokens: usize) -> UsageBody {
-        let prompt_tokens = self.prompt_tokens;
-        UsageBody { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+impl<'a, C: Serialize> Envelope<'a, C> {
+    /// A body of the response `head` with these choices.
+    pub fn of(head: &'a Head, object: &'a str, choices: Vec<C>, usage: Option<Option<UsageBody>>) -> Self {
+        let (created, model) = (head.created, head.model());
+        let system_fingerprint = &head.app.fingerprint;
+        Self { id: &head.id, object, created, model, system_fingerprint, choices, usage }
+    }
+
+    /// The body as JSON.
+    pub fn into_json(self) -> Value {
+        // Strings and numbers always serialize.
+        serde_json::to_value(self).unwrap_or_else(|error| ApiError::engine_failed(error.to_string()).body())
     }
 }

@@ -1,8 +1,4 @@
-//! Turns the engine's events into a whole response body or a stream of chunks.
+//! Bodies in OpenAI's form.
 
 pub(crate) mod envelope;
-pub(crate) mod format;
 pub(crate) mod logprobs;
-pub(crate) mod reply;
-pub(crate) mod sse;
-pub(crate) mod streams;

@@ -28,7 +28,7 @@ async fn a_response_has_every_field_of_openais() {
             "finish_reason": "stop",
         }],
         // "u:hi|" is five tokens.
-        "usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9},
+        "usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(body, expected);
 }
@@ -94,7 +94,10 @@ async fn requested_usage_is_alone_in_the_last_chunk() {
     let mut chunks = post(&scripted(hello), PATH, body).await.chunks();
     let last = chunks.pop().unwrap();
     assert_eq!(last["choices"], json!([]));
-    assert_eq!(last["usage"], json!({"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}));
+    assert_eq!(
+        last["usage"],
+        json!({"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}})
+    );
     assert!(chunks.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)));
 }
 
@@ -107,7 +110,10 @@ async fn n_completions_have_different_seeds_and_count_the_prompt_once() {
         assert_eq!(choice["index"], index);
         assert_eq!(choice["message"]["content"], format!("Some({}) u:hi|", 41 + index));
     }
-    assert_eq!(reply["usage"], json!({"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}));
+    assert_eq!(
+        reply["usage"],
+        json!({"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 0}})
+    );
 }
 
 #[tokio::test]

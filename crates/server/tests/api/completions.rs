@@ -18,7 +18,7 @@ async fn a_response_has_every_field_of_openais() {
         "object": "text_completion",
         "model": MODEL,
         "choices": [{"text": "Hello, wörld", "index": 0, "logprobs": null, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6},
+        "usage": {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(body, expected);
 }

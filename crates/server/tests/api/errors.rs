@@ -17,13 +17,13 @@ const COMPLETIONS: &str = "/v1/completions";
 #[tokio::test]
 async fn errors_name_the_wrong_field() {
     let cases = [
-        (CHAT, chat(json!({"tools": [{}]})), "tools", json!("unsupported_parameter")),
+        (CHAT, chat(json!({"functions": [{}]})), "functions", json!("unsupported_parameter")),
         (CHAT, chat(json!({"colour": 1})), "colour", json!("unknown_parameter")),
         (CHAT, chat(json!({"model": null})), "model", json!("missing_required_parameter")),
         (
             CHAT,
-            chat(json!({"response_format": {"type": "json_object"}})),
-            "response_format",
+            chat(json!({"response_format": {"type": "xml"}})),
+            "response_format.type",
             json!("unsupported_value"),
         ),
         // The engine makes the following checks.

@@ -54,6 +54,7 @@ fn request() -> thunder_engine::Request {
         stop: Vec::new(),
         ignore_eos: false,
         logprobs: None,
+        ..thunder_engine::Request::default()
     }
 }
 

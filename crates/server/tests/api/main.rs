@@ -4,8 +4,11 @@
 
 mod chat;
 mod completions;
+mod document;
 mod errors;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod security;
 mod support;
+mod tools;

@@ -66,6 +66,7 @@ pub fn info() -> ModelInfo {
         tokenizer: Arc::new(Tokenizer::load(folder.path()).unwrap()),
         chat_template: ChatTemplate::load(folder.path()).unwrap().map(Arc::new),
         default_sampling: Sampling { temperature: 0.6, ..Sampling::default() },
+        eos: vec![END],
         ranks: 2,
     }
 }
@@ -118,7 +119,16 @@ impl Drop for Slot {
 
 /// An engine that runs `script` for each request, each on its own thread.
 pub fn scripted(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
-    let (engine, mut inbox) = Engine::channel(info(), 16);
+    scripted_with(info(), script)
+}
+
+/// As [`scripted`], with room for descriptions of tools.
+pub fn scripted_with_tools(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
+    scripted_with(ModelInfo { context_length: 4096, ..info() }, script)
+}
+
+fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
+    let (engine, mut inbox) = Engine::channel(info, 16);
     let script = Arc::new(script);
     std::thread::spawn(move || {
         while let Some(Submission { request, events }) = inbox.submissions.blocking_recv() {

@@ -35,6 +35,16 @@ struct Common {
     engine: EngineArgs,
 }
 
+impl Common {
+    /// Loads the model, as [`session::open`] does. Every prompt and every token is computed: rounds
+    /// repeat them.
+    fn open(&mut self) -> anyhow::Result<Option<Session>> {
+        self.engine.cache.no_prefix_cache = true;
+        self.engine.no_speculation = true;
+        session::open(self.model.name(), &self.engine)
+    }
+}
+
 /// Label of the share of peak arithmetic: operations in products with weights, against a loop of
 /// the same instruction.
 const PEAK_SHARE: &str = "share of peak arithmetic";
@@ -174,6 +184,7 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        ..Request::default()
     };
     let before = engine.counters().times();
     let streams = (0..batch).map(|index| engine.submit(request(index))).collect::<Result<Vec<_>, _>>()?;

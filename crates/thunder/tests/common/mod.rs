@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+#[cfg(target_os = "linux")]
+pub mod machine;
 #[cfg(unix)]
 pub mod terminal;
 

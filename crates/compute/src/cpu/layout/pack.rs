@@ -66,15 +66,21 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
         source.row_order.stored_range(&(panels.start * LANES..source.rows.min(panels.end * LANES)))
     };
     let numbers = || [&source.scales, &source.offsets].into_iter().flatten();
+    let (weight_rows, scale_rows) = (source.encoding.has_weight_rows(), source.encoding.has_scale_rows());
     let format = matrix.format;
     pool.split(panels, &|mine| {
         let mut packer = Packer::new(source);
         if let Some(pages) = source.pages {
-            numbers().for_each(|part| pages.need(part.span(rows(&mine))));
+            numbers().for_each(|part| {
+                pages.need(if scale_rows { part.span(rows(&mine)) } else { part.bytes });
+            });
+            if !weight_rows {
+                pages.need(source.weight.bytes);
+            }
         }
         for first in mine.clone().step_by(piece) {
             let panels = first..mine.end.min(first + piece);
-            let weights = source.weight.span(rows(&panels));
+            let weights = if weight_rows { source.weight.span(rows(&panels)) } else { &[] };
             if let Some(pages) = source.pages {
                 pages.need(weights);
             }
@@ -97,10 +103,13 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
             }
         }
     });
-    // Scales are few pages, shared by neighbouring threads: they are released when all threads are
-    // done.
+    // What neighbouring threads share is released when all threads are done: scales, which are few
+    // pages, and elements in which rows share words.
     if let Some(pages) = source.pages {
-        numbers().for_each(|part| pages.release(part.span(0..source.rows)));
+        numbers().for_each(|part| pages.release(part.bytes));
+        if !weight_rows {
+            pages.release(source.weight.bytes);
+        }
     }
 }
 

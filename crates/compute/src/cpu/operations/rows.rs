@@ -1,11 +1,11 @@
-//! Operations on rows: embedding, norm, gate, largest outputs.
+//! Operations on rows: embedding, norms, gate, largest outputs.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Activation, Largest, Norm};
+use crate::backend::{Activation, Largest, Norm, PartNorm};
 use crate::cpu::pointers::SendPtr;
-use crate::cpu::rows::{gate_on, largest_on, rms_norm_on};
+use crate::cpu::rows::{gate_on, largest_on, rms_norm_on, square_sum};
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend, Linear};
 
@@ -38,6 +38,44 @@ impl CpuBackend {
         self.map_rows(x, rows, out, &|x, out| {
             // SAFETY: the instruction set was detected.
             unsafe { rms_norm_on(isa, x, &norm.weight, norm.eps, out) };
+        });
+    }
+
+    pub(super) fn square_sum_rows(
+        &mut self,
+        norms: &[PartNorm<Arc<[f32]>>],
+        x: &Buffer,
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) {
+        assert_eq!(out.width, norms.len(), "a row of sums has one for each norm");
+        self.map_rows(x, rows, out, &|x, out| {
+            for (norm, out) in norms.iter().zip(out) {
+                *out = square_sum(&x[norm.counted.clone()]);
+            }
+        });
+    }
+
+    pub(super) fn norm_rows_by_sums(
+        &mut self,
+        norms: &[PartNorm<Arc<[f32]>>],
+        sums: &Buffer,
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) {
+        let width = x.width;
+        assert!(rows.end <= x.rows && rows.end <= sums.rows, "rows {rows:?} of {}", x.rows);
+        let to = SendPtr(x.data.as_mut_ptr());
+        for_rows(&mut self.pool, rows.len(), &|part| {
+            for row in rows.start + part.start..rows.start + part.end {
+                // SAFETY: each row is one thread's.
+                let x = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                for (norm, sum) in norms.iter().zip(&sums.data[row * sums.width..]) {
+                    let factor = norm.factor(*sum);
+                    let columns = x[norm.columns.clone()].iter_mut();
+                    columns.zip(&norm.weight[..]).for_each(|(x, weight)| *x *= weight * factor);
+                }
+            }
         });
     }
 

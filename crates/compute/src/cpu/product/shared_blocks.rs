@@ -14,7 +14,7 @@ use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
 use crate::cpu::simd::{Kernel, Simd};
 
 /// [`crate::cpu::product::matmul::multiply`] for a matrix in groups of 16. Such groups exist for
-/// the widths of GGUF's types only.
+/// the widths of GGUF's types and of NVFP4 only.
 ///
 /// # Safety
 /// As for that function.
@@ -32,6 +32,8 @@ pub(super) unsafe fn multiply<S: Simd>(
         (2, _) => row_blocks::<S, 2, 2>(w, panels, x, rows, out),
         (3, 1) => row_blocks::<S, 1, 3>(w, panels, x, rows, out),
         (3, _) => row_blocks::<S, 2, 3>(w, panels, x, rows, out),
+        (5, 1) => row_blocks::<S, 1, 5>(w, panels, x, rows, out),
+        (5, _) => row_blocks::<S, 2, 5>(w, panels, x, rows, out),
         (6, 1) => row_blocks::<S, 1, 6>(w, panels, x, rows, out),
         (6, _) => row_blocks::<S, 2, 6>(w, panels, x, rows, out),
         (bits, _) => unreachable!("no format has {bits}-bit levels in groups of 16"),

@@ -36,6 +36,8 @@ pub(in crate::cpu) struct Reducer {
     /// `None` while the background thread has it.
     group: Option<Box<Group>>,
     background: Option<Background>,
+    /// A sum that has ended and was not asked for yet.
+    summed: Option<(Buffer, Range<usize>)>,
     overlap: Overlap,
     row_bytes: usize,
     /// What a step in two parts costs more than one in one part, in µs; the same on all ranks.
@@ -59,6 +61,7 @@ impl Reducer {
         Self {
             group: Some(Box::new(group)),
             background: None,
+            summed: None,
             overlap,
             row_bytes: 0,
             parts_cost_us: f64::INFINITY,
@@ -113,8 +116,18 @@ impl Reducer {
         assert!(matches!(sent, Some(Ok(()))), "the thread that sums could not be started, or panicked");
     }
 
+    /// Waits for the all-reduce that was begun, if any, and keeps it for [`Reducer::end`], so that
+    /// the group can be used for another.
+    pub fn finish(&mut self) -> Result<(), CommError> {
+        self.summed = self.end()?;
+        Ok(())
+    }
+
     /// Waits for the all-reduce that was begun, if any.
     pub fn end(&mut self) -> Result<Option<(Buffer, Range<usize>)>, CommError> {
+        if let Some(sum) = self.summed.take() {
+            return Ok(Some(sum));
+        }
         if self.group.is_some() {
             return Ok(None);
         }
@@ -191,6 +204,10 @@ mod tests {
             assert!(reducer.end().unwrap().is_none(), "nothing was begun");
             for _ in 0..3 {
                 reducer.begin(filled(rank), 2..5);
+                // Another operation of the group comes first.
+                reducer.finish().unwrap();
+                reducer.finish().unwrap();
+                assert_eq!(reducer.group().size(), 3);
                 let (x, rows) = reducer.end().unwrap().unwrap();
                 for (row, numbers) in x.data.chunks(WIDTH).take(ROWS).enumerate() {
                     let expected = if rows.contains(&row) { 6.0 } else { 1.0 + rank as f32 };

@@ -9,17 +9,17 @@ use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
 
 const EOS: u32 = 0;
 /// A token that ends nothing.
-const TOKEN: u32 = 7;
+pub(super) const TOKEN: u32 = 7;
 
-fn limits() -> Limits {
-    Limits { sequences: 4, rows: 100, kv_blocks: 16 }
+pub(super) fn limits() -> Limits {
+    Limits { sequences: 4, rows: 100, kv_blocks: 16, ..Limits::default() }
 }
 
 fn scheduler(limits: Limits, stages: usize) -> Scheduler {
     Scheduler::new(limits, stages, 400, vec![EOS])
 }
 
-fn generation() -> Generation {
+pub(super) fn generation() -> Generation {
     Generation { max_tokens: None, ignore_eos: false, greedy: true }
 }
 
@@ -28,14 +28,14 @@ fn submit(scheduler: &mut Scheduler, prompt_tokens: usize) -> RequestId {
 }
 
 /// Plans a step: slot, start and tokens of each part.
-fn plan(scheduler: &mut Scheduler) -> Vec<(usize, usize, usize)> {
+pub(super) fn plan(scheduler: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     let part = |part: crate::scheduler::StepPart<'_>| (part.slot, part.start, part.tokens.len());
     scheduler.next_step().map(|step| step.parts().map(part).collect()).unwrap_or_default()
 }
 
 /// Applies the oldest step; every sequence that awaits a token gets this one.
-fn apply(scheduler: &mut Scheduler, token: u32) -> Vec<TokenEvent> {
-    let count = scheduler.oldest_step().map_or(0, |(awaiting, _)| awaiting.len());
+pub(super) fn apply(scheduler: &mut Scheduler, token: u32) -> Vec<TokenEvent> {
+    let count = scheduler.oldest_step().map_or(0, |step| step.wanted_rows());
     let mut events = Vec::new();
     scheduler.apply(&vec![token; count], &mut events);
     events
@@ -135,7 +135,10 @@ fn the_youngest_is_preempted_and_starts_over() {
     assert_eq!(plan(&mut scheduler), [(0, 0, 28)]);
     assert!(apply(&mut scheduler, TOKEN).is_empty(), "the prompt's next token is known");
     assert_eq!(plan(&mut scheduler), [(0, 28, 5)]);
-    assert_eq!(apply(&mut scheduler, TOKEN), [TokenEvent { request: young, token: TOKEN, finish: None }]);
+    assert_eq!(
+        apply(&mut scheduler, TOKEN),
+        [TokenEvent { request: young, token: TOKEN, finish: None, cached_tokens: 0 }]
+    );
 }
 
 #[test]
@@ -204,7 +207,7 @@ fn a_cancelled_request_leaves_at_once_unless_it_is_in_flight() {
     assert_eq!(scheduler.running(), 1, "the second piece of its prompt is in flight");
     assert!(apply(&mut scheduler, TOKEN).is_empty(), "nobody gets the token");
     assert!(scheduler.is_idle());
-    assert_eq!(scheduler.blocks.free_tokens(), 16 * KV_BLOCK_TOKENS);
+    assert_eq!(scheduler.blocks.unused(), 16);
     scheduler.cancel(first);
     assert!(scheduler.is_idle(), "a request that has ended is no longer known");
 }
@@ -257,4 +260,60 @@ fn a_slot_starts_its_next_sequence_at_position_0_with_a_table_of_its_own() {
     let step = scheduler.next_step().unwrap();
     let part = step.parts().next().unwrap();
     assert_eq!((part.slot, part.start, part.kept_blocks, part.new_blocks.len()), (0, 0, 0, 2));
+}
+
+/// Decodes a sequence of `prompt` tokens with a draft, and gives these tokens for its rows: those
+/// that it receives, and the next part of it.
+fn verify(
+    prompt: usize,
+    limits: Limits,
+    draft: &[u32],
+    rows: &[u32],
+) -> (Vec<u32>, Vec<(usize, usize, usize)>) {
+    let mut scheduler = scheduler(Limits { draft_rows: 4, ..limits }, 1);
+    let id = submit(&mut scheduler, prompt);
+    plan(&mut scheduler);
+    apply(&mut scheduler, TOKEN);
+    scheduler.propose(id, draft);
+    assert_eq!(plan(&mut scheduler), [(0, prompt, rows.len())]);
+    let mut events = Vec::new();
+    scheduler.apply(rows, &mut events);
+    (events.iter().map(|event| event.token).collect(), plan(&mut scheduler))
+}
+
+#[test]
+fn a_draft_gives_its_right_tokens_and_the_one_after_them() {
+    let draft = [11, 12, 13];
+    let verify = |rows: &[u32]| verify(10, limits(), &draft, rows);
+    assert_eq!(verify(&[11, 12, 13, 14]), (vec![11, 12, 13, 14], vec![(0, 14, 1)]));
+    assert_eq!(verify(&[11, 12, 99, 14]), (vec![11, 12, 99], vec![(0, 13, 1)]));
+    assert_eq!(verify(&[99, 12, 13, 14]), (vec![99], vec![(0, 11, 1)]));
+}
+
+#[test]
+fn a_draft_takes_no_rows_and_no_blocks_that_others_need() {
+    let long = [1; 9];
+    let (all, _) = verify(10, limits(), &long, &[1; 5]);
+    assert_eq!(all.len(), 5, "four rows are for drafts");
+    let few = Limits { kv_blocks: 1, ..limits() };
+    let (all, _) = verify(KV_BLOCK_TOKENS - 3, few, &long, &[1; 2]);
+    assert_eq!(all.len(), 2, "a draft of one fits in the context");
+}
+
+#[test]
+fn an_answer_ends_within_a_draft() {
+    let mut scheduler = scheduler(Limits { draft_rows: 8, ..limits() }, 1);
+    let limited = Generation { max_tokens: Some(4), ..generation() };
+    let ids = [0; 2].map(|_| scheduler.submit(&[TOKEN; 10], limited).unwrap());
+    plan(&mut scheduler);
+    apply(&mut scheduler, TOKEN);
+    ids.iter().for_each(|id| scheduler.propose(*id, &[TOKEN; 8]));
+    // Three tokens are left to generate: a draft of two, and the one after it.
+    assert_eq!(plan(&mut scheduler), [(0, 10, 3), (1, 10, 3)]);
+    let mut events = Vec::new();
+    scheduler.apply(&[TOKEN, EOS, TOKEN, TOKEN, TOKEN, TOKEN], &mut events);
+    let finishes: Vec<_> = events.iter().map(|event| event.finish).collect();
+    let (stop, length) = (Some(FinishReason::Stop), Some(FinishReason::Length));
+    assert_eq!(finishes, [None, stop, None, None, length]);
+    assert!(scheduler.is_idle());
 }

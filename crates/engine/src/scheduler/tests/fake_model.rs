@@ -6,8 +6,8 @@ use thunder_compute::Step;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use crate::event::FinishReason;
-use crate::protocol::{Bounds, Command, Message};
-use crate::scheduler::{Generation, NextStep};
+use crate::protocol::{Bounds, Command, Message, StateCopies};
+use crate::scheduler::{Generation, Limits, NextStep};
 
 /// Tokens of the vocabulary; token 0 ends a sequence.
 pub const VOCAB: u64 = 40;
@@ -20,22 +20,30 @@ pub struct FakeModel {
     message: Message,
     tables: Vec<Vec<u32>>,
     step: Step,
+    copies: StateCopies,
+    bounds: Bounds,
+    has_states: bool,
     /// By block, then by token of the block.
     paged: Vec<u64>,
-    /// By slot.
+    /// By slot; snapshots after them.
     states: Vec<u64>,
     /// Tokens of the steps in flight.
     results: VecDeque<Vec<u32>>,
 }
 
 impl FakeModel {
-    pub fn new(blocks: usize, slots: usize) -> Self {
+    pub fn new(limits: Limits) -> Self {
+        let Limits { sequences: slots, kv_blocks: blocks, .. } = limits;
+        let snapshots = limits.snapshots.unwrap_or(0);
         Self {
+            copies: StateCopies::default(),
+            bounds: Bounds { slots, blocks, snapshots, wanted_rows: slots + limits.draft_rows },
+            has_states: limits.snapshots.is_some(),
             message: Message::default(),
             tables: Vec::new(),
             step: Step::default(),
             paged: vec![0; blocks * KV_BLOCK_TOKENS],
-            states: vec![0; slots],
+            states: vec![0; slots + snapshots],
             results: VecDeque::new(),
         }
     }
@@ -44,8 +52,11 @@ impl FakeModel {
     pub fn compute(&mut self, next: &NextStep<'_>) {
         self.message.begin(Command::ComputeLargest);
         next.parts().for_each(|part| self.message.push(&part));
-        let bounds = Bounds { slots: self.states.len(), blocks: self.paged.len() / KV_BLOCK_TOKENS };
-        self.message.read(bounds, &mut self.tables, &mut self.step).unwrap();
+        self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies).unwrap();
+        for (slot, snapshot) in &self.copies.restore {
+            self.states[*slot] = self.states[self.bounds.slots + snapshot];
+        }
+        self.check_writes();
         let mut tokens = Vec::new();
         for sequence in &self.step.sequences {
             let slot = sequence.slot;
@@ -56,19 +67,35 @@ impl FakeModel {
             if sequence.start == 0 {
                 self.states[slot] = 0;
             }
-            let mut end = sequence.start;
             for row in sequence.rows.clone() {
-                let cached = cached(self.step.tokens[row], end, sequence.prompt);
-                self.paged[place(end)] = cached;
+                let position = sequence.position(row);
+                let cached = cached(self.step.tokens[row], position, sequence.prompt);
+                self.paged[place(position)] = cached;
                 self.states[slot] = mix(self.states[slot], cached);
-                end += 1;
             }
-            if self.step.logit_rows.contains(&(sequence.rows.end as u32 - 1)) {
-                let paged = (0..end).fold(0, |sum, position| mix(sum, self.paged[place(position)]));
-                tokens.push(token(paged, self.states[slot]));
+            for row in sequence.rows.clone().filter(|row| self.step.logit_rows.contains(&(*row as u32))) {
+                let paged = (0..=sequence.position(row)).fold(0, |sum, at| mix(sum, self.paged[place(at)]));
+                tokens.push(token(paged, if self.has_states { self.states[slot] } else { paged }));
             }
         }
+        for (slot, snapshot) in &self.copies.save {
+            self.states[self.bounds.slots + snapshot] = self.states[*slot];
+        }
         self.results.push_back(tokens);
+    }
+
+    /// No other sequence of a step may have the blocks that one writes to: a rank computes them at
+    /// the same time.
+    fn check_writes(&self) {
+        for writer in &self.step.sequences {
+            let end = writer.start + writer.rows.len();
+            let blocks = &self.step.blocks[writer.blocks.clone()];
+            let written = &blocks[writer.start / KV_BLOCK_TOKENS..end.div_ceil(KV_BLOCK_TOKENS)];
+            for other in self.step.sequences.iter().filter(|other| other.slot != writer.slot) {
+                let theirs = &self.step.blocks[other.blocks.clone()];
+                assert!(written.iter().all(|block| !theirs.contains(block)), "a block that another reads");
+            }
+        }
     }
 
     /// The tokens of the oldest step in flight.

@@ -25,7 +25,7 @@ impl Before {
         let sequences = || scheduler.slots.iter().flatten();
         let free_slot = scheduler.running.len() < scheduler.limits.sequences;
         let fits = |next: &&Sequence| {
-            scheduler.running.is_empty() || next.tokens.len() < scheduler.blocks.free.len() * KV_BLOCK_TOKENS
+            scheduler.running.is_empty() || next.tokens.len() < scheduler.blocks.unused() * KV_BLOCK_TOKENS
         };
         Self {
             running: sequences().map(|sequence| sequence.id).collect(),
@@ -42,11 +42,17 @@ pub fn check_state(scheduler: &Scheduler, live: &BTreeSet<RequestId>) {
     let Scheduler { limits, slots, running, waiting, in_flight, .. } = scheduler;
     assert!(in_flight.len() <= scheduler.stages, "{} steps in flight", in_flight.len());
 
-    let mut blocks = scheduler.blocks.free.clone();
-    blocks.extend(slots.iter().flatten().flat_map(|sequence| &sequence.blocks));
-    blocks.sort_unstable();
-    let all: Vec<u32> = (0..limits.kv_blocks as u32).collect();
-    assert_eq!(blocks, all, "every block is free or in one table");
+    let sequences = || slots.iter().flatten();
+    let tables: Vec<&[u32]> = sequences().map(|sequence| sequence.blocks.as_slice()).collect();
+    scheduler.blocks.check(&tables);
+    for sequence in sequences() {
+        let kept = sequence.blocks.iter().take_while(|block| scheduler.blocks.is_kept(**block));
+        assert_eq!(kept.count(), sequence.kept_blocks);
+    }
+    if let Some(snapshots) = &scheduler.blocks.snapshots {
+        let pinned = sequences().flat_map(|s| s.restore.into_iter().chain(s.saved.map(|saved| saved.0)));
+        snapshots.check(pinned, |block| scheduler.blocks.is_kept(block));
+    }
 
     assert_eq!(slots.len(), limits.sequences);
     let by_age = |slot: &usize| slots[*slot].as_ref().map(|sequence| sequence.id).unwrap();
@@ -112,9 +118,10 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
 /// No sequence that could decode is left out while the step has room, and the oldest come first.
 fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
     let id = |slot: usize| scheduler.slots[slot].as_ref().unwrap().id;
-    let is_decode = |entry: &&Entry| entry.count == 1 && entry.wants_token;
+    let is_decode = |entry: &&Entry| entry.count == 1 + entry.drafted && entry.wants_token;
     let decodes: Vec<&Entry> = entries.iter().filter(is_decode).collect();
-    let others = entries.iter().map(|entry| entry.count).sum::<usize>() - decodes.len();
+    let of_decodes: usize = decodes.iter().map(|entry| entry.count).sum();
+    let others = entries.iter().map(|entry| entry.count).sum::<usize>() - of_decodes;
     assert!(decodes.is_empty() || others <= PROMPT_ROWS_WITH_DECODES.max(1), "{others} rows delay a decode");
     let share = scheduler.running.len().div_ceil(scheduler.stages);
     let has_room = decodes.len() < share && decodes.len() < scheduler.limits.rows;
@@ -122,7 +129,7 @@ fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
         let sequence = scheduler.slots[slot].as_ref().unwrap();
         let needs_block = sequence.tokens.len() > sequence.blocks.len() * KV_BLOCK_TOKENS;
         let is_stepped = entries.iter().any(|entry| entry.slot == slot);
-        let cannot = is_stepped || (needs_block && scheduler.blocks.free.is_empty());
+        let cannot = is_stepped || (needs_block && scheduler.blocks.unused() == 0);
         if cannot || sequence.ready_for() != Some(Work::Decode) {
             continue;
         }

@@ -15,6 +15,7 @@ struct Client {
     expected: (Vec<u32>, FinishReason),
     answer: Vec<u32>,
     finish: Option<FinishReason>,
+    cached: usize,
     /// The client cancels its request at this token, as the engine loop does for a stop text.
     stop_token: Option<u32>,
 }
@@ -24,6 +25,8 @@ struct Workload {
     scheduler: Scheduler,
     model: FakeModel,
     clients: BTreeMap<RequestId, Client>,
+    /// Prompts so far, whose beginnings later ones may have.
+    prompts: Vec<Vec<u32>>,
     live: BTreeSet<RequestId>,
     to_submit: usize,
     /// Tokens of all prompts and answers, which bound the steps.
@@ -41,6 +44,10 @@ struct Totals {
     finished: usize,
     longest_wait: usize,
     work: f64,
+    /// Tokens of drafts.
+    drafted: usize,
+    /// Prompt tokens from the cache: of models without states, and with.
+    cached: [usize; 2],
 }
 
 impl Workload {
@@ -49,15 +56,25 @@ impl Workload {
         let mut from = |low: u64, count: u64| (low + random.below(count)) as usize;
         let sequences = from(1, 6);
         // The oldest sequence needs 3 rows for its prompt while the others decode.
-        let limits = Limits { sequences, rows: sequences + from(2, 40), kv_blocks: from(2, 9) };
+        let limits = Limits {
+            sequences,
+            rows: sequences + from(2, 40),
+            kv_blocks: from(2, 9),
+            prefix_cache: from(0, 4) > 0,
+            snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
+            draft_rows: 0,
+        };
+        let draft_rows = if limits.snapshots.is_none() { from(0, 12) } else { 0 };
+        let limits = Limits { draft_rows, ..limits };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
         let scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
         Self {
             random,
             scheduler,
-            model: FakeModel::new(limits.kv_blocks, sequences),
+            model: FakeModel::new(limits),
             clients: BTreeMap::new(),
+            prompts: Vec::new(),
             live: BTreeSet::new(),
             to_submit,
             tokens: 0,
@@ -90,6 +107,9 @@ impl Workload {
         totals.steps += self.steps;
         totals.preemptions += self.scheduler.preemptions();
         totals.finished += self.clients.values().filter(|client| client.finish.is_some()).count();
+        let has_states = self.scheduler.limits.snapshots.is_some();
+        let cached = self.clients.values().map(|client| client.cached).sum::<usize>();
+        totals.cached[usize::from(has_states)] += cached;
         totals.work = totals.work.max(self.steps as f64 / self.tokens as f64);
     }
 
@@ -100,7 +120,15 @@ impl Workload {
             0 => 1 + self.random.below(4),
             _ => 1 + self.random.below(max_tokens as u64 - 1),
         };
-        let prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
+        let mut prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
+        if let Some(last) = self.prompts.len().checked_sub(1).filter(|_| !self.one_in(3)) {
+            // Most begin as another one did, up to anywhere.
+            let other = &self.prompts[self.random.below(last as u64 + 1) as usize];
+            let common = prompt.len().min(other.len());
+            let common = common - self.random.below(common as u64) as usize / 2;
+            prompt[..common].copy_from_slice(&other[..common]);
+        }
+        self.prompts.push(prompt.clone());
         let generation = Generation {
             max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
             ignore_eos: self.one_in(3),
@@ -110,7 +138,8 @@ impl Workload {
         let id = self.scheduler.submit(&prompt, generation).unwrap();
         let expected = alone(&prompt, generation, max_tokens);
         self.tokens += prompt.len() + expected.0.len();
-        self.clients.insert(id, Client { expected, answer: Vec::new(), finish: None, stop_token });
+        let client = Client { expected, answer: Vec::new(), finish: None, cached: 0, stop_token };
+        self.clients.insert(id, client);
         self.live.insert(id);
         check_state(&self.scheduler, &self.live);
     }
@@ -126,7 +155,22 @@ impl Workload {
         was_live
     }
 
+    /// Proposes what requests will answer, sometimes with a wrong token.
+    fn propose(&mut self) {
+        for (id, client) in &self.clients {
+            let rest = &client.expected.0[client.answer.len()..];
+            let mut draft = rest[..rest.len().min(self.random.below(8) as usize)].to_vec();
+            if self.random.below(3) == 0
+                && let Some(token) = draft.last_mut()
+            {
+                *token += 1;
+            }
+            self.scheduler.propose(*id, &draft);
+        }
+    }
+
     fn plan(&mut self, totals: &mut Totals) -> bool {
+        self.propose();
         let before = Before::of(&self.scheduler);
         let is_full = self.scheduler.steps_in_flight() == self.scheduler.stages;
         let issued = match self.scheduler.next_step() {
@@ -138,6 +182,8 @@ impl Workload {
             None => false,
         };
         if issued {
+            totals.drafted +=
+                self.scheduler.in_flight.back().unwrap().entries.iter().map(|e| e.drafted).sum::<usize>();
             self.steps += 1;
             check_step(&self.scheduler, &before);
         }
@@ -173,18 +219,25 @@ impl Workload {
             return;
         }
         let tokens = self.model.results();
-        let (awaiting, _) = self.scheduler.oldest_step().unwrap();
-        assert_eq!(awaiting.len(), tokens.len());
+        let step = self.scheduler.oldest_step().unwrap();
+        assert_eq!(step.wanted_rows(), tokens.len());
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
-        for TokenEvent { request, token, finish } in events {
+        // Of a draft, tokens may follow the one that a client stops at.
+        let mut stopped = BTreeSet::new();
+        for TokenEvent { request, token, finish, cached_tokens } in events {
+            if stopped.contains(&request) {
+                continue;
+            }
             assert!(self.live.contains(&request), "an event after the last one");
             let client = self.clients.get_mut(&request).unwrap();
+            client.cached = cached_tokens;
             client.answer.push(token);
             client.finish = finish;
             if finish.is_some() {
                 self.live.remove(&request);
             } else if client.stop_token == Some(token) {
+                stopped.insert(request);
                 self.live.remove(&request);
                 self.scheduler.cancel(request);
             }
@@ -194,7 +247,7 @@ impl Workload {
 
     fn check_answers(&self) {
         assert!(self.live.is_empty(), "{} requests never ended", self.live.len());
-        assert_eq!(self.scheduler.blocks.free.len(), self.scheduler.limits.kv_blocks);
+        assert_eq!(self.scheduler.blocks.unused(), self.scheduler.limits.kv_blocks);
         for client in self.clients.values() {
             let (expected, reason) = &client.expected;
             match client.finish {
@@ -219,10 +272,14 @@ fn a_thousand_random_workloads_keep_every_invariant() {
         }
         fastest = fastest.min(began.elapsed());
     }
-    let Totals { steps, preemptions, cancelled, finished, longest_wait, work } = totals;
+    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, drafted, cached } = totals;
     println!("{steps} steps, {finished} answers, {cancelled} cancelled, {preemptions} preemptions");
+    println!("{cached:?} prompt tokens were cached, of models without and with states");
+    println!("{drafted} tokens of drafts");
     println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
+    assert!(drafted > 10_000, "drafts were hardly used: {drafted}");
+    assert!(cached[0] > 8000 && cached[1] > 500, "the cache was hardly used: {cached:?}");
     // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
 }

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, CacheKind, MatrixSource, QkNorm};
+use thunder_compute::{AttentionSpec, Backend, CacheKind, MatrixSource, PartNorm, QkNorm};
 
-use super::sources::{ShardView, Window};
+use super::sources::{Runs, ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::mixer::Attention;
+use crate::model::mixer::{Attention, OutputGate};
 use crate::plan::HeadShare;
-use crate::spec::AttentionShape;
+use crate::spec::{AttentionShape, QkNormWidth};
 use crate::weights::LayerRole;
 
 /// One layer's attention on this rank.
@@ -17,31 +17,36 @@ pub(super) struct AttentionSources<'a> {
     spec: AttentionSpec<Vec<f32>>,
     /// Queries, keys, values.
     qkv: [MatrixSource<'a>; 3],
+    part_norms: Vec<PartNorm<Vec<f32>>>,
+    /// A gate for each input of `out`, also for those that belong to other ranks' heads: these
+    /// gate zeros.
+    gate: Option<MatrixSource<'a>>,
     out: MatrixSource<'a>,
 }
 
 impl<'a> AttentionSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &AttentionShape) -> Result<Self, ModelError> {
-        let (dim, hidden) = (shape.head_dim, view.spec.hidden);
+        let dim = shape.head_dim;
         let heads = view.shard.heads(shape);
-        let projection = |role: LayerRole, all: usize, own: &Range<usize>| {
-            let window =
-                Window { rows: own.start * dim..own.end * dim, cols: 0..hidden, bias: shape.qkv_bias };
-            view.matrix(role.of(layer), [all * dim, hidden], window)
+        let (out, first_column) = out_projection(view, layer, shape, &heads)?;
+        let gate = match shape.output_gate {
+            true => {
+                let columns = first_column..first_column + out.cols;
+                Some(of_gated_queries(view, layer, shape, (dim, columns))?)
+            }
+            false => None,
         };
-        let qkv = [
-            projection(LayerRole::Query, shape.heads, &heads.queries)?,
-            projection(LayerRole::Key, shape.kv_heads, &heads.kv)?,
-            projection(LayerRole::Value, shape.kv_heads, &heads.kv)?,
-        ];
-        let (out, out_column) = out_projection(view, layer, shape, &heads)?;
         let qk_norm = match shape.qk_norm {
-            true => Some(QkNorm {
-                query: view.vector(layer, LayerRole::QueryNorm, dim)?,
-                key: view.vector(layer, LayerRole::KeyNorm, dim)?,
+            Some(QkNormWidth::Head) => Some(QkNorm {
+                query: view.norm(LayerRole::QueryNorm.of(layer), dim)?,
+                key: view.norm(LayerRole::KeyNorm.of(layer), dim)?,
                 eps: view.spec.norm_eps,
             }),
-            false => None,
+            _ => None,
+        };
+        let part_norms = match shape.qk_norm {
+            Some(QkNormWidth::All) => part_norms(view, layer, shape, &heads)?,
+            _ => Vec::new(),
         };
         let sinks = match shape.sinks {
             true => {
@@ -50,23 +55,26 @@ impl<'a> AttentionSources<'a> {
             }
             false => None,
         };
+        let qkv = projections(view, layer, shape, &heads)?;
+        // Gates are the columns before the heads' results.
+        let gates = gate.as_ref().map_or(0, |gate| gate.rows);
         let spec = AttentionSpec {
             key_dim: dim,
             value_dim: dim,
+            out_column: gates + heads.queries.start * dim - first_column,
             queries_of: heads.queries_of,
-            scale: 1.0 / (dim as f32).sqrt(),
+            scale: shape.scale,
             window: shape.window,
             qk_norm,
             rope: shape.rope,
             sinks,
             temperature: shape.temperature,
-            out_column,
         };
-        Ok(Self { spec, qkv, out })
+        Ok(Self { spec, qkv, part_norms, gate, out })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
-        self.qkv.iter().chain([&self.out]).collect()
+        self.qkv.iter().chain(&self.gate).chain([&self.out]).collect()
     }
 
     pub fn cache(&self) -> CacheKind {
@@ -74,21 +82,113 @@ impl<'a> AttentionSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
-        let Self { spec, qkv, out } = self;
+        let Self { spec, qkv, part_norms, gate, out } = self;
         let heads = spec.out_column..spec.out_column + spec.heads() * spec.value_dim;
+        let (heads_buffer, gate) = match gate {
+            Some(gate) => {
+                let heads_buffer = upload.partly_written_buffer("gates and heads", 2 * out.cols, heads)?;
+                let gated_buffer = upload.shared_buffer("gated heads", out.cols)?;
+                (heads_buffer, Some(OutputGate { matrix: upload.matrix(&[gate])?, gated_buffer }))
+            }
+            None => (upload.partly_written_buffer("heads", out.cols, heads)?, None),
+        };
+        let part_norms = part_norms
+            .into_iter()
+            .map(|norm| norm.try_map(&mut |values: Vec<f32>| upload.vector(&values)))
+            .collect::<Result<_, _>>()?;
         Ok(Attention {
             cache: upload.cache(spec.cache()),
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
-            heads_buffer: upload.partly_written_buffer("heads", out.cols, heads)?,
+            heads_buffer,
             qkv: upload.matrix(&qkv)?,
+            part_norms,
+            gate,
             out: upload.matrix(&[out])?,
             spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })
     }
 }
 
-/// The columns of the output projection that belong to these heads, and where the heads begin in
-/// them.
+/// The rank's query, key and value projections, from tensors of their own, from one, or the queries
+/// from one that has gates as well.
+fn projections<'a>(
+    view: &ShardView<'a>,
+    layer: usize,
+    shape: &AttentionShape,
+    heads: &HeadShare,
+) -> Result<[MatrixSource<'a>; 3], ModelError> {
+    let (dim, hidden) = (shape.head_dim, view.spec.hidden);
+    let fused = view.weights.has(LayerRole::Qkv.of(layer));
+    let rows = |own: &Range<usize>| own.start * dim..own.end * dim;
+    // `before` heads precede these in one tensor of all.
+    let projection = |role: LayerRole, (before, all): (usize, usize), own: &Range<usize>| {
+        let own = rows(own);
+        let (role, all, own) = match fused {
+            true => {
+                let first = before * dim;
+                (LayerRole::Qkv, shape.heads + 2 * shape.kv_heads, first + own.start..first + own.end)
+            }
+            false => (role, all, own),
+        };
+        let window = Window { rows: own, cols: 0..hidden, bias: shape.qkv_bias };
+        view.matrix(role.of(layer), [all * dim, hidden], window)
+    };
+    let queries = match shape.output_gate {
+        true => of_gated_queries(view, layer, shape, (0, rows(&heads.queries)))?,
+        false => projection(LayerRole::Query, (0, shape.heads), &heads.queries)?,
+    };
+    Ok([
+        queries,
+        projection(LayerRole::Key, (shape.heads, shape.kv_heads), &heads.kv)?,
+        projection(LayerRole::Value, (shape.heads + shape.kv_heads, shape.kv_heads), &heads.kv)?,
+    ])
+}
+
+/// Some columns of all heads, from the tensor that has each head's query, then its gate.
+fn of_gated_queries<'a>(
+    view: &ShardView<'a>,
+    layer: usize,
+    shape: &AttentionShape,
+    (first, columns): (usize, Range<usize>),
+) -> Result<MatrixSource<'a>, ModelError> {
+    let dim = shape.head_dim;
+    let runs = Runs { first, run: dim, stride: 2 * dim, outputs: columns };
+    let all = [2 * shape.heads * dim, view.spec.hidden];
+    view.runs(LayerRole::Query.of(layer), all, &runs, shape.qkv_bias)
+}
+
+/// The rank's part of the norms of all queries and of all keys. A KV head that several ranks have
+/// counts on the one that has its first query head.
+fn part_norms(
+    view: &ShardView<'_>,
+    layer: usize,
+    shape: &AttentionShape,
+    heads: &HeadShare,
+) -> Result<Vec<PartNorm<Vec<f32>>>, ModelError> {
+    let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+    let HeadShare { queries, kv, .. } = heads;
+    let with_first = |query: usize| query.div_ceil(group).clamp(kv.start, kv.end);
+    let counted = with_first(queries.start)..with_first(queries.end);
+    let norm = |role: LayerRole, all: usize, own: &Range<usize>, counted: &Range<usize>, first: usize| {
+        let weight = view.norm(role.of(layer), all * dim)?;
+        let column = |head: usize| first + (head - own.start) * dim;
+        let columns = |heads: &Range<usize>| column(heads.start)..column(heads.end);
+        Ok::<_, ModelError>(PartNorm {
+            columns: columns(own),
+            counted: columns(counted),
+            weight: weight[own.start * dim..own.end * dim].to_vec(),
+            width: all * dim,
+            eps: view.spec.norm_eps,
+        })
+    };
+    Ok(vec![
+        norm(LayerRole::QueryNorm, shape.heads, queries, queries, 0)?,
+        norm(LayerRole::KeyNorm, shape.kv_heads, kv, &counted, queries.len() * dim)?,
+    ])
+}
+
+/// The columns of the output projection that belong to the rank's heads, and the first one's
+/// number.
 ///
 /// Heads may begin inside of a quantization group. Then the window takes the whole group, and the
 /// rank's input is zero in the columns of other ranks' heads.
@@ -101,12 +201,14 @@ fn out_projection<'a>(
     let (dim, hidden, role) = (shape.head_dim, view.spec.hidden, LayerRole::AttentionOut.of(layer));
     let unit = view.weights.format(role)?.column_unit();
     let columns = heads.queries.start * dim..heads.queries.end * dim;
-    let window = match columns.is_empty() {
-        true => 0..0,
-        false => columns.start / unit * unit..columns.end.next_multiple_of(unit),
+    let (window, first_column) = match columns.is_empty() {
+        true => (0..0, columns.start),
+        false => {
+            let first = columns.start / unit * unit;
+            (first..columns.end.next_multiple_of(unit), first)
+        }
     };
-    let out_column = columns.start - window.start.min(columns.start);
     let bias = shape.out_bias && view.shard.adds_once();
     let window = Window { rows: 0..hidden, cols: window, bias };
-    Ok((view.matrix(role, [hidden, shape.heads * dim], window)?, out_column))
+    Ok((view.matrix(role, [hidden, shape.heads * dim], window)?, first_column))
 }

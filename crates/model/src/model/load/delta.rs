@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use thunder_compute::{Backend, CacheKind, DeltaSpec, MatrixSource, Norm};
 
-use super::sources::{ShardView, Window, whole_groups};
+use super::sources::{Runs, ShardView, Window, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::Delta;
@@ -15,55 +15,134 @@ use crate::weights::LayerRole;
 /// share them.
 pub(super) struct DeltaSources<'a> {
     spec: DeltaSpec<Vec<f32>>,
+    inputs: Inputs<'a>,
+    out: MatrixSource<'a>,
+}
+
+/// Projections of the residual stream.
+struct Inputs<'a> {
     /// Queries, keys, values.
     qkv: [MatrixSource<'a>; 3],
     /// Write strengths, decays.
     gates: [MatrixSource<'a>; 2],
     output_gate: MatrixSource<'a>,
-    out: MatrixSource<'a>,
 }
 
-/// Rows of `[queries, keys, values]` that belong to some heads.
-fn qkv_rows(shape: &DeltaShape, keys: &Range<usize>, values: &Range<usize>) -> [Range<usize>; 3] {
-    let first_key = shape.key_heads * shape.key_dim;
-    let of =
-        |first: usize, heads: &Range<usize>, dim: usize| first + heads.start * dim..first + heads.end * dim;
-    [
-        of(0, keys, shape.key_dim),
-        of(first_key, keys, shape.key_dim),
-        of(2 * first_key, values, shape.value_dim),
-    ]
+/// A rank's heads.
+struct DeltaHeads {
+    keys: Range<usize>,
+    values: Range<usize>,
+}
+
+impl DeltaHeads {
+    /// Outputs of the key heads.
+    fn key_outputs(&self, shape: &DeltaShape) -> Range<usize> {
+        self.keys.start * shape.key_dim..self.keys.end * shape.key_dim
+    }
+
+    /// Outputs of the value heads.
+    fn value_outputs(&self, shape: &DeltaShape) -> Range<usize> {
+        self.values.start * shape.value_dim..self.values.end * shape.value_dim
+    }
+
+    /// Rows of `[queries, keys, values]`.
+    fn qkv_rows(&self, shape: &DeltaShape) -> [Range<usize>; 3] {
+        let first_key = shape.key_heads * shape.key_dim;
+        let (keys, values) = (self.key_outputs(shape), self.value_outputs(shape));
+        let after = |first: usize, of: &Range<usize>| first + of.start..first + of.end;
+        [keys.clone(), after(first_key, &keys), after(2 * first_key, &values)]
+    }
+}
+
+impl<'a> Inputs<'a> {
+    fn describe(
+        view: &ShardView<'a>,
+        layer: usize,
+        shape: &DeltaShape,
+        heads: &DeltaHeads,
+    ) -> Result<Self, ModelError> {
+        match view.weights.has(LayerRole::DeltaQkvz.of(layer)) {
+            true => Self::in_two(view, layer, shape, heads),
+            false => Self::in_four(view, layer, shape, heads),
+        }
+    }
+
+    /// As Qwen3.5 stores them.
+    fn in_four(
+        view: &ShardView<'a>,
+        layer: usize,
+        shape: &DeltaShape,
+        heads: &DeltaHeads,
+    ) -> Result<Self, ModelError> {
+        let hidden = view.spec.hidden;
+        let matrix = |role: LayerRole, outputs, rows| {
+            view.matrix(role.of(layer), [outputs, hidden], Window { rows, cols: 0..hidden, bias: false })
+        };
+        let [q, k, v] = heads.qkv_rows(shape).map(|rows| matrix(LayerRole::DeltaQkv, shape.channels(), rows));
+        let gate = |role| matrix(role, shape.value_heads, heads.values.clone());
+        let all_values = shape.value_heads * shape.value_dim;
+        Ok(Self {
+            qkv: [q?, k?, v?],
+            gates: [gate(LayerRole::DeltaBeta)?, gate(LayerRole::DeltaDecay)?],
+            output_gate: matrix(LayerRole::DeltaGate, all_values, heads.value_outputs(shape))?,
+        })
+    }
+
+    /// As Qwen3-Next stores them: one key head after the other, each with its query, its key, and
+    /// the values and output gates of its value heads; and the same for strengths and decays.
+    fn in_two(
+        view: &ShardView<'a>,
+        layer: usize,
+        shape: &DeltaShape,
+        heads: &DeltaHeads,
+    ) -> Result<Self, ModelError> {
+        let hidden = view.spec.hidden;
+        let (group, key_dim) = (shape.value_heads / shape.key_heads, shape.key_dim);
+        let values = group * shape.value_dim;
+        let runs = |role: LayerRole, stride: usize, first: usize, run: usize, outputs: Range<usize>| {
+            let runs = Runs { first, run, stride, outputs };
+            view.runs(role.of(layer), [shape.key_heads * stride, hidden], &runs, false)
+        };
+        let stride = 2 * (key_dim + values);
+        let part = |first, run, outputs| runs(LayerRole::DeltaQkvz, stride, first, run, outputs);
+        let gate = |first| runs(LayerRole::DeltaBa, 2 * group, first, group, heads.values.clone());
+        let (own_keys, own_values) = (heads.key_outputs(shape), heads.value_outputs(shape));
+        Ok(Self {
+            qkv: [
+                part(0, key_dim, own_keys.clone())?,
+                part(key_dim, key_dim, own_keys)?,
+                part(2 * key_dim, values, own_values.clone())?,
+            ],
+            gates: [gate(0)?, gate(group)?],
+            output_gate: part(2 * key_dim + values, values, own_values)?,
+        })
+    }
 }
 
 impl<'a> DeltaSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &DeltaShape) -> Result<Self, ModelError> {
         let (hidden, all_values) = (view.spec.hidden, shape.value_heads * shape.value_dim);
-        let matrix = |role: LayerRole, outputs, rows| {
-            view.matrix(role.of(layer), [outputs, hidden], Window { rows, cols: 0..hidden, bias: false })
-        };
         let group = shape.value_heads / shape.key_heads;
         let unit = view.weights.format(LayerRole::DeltaOut.of(layer))?.column_unit();
         let keys = view.shard.channels(shape.key_heads, whole_groups(group * shape.value_dim, unit));
-        let values = keys.start * group..keys.end * group;
-        let columns = values.start * shape.value_dim..values.end * shape.value_dim;
-        let rows = qkv_rows(shape, &keys, &values);
-        let [q, k, v] = rows.clone().map(|rows| matrix(LayerRole::DeltaQkv, shape.channels(), rows));
-        let gate = |role| matrix(role, shape.value_heads, values.clone());
+        let heads = DeltaHeads { values: keys.start * group..keys.end * group, keys };
         let out = view.matrix(
             LayerRole::DeltaOut.of(layer),
             [hidden, all_values],
-            Window { rows: 0..hidden, cols: columns.clone(), bias: false },
+            Window { rows: 0..hidden, cols: heads.value_outputs(shape), bias: false },
         )?;
         let taps = view
             .weights
             .vector(LayerRole::DeltaConvolution.of(layer), &[shape.channels(), 1, shape.kernel])?;
+        let rows = heads.qkv_rows(shape);
         let taps = rows.iter().flat_map(|rows| &taps[rows.start * shape.kernel..rows.end * shape.kernel]);
-        let of_heads =
-            |role| Ok::<_, ModelError>(view.vector(layer, role, shape.value_heads)?[values.clone()].to_vec());
+        let of_heads = |role| {
+            Ok::<_, ModelError>(view.vector(layer, role, shape.value_heads)?[heads.values.clone()].to_vec())
+        };
         let norm = view.vector(layer, LayerRole::DeltaNorm, shape.value_dim)?;
         let spec = DeltaSpec {
-            key_heads: keys.len(),
-            value_heads: values.len(),
+            key_heads: heads.keys.len(),
+            value_heads: heads.values.len(),
             key_dim: shape.key_dim,
             value_dim: shape.value_dim,
             kernel: shape.kernel,
@@ -72,17 +151,12 @@ impl<'a> DeltaSources<'a> {
             decay_bias: of_heads(LayerRole::DeltaTimeBias)?,
             norm: Norm { weight: norm, eps: view.spec.norm_eps },
         };
-        Ok(Self {
-            spec,
-            qkv: [q?, k?, v?],
-            gates: [gate(LayerRole::DeltaBeta)?, gate(LayerRole::DeltaDecay)?],
-            output_gate: matrix(LayerRole::DeltaGate, all_values, columns)?,
-            out,
-        })
+        Ok(Self { spec, inputs: Inputs::describe(view, layer, shape, &heads)?, out })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
-        self.qkv.iter().chain(&self.gates).chain([&self.output_gate, &self.out]).collect()
+        let Inputs { qkv, gates, output_gate } = &self.inputs;
+        qkv.iter().chain(gates).chain([output_gate, &self.out]).collect()
     }
 
     pub fn cache(&self) -> CacheKind {
@@ -90,7 +164,7 @@ impl<'a> DeltaSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Delta<B>, ModelError> {
-        let Self { spec, qkv, gates, output_gate, out } = self;
+        let Self { spec, inputs: Inputs { qkv, gates, output_gate }, out } = self;
         let values = spec.value_heads * spec.value_dim;
         Ok(Delta {
             cache: upload.cache(spec.cache()),

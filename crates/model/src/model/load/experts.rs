@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Backend, Expert, MatrixSource, RouterSpec, SharedExpert};
 
-use super::gated::channel_unit;
+use super::gated::{GateUp, channel_unit, gate_up};
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::Experts;
-use crate::spec::ExpertsShape;
+use crate::spec::{Correction, ExpertsShape};
 use crate::weights::{ExpertRole, LayerRole, Role};
 
 /// One layer's experts on this rank.
@@ -38,10 +38,8 @@ impl ExpertSources<'_> {
 }
 
 /// The matrices of an expert.
-#[derive(Clone, Copy)]
 struct Roles {
-    gate: Role,
-    up: Role,
+    gate_up: GateUp,
     down: Role,
 }
 
@@ -53,21 +51,23 @@ pub(super) fn expert_down(layer: usize, shape: &ExpertsShape) -> Role {
 impl<'a> ExpertsSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &ExpertsShape) -> Result<Self, ModelError> {
         let hidden = view.spec.hidden;
+        let fused = Role::Expert { layer, role: ExpertRole::GateUp, index: 0, count: shape.experts };
+        let fused = view.weights.has(fused);
         let of_expert = |index| {
             let of = |role| Role::Expert { layer, role, index, count: shape.experts };
-            let roles =
-                Roles { gate: of(ExpertRole::Gate), up: of(ExpertRole::Up), down: of(ExpertRole::Down) };
-            expert(view, roles, shape.channels, shape.bias)
+            let gate_up = match fused {
+                true => GateUp { gate: of(ExpertRole::GateUp), up: of(ExpertRole::GateUp), fused },
+                false => GateUp { gate: of(ExpertRole::Gate), up: of(ExpertRole::Up), fused },
+            };
+            expert(view, &Roles { gate_up, down: of(ExpertRole::Down) }, shape.channels, shape.bias)
         };
         let mut experts = (0..shape.experts).map(of_expert).collect::<Result<Vec<_>, _>>()?;
         if let Some(shared) = shape.shared {
             let of = |role: LayerRole| role.of(layer);
-            let roles = Roles {
-                gate: of(LayerRole::SharedGate),
-                up: of(LayerRole::SharedUp),
-                down: of(LayerRole::SharedDown),
-            };
-            experts.push(expert(view, roles, shared.channels, false)?);
+            let (gate, up) = (of(LayerRole::SharedGate), of(LayerRole::SharedUp));
+            let gate_up = GateUp { gate, up, fused: false };
+            let roles = Roles { gate_up, down: of(LayerRole::SharedDown) };
+            experts.push(expert(view, &roles, shared.channels, false)?);
         }
         // Every rank chooses, so that choices need not be sent.
         let logits = |role: LayerRole, rows: usize, bias| {
@@ -83,6 +83,11 @@ impl<'a> ExpertsSources<'a> {
             router.push(logits(LayerRole::SharedExpertGate, 1, false)?);
         }
         let correction = match shape.router.correction {
+            Correction::None => false,
+            Correction::Given => true,
+            Correction::IfGiven => view.weights.has(LayerRole::RouterCorrection.of(layer)),
+        };
+        let correction = match correction {
             true => Some(view.vector(layer, LayerRole::RouterCorrection, shape.experts)?),
             false => None,
         };
@@ -138,22 +143,19 @@ impl<'a> ExpertsSources<'a> {
 /// This rank's channels of an expert.
 fn expert<'a>(
     view: &ShardView<'a>,
-    roles: Roles,
+    roles: &Roles,
     channels: usize,
     bias: bool,
 ) -> Result<ExpertSources<'a>, ModelError> {
     let hidden = view.spec.hidden;
     let own: Range<usize> = view.shard.channels(channels, channel_unit(view.weights, roles.down)?);
-    let projection = |role: Role| {
-        view.matrix(role, [channels, hidden], Window { rows: own.clone(), cols: 0..hidden, bias })
-    };
     let window = Window { rows: 0..hidden, cols: own.clone(), bias: false };
     let down_bias = match bias && view.shard.adds_once() {
         true => Some(view.weights.bias(roles.down, hidden)?),
         false => None,
     };
     Ok(ExpertSources {
-        gate_up: [projection(roles.gate)?, projection(roles.up)?],
+        gate_up: gate_up(view, &roles.gate_up, (channels, &own), bias)?,
         down: view.matrix(roles.down, [hidden, channels], window)?,
         down_bias,
     })

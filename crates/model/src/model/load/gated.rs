@@ -1,5 +1,7 @@
 //! What a rank reads for a gated MLP.
 
+use std::ops::Range;
+
 use thunder_compute::{Activation, Backend, MatrixSource};
 
 use super::sources::{ShardView, Window};
@@ -23,11 +25,13 @@ impl<'a> GatedSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
         let (channels, hidden) = (shape.channels, view.spec.hidden);
         let own = view.shard.channels(channels, channel_unit(view.weights, LayerRole::Down.of(layer))?);
-        let projection = |role: LayerRole| {
-            let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
-            view.matrix(role.of(layer), [channels, hidden], window)
+        let fused = view.weights.has(LayerRole::GateUp.of(layer));
+        let [gate, up] = match fused {
+            true => [LayerRole::GateUp; 2],
+            false => [LayerRole::Gate, LayerRole::Up],
         };
-        let gate_up = [projection(LayerRole::Gate)?, projection(LayerRole::Up)?];
+        let roles = GateUp { gate: gate.of(layer), up: up.of(layer), fused };
+        let gate_up = gate_up(view, &roles, (channels, &own), shape.bias)?;
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own.clone(), bias };
         let down = view.matrix(LayerRole::Down.of(layer), [hidden, channels], window)?;
@@ -46,6 +50,29 @@ impl<'a> GatedSources<'a> {
             down: upload.matrix(&[self.down])?,
         })
     }
+}
+
+/// Where gate and up are: in a tensor for each, or in one, the gates' rows before the ups'.
+pub(super) struct GateUp {
+    pub gate: Role,
+    pub up: Role,
+    pub fused: bool,
+}
+
+/// The rows of gate and up that belong to some of `channels`.
+pub(super) fn gate_up<'a>(
+    view: &ShardView<'a>,
+    roles: &GateUp,
+    (channels, own): (usize, &Range<usize>),
+    bias: bool,
+) -> Result<[MatrixSource<'a>; 2], ModelError> {
+    let hidden = view.spec.hidden;
+    let (all, first_up) = if roles.fused { (2 * channels, channels) } else { (channels, 0) };
+    let rows = |role: Role, first: usize| {
+        let rows = first + own.start..first + own.end;
+        view.matrix(role, [all, hidden], Window { rows, cols: 0..hidden, bias })
+    };
+    Ok([rows(roles.gate, 0)?, rows(roles.up, first_up)?])
 }
 
 /// Channels that are not divided: a quantization group of the down projection, at least

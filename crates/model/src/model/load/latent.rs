@@ -173,6 +173,7 @@ fn transposed<B: Backend>(
             scales: None,
             offsets: None,
             row_order: RowOrder::AsStored,
+            first_row: 0,
             bias: None,
             pages: None,
         },

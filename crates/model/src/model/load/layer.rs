@@ -10,18 +10,55 @@ use super::latent::LatentSources;
 use super::sources::ShardView;
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::Layer;
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixer::Mixer;
+use crate::model::{After, Layer, Norms};
 use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::LayerRole;
 
 /// What a rank reads for one layer.
 pub(super) struct LayerSources<'a> {
-    /// Before the mixer, and before the feed-forward.
-    norms: [Vec<f32>; 2],
+    /// Of the mixer, and of the feed-forward.
+    norms: [NormsSources; 2],
     mixer: MixerSources<'a>,
     feed_forward: FeedForwardSources<'a>,
+}
+
+/// A layer part's norms.
+struct NormsSources {
+    before: Option<Vec<f32>>,
+    after: Option<Vec<f32>>,
+}
+
+impl NormsSources {
+    fn describe(
+        view: &ShardView<'_>,
+        layer: usize,
+        [before, after]: [LayerRole; 2],
+    ) -> Result<Self, ModelError> {
+        let norms = view.spec.layers[layer].norms;
+        let norm = |role: LayerRole, has: bool| match has {
+            true => view.norm(role.of(layer), view.spec.hidden).map(Some),
+            false => Ok(None),
+        };
+        Ok(Self { before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+    }
+
+    fn upload<B: Backend>(
+        self,
+        (before_eps, after_eps): (f32, f32),
+        upload: &mut Upload<'_, B>,
+    ) -> Result<Norms<B>, ModelError> {
+        let after = match self.after {
+            Some(weights) => Some(After {
+                sum_buffer: upload.shared_buffer("sum", weights.len())?,
+                normed_buffer: upload.shared_buffer("normed sum", weights.len())?,
+                norm: upload.norm(&weights, after_eps)?,
+            }),
+            None => None,
+        };
+        Ok(Norms { before: self.before.map(|weights| upload.norm(&weights, before_eps)).transpose()?, after })
+    }
 }
 
 enum MixerSources<'a> {
@@ -38,7 +75,6 @@ enum FeedForwardSources<'a> {
 impl<'a> LayerSources<'a> {
     /// Describes the rank's part of a layer.
     pub fn describe(view: &ShardView<'a>, layer: usize) -> Result<Self, ModelError> {
-        let hidden = view.spec.hidden;
         let spec = &view.spec.layers[layer];
         let mixer = match &spec.mixer {
             MixerSpec::Attention(shape) => {
@@ -59,9 +95,20 @@ impl<'a> LayerSources<'a> {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
             }
         };
+        if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() {
+            return Err(ModelError::Unsupported {
+                field: "the place of norms",
+                value: "after experts only".into(),
+                supported: "experts with a norm before them are".into(),
+            });
+        }
         let norms = [
-            view.vector(layer, LayerRole::MixerNorm, hidden)?,
-            view.vector(layer, LayerRole::FeedForwardNorm, hidden)?,
+            NormsSources::describe(view, layer, [LayerRole::MixerNorm, LayerRole::MixerPostNorm])?,
+            NormsSources::describe(
+                view,
+                layer,
+                [LayerRole::FeedForwardNorm, LayerRole::FeedForwardPostNorm],
+            )?,
         ];
         Ok(Self { norms, mixer, feed_forward })
     }
@@ -99,8 +146,13 @@ impl<'a> LayerSources<'a> {
     }
 
     /// Packs the layer. Its cache is the next of `upload`'s.
-    pub fn upload<B: Backend>(self, eps: f32, upload: &mut Upload<'_, B>) -> Result<Layer<B>, ModelError> {
-        let [mixer_norm, feed_forward_norm] = self.norms;
+    /// `eps` are those of norms of the residual stream and of sums.
+    pub fn upload<B: Backend>(
+        self,
+        eps: (f32, f32),
+        upload: &mut Upload<'_, B>,
+    ) -> Result<Layer<B>, ModelError> {
+        let [mixer_norms, feed_forward_norms] = self.norms;
         let mixer = match self.mixer {
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
             MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),
@@ -110,8 +162,8 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::Gated(gated) => FeedForward::Gated(gated.upload(upload)?),
             FeedForwardSources::Experts(experts) => FeedForward::Experts(Box::new(experts.upload(upload)?)),
         };
-        let (mixer_norm, feed_forward_norm) =
-            (upload.norm(&mixer_norm, eps)?, upload.norm(&feed_forward_norm, eps)?);
-        Ok(Layer { mixer_norm, mixer, feed_forward_norm, feed_forward })
+        let (mixer_norms, feed_forward_norms) =
+            (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
+        Ok(Layer { mixer_norms, mixer, feed_forward_norms, feed_forward })
     }
 }

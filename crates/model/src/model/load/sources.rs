@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{CacheShape, KvFormat, MatrixSource};
+use thunder_compute::{CacheShape, KvFormat, MatrixSource, RowOrder};
 
 use super::layer::LayerSources;
 use crate::error::ModelError;
@@ -44,7 +44,71 @@ pub(super) struct Window {
     pub bias: bool,
 }
 
+/// Rows of a matrix that holds the matrices of several projections, a part of each for one head
+/// after the other.
+#[derive(Debug, Clone)]
+pub(super) struct Runs {
+    /// The first row of the projection.
+    pub first: usize,
+    /// Rows of the projection that follow each other.
+    pub run: usize,
+    /// From one head's rows to the next one's.
+    pub stride: usize,
+    /// The outputs to take, of all outputs of the projection.
+    pub outputs: Range<usize>,
+}
+
+impl Runs {
+    /// The row of an output.
+    const fn row(&self, output: usize) -> usize {
+        self.first + output / self.run * self.stride + output % self.run
+    }
+}
+
 impl<'a> ShardView<'a> {
+    /// Some outputs of a projection that shares its matrix with others. Takes the bias of the rows
+    /// if there is one.
+    pub fn runs(
+        &self,
+        role: Role,
+        shape: [usize; 2],
+        runs: &Runs,
+        bias: bool,
+    ) -> Result<MatrixSource<'a>, ModelError> {
+        let (outputs, stored) = (runs.outputs.clone(), self.weights.matrix(role, shape)?);
+        if stored.row_order != RowOrder::AsStored {
+            return Err(ModelError::Unsupported {
+                field: "the order of rows",
+                value: format!("{:?} of {role:?}", stored.row_order),
+                supported: "rows of a matrix with several projections in the order of their heads are".into(),
+            });
+        }
+        let start = runs.row(outputs.start);
+        let end = outputs.clone().next_back().map_or(start, |last| runs.row(last) + 1);
+        let bias = match bias {
+            true => {
+                let all = self.weights.bias(role, shape[0])?;
+                Some(outputs.clone().map(|output| all[runs.row(output)]).collect())
+            }
+            false => None,
+        };
+        Ok(MatrixSource {
+            bias,
+            row_order: RowOrder::Runs { run: runs.run, stride: runs.stride, skip: outputs.start % runs.run },
+            rows: outputs.len(),
+            ..stored.window(start..end, 0..shape[1])
+        })
+    }
+
+    /// A norm's weights, as they multiply.
+    pub fn norm(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
+        let mut weights = self.weights.vector(role, &[len])?;
+        if self.spec.norms_less_one && self.weights.norms_less_one() {
+            weights.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        Ok(weights)
+    }
+
     /// A window of the matrix of a role.
     pub fn matrix(
         &self,
@@ -112,7 +176,8 @@ impl<'a> Sources<'a> {
 impl<'a> HeadSources<'a> {
     /// A tied head on a rank that holds no embedding reads the embedding's rows itself.
     fn describe(view: &ShardView<'a>, tied: bool, has_embedding: bool) -> Result<Self, ModelError> {
-        let norm = view.weights.vector(Role::OutputNorm, &[view.spec.hidden])?;
+        let mut norm = view.norm(Role::OutputNorm, view.spec.hidden)?;
+        norm.iter_mut().for_each(|weight| *weight *= view.spec.logit_scale);
         let rows = view.shard.vocab(view.spec.vocab);
         let matrix = match (tied, has_embedding) {
             (true, true) => None,

@@ -7,7 +7,7 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
-use crate::{session, table};
+use crate::table;
 
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
 #[derive(Args)]
@@ -32,7 +32,7 @@ impl DecodeCommand {
         // All sequences run at once: waiting sequences would count as slow ones.
         self.common.engine.cache.max_batch =
             self.batch.iter().fold(self.common.engine.cache.max_batch, |most, &batch| most.max(batch));
-        let Some(session) = session::open(self.common.model.name(), &self.common.engine)? else {
+        let Some(session) = self.common.open()? else {
             return Ok(());
         };
         let room = session.head.engine.info().context_length;

@@ -6,7 +6,7 @@ use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
-use crate::{session, table};
+use crate::table;
 
 /// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
 #[derive(Args)]
@@ -31,8 +31,8 @@ struct Setup {
 
 impl PrefillCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<()> {
-        let Some(session) = session::open(self.common.model.name(), &self.common.engine)? else {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let Some(session) = self.common.open()? else {
             return Ok(());
         };
         let model = ModelWork::of(self.common.model.name())?;

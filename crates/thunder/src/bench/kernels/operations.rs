@@ -351,6 +351,7 @@ fn matrices(
         scales: quantized.then(|| view(&numbers_of_groups)),
         offsets: quantized.then(|| view(&numbers_of_groups)),
         row_order: RowOrder::AsStored,
+        first_row: 0,
         bias: None,
         pages: None,
     };

@@ -1,7 +1,8 @@
 //! Packed matrices against their sources.
 
 use super::*;
-use crate::conformance::data::{Random, random_blocks};
+use crate::conformance::data::{Random, Stored, random_blocks};
+use crate::conformance::products::encodings;
 use crate::source::{Block, RowOrder};
 
 /// Repeatable bytes.
@@ -44,6 +45,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 scales: Some(rows_of(&scales, rows)),
                 offsets: Some(rows_of(&offsets, rows)),
                 row_order: RowOrder::AsStored,
+                first_row: 0,
                 bias: None,
                 pages: None,
             };
@@ -89,9 +91,28 @@ fn mxfp4_weights_survive_packing() {
         scales: Some(rows_of(&scales, rows)),
         offsets: None,
         row_order: RowOrder::AsStored,
+        first_row: 0,
         bias: None,
         pages: None,
     });
+}
+
+/// Rows of a window may begin inside of a block of scales, or of a word that rows share.
+#[test]
+fn windows_of_every_encoding_hold_the_values_of_the_whole() {
+    for encoding in encodings() {
+        let unit = encoding.column_unit();
+        let cols = (3 * unit).next_multiple_of(128);
+        let stored = Stored::random([72, cols], encoding, false, &mut Random(5));
+        let (mut whole, mut part) = (vec![0.0; cols], vec![0.0; unit]);
+        let window = stored.part(19..70, unit..2 * unit);
+        for row in 0..window.rows {
+            stored.source().dequantize_row(19 + row, &mut whole);
+            window.dequantize_row(row, &mut part);
+            assert_eq!(part, whole[unit..2 * unit], "{encoding:?}: row {row}");
+        }
+        check(&stored.part(19..70, 0..cols));
+    }
 }
 
 #[test]
@@ -108,6 +129,7 @@ fn blocks_of_every_type_survive_packing_in_both_row_orders() {
                 scales: None,
                 offsets: None,
                 row_order,
+                first_row: 0,
                 bias: None,
                 pages: None,
             });
@@ -134,6 +156,7 @@ fn rows_in_pairs_are_packed_in_order() {
             scales: scales.map(|scales| rows_of(scales, rows)),
             offsets: scales.map(|scales| rows_of(scales, rows)),
             row_order,
+            first_row: 0,
             bias: None,
             pages: None,
         };
@@ -146,6 +169,14 @@ fn rows_in_pairs_are_packed_in_order() {
                 ordered.row(8 * head + output, &mut found);
                 assert_eq!(found, expected, "{encoding:?}: output {output} of head {head}");
             }
+        }
+        let runs = RowOrder::Runs { run: 3, stride: 8, skip: 1 };
+        let ordered = packed(&MatrixSource { rows: 11, ..source(runs) }, 2);
+        // The window begins with the second row of the first run.
+        for (output, stored) in [0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 25].into_iter().enumerate() {
+            plain.row(stored, &mut expected);
+            ordered.row(output, &mut found);
+            assert_eq!(found, expected, "{encoding:?}: output {output} of runs");
         }
     }
 }

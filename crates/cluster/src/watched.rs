@@ -1,0 +1,157 @@
+//! One rank that a node's agent starts, watches and ends.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::launch::guard::Guard;
+use crate::ranks::{RankProcess, RankSet};
+
+/// Lines of a rank's standard error that are kept.
+const LINES_KEPT: usize = 40;
+/// Longer lines are cut.
+const LONGEST_LINE_BYTES: usize = 2000;
+/// Time from TERM to KILL.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A rank's process. Dropping it kills the rank; if the agent itself is killed, a guard does.
+#[derive(Debug)]
+pub struct WatchedRank {
+    set: RankSet,
+    lines: Arc<Mutex<VecDeque<String>>>,
+    _guard: Guard,
+    _folder: tempfile::TempDir,
+}
+
+impl WatchedRank {
+    /// Starts `command` as rank `number`, without input. `on_line` gets each line of its standard
+    /// error, on a thread of its own.
+    ///
+    /// # Errors
+    /// When the system cannot start it.
+    pub fn start(
+        mut command: Command,
+        number: usize,
+        on_line: impl Fn(&str) + Send + 'static,
+    ) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("thunder-rank-").tempdir()?;
+        let mut guard = Guard::start(folder.path(), GRACE).map_err(io::Error::other)?;
+        let (reader, writer) = io::pipe()?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+        let mut set = RankSet::new(GRACE);
+        set.ranks.push(RankProcess::spawn(command, number, "localhost".to_owned(), true)?);
+        guard.watch(&set.guarded_groups());
+        let lines = Arc::new(Mutex::new(VecDeque::new()));
+        let kept = lines.clone();
+        let read = move || read_lines(reader, &kept, &on_line);
+        std::thread::Builder::new().name(format!("rank-{number}")).spawn(read)?;
+        Ok(Self { set, lines, _guard: guard, _folder: folder })
+    }
+
+    /// How the rank ended, in words, with the last of what it printed; `None` while it runs.
+    pub fn ended(&mut self) -> Option<String> {
+        self.set.reap(Instant::now());
+        let rank = self.set.ranks.first()?;
+        rank.status?;
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = lines.iter().rev().find(|line| line.starts_with("error")).or_else(|| lines.back());
+        Some(match last {
+            Some(line) => format!("{}: {line}", rank.words()),
+            None => rank.words(),
+        })
+    }
+
+    /// Ends the rank: TERM, and KILL after a grace time. Blocks until it has ended.
+    pub fn stop(mut self) {
+        self.set.terminate(Instant::now());
+        self.set.wait(Instant::now() + GRACE + GRACE);
+    }
+}
+
+/// Reads until the rank and all that it started have closed the pipe.
+fn read_lines(mut reader: io::PipeReader, kept: &Mutex<VecDeque<String>>, on_line: &impl Fn(&str)) {
+    let (mut line, mut buffer) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = reader.read(&mut buffer) {
+        for byte in &buffer[..count] {
+            // A progress bar draws over its line.
+            if !matches!(byte, b'\n' | b'\r') {
+                if line.len() < LONGEST_LINE_BYTES {
+                    line.push(*byte);
+                }
+                continue;
+            }
+            let text = String::from_utf8_lossy(&line).into_owned();
+            line.clear();
+            if text.trim().is_empty() {
+                continue;
+            }
+            on_line(&text);
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() == LINES_KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn start(script: &str) -> (WatchedRank, Arc<Mutex<Vec<String>>>) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hear = heard.clone();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let on_line = move |line: &str| hear.lock().unwrap().push(line.to_owned());
+        (WatchedRank::start(command, 2, on_line).unwrap(), heard)
+    }
+
+    fn end_of(rank: &mut WatchedRank) -> String {
+        let began = Instant::now();
+        loop {
+            // The end may be seen before the last line is read.
+            if let Some(words) = rank.ended().filter(|words| words.contains("out of luck")) {
+                return words;
+            }
+            assert!(began.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_fails_says_why() {
+        let script = "echo ready >&2; echo 'error: out of luck' >&2; echo 'and more' >&2; exit 3";
+        let (mut rank, heard) = start(script);
+        assert_eq!(
+            end_of(&mut rank),
+            "rank 2 ended with status 3: what it printed says why: error: out of luck"
+        );
+        assert_eq!(*heard.lock().unwrap(), ["ready", "error: out of luck", "and more"]);
+    }
+
+    #[test]
+    fn output_without_end_is_bounded() {
+        let script = "i=0; while [ $i -lt 2000 ]; do echo line $i >&2; i=$((i+1)); done; \
+                      head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; echo 'error: out of luck' >&2";
+        let (mut rank, _) = start(script);
+        end_of(&mut rank);
+        let lines = rank.lines.lock().unwrap();
+        assert!(lines.len() <= LINES_KEPT && lines.iter().all(|line| line.len() <= LONGEST_LINE_BYTES));
+    }
+
+    #[test]
+    fn stopping_ends_a_rank_that_runs() {
+        let (mut rank, _) = start("exec sleep 600");
+        assert_eq!(rank.ended(), None);
+        let began = Instant::now();
+        rank.stop();
+        assert!(began.elapsed() < GRACE, "TERM is enough");
+    }
+}

@@ -1,0 +1,174 @@
+//! 8-bit floats: E4M3 of the OCP 8-bit floating point specification, without infinities.
+//!
+//! E4M3 numbers span 18 powers of two, so they do not fit 8 evenly spaced bits. In groups of 32
+//! they become 8-bit levels whose step is 1/8 of the distance of the group's largest numbers:
+//! numbers of at least 1/8 of the group's largest power of two keep their value, smaller ones move
+//! by at most 1/128 of it.
+
+use super::{Float, GroupReader, GroupScale, MatrixSource, Strided, mxfp4};
+
+/// Columns that share a step.
+pub(super) const GROUP: usize = 32;
+/// Bits of a level.
+pub(super) const LEVEL_BITS: u32 = 8;
+/// The level of 0.
+const ZERO: i16 = 128;
+/// Exponents of numbers: 1 stands for 2⁻⁶, and for the numbers below it.
+const EXPONENTS: usize = 16;
+
+/// The exponent of a code, and its fraction in units of 1/8 of that power of two.
+const fn parts(code: u8) -> (usize, i16) {
+    let (exponent, fraction) = ((code >> 3 & 15) as usize, (code & 7) as i16);
+    if exponent == 0 { (1, fraction) } else { (exponent, 8 + fraction) }
+}
+
+/// Levels of all codes, for each exponent that a group's largest number may have.
+static LEVELS: [[u8; 256]; EXPONENTS] = {
+    let mut levels = [[0; 256]; EXPONENTS];
+    let mut largest = 1;
+    while largest < EXPONENTS {
+        let mut code = 0;
+        while code < 256 {
+            let (exponent, fraction) = parts(code as u8);
+            // Larger codes are not in such a group.
+            let shift = largest.saturating_sub(exponent);
+            let rounding = if shift == 0 { 0 } else { 1 << (shift - 1) };
+            let level = (8 * fraction + rounding) >> shift;
+            levels[largest][code] = (if code < 128 { ZERO + level } else { ZERO - level }) as u8;
+            code += 1;
+        }
+        largest += 1;
+    }
+    levels
+};
+
+/// The value of a code. 0x7f and 0xff are NaN.
+pub(super) fn value(code: u8) -> f32 {
+    let (exponent, fraction) = parts(code);
+    let size = match code & 0x7f {
+        0x7f => f32::NAN,
+        _ => f32::from(fraction) * power(exponent as i32 - 10),
+    };
+    if code < 128 { size } else { -size }
+}
+
+/// `2^exponent` for normal numbers.
+const fn power(exponent: i32) -> f32 {
+    f32::from_bits(((127 + exponent) as u32) << 23)
+}
+
+/// Writes the levels of a group of codes; `scale` multiplies them.
+#[inline(always)]
+fn group_levels(codes: &[u8], levels: &mut [u8], scale: f32) -> GroupScale {
+    let largest = codes.iter().fold(8, |largest, code| largest.max(code & 0x7f));
+    let exponent = usize::from(largest >> 3);
+    let table = &LEVELS[exponent];
+    for (level, code) in levels.iter_mut().zip(codes) {
+        *level = table[usize::from(*code)];
+    }
+    // Garbage in a file must show in the results.
+    let scale = if largest == 0x7f { f32::NAN } else { scale * power(exponent as i32 - 13) };
+    GroupScale { scale, offset: -f32::from(ZERO) * scale }
+}
+
+/// Rows of codes with a row of E8M0 scales apart, one for 32 columns: OCP's MXFP8.
+pub(super) struct Mxfp8Reader<'a> {
+    weight: Strided<'a>,
+    scales: Strided<'a>,
+}
+
+impl<'a> Mxfp8Reader<'a> {
+    pub fn new(source: &MatrixSource<'a>) -> Self {
+        let Some(scales) = source.scales else { unreachable!("MXFP8 sources have scales") };
+        Self { weight: source.weight, scales }
+    }
+}
+
+impl GroupReader for Mxfp8Reader<'_> {
+    fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
+        let codes = &self.weight.row(row)[group * GROUP..][..GROUP];
+        group_levels(codes, levels, mxfp4::e8m0(self.scales.row(row)[group]))
+    }
+}
+
+/// Rows of codes with a scale for each block of rows and columns.
+pub(super) struct BlockScaledReader<'a> {
+    weight: Strided<'a>,
+    scales: Strided<'a>,
+    float: Float,
+    /// Rows and columns of a block; 0 stands for all.
+    block: [usize; 2],
+    /// Rows of the first block that lie before the window.
+    before: usize,
+}
+
+impl<'a> BlockScaledReader<'a> {
+    pub fn new(source: &MatrixSource<'a>, block: [usize; 2], float: Float) -> Self {
+        let Some(scales) = source.scales else { unreachable!("FP8 sources have scales") };
+        let before = source.first_row.checked_rem(block[0]).unwrap_or(0);
+        Self { weight: source.weight, scales, float, block, before }
+    }
+}
+
+impl GroupReader for BlockScaledReader<'_> {
+    fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
+        let [rows, cols] = self.block;
+        let at = [(self.before + row).checked_div(rows), (group * GROUP).checked_div(cols)];
+        let [block_row, block_col] = at.map(|index| index.unwrap_or(0));
+        let scale = self.float.at(self.scales.row(block_row), block_col);
+        group_levels(&self.weight.row(row)[group * GROUP..][..GROUP], levels, scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the specification's table: largest 448, smallest normal 2⁻⁶, smallest 2⁻⁹.
+    #[test]
+    fn codes_have_their_values() {
+        for (code, expected) in [
+            (0x00, 0.0),
+            (0x01, 2f32.powi(-9)),
+            (0x07, 0.875 * 2f32.powi(-6)),
+            (0x08, 2f32.powi(-6)),
+            (0x38, 1.0),
+            (0x7e, 448.0),
+        ] {
+            assert_eq!(value(code), expected, "{code:#x}");
+            assert_eq!(value(code | 0x80), -expected, "{code:#x}");
+        }
+        assert!(value(0x7f).is_nan() && value(0xff).is_nan());
+    }
+
+    #[test]
+    fn large_numbers_of_a_group_are_exact_and_small_ones_near() {
+        for largest in 1..0x7f_u8 {
+            let mut codes = [0; GROUP];
+            let mut levels = [0; GROUP];
+            for first in (0..=largest).step_by(GROUP - 1) {
+                for (index, code) in codes.iter_mut().skip(1).enumerate() {
+                    *code = (first + index as u8).min(largest) | (index as u8 & 1) << 7;
+                }
+                codes[0] = largest;
+                let GroupScale { scale, offset } = group_levels(&codes, &mut levels, 3.0);
+                let top = value(largest & 0x78).max(2f32.powi(-6));
+                for (code, level) in codes.iter().zip(levels) {
+                    let (exact, found) = (value(*code), (scale * f32::from(level) + offset) / 3.0);
+                    let allowed = if exact.abs() >= top / 8.0 { 0.0 } else { top / 128.0 };
+                    assert!(
+                        (exact - found).abs() <= allowed,
+                        "{code:#x} below {largest:#x}: {found} for {exact}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nan_shows_in_the_group() {
+        let mut codes = [0x38; GROUP];
+        codes[7] = 0xff;
+        assert!(group_levels(&codes, &mut [0; GROUP], 1.0).scale.is_nan());
+    }
+}

@@ -1,0 +1,87 @@
+//! Drafts make answers faster, and change none.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{PATIENCE, with_engine};
+use thunder_engine::{Engine, Event, Limits, Request, Sampling};
+use thunder_model::Parallelism;
+
+/// A text that repeats itself, so that much of it is guessed.
+const TEXT: &str = "rank 0 sends to rank 1, rank 1 sends to rank 2, rank 2 sends to rank 3, rank 3 sends to";
+
+fn limits(draft_rows: usize) -> Limits {
+    Limits { sequences: 4, rows: 32, kv_blocks: 32, draft_rows, ..Limits::default() }
+}
+
+fn request(engine: &Engine, index: usize) -> Request {
+    Request {
+        prompt: engine.info().tokenizer.encode(TEXT, false).unwrap(),
+        // Greedy, sampled, with penalties, and with log-probabilities: each choice depends on those
+        // before it.
+        sampling: Sampling {
+            temperature: if index == 0 { 0.0 } else { 0.9 },
+            repetition_penalty: if index == 2 { 1.02 } else { 1.0 },
+            seed: Some(index as u64),
+            ..Sampling::default()
+        },
+        max_tokens: Some(60),
+        stop: if index == 1 { vec!["rank 9 sends to rank 9".to_owned()] } else { Vec::new() },
+        ignore_eos: true,
+        logprobs: (index == 3).then_some(2),
+        marks: Vec::new(),
+        constraint: None,
+    }
+}
+
+/// Texts and log-probabilities of the answers, one request at a time or all together.
+fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
+    let mut answers = Vec::new();
+    for indices in if together { vec![0..4] } else { vec![0..1, 1..2, 2..3, 3..4] } {
+        let streams: Vec<_> = indices.map(|index| engine.submit(request(engine, index)).unwrap()).collect();
+        for mut stream in streams {
+            let (mut answer, mut reports) = (String::new(), Vec::new());
+            loop {
+                match stream.next_within(PATIENCE).unwrap().unwrap() {
+                    Event::Delta { text, logprobs, .. } => {
+                        answer.push_str(&text);
+                        reports.extend(logprobs.iter().map(|token| (token.id, token.logprob)));
+                    }
+                    Event::Mark { .. } => {}
+                    Event::Done { .. } => break,
+                    Event::Failed { message } => panic!("{message}"),
+                }
+            }
+            answers.push((answer, reports));
+        }
+    }
+    answers
+}
+
+#[test]
+fn answers_do_not_depend_on_drafts() {
+    for (ranks, parallel) in [
+        (1, Parallelism::Tensor),
+        (2, Parallelism::Tensor),
+        (2, Parallelism::Pipeline),
+        (3, Parallelism::Tensor),
+    ] {
+        let mut without = Vec::new();
+        with_engine(ranks, parallel, limits(0), |engine| {
+            without = answers(&engine, false);
+            assert_eq!(engine.counters().drafted.load(Ordering::Relaxed), 0);
+        });
+        with_engine(ranks, parallel, limits(16), |engine| {
+            for together in [false, true] {
+                assert_eq!(answers(&engine, together), without, "{ranks} ranks, {parallel:?}, {together}");
+            }
+            let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            let (drafted, right) =
+                (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
+            assert!(right > 0 && right < drafted, "{right} of {drafted} guesses were right");
+        });
+    }
+}

@@ -1,0 +1,281 @@
+//! The config.json fields that all families share.
+
+use serde::Deserialize;
+use serde_json::Value;
+use thunder_compute::Activation;
+
+use super::TokenIds;
+use super::family::{Family, Windows};
+use super::rope::RopeParameters;
+use crate::error::ModelError;
+
+/// The config.json fields that all families share.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    pub model_type: String,
+    pub hidden_size: usize,
+    /// Absent where all layers have experts of another width.
+    intermediate_size: Option<usize>,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    pub vocab_size: usize,
+    #[serde(default = "default_eps")]
+    pub rms_norm_eps: f32,
+    #[serde(default = "default_context")]
+    pub max_position_embeddings: usize,
+    pub rope_theta: Option<f64>,
+    rope_scaling: Option<RopeParameters>,
+    rope_parameters: Option<RopeParameters>,
+    /// Base of layers with a window.
+    pub rope_local_base_freq: Option<f64>,
+    /// Of Phi's `longrope`, which keeps it outside of `rope_scaling`.
+    pub original_max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    rope_traditional: bool,
+    partial_rotary_factor: Option<f64>,
+    /// Columns of a head that are rotated.
+    rotary_dim: Option<usize>,
+    pub tie_word_embeddings: Option<bool>,
+    pub attention_bias: Option<bool>,
+    pub use_qk_norm: Option<bool>,
+    /// ERNIE's name of `attention_bias` and `mlp_bias`.
+    pub use_bias: Option<bool>,
+    pub attention_out_bias: Option<bool>,
+    pub attn_output_gate: Option<bool>,
+    /// SmolLM3: 1 for layers that rotate, 0 for those that do not.
+    no_rope_layers: Option<Vec<u8>>,
+    #[serde(default)]
+    mlp_bias: bool,
+    pub sliding_window: Option<usize>,
+    #[serde(default)]
+    use_sliding_window: bool,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    sliding_window_pattern: Option<WindowPattern>,
+    #[serde(default = "default_activation")]
+    hidden_act: String,
+    /// Gemma's name of `hidden_act`, which does not count where both are.
+    hidden_activation: Option<String>,
+    /// Gemma: the scores are divided by its square root.
+    query_pre_attn_scalar: Option<f32>,
+    attention_multiplier: Option<f32>,
+    embedding_multiplier: Option<f32>,
+    residual_multiplier: Option<f32>,
+    logits_scaling: Option<f32>,
+    attn_logit_softcapping: Option<f32>,
+    final_logit_softcapping: Option<f32>,
+    pub eos_token_id: Option<TokenIds>,
+}
+
+/// Which layers have a window, without `layer_types`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum WindowPattern {
+    /// All layers but the last one of each run of this length.
+    Every(usize),
+    /// A letter for each layer, over and over: L has one, G has none.
+    Letters(String),
+}
+
+fn default_eps() -> f32 {
+    1e-6
+}
+fn default_context() -> usize {
+    2048
+}
+fn default_activation() -> String {
+    "silu".to_owned()
+}
+
+impl Config {
+    /// Reads and checks the fields; those that `text` leaves out have the family's defaults.
+    pub fn read(text: &Value) -> Result<Self, String> {
+        let config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        config.check_sizes()?;
+        Ok(config)
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Channels of gated MLPs.
+    pub fn channels(&self) -> Result<usize, String> {
+        self.intermediate_size.ok_or_else(|| "it has no intermediate_size".to_owned())
+    }
+
+    /// True if the MLPs have biases.
+    pub fn mlp_bias(&self) -> bool {
+        self.mlp_bias || self.use_bias.unwrap_or(false)
+    }
+
+    /// True if a layer rotates queries and keys.
+    pub fn rotates(&self, layer: usize) -> Result<bool, String> {
+        match &self.no_rope_layers {
+            None => Ok(true),
+            Some(layers) => layers.get(layer).map(|rotates| *rotates != 0).ok_or_else(|| {
+                format!("no_rope_layers has {} entries for {} layers", layers.len(), self.num_hidden_layers)
+            }),
+        }
+    }
+
+    /// Rotary parameters, under the name of transformers 5 or an older one.
+    pub fn scaling(&self) -> Option<&RopeParameters> {
+        self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
+    }
+
+    /// Columns of a head that are rotated.
+    pub fn rotated_dims(&self) -> Result<usize, String> {
+        if let Some(dims) = self.rotary_dim {
+            return Ok(dims);
+        }
+        let of_scaling = self.scaling().and_then(|s| s.partial_rotary_factor);
+        let partial = of_scaling.or(self.partial_rotary_factor).unwrap_or(1.0);
+        if !(partial > 0.0 && partial <= 1.0) {
+            return Err(format!("partial_rotary_factor is {partial}: it must be above 0 and at most 1"));
+        }
+        Ok((self.head_dim() as f64 * partial) as usize)
+    }
+
+    /// What scores are multiplied with.
+    pub fn score_scale(&self) -> Result<f32, String> {
+        let divisor = positive("query_pre_attn_scalar", self.query_pre_attn_scalar)?;
+        let scale = positive("attention_multiplier", self.attention_multiplier)?;
+        Ok(scale.unwrap_or_else(|| 1.0 / divisor.unwrap_or(self.head_dim() as f32).sqrt()))
+    }
+
+    /// What embeddings are multiplied with.
+    pub fn embedding_scale(&self, family: &Family) -> Result<f32, String> {
+        // Transformers and MLX-LM both round the root to bf16.
+        let root = half::bf16::from_f64((self.hidden_size as f64).sqrt()).to_f32();
+        let scale = positive("embedding_multiplier", self.embedding_multiplier)?;
+        Ok(scale.unwrap_or(if family.scales_embedding { root } else { 1.0 }))
+    }
+
+    /// What mixers and feed-forwards add is multiplied with this.
+    pub fn residual_scale(&self) -> Result<f32, String> {
+        Ok(positive("residual_multiplier", self.residual_multiplier)?.unwrap_or(1.0))
+    }
+
+    /// What logits are multiplied with.
+    pub fn logit_scale(&self) -> Result<f32, String> {
+        Ok(1.0 / positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0))
+    }
+
+    /// What gates of MLPs do.
+    pub fn activation(&self) -> Result<Activation, ModelError> {
+        let name = self.hidden_activation.as_ref().unwrap_or(&self.hidden_act);
+        match name.as_str() {
+            "silu" | "swish" => Ok(Activation::Silu),
+            "gelu_pytorch_tanh" => Ok(Activation::Gelu),
+            other => unsupported("hidden_act", other, "silu and gelu_pytorch_tanh are"),
+        }
+    }
+
+    /// The window of a layer; `None` if the layer attends to all tokens.
+    pub fn window(&self, rule: Windows, layer: usize) -> Result<Option<usize>, String> {
+        let Some(window) = self.sliding_window.filter(|&window| window > 0) else { return Ok(None) };
+        if rule == Windows::AfterMaxWindowLayers && !self.use_sliding_window {
+            return Ok(None);
+        }
+        if let Some(types) = &self.layer_types {
+            return match types.get(layer).map(String::as_str) {
+                Some("sliding_attention") => Ok(Some(window)),
+                Some("full_attention") => Ok(None),
+                Some(other) => Err(format!(
+                    "layer_types[{layer}] is {other:?}: full_attention and sliding_attention are known"
+                )),
+                None => Err(format!(
+                    "layer_types has {} entries for {} layers",
+                    types.len(),
+                    self.num_hidden_layers
+                )),
+            };
+        }
+        let has_window = match &self.sliding_window_pattern {
+            Some(WindowPattern::Every(0)) => return Err("sliding_window_pattern is 0".into()),
+            Some(WindowPattern::Every(layers)) => !(layer + 1).is_multiple_of(*layers),
+            Some(WindowPattern::Letters(letters)) => {
+                match letters.as_bytes().get(layer % letters.len().max(1)) {
+                    Some(b'L') => true,
+                    Some(b'G') => false,
+                    _ => return Err(format!("sliding_window_pattern is {letters:?}: L and G are known")),
+                }
+            }
+            None => match rule {
+                Windows::WhereGiven => true,
+                Windows::AfterMaxWindowLayers => layer >= self.max_window_layers.unwrap_or(0),
+            },
+        };
+        Ok(has_window.then_some(window))
+    }
+
+    /// Refuses sizes that would exhaust memory before any weight is read (lists are made of layers,
+    /// heads and dimensions), and an epsilon that would make NaN of a norm.
+    fn check_sizes(&self) -> Result<(), String> {
+        let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
+        for (field, value, most) in [
+            ("hidden_size", self.hidden_size, 1 << 31),
+            ("intermediate_size", self.intermediate_size.unwrap_or(1), 1 << 31),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 12),
+            ("num_attention_heads", heads, 1 << 14),
+            ("num_key_value_heads", kv_heads, 1 << 14),
+            ("head_dim", self.head_dim(), 1 << 14),
+            ("vocab_size", self.vocab_size, 1 << 31),
+            ("max_position_embeddings", self.max_position_embeddings, 1 << 31),
+        ] {
+            if value == 0 || value > most {
+                return Err(format!("{field} is {value}: it must be between 1 and {most}"));
+            }
+        }
+        let eps = self.rms_norm_eps;
+        if !(eps > 0.0 && eps < 1.0) {
+            return Err(format!("rms_norm_eps is {eps}: it must be above 0 and below 1"));
+        }
+        if let Some(dims) = self.rotary_dim.filter(|dims| *dims > self.head_dim()) {
+            return Err(format!("rotary_dim is {dims}: a head has {} columns", self.head_dim()));
+        }
+        match heads % kv_heads {
+            0 => Ok(()),
+            _ => {
+                Err(format!("num_attention_heads is {heads}, no multiple of num_key_value_heads, {kv_heads}"))
+            }
+        }
+    }
+
+    /// Refuses what no operation does.
+    pub fn check_supported(&self) -> Result<(), ModelError> {
+        if self.rope_traditional {
+            return unsupported("rope_traditional", "true", "pairs of dimensions i and i + head_dim / 2 are");
+        }
+        for (field, cap) in [
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+        ] {
+            if let Some(cap) = cap {
+                return unsupported(field, &cap.to_string(), "scores and logits without a cap are");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unsupported<T>(field: &'static str, value: &str, supported: &str) -> Result<T, ModelError> {
+    Err(ModelError::Unsupported { field, value: value.to_owned(), supported: supported.to_owned() })
+}
+
+/// Refuses factors that would make NaN or nothing of a model.
+fn positive(field: &str, value: Option<f32>) -> Result<Option<f32>, String> {
+    match value {
+        Some(value) if !(value.is_finite() && value > 0.0) => {
+            Err(format!("{field} is {value}: it must be a number above 0"))
+        }
+        value => Ok(value),
+    }
+}

@@ -1,0 +1,179 @@
+//! The families of architectures: what their configs leave unsaid.
+
+use super::experts::{ERNIE, ExpertFamily, GPT_OSS, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
+use crate::spec::{Norms, QkNormWidth};
+
+/// What a family's config leaves unsaid.
+#[derive(Clone, Copy)]
+pub(super) struct Family {
+    /// `model_type`.
+    pub name: &'static str,
+    /// Fields that a config may leave out because they have the default of transformers' class, as
+    /// a JSON object.
+    pub defaults: &'static str,
+    /// Queries, keys and values have biases unless the config has `attention_bias`.
+    pub qkv_bias: bool,
+    /// `attention_bias` means the output projection, too.
+    pub out_bias: bool,
+    /// How queries and keys are normed if they are.
+    pub qk_norm_width: QkNormWidth,
+    /// Queries and keys are normed unless the config has `use_qk_norm`.
+    pub qk_norm: bool,
+    /// Attention's output is gated unless the config has `attn_output_gate`.
+    pub output_gate: bool,
+    /// Neighbouring columns are rotated together.
+    pub interleaved: bool,
+    /// Query heads have sinks.
+    pub sinks: bool,
+    pub windows: Windows,
+    pub rotations: Rotations,
+    pub norms: Norms,
+    /// Norm weights are stored less one.
+    pub norms_less_one: bool,
+    /// Embeddings are multiplied with the square root of their width, in bf16.
+    pub scales_embedding: bool,
+    /// Attention is latent.
+    pub latent: bool,
+    /// Layers without attention have the gated delta rule.
+    pub delta: bool,
+    /// Layers have experts, unless the config says otherwise.
+    pub experts: Option<ExpertFamily>,
+}
+
+/// Which layers attend to a window only.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Windows {
+    /// All if the config has a `sliding_window`, except those that `layer_types` or
+    /// `sliding_window_pattern` exempts.
+    WhereGiven,
+    /// Layers from `max_window_layers`, if `use_sliding_window` is set.
+    AfterMaxWindowLayers,
+}
+
+/// How layers with a window rotate, in a model where others have none.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Rotations {
+    /// As the others.
+    Alike,
+    /// By `rope_local_base_freq` if there is one, and without scaling.
+    UnscaledInWindows,
+    /// The others do not rotate.
+    InWindowsOnly,
+}
+
+const LLAMA: Family = Family {
+    name: "llama",
+    defaults: "{}",
+    qkv_bias: false,
+    out_bias: true,
+    qk_norm_width: QkNormWidth::Head,
+    qk_norm: false,
+    output_gate: false,
+    interleaved: false,
+    sinks: false,
+    windows: Windows::WhereGiven,
+    rotations: Rotations::Alike,
+    norms: Norms::Before,
+    norms_less_one: false,
+    scales_embedding: false,
+    latent: false,
+    delta: false,
+    experts: None,
+};
+const QWEN2: Family =
+    Family { name: "qwen2", qkv_bias: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
+const QWEN3: Family =
+    Family { name: "qwen3", qk_norm: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
+const QWEN3_MOE: Family = Family { name: "qwen3_moe", experts: Some(SOFTMAX), ..QWEN3 };
+const DEEPSEEK3: Family =
+    Family { name: "deepseek_v3", latent: true, experts: Some(SIGMOID_CORRECTED), ..LLAMA };
+/// Qwen3.5 and those of its shape.
+const QWEN3_5: Family = Family {
+    name: "qwen3_5",
+    defaults: r#"{ "partial_rotary_factor": 0.25 }"#,
+    output_gate: true,
+    norms_less_one: true,
+    delta: true,
+    ..QWEN3
+};
+const QWEN3_5_MOE: Family = Family { name: "qwen3_5_moe", experts: Some(RENORMALISED_SOFTMAX), ..QWEN3_5 };
+
+const OLMO2: Family =
+    Family { name: "olmo2", norms: Norms::After, qk_norm: true, qk_norm_width: QkNormWidth::All, ..LLAMA };
+const GEMMA3: Family = Family {
+    name: "gemma3_text",
+    defaults: r#"{ "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131072, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true }"#,
+    qk_norm: true,
+    rotations: Rotations::UnscaledInWindows,
+    norms: Norms::Around,
+    norms_less_one: true,
+    scales_embedding: true,
+    ..LLAMA
+};
+
+pub(super) const FAMILIES: [Family; 37] = [
+    LLAMA,
+    Family { name: "mistral", ..LLAMA },
+    Family { name: "ministral", ..LLAMA },
+    Family { name: "ministral3", ..LLAMA },
+    QWEN2,
+    QWEN3,
+    Family { name: "seed_oss", out_bias: false, ..LLAMA },
+    Family { name: "smollm3", windows: Windows::AfterMaxWindowLayers, ..LLAMA },
+    Family { name: "ernie4_5", interleaved: true, ..LLAMA },
+    Family { name: "mixtral", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
+    Family { name: "qwen2_moe", experts: Some(SOFTMAX), ..QWEN2 },
+    QWEN3_MOE,
+    Family { name: "glm4_moe", out_bias: false, experts: Some(SIGMOID_CORRECTED), ..LLAMA },
+    Family { name: "gpt_oss", qkv_bias: true, sinks: true, experts: Some(GPT_OSS), ..LLAMA },
+    Family { name: "glm4_moe_lite", ..DEEPSEEK3 },
+    Family { name: "deepseek_v2", experts: Some(SOFTMAX), ..DEEPSEEK3 },
+    DEEPSEEK3,
+    Family { name: "kimi_k2", ..DEEPSEEK3 },
+    Family { name: "qwen3_next", ..QWEN3_5_MOE },
+    QWEN3_5,
+    Family { name: "qwen3_5_text", ..QWEN3_5 },
+    QWEN3_5_MOE,
+    Family { name: "qwen3_5_moe_text", ..QWEN3_5_MOE },
+    Family {
+        name: "minimax_m2",
+        qk_norm: true,
+        qk_norm_width: QkNormWidth::All,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LLAMA
+    },
+    Family { name: "ernie4_5_moe", interleaved: true, experts: Some(ERNIE), ..LLAMA },
+    Family { name: "qwen3_vl", ..QWEN3 },
+    Family { name: "qwen3_vl_text", ..QWEN3 },
+    Family { name: "qwen3_vl_moe", ..QWEN3_MOE },
+    Family { name: "qwen3_vl_moe_text", ..QWEN3_MOE },
+    Family { name: "gemma3", ..GEMMA3 },
+    GEMMA3,
+    Family { name: "phi3", ..LLAMA },
+    OLMO2,
+    Family {
+        name: "olmo3",
+        defaults: r#"{ "sliding_window_pattern": 4 }"#,
+        rotations: Rotations::UnscaledInWindows,
+        ..OLMO2
+    },
+    Family { name: "granite", ..LLAMA },
+    Family {
+        name: "glm4",
+        defaults: r#"{ "partial_rotary_factor": 0.5 }"#,
+        out_bias: false,
+        interleaved: true,
+        norms: Norms::Around,
+        ..LLAMA
+    },
+    Family {
+        name: "exaone4",
+        qk_norm: true,
+        rotations: Rotations::InWindowsOnly,
+        norms: Norms::After,
+        ..LLAMA
+    },
+];

@@ -1,0 +1,97 @@
+//! Experts and latent attention of a file's metadata, in config.json's words.
+
+use serde_json::{Map, Value, json};
+
+use super::super::values::Metadata;
+use super::{Family, Key};
+
+/// Whole numbers, and their fields.
+const NUMBERS: [(&str, &str); 8] = [
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
+    ("expert_group_count", "n_group"),
+    ("expert_group_used_count", "topk_group"),
+];
+
+/// What a router makes of its logits, by the numbers in `expert_gating_func`.
+const GATING: [(u64, &str); 3] = [(1, "softmax"), (2, "sigmoid"), (3, "softmax")];
+
+/// Adds what a file says of its experts. `corrected`: the files have a correction of the choice.
+pub(super) fn take_experts(
+    metadata: Metadata<'_>,
+    family: &Family,
+    key: &Key<'_>,
+    corrected: bool,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    for (suffix, field) in NUMBERS {
+        if let Some(number) = metadata.same_everywhere(&key(suffix))? {
+            config.insert(field.into(), number.into());
+        }
+    }
+    if config.get("n_group") == Some(&json!(1)) {
+        config.remove("n_group");
+    }
+    // 0 stands for no factor.
+    if let Some(scale) = metadata.float(&key("expert_weights_scale"))?.filter(|scale| *scale != 0.0) {
+        config.insert("routed_scaling_factor".into(), json!(scale));
+    }
+    if let Some(renormalise) = family.renormalise {
+        let found = metadata.bool(&key("expert_weights_norm"))?.unwrap_or(renormalise);
+        config.insert("norm_topk_prob".into(), found.into());
+    }
+    let name = key("expert_gating_func");
+    let gating = match metadata.unsigned(&name)? {
+        // 0 stands for unsaid. In files that do not say it, only sigmoid routers have corrections.
+        None | Some(0) => corrected.then_some("sigmoid"),
+        Some(number) => {
+            let found = GATING.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
+            Some(
+                found
+                    .ok_or_else(|| format!("{name} is {number}: 1 (softmax), 2 (sigmoid) and 3 are known"))?,
+            )
+        }
+    };
+    if let Some(gating) = gating {
+        config.insert("scoring_func".into(), gating.into());
+    }
+    Ok(())
+}
+
+/// Adds the widths of latent attention.
+pub(super) fn take_latent(
+    metadata: Metadata<'_>,
+    key: &Key<'_>,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    let number = |name: &str| metadata.unsigned(&key(name));
+    let needed = |name: &str| number(name)?.ok_or_else(|| format!("it has no {}", key(name)));
+    // Files that store `kv_b` whole give the heads' widths under the usual keys.
+    let width = |name: &str| match number(&format!("attention.{name}_length_mla"))? {
+        Some(width) => Ok(width),
+        None => needed(&format!("attention.{name}_length")),
+    };
+    let (heads, rotated, values) = (width("key")?, needed("rope.dimension_count")?, width("value")?);
+    let plain = heads.checked_sub(rotated).filter(|plain| *plain > 0);
+    let plain = plain
+        .ok_or_else(|| format!("{} is {rotated}, but heads are {heads} wide", key("rope.dimension_count")))?;
+    for (field, value) in [
+        ("kv_lora_rank", needed("attention.kv_lora_rank")?),
+        ("qk_nope_head_dim", plain),
+        ("qk_rope_head_dim", rotated),
+        ("v_head_dim", values),
+    ] {
+        config.insert(field.into(), value.into());
+    }
+    if let Some(rank) = number("attention.q_lora_rank")?.filter(|rank| *rank > 0) {
+        config.insert("q_lora_rank".into(), rank.into());
+    }
+    // All heads share the compressed vector, which the key calls one KV head.
+    config.remove("num_key_value_heads");
+    config.remove("head_dim");
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Shapes of published models. A family's first shape has what its others share.
+
+use super::{Shape, Stretch};
+
+const LLAMA: Shape = Shape {
+    name: "llama-8b",
+    model_type: "llama",
+    hidden: 4096,
+    layers: 32,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    channels: 14336,
+    vocab: 128_256,
+    context: 131_072,
+    tied: false,
+    norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    stretch: Stretch::Llama3 { factor: 8.0 },
+    more: "{}",
+};
+
+const QWEN3: Shape = Shape {
+    name: "qwen3-8b",
+    model_type: "qwen3",
+    hidden: 4096,
+    layers: 36,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    channels: 12288,
+    vocab: 151_936,
+    context: 40_960,
+    tied: false,
+    norm_eps: 1e-6,
+    rope_theta: 1_000_000.0,
+    stretch: Stretch::None,
+    more: "{}",
+};
+
+const QWEN2: Shape = Shape {
+    name: "qwen2.5-7b",
+    model_type: "qwen2",
+    hidden: 3584,
+    layers: 28,
+    heads: 28,
+    kv_heads: 4,
+    channels: 18944,
+    vocab: 152_064,
+    context: 32_768,
+    ..QWEN3
+};
+
+const MISTRAL: Shape = Shape {
+    name: "mistral-7b",
+    model_type: "mistral",
+    vocab: 32_768,
+    context: 32_768,
+    rope_theta: 1_000_000.0,
+    stretch: Stretch::None,
+    ..LLAMA
+};
+
+const MIXTRAL: Shape = Shape {
+    name: "mixtral-8x7b",
+    model_type: "mixtral",
+    vocab: 32_000,
+    more: r#"{ "num_local_experts": 8, "num_experts_per_tok": 2 }"#,
+    ..MISTRAL
+};
+
+const QWEN3_MOE: Shape = Shape {
+    name: "qwen3-30b-a3b",
+    model_type: "qwen3_moe",
+    hidden: 2048,
+    layers: 48,
+    kv_heads: 4,
+    channels: 6144,
+    more: r#"{ "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true }"#,
+    ..QWEN3
+};
+
+const GLM4_MOE: Shape = Shape {
+    name: "glm-4.5-air",
+    model_type: "glm4_moe",
+    layers: 46,
+    heads: 96,
+    channels: 10944,
+    vocab: 151_552,
+    context: 131_072,
+    norm_eps: 1e-5,
+    more: r#"{ "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "norm_topk_prob": true, "attention_bias": true, "partial_rotary_factor": 0.5 }"#,
+    ..QWEN3
+};
+
+const DEEPSEEK_V2_LITE: Shape = Shape {
+    name: "deepseek-v2-lite",
+    model_type: "deepseek_v2",
+    hidden: 2048,
+    layers: 27,
+    heads: 16,
+    kv_heads: 16,
+    channels: 10944,
+    vocab: 102_400,
+    context: 163_840,
+    rope_theta: 10_000.0,
+    more: r#"{ "q_lora_rank": null, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "topk_method": "greedy", "norm_topk_prob": false, "routed_scaling_factor": 1.0,
+        "rope_scaling": { "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+        "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707 } }"#,
+    ..QWEN3
+};
+
+const DEEPSEEK_V3: Shape = Shape {
+    name: "deepseek-v3",
+    model_type: "deepseek_v3",
+    hidden: 7168,
+    layers: 61,
+    heads: 128,
+    kv_heads: 128,
+    channels: 18432,
+    vocab: 129_280,
+    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+        "rope_scaling": { "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+        "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0 } }"#,
+    ..DEEPSEEK_V2_LITE
+};
+
+const KIMI_K2: Shape = Shape {
+    name: "kimi-k2",
+    model_type: "kimi_k2",
+    heads: 64,
+    kv_heads: 64,
+    vocab: 163_840,
+    context: 131_072,
+    rope_theta: 50_000.0,
+    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 384, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 2.827, "rope_scaling": { "type": "yarn", "factor": 32,
+        "original_max_position_embeddings": 4096, "beta_fast": 1, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0 } }"#,
+    ..DEEPSEEK_V3
+};
+
+const QWEN3_NEXT: Shape = Shape {
+    name: "qwen3-next-80b-a3b",
+    model_type: "qwen3_next",
+    heads: 16,
+    kv_heads: 2,
+    head_dim: 256,
+    channels: 5120,
+    context: 262_144,
+    rope_theta: 10_000_000.0,
+    more: r#"{ "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "norm_topk_prob": true, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4 }"#,
+    ..QWEN3_MOE
+};
+
+/// Qwen3.5, 3.6 and 3.8.
+const QWEN3_5: Shape = Shape {
+    name: "qwen3.5-27b",
+    model_type: "qwen3_5_text",
+    hidden: 5120,
+    layers: 64,
+    heads: 24,
+    kv_heads: 4,
+    channels: 17408,
+    vocab: 248_320,
+    more: r#"{ "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4 }"#,
+    ..QWEN3_NEXT
+};
+
+const MINIMAX_M2: Shape = Shape {
+    name: "minimax-m2",
+    model_type: "minimax_m2",
+    hidden: 3072,
+    layers: 62,
+    heads: 48,
+    channels: 1536,
+    vocab: 200_064,
+    context: 196_608,
+    rope_theta: 5_000_000.0,
+    more: r#"{ "num_local_experts": 256, "num_experts_per_tok": 8, "scoring_func": "sigmoid", "rotary_dim": 64,
+        "use_qk_norm": true }"#,
+    ..QWEN3
+};
+
+const ERNIE: Shape = Shape {
+    name: "ernie-4.5-21b-a3b",
+    model_type: "ernie4_5_moe",
+    hidden: 2560,
+    layers: 28,
+    heads: 20,
+    kv_heads: 4,
+    channels: 12288,
+    vocab: 103_424,
+    context: 131_072,
+    tied: true,
+    norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    more: r#"{ "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1, "moe_layer_end_index": 27, "moe_layer_interval": 1, "use_bias": false }"#,
+    ..QWEN3
+};
+
+const GEMMA3: Shape = Shape {
+    name: "gemma3-27b",
+    model_type: "gemma3_text",
+    hidden: 5376,
+    layers: 62,
+    kv_heads: 16,
+    channels: 21504,
+    vocab: 262_208,
+    context: 131_072,
+    tied: true,
+    more: r#"{ "query_pre_attn_scalar": 168, "sliding_window": 1024, "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh",
+        "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }"#,
+    ..QWEN3
+};
+
+#[rustfmt::skip]
+pub(super) const SHAPES: [Shape; 37] = [
+    Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
+        stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
+    Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
+        stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
+    LLAMA,
+    Shape { name: "llama-70b", hidden: 8192, layers: 80, heads: 64, channels: 28672, ..LLAMA },
+    Shape { name: "qwen3-0.6b", hidden: 1024, layers: 28, heads: 16, channels: 3072, tied: true, ..QWEN3 },
+    Shape { name: "qwen3-1.7b", hidden: 2048, layers: 28, heads: 16, channels: 6144, tied: true, ..QWEN3 },
+    Shape { name: "qwen3-4b", hidden: 2560, channels: 9728, tied: true, ..QWEN3 },
+    QWEN3,
+    Shape { name: "qwen3-14b", hidden: 5120, layers: 40, heads: 40, channels: 17408, ..QWEN3 },
+    Shape { name: "qwen3-32b", hidden: 5120, layers: 64, heads: 64, channels: 25600, ..QWEN3 },
+    QWEN2,
+    Shape { name: "qwen2.5-72b", hidden: 8192, layers: 80, heads: 64, kv_heads: 8, channels: 29568, ..QWEN2 },
+    MISTRAL,
+    Shape { name: "mistral-small-24b", hidden: 5120, layers: 40, channels: 32768, vocab: 131_072,
+        rope_theta: 100_000_000.0, ..MISTRAL },
+    Shape { name: "devstral-123b", model_type: "ministral3", hidden: 12288, layers: 88, heads: 96, channels: 28672,
+        vocab: 131_072, context: 262_144, stretch: Stretch::Yarn { factor: 64.0 }, ..MISTRAL },
+    MIXTRAL,
+    QWEN3_MOE,
+    Shape { name: "qwen3-235b-a22b", hidden: 4096, layers: 94, heads: 64, channels: 12288,
+        more: r#"{ "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": true }"#,
+        ..QWEN3_MOE },
+    GLM4_MOE,
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    KIMI_K2,
+    QWEN3_NEXT,
+    QWEN3_5,
+    MINIMAX_M2,
+    ERNIE,
+    Shape { name: "gemma3-4b", hidden: 2560, layers: 34, heads: 8, kv_heads: 4, head_dim: 256, channels: 10240,
+        more: r#"{ "query_pre_attn_scalar": 256, "sliding_window": 1024, "sliding_window_pattern": 6,
+            "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh",
+            "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }"#, ..GEMMA3 },
+    GEMMA3,
+    Shape { name: "phi-4", model_type: "phi3", hidden: 5120, layers: 40, heads: 40, kv_heads: 10, channels: 17920,
+        vocab: 100_352, context: 16_384, rope_theta: 250_000.0, stretch: Stretch::None, ..LLAMA },
+    Shape { name: "olmo2-32b", model_type: "olmo2", hidden: 5120, layers: 64, heads: 40, channels: 27648, vocab: 100_352,
+        context: 4096, norm_eps: 1e-6, stretch: Stretch::None, ..LLAMA },
+    Shape { name: "olmo3-32b", model_type: "olmo3", hidden: 5120, layers: 64, heads: 40, channels: 27648, vocab: 100_278,
+        context: 65_536, norm_eps: 1e-6, stretch: Stretch::None,
+        more: r#"{ "sliding_window": 4096, "rope_scaling": { "rope_type": "yarn", "factor": 8.0,
+            "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836 } }"#, ..LLAMA },
+    Shape { name: "granite-8b", model_type: "granite", layers: 40, channels: 12800, vocab: 49_159, tied: true,
+        rope_theta: 10_000_000.0, stretch: Stretch::None,
+        more: r#"{ "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125,
+            "logits_scaling": 16.0 }"#, ..LLAMA },
+    Shape { name: "glm4-9b", model_type: "glm4", layers: 40, kv_heads: 2, channels: 13696, vocab: 151_552,
+        context: 32_768, rope_theta: 10_000.0, stretch: Stretch::None, more: r#"{ "attention_bias": true }"#, ..LLAMA },
+    Shape { name: "exaone4-32b", model_type: "exaone4", hidden: 5120, layers: 64, heads: 40, channels: 27392,
+        vocab: 102_400, rope_theta: 1_000_000.0, stretch: Stretch::Llama3 { factor: 16.0 },
+        more: r#"{ "sliding_window": 4096, "sliding_window_pattern": "LLLG" }"#, ..LLAMA },
+    Shape { name: "qwen3-next-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
+        vocab: 4096, context: 4096,
+        more: r#"{ "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128, "norm_topk_prob": true, "partial_rotary_factor": 0.25,
+            "full_attention_interval": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+            "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4 }"#, ..QWEN3_NEXT },
+    Shape { name: "qwen3-moe-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
+        vocab: 4096, context: 4096,
+        more: r#"{ "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": true }"#,
+        ..QWEN3_MOE },
+    Shape { name: "qwen3-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
+        vocab: 4096, context: 4096, ..QWEN3 },
+];

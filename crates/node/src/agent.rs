@@ -1,0 +1,358 @@
+//! The agent: owns the node's key, its port and its part of the cluster.
+//!
+//! All decisions are made under one lock ([`state::State`]) by the parts that have no sockets;
+//! tasks around it carry bytes. No task holds the lock across a wait.
+
+mod addresses;
+mod approve;
+mod calls;
+pub mod control;
+mod gateway;
+mod groups;
+mod host;
+mod links;
+mod state;
+mod status;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+
+use crate::discovery::{Announcement, Discovery};
+use crate::document::Document;
+use crate::gate;
+use crate::id::NodeId;
+use crate::identity::{Identity, IdentityError};
+use crate::joining::code::Code;
+use crate::joining::token::{IssuedTokens, Token};
+use crate::membership::{Membership, Timing};
+use crate::report::NodeReport;
+use crate::storage::{DataFolder, StorageError};
+use crate::tls::{Protocol, Tls, Trusted};
+use state::State;
+
+pub use status::{MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
+
+/// The port of nodes, unless another is chosen.
+pub const DEFAULT_PORT: u16 = 7470;
+/// The document in the data folder.
+const DOCUMENT_FILE: &str = "cluster.json";
+/// The issued tokens in the data folder.
+const TOKENS_FILE: &str = "tokens.json";
+/// The Unix socket for the command line, in the data folder.
+pub const CONTROL_FILE: &str = "control";
+/// Interval of the membership's clock.
+const TICK: Duration = Duration::from_millis(100);
+/// Interval at which the machine is looked at.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// How to start an agent.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// Data folder.
+    pub data: PathBuf,
+    /// Name of the node.
+    pub name: String,
+    /// Where to listen. Port 0 chooses a free one.
+    pub listen: SocketAddr,
+    /// Nodes to ask where multicast does not reach, as `HOST:PORT`.
+    pub join: Vec<String>,
+    /// A token of a member.
+    pub token: Option<Token>,
+    /// Whether to announce this node and find others by multicast.
+    pub discover: bool,
+    /// Where to serve the OpenAI API; `None`: not on this node.
+    pub api: Option<SocketAddr>,
+    /// Keys of the API. Without any, it must be on loopback.
+    pub api_keys: Vec<String>,
+    /// The `thunder` program, for ranks.
+    pub program: PathBuf,
+}
+
+/// Why an agent did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The data folder cannot be used.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// There is no key.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The port cannot be used.
+    #[error("cannot listen on {address}: {why}; is another `thunder up` running? Choose another --listen")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        why: std::io::Error,
+    },
+    /// Other machines could use the API without a key.
+    #[error("refusing to serve the API on {0} without a key: use --api-key, or an address of loopback")]
+    OpenToAll(SocketAddr),
+    /// TLS cannot be set up.
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// No multicast.
+    #[error("cannot search the network by multicast: {0}; use --no-discovery and --join ADDRESS")]
+    Discovery(#[from] mdns_sd::Error),
+    /// The control socket cannot be made.
+    #[error("cannot make the control socket {path}: {why}")]
+    Control {
+        /// Its path.
+        path: PathBuf,
+        /// The system's error.
+        why: std::io::Error,
+    },
+    /// No random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    NoRandom(#[from] getrandom::Error),
+}
+
+/// A running agent. It ends when all clones are dropped and its tasks with the runtime.
+#[derive(Clone)]
+pub struct Agent(Arc<Inner>);
+
+struct Inner {
+    id: NodeId,
+    options: AgentOptions,
+    /// Where it listens.
+    address: SocketAddr,
+    tls: Tls,
+    trusted: Trusted,
+    folder: DataFolder,
+    began: Instant,
+    state: Mutex<State>,
+    groups: Mutex<groups::Groups>,
+    /// Where the API is served.
+    api: Option<SocketAddr>,
+    /// Wakes the task that connects to members.
+    wake_links: Notify,
+    /// Counts changes of what [`Agent::status`] shows.
+    version: watch::Sender<u64>,
+    /// Becomes true when the agent is to end.
+    ending: watch::Sender<bool>,
+}
+
+impl Agent {
+    /// Starts an agent on the current runtime.
+    ///
+    /// # Errors
+    /// When its folder, key or port cannot be used.
+    pub async fn start(options: AgentOptions) -> Result<Self, AgentError> {
+        let folder = DataFolder::open(&options.data)?;
+        let identity = Identity::load_or_create(&folder)?;
+        let document = read_json::<Document>(&folder, DOCUMENT_FILE)?;
+        let tokens = read_json::<IssuedTokens>(&folder, TOKENS_FILE)?;
+        let listener =
+            gate::bind(options.listen).map_err(|why| AgentError::Listen { address: options.listen, why })?;
+        let address =
+            listener.local_addr().map_err(|why| AgentError::Listen { address: options.listen, why })?;
+        let (api_listener, api) = bind_api(&options)?;
+        let trusted = Trusted::default();
+        let tls = Tls::new(&identity, trusted.clone())?;
+        let id = identity.id();
+        let boot = getrandom::u64()?;
+        let membership = Membership::new(id, boot, document, Timing::default());
+        let state = State::new(membership, Code::draw(&id)?, tokens);
+        let inner = Inner {
+            id,
+            options,
+            address,
+            tls,
+            trusted,
+            folder,
+            began: Instant::now(),
+            state: Mutex::new(state),
+            groups: Mutex::default(),
+            api,
+            wake_links: Notify::new(),
+            version: watch::Sender::new(0),
+            ending: watch::Sender::new(false),
+        };
+        let agent = Self(Arc::new(inner));
+        agent.describe_myself();
+        agent.open_port(listener)?;
+        agent.start_discovery()?;
+        control::listen(&agent)?;
+        agent.spawn(Self::keep_time);
+        agent.spawn(Self::keep_links);
+        agent.spawn(Self::keep_joining);
+        agent.spawn(Self::keep_groups);
+        if let Some(listener) = api_listener {
+            tokio::spawn(agent.clone().serve_api(listener));
+        }
+        Ok(agent)
+    }
+
+    /// This node.
+    pub fn id(&self) -> NodeId {
+        self.0.id
+    }
+
+    /// Where it serves the API.
+    pub fn api(&self) -> Option<SocketAddr> {
+        self.0.api
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// The code to show while this node is in no cluster.
+    pub fn code(&self) -> Option<String> {
+        let state = self.lock();
+        state.is_alone().then(|| state.code.to_string())
+    }
+
+    /// Changes whenever [`Agent::status`] may say something new.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.version.subscribe()
+    }
+
+    /// Becomes true when somebody has asked the agent to end.
+    pub fn ending(&self) -> watch::Receiver<bool> {
+        self.0.ending.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.0.began.elapsed()
+    }
+
+    fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        tokio::spawn(task(self.clone()));
+    }
+
+    /// Writes this node's own entry, if it differs: its name and addresses may be new.
+    fn describe_myself(&self) {
+        let (id, addresses) = (self.0.id, addresses::own(self.0.address));
+        let mut state = self.lock();
+        let document = state.membership.document();
+        if !document.is_removed(&id) {
+            let known = document.member(&id);
+            let mut member = known.cloned().unwrap_or_default();
+            (member.name, member.addresses) = (self.0.options.name.clone(), addresses);
+            if known != Some(&member)
+                && let Err(error) = state.membership.change(|document| document.set_member(id, id, member))
+            {
+                tracing::warn!("this node cannot describe itself: {error}");
+            }
+        }
+        self.report_ranks(&mut state, Some(NodeReport::of_this_machine()));
+        self.settle(&mut state);
+        // The members of the disk's document are trusted from the start.
+        self.trust_members(&state);
+    }
+
+    fn open_port(&self, listener: tokio::net::TcpListener) -> Result<(), AgentError> {
+        let host = self.clone();
+        let join = move |connection| {
+            let host = host.clone();
+            async move { crate::joining::server::serve(connection, &host).await }
+        };
+        let mut members = gate::open(listener, &self.0.tls, join)?;
+        let agent = self.clone();
+        tokio::spawn(async move {
+            while let Some(connection) = members.recv().await {
+                match connection.protocol {
+                    Protocol::Peer => {
+                        let (peer, remote) = (connection.peer, connection.remote);
+                        tokio::spawn(agent.clone().run_link(peer, remote, connection.stream));
+                    }
+                    Protocol::Call => {
+                        tokio::spawn(agent.clone().serve_call(connection));
+                    }
+                    // The gate has served it.
+                    Protocol::Join => {}
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn start_discovery(&self) -> Result<(), AgentError> {
+        if !self.0.options.discover {
+            return Ok(());
+        }
+        let ip = self.0.address.ip();
+        let announcement = Announcement {
+            id: self.0.id,
+            name: self.0.options.name.clone(),
+            port: self.0.address.port(),
+            addresses: if ip.is_unspecified() { Vec::new() } else { vec![ip] },
+        };
+        let mut alone = self.lock().is_alone();
+        let (discovery, mut found) = Discovery::start(announcement, alone)?;
+        let (agent, mut changes) = (self.clone(), self.changes());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    node = found.recv() => match node {
+                        Some(node) => agent.note_found(node),
+                        None => return,
+                    },
+                    _ = changes.changed() => {
+                        let now_alone = agent.lock().is_alone();
+                        if now_alone != alone {
+                            alone = now_alone;
+                            // Fails only when the daemon has ended.
+                            let _ = discovery.announce(alone);
+                        }
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn keep_time(self) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut report_at = self.now() + REPORT_EVERY;
+        loop {
+            ticks.tick().await;
+            let now = self.now();
+            let report = (now >= report_at).then(NodeReport::of_this_machine);
+            let mut state = self.lock();
+            if report.is_some() {
+                report_at = now + REPORT_EVERY;
+                self.report_ranks(&mut state, report);
+            }
+            state.membership.tick(now);
+            state.forget_old(now);
+            self.settle(&mut state);
+        }
+    }
+}
+
+/// Binds the API's address, if there is one.
+fn bind_api(
+    options: &AgentOptions,
+) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
+    let Some(address) = options.api else { return Ok((None, None)) };
+    if !gateway::check_binding(address, &options.api_keys) {
+        return Err(AgentError::OpenToAll(address));
+    }
+    let failed = |why| AgentError::Listen { address, why };
+    let listener = gate::bind(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((Some(listener), Some(bound)))
+}
+
+fn read_json<T: serde::de::DeserializeOwned + Default>(
+    folder: &DataFolder,
+    name: &str,
+) -> Result<T, StorageError> {
+    let Some(bytes) = folder.read(name)? else { return Ok(T::default()) };
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let why = format!("{error}; restore it, or remove it and join the cluster again");
+        StorageError::Damaged { path: folder.file(name), why }
+    })
+}

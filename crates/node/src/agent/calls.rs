@@ -1,0 +1,106 @@
+//! Calls between members: one request and its reply; the connection then carries a model's API, or
+//! ends.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::Agent;
+use super::groups::StartRank;
+use crate::document::Stamp;
+use crate::gate::Connection;
+use crate::id::NodeId;
+use crate::tls::Protocol;
+use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
+
+/// Time for a request to arrive, and for its reply.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a member asks of another.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Call {
+    /// Start a rank of a group whose head is the caller.
+    StartRank(StartRank),
+    /// Connect to the API of a model whose head is here.
+    Open {
+        /// The model's name.
+        model: String,
+        /// Its group.
+        placement: Stamp,
+    },
+}
+
+/// The reply.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum CallReply {
+    /// The rank's process runs.
+    Started,
+    /// What follows is HTTP, with this API key.
+    Opened(String),
+    /// Not done, in words.
+    Refused(String),
+}
+
+impl Agent {
+    /// Serves one call.
+    pub(super) async fn serve_call(self, mut connection: Connection) {
+        if let Err(error) = self.answer_call(&mut connection).await {
+            tracing::debug!(from = %connection.remote, "a call failed: {error}");
+        }
+    }
+
+    async fn answer_call(&self, connection: &mut Connection) -> Result<(), WireError> {
+        let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
+        match wire::within(CALL_LIMIT, request).await? {
+            Call::StartRank(start) => {
+                let started = self.start_follower(connection.peer, connection.remote, start);
+                let reply = started.map_or_else(CallReply::Refused, |()| CallReply::Started);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::Open { model, placement } => {
+                let opened = match self.own_api(&model, placement) {
+                    Some((address, key)) => TcpStream::connect(address).await.map(|api| (api, key)).ok(),
+                    None => None,
+                };
+                let Some((mut api, key)) = opened else {
+                    let why = format!("{model} does not run here any more");
+                    return wire::send(&mut connection.stream, &CallReply::Refused(why)).await;
+                };
+                wire::send(&mut connection.stream, &CallReply::Opened(key)).await?;
+                // Ends when either side does. The API bounds how long it waits for its client.
+                copy_bidirectional(&mut connection.stream, &mut api).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls a member. Returns its reply and the connection.
+    pub(super) async fn call(
+        &self,
+        node: NodeId,
+        call: &Call,
+    ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
+        let addresses = self.addresses_of(&self.lock(), &node);
+        let dialed = self.dial(node, Protocol::Call, addresses).await;
+        let (mut stream, _) = dialed.ok_or_else(|| format!("{} cannot be reached", self.name_of(&node)))?;
+        let reply = wire::within(CALL_LIMIT, async {
+            wire::send(&mut stream, call).await?;
+            wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
+        });
+        match reply.await {
+            Ok(CallReply::Refused(why)) => Err(format!("{}: {why}", self.name_of(&node))),
+            Ok(reply) => Ok((reply, stream)),
+            Err(error) => Err(format!("{}: {error}", self.name_of(&node))),
+        }
+    }
+
+    /// A member's name, for people.
+    pub(super) fn name_of(&self, node: &NodeId) -> String {
+        let state = self.lock();
+        let member = state.membership.document().member(node);
+        member.map_or_else(|| node.short(), |member| member.name.clone())
+    }
+}

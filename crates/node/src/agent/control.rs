@@ -1,0 +1,279 @@
+//! The Unix socket by which the command line talks to the agent of its machine. Only the agent's
+//! user can open it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+
+use super::host::unix_s;
+use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
+use crate::document::{Document, DocumentError, ModelWish};
+use crate::id::NodeId;
+use crate::identity::Identity;
+use crate::joining::token::Token;
+use crate::membership::ChangeId;
+use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
+
+/// Time that a change may take to reach another node.
+const SPREAD_LIMIT: Duration = Duration::from_secs(3);
+/// Time for the last messages to the other members.
+const FAREWELL: Duration = Duration::from_millis(300);
+/// Time for a request to arrive.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the longest request: approving waits for the network.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
+
+/// What the command line asks for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Request {
+    /// The cluster as this node sees it.
+    Status,
+    /// Admit the new node that shows this code.
+    Approve(String),
+    /// Issue a token with a life in seconds.
+    Token(u64),
+    /// Remove the member with this name or id for good.
+    Remove(String),
+    /// Whether a member takes new work.
+    Drain {
+        /// Name or id.
+        node: String,
+        /// False: it takes work again.
+        drained: bool,
+    },
+    /// Serve a model.
+    Load {
+        /// What `thunder serve` takes; also the model's name in the API.
+        model: String,
+        /// Names or ids of the nodes that may run it; empty: any.
+        nodes: Vec<String>,
+        /// Number of nodes that run it together; `None`: all that may.
+        count: Option<u32>,
+        /// More arguments for `thunder serve`.
+        arguments: Vec<String>,
+    },
+    /// Serve a model no more.
+    Unload(String),
+    /// Leave the cluster, and end the agent.
+    Leave,
+    /// End the agent.
+    Stop,
+}
+
+/// The agent's reply.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Reply {
+    /// The cluster.
+    Status(Box<Status>),
+    /// The name of the node that was admitted.
+    Approved(String),
+    /// A token.
+    Token(String),
+    /// A change was made. False: no other node holds it yet.
+    Changed {
+        /// Name of the node it is about.
+        name: String,
+        /// Whether another node holds the change.
+        spread: bool,
+    },
+    /// Done.
+    Done,
+    /// Not done, with words for the user.
+    Failed(String),
+}
+
+/// Why the agent of this machine did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error("no agent runs with the data folder {0}: start `thunder up`, or name the folder by --data")]
+    NoAgent(String),
+    /// The connection failed.
+    #[error("the agent does not answer: {0}")]
+    Wire(#[from] WireError),
+    /// The agent refused.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Asks the agent whose data folder this is.
+///
+/// # Errors
+/// When it does not run, or refuses.
+pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> {
+    let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
+    let mut stream = stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))?;
+    let reply = wire::within(REPLY_LIMIT, async {
+        wire::send(&mut stream, request).await?;
+        wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
+    });
+    match reply.await? {
+        Reply::Failed(why) => Err(ControlError::Failed(why)),
+        reply => Ok(reply),
+    }
+}
+
+/// Opens the socket. The data folder's lock shows that no other agent has it.
+pub(super) fn listen(agent: &Agent) -> Result<(), AgentError> {
+    let path = agent.0.folder.file(CONTROL_FILE);
+    let failed = |why| AgentError::Control { path: path.clone(), why };
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    // The folder is its owner's alone, so nobody can connect before the mode is set.
+    let listener = UnixListener::bind(&path).map_err(failed)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let agent = agent.clone();
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    tokio::spawn(serve(agent.clone(), stream));
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn serve(agent: Agent, mut stream: UnixStream) {
+    let request = wire::receive(&mut stream, LONGEST_FRAME_BYTES);
+    let Ok(request) = wire::within(REQUEST_LIMIT, request).await else { return };
+    let ends = matches!(request, Request::Leave | Request::Stop);
+    let reply = agent.answer(request).await.unwrap_or_else(Reply::Failed);
+    let succeeded = !matches!(reply, Reply::Failed(_));
+    let _ = wire::send(&mut stream, &reply).await;
+    if ends && succeeded {
+        agent.0.ending.send_replace(true);
+    }
+}
+
+impl Agent {
+    /// Does what the command line asks.
+    ///
+    /// # Errors
+    /// Words for the user.
+    pub async fn answer(&self, request: Request) -> Result<Reply, String> {
+        match request {
+            Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Approve(code) => self.approve(&code).await.map(Reply::Approved),
+            Request::Token(life_s) => self.issue_token(life_s).map(Reply::Token),
+            Request::Remove(node) => {
+                let (id, name) = self.find_member(&node)?;
+                if id == self.0.id {
+                    return Err("this is the node itself: use `thunder cluster leave`".to_owned());
+                }
+                let spread = self.change(|document| document.remove_member(&id)).await?;
+                Ok(Reply::Changed { name, spread })
+            }
+            Request::Drain { node, drained } => {
+                let (id, name) = self.find_member(&node)?;
+                let me = self.0.id;
+                let change = |document: &mut Document| {
+                    let member = document.member(&id).cloned().ok_or(DocumentError::NoMember(id))?;
+                    document.set_member(me, id, crate::document::Member { drained, ..member })
+                };
+                let spread = self.change(change).await?;
+                Ok(Reply::Changed { name, spread })
+            }
+            Request::Load { model, nodes, count, arguments } => {
+                let find = |node: &String| self.find_member(node).map(|(id, _)| id);
+                let nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+                let (me, name) = (self.0.id, model.clone());
+                let wish = ModelWish { model, nodes, count, arguments };
+                let change = |document: &mut Document| document.set_model(me, &name, Some(wish));
+                let spread = self.change(change).await?;
+                Ok(Reply::Changed { name, spread })
+            }
+            Request::Unload(name) => {
+                if self.lock().membership.document().model(&name).is_none() {
+                    return Err(format!("no model {name} is loaded: `thunder cluster status` lists them"));
+                }
+                let me = self.0.id;
+                let spread = self.change(|document| document.set_model(me, &name, None)).await?;
+                Ok(Reply::Changed { name, spread })
+            }
+            Request::Leave => self.leave().await.map(|()| Reply::Done),
+            Request::Stop => Ok(Reply::Done),
+        }
+    }
+
+    fn issue_token(&self, life_s: u64) -> Result<String, String> {
+        let mut state = self.lock();
+        let addresses = super::addresses::own(self.0.address);
+        let life = Duration::from_secs(life_s);
+        let token: Token =
+            state.tokens.issue(self.0.id, addresses, unix_s(), life).map_err(|error| error.to_string())?;
+        self.save_tokens(&state)?;
+        Ok(token.to_string())
+    }
+
+    /// Changes the document; true if another member holds the change, or there is none.
+    async fn change(
+        &self,
+        change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
+    ) -> Result<bool, String> {
+        let (waiter, spread) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            let id: ChangeId = state.membership.change(change).map_err(|error| error.to_string())?;
+            let has_peers = state.membership.peers().next().is_some();
+            state.spreading.insert(id, waiter);
+            self.settle(&mut state);
+            if !has_peers {
+                return Ok(true);
+            }
+        }
+        Ok(tokio::time::timeout(SPREAD_LIMIT, spread).await.is_ok_and(|spread| spread.is_ok()))
+    }
+
+    /// The member with this name, short name or id.
+    fn find_member(&self, text: &str) -> Result<(NodeId, String), String> {
+        let state = self.lock();
+        let document = state.membership.document();
+        let fits = |id: &NodeId, name: &str| {
+            name == text || id.short() == text.to_ascii_lowercase() || id.to_string() == text
+        };
+        let found: Vec<_> = document.members().filter(|(id, member)| fits(id, &member.name)).collect();
+        match found[..] {
+            [(id, member)] => Ok((id, member.name.clone())),
+            [] => Err(format!("no member is named {text}: `thunder cluster status` lists them")),
+            _ => {
+                let ids: Vec<String> = found.iter().map(|(id, _)| id.short()).collect();
+                Err(format!(
+                    "{} members are named {text}: name one by its id, {}",
+                    ids.len(),
+                    ids.join(" or ")
+                ))
+            }
+        }
+    }
+
+    /// Tells the others that this node leaves, and forgets the cluster and the key.
+    async fn leave(&self) -> Result<(), String> {
+        let id = self.0.id;
+        {
+            let mut state = self.lock();
+            if state.membership.document().member(&id).is_some() {
+                let left = state.membership.change(|document| document.remove_member(&id));
+                left.map_err(|error| error.to_string())?;
+                self.settle(&mut state);
+            }
+        }
+        // The other members are told by the links' last messages.
+        tokio::time::sleep(FAREWELL).await;
+        let folder = &self.0.folder;
+        let forget = || {
+            folder.remove(DOCUMENT_FILE)?;
+            folder.remove(super::TOKENS_FILE)?;
+            Identity::forget(folder)
+        };
+        forget().map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,201 @@
+//! Connections to the other members: opened from either side, read and written by a task each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::Agent;
+use super::state::Link;
+use crate::id::NodeId;
+use crate::membership::Message;
+use crate::tls::{Protocol, server_name};
+use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
+
+/// Messages that wait for a slow connection. Heartbeats come every 300 ms, so this is seconds.
+const FRAMES_WAITING: usize = 64;
+/// A connection on which nothing came for this long is closed. Longer than the silence after which
+/// the peer is down.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// A connection that takes nothing for this long is closed.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
+/// Time for one address to answer, handshake included.
+const DIAL_LIMIT: Duration = Duration::from_secs(3);
+/// Pauses between attempts to reach a member: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
+/// Interval at which missing connections are looked for, if nothing wakes the task before.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Addresses of a member that are tried at once.
+const MOST_ADDRESSES: usize = 24;
+
+static LINKS: AtomicU64 = AtomicU64::new(0);
+
+/// When to try a member again.
+#[derive(Debug, Clone, Copy)]
+struct Backoff {
+    again_at: Duration,
+    pause: Duration,
+}
+
+impl Agent {
+    /// Keeps a connection to every member.
+    pub(super) async fn keep_links(self) {
+        let mut dialing: JoinSet<NodeId> = JoinSet::new();
+        let (mut busy, mut waits) = (BTreeSet::new(), BTreeMap::<NodeId, Backoff>::new());
+        loop {
+            tokio::select! {
+                () = self.0.wake_links.notified() => {}
+                Some(Ok(id)) = dialing.join_next() => {
+                    busy.remove(&id);
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            let now = self.now();
+            let missing = self.missing_links();
+            waits.retain(|id, _| missing.iter().any(|(missing, _)| missing == id));
+            for (id, addresses) in missing {
+                let wait = waits.get(&id).copied();
+                if busy.contains(&id) || wait.is_some_and(|wait| wait.again_at > now) {
+                    continue;
+                }
+                let pause = wait.map_or(PAUSES.0, |wait| (wait.pause * 2).min(PAUSES.1));
+                waits.insert(id, Backoff { again_at: now + pause, pause });
+                busy.insert(id);
+                let agent = self.clone();
+                dialing.spawn(async move {
+                    if let Some((stream, remote)) = agent.dial(id, Protocol::Peer, addresses).await {
+                        tokio::spawn(agent.run_link(id, remote, stream));
+                    }
+                    id
+                });
+            }
+        }
+    }
+
+    /// The members without a connection, with addresses to try.
+    fn missing_links(&self) -> Vec<(NodeId, Vec<String>)> {
+        let state = self.lock();
+        let peers = state.membership.peers().map(|(id, _)| id);
+        let missing = peers.filter(|id| state.links.get(id).is_none_or(Vec::is_empty));
+        missing.map(|id| (id, self.addresses_of(&state, &id))).collect()
+    }
+
+    /// Addresses of a node: where it was found, then where it was before, then what the user gave.
+    pub(super) fn addresses_of(&self, state: &super::State, id: &NodeId) -> Vec<String> {
+        let seen = state.seen.get(id).map(|seen| &seen.addresses[..]).unwrap_or_default();
+        let member = state.membership.document().member(id);
+        let known = member.map(|member| &member.addresses[..]).unwrap_or_default();
+        let mut addresses: Vec<String> = Vec::new();
+        let all = seen.iter().map(SocketAddr::to_string).chain(known.iter().cloned());
+        for address in all.chain(self.0.options.join.iter().cloned()) {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses.truncate(MOST_ADDRESSES);
+        addresses
+    }
+
+    /// Connects to a node at whichever address answers first. Only the holder of the node's key can
+    /// answer, so it does not matter who else listens there.
+    pub(super) async fn dial(
+        &self,
+        id: NodeId,
+        protocol: Protocol,
+        addresses: Vec<String>,
+    ) -> Option<(TlsStream<TcpStream>, SocketAddr)> {
+        let config = self.0.tls.client(protocol, id).ok()?;
+        let mut attempts = JoinSet::new();
+        for address in addresses {
+            let connector = TlsConnector::from(config.clone());
+            attempts.spawn(async move {
+                let attempt = async {
+                    let stream = TcpStream::connect(&address).await?;
+                    let _ = stream.set_nodelay(true);
+                    let remote = stream.peer_addr()?;
+                    Ok::<_, std::io::Error>((connector.connect(server_name(), stream).await?, remote))
+                };
+                tokio::time::timeout(DIAL_LIMIT, attempt).await.ok()?.ok()
+            });
+        }
+        // Dropping the set ends the other attempts.
+        while let Some(attempt) = attempts.join_next().await {
+            if let Ok(Some(connected)) = attempt {
+                return Some(connected);
+            }
+        }
+        None
+    }
+
+    /// Carries messages over a connection with a member until it fails.
+    pub(super) async fn run_link<S>(self, peer: NodeId, remote: SocketAddr, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (frames, mut waiting) = mpsc::channel::<Arc<Vec<u8>>>(FRAMES_WAITING);
+        let number = LINKS.fetch_add(1, Ordering::Relaxed);
+        let agent = self.clone();
+        let task = tokio::spawn(async move {
+            let write = async {
+                while let Some(frame) = waiting.recv().await {
+                    let written = async {
+                        writer.write_all(&frame).await?;
+                        writer.flush().await
+                    };
+                    match tokio::time::timeout(WRITE_LIMIT, written).await {
+                        Ok(Ok(())) => {}
+                        _ => return,
+                    }
+                }
+            };
+            tokio::select! {
+                () = write => {}
+                error = agent.read_link(peer, &mut reader) => tracing::debug!("{remote}: {error}"),
+            }
+        });
+        let link = Link { number, frames };
+        {
+            let mut state = self.lock();
+            if state.membership.document().member(&peer).is_none() {
+                // It was removed while it connected.
+                task.abort();
+                return;
+            }
+            state.links.entry(peer).or_default().push(link);
+            state.membership.connected(peer);
+            self.settle(&mut state);
+        }
+        let _ = task.await;
+        let mut state = self.lock();
+        if let Some(links) = state.links.get_mut(&peer) {
+            links.retain(|link| link.number != number);
+        }
+        state.membership.disconnected(peer, self.now());
+        self.settle(&mut state);
+        drop(state);
+        self.0.wake_links.notify_one();
+    }
+
+    async fn read_link(&self, peer: NodeId, reader: &mut (impl AsyncRead + Unpin)) -> WireError {
+        loop {
+            let message = wire::within(IDLE_LIMIT, wire::receive::<Message>(reader, LONGEST_FRAME_BYTES));
+            match message.await {
+                Ok(message) => {
+                    let mut state = self.lock();
+                    state.membership.receive(peer, message, self.now());
+                    self.settle(&mut state);
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+}

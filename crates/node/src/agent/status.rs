@@ -1,0 +1,161 @@
+//! What an agent shows of its cluster.
+
+use serde::{Deserialize, Serialize};
+
+use super::Agent;
+use crate::document::Document;
+use crate::id::NodeId;
+use crate::report::{NodeReport, RankState};
+
+/// A cluster as one node sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The node that was asked.
+    pub me: NodeId,
+    /// Its code, while it is in no cluster.
+    pub code: Option<String>,
+    /// True if it was removed from its cluster.
+    pub removed: bool,
+    /// Digest of its document. Nodes that agree have the same.
+    pub document: String,
+    /// Why the document is not on the disk, if it is not.
+    pub disk_error: Option<String>,
+    /// All members, this node first.
+    pub members: Vec<MemberStatus>,
+    /// Nodes in sight that wait to be approved.
+    pub newcomers: Vec<NewcomerStatus>,
+    /// The models that the cluster serves.
+    pub models: Vec<ModelStatus>,
+}
+
+/// A model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelStatus {
+    /// Its name in the API.
+    pub name: String,
+    /// Whether it answers.
+    pub ready: bool,
+    /// Groups that were formed for it so far.
+    pub generation: u64,
+    /// Its ranks, in order; empty until it is placed.
+    pub ranks: Vec<RankStatus>,
+}
+
+/// A rank of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// Name of its node.
+    pub node: String,
+    /// How it is; `None` if its node has not said.
+    pub state: Option<RankState>,
+}
+
+/// A member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Its key.
+    pub id: NodeId,
+    /// Its short name.
+    pub short: String,
+    /// Its name.
+    pub name: String,
+    /// Whether the node that was asked reaches it.
+    pub up: bool,
+    /// Members that are up, but that this member does not reach.
+    pub cut_off_from: Vec<NodeId>,
+    /// Whether it takes no new work.
+    pub drained: bool,
+    /// Where it is reached.
+    pub addresses: Vec<String>,
+    /// Its machine; `None` if it was not heard since the node that was asked started.
+    pub report: Option<NodeReport>,
+}
+
+/// A node that waits to be approved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewcomerStatus {
+    /// Its short name.
+    pub short: String,
+    /// Its name, as it says.
+    pub name: String,
+    /// Where it was seen.
+    pub addresses: Vec<String>,
+}
+
+impl Agent {
+    /// The cluster as this node sees it.
+    pub fn status(&self) -> Status {
+        let state = self.lock();
+        let (membership, me) = (&state.membership, self.0.id);
+        let document = membership.document();
+        let up: Vec<NodeId> = membership.reachable().into_iter().collect();
+        let mut members: Vec<MemberStatus> = document
+            .members()
+            .map(|(id, member)| {
+                let peer = membership.peers().find(|(peer, _)| *peer == id).map(|(_, peer)| peer);
+                let reaches = |other: &NodeId| {
+                    *other == id || peer.is_none_or(|peer| !peer.up || peer.reaches.contains(other))
+                };
+                let report =
+                    if id == me { membership.report() } else { peer.and_then(|p| p.report.as_ref()) };
+                MemberStatus {
+                    id,
+                    short: id.short(),
+                    name: member.name.clone(),
+                    up: membership.reaches(&id),
+                    cut_off_from: up.iter().filter(|other| !reaches(other)).copied().collect(),
+                    drained: member.drained,
+                    addresses: member.addresses.clone(),
+                    report: report.map(|report| (**report).clone()),
+                }
+            })
+            .collect();
+        members.sort_by_key(|member| (member.id != me, member.name.clone(), member.id));
+        let newcomers = state.seen.iter().filter(|(id, seen)| seen.alone && document.member(id).is_none());
+        let newcomers = newcomers.map(|(id, seen)| NewcomerStatus {
+            short: id.short(),
+            name: seen.name.clone(),
+            addresses: seen.addresses.iter().map(ToString::to_string).collect(),
+        });
+        let status = Status {
+            me,
+            code: state.is_alone().then(|| state.code.to_string()),
+            removed: document.is_removed(&me),
+            document: document.digest(),
+            disk_error: state.disk_error.clone(),
+            members,
+            newcomers: newcomers.collect(),
+            models: Vec::new(),
+        };
+        drop(state);
+        Status { models: self.models_status(), ..status }
+    }
+
+    fn models_status(&self) -> Vec<ModelStatus> {
+        let document = self.lock().membership.document().clone();
+        document.models().map(|(name, _)| self.model_status(&document, name)).collect()
+    }
+
+    fn model_status(&self, document: &Document, name: &str) -> ModelStatus {
+        let ready = self.ready_now(name).is_some();
+        let Some((stamp, placement)) = document.placement(name) else {
+            return ModelStatus { name: name.to_owned(), ready, generation: 0, ranks: Vec::new() };
+        };
+        let state = self.lock();
+        let membership = &state.membership;
+        let rank = |node: &NodeId| {
+            let peer =
+                membership.peers().find(|(id, _)| id == node).and_then(|(_, peer)| peer.report.as_ref());
+            let report = if *node == self.0.id { membership.report() } else { peer };
+            let ranks = report.map(|report| &report.ranks[..]).unwrap_or_default();
+            let rank = ranks.iter().find(|rank| rank.model == name && rank.placement == stamp);
+            let member = document.member(node);
+            RankStatus {
+                node: member.map_or_else(|| node.short(), |member| member.name.clone()),
+                state: rank.map(|rank| rank.state.clone()),
+            }
+        };
+        let ranks = placement.nodes.iter().map(rank).collect();
+        ModelStatus { name: name.to_owned(), ready, generation: placement.generation, ranks }
+    }
+}

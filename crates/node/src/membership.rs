@@ -1,0 +1,397 @@
+//! Who is there, and what the operator wants: the part of a node that decides, without sockets and
+//! without a clock.
+//!
+//! The caller passes in what happens and the time, and carries out the [`Output`]s. So whole
+//! clusters run in a test, with lost, late and repeated messages (`tests/simulation.rs`).
+//!
+//! Every node sends every other one a heartbeat each [`Timing::heartbeat`]. With at most 64 members
+//! that is 130 small messages a second for each node. In return a node knows within a fixed time
+//! whether it reaches another one itself, which is what a group of ranks needs. Gossip protocols
+//! (SWIM, as in the `foca` library) send less, and answer another question: whether somebody
+//! reaches it.
+//!
+//! A heartbeat carries the digest of the sender's document. If it differs from the receiver's, both
+//! send their documents and both merge, until all are equal.
+//!
+//! **Partition.** Each side goes on with the nodes that it reaches: it takes changes, and serves
+//! every model that it can. When the sides meet again their documents merge: of two changes to
+//! the same entry the later one stays, a removal always stays, and of a model's two groups the one
+//! whose placement was written later stays; the other side ends its group. There is no majority: a
+//! cluster of two must go on when one of them is gone.
+
+mod message;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::document::{Digest, Document, DocumentError};
+use crate::id::NodeId;
+use crate::report::NodeReport;
+
+pub use message::{ChangeId, Event, Message, Output, Timing};
+
+/// Changes whose spreading is watched at once.
+const MOST_WATCHED_CHANGES: usize = 64;
+/// Digests of our own document that peers may still report.
+const REMEMBERED_DIGESTS: usize = 32;
+
+/// What a node knows of a peer.
+#[derive(Debug, Clone, Default)]
+pub struct Peer {
+    /// Whether it answers.
+    pub up: bool,
+    /// The members that it says it reaches.
+    pub reaches: BTreeSet<NodeId>,
+    /// Its last report.
+    pub report: Option<Arc<NodeReport>>,
+    /// Run and number of the report. A number alone would be the same after a restart.
+    report_id: (u64, u64),
+    boot: Option<u64>,
+    heard_at: Option<Duration>,
+    connections: usize,
+    disconnected_at: Option<Duration>,
+    /// The document that was sent last, and when.
+    sent: Option<(Digest, Duration)>,
+}
+
+/// A change, and the digests of our document since: whoever holds one of these holds the change.
+#[derive(Debug)]
+struct Watched {
+    change: ChangeId,
+    digests: Vec<Digest>,
+}
+
+/// The membership and the document of one node.
+#[derive(Debug)]
+pub struct Membership {
+    me: NodeId,
+    boot: u64,
+    timing: Timing,
+    document: Arc<Document>,
+    digest: Digest,
+    report: Option<Arc<NodeReport>>,
+    report_number: u64,
+    peers: BTreeMap<NodeId, Peer>,
+    heartbeat_at: Duration,
+    changes: u64,
+    watched: VecDeque<Watched>,
+    outputs: VecDeque<Output>,
+}
+
+impl Membership {
+    /// A node that has just started with the document of its disk. `boot` is a number that it never
+    /// had before.
+    pub fn new(me: NodeId, boot: u64, document: Document, timing: Timing) -> Self {
+        let digest = document.digest();
+        let mut node = Self {
+            me,
+            boot,
+            timing,
+            document: Arc::new(document),
+            digest,
+            report: None,
+            report_number: 0,
+            peers: BTreeMap::new(),
+            heartbeat_at: Duration::ZERO,
+            changes: 0,
+            watched: VecDeque::new(),
+            outputs: VecDeque::new(),
+        };
+        node.follow_members();
+        node
+    }
+
+    /// This node.
+    pub fn me(&self) -> NodeId {
+        self.me
+    }
+
+    /// The document now.
+    pub fn document(&self) -> &Arc<Document> {
+        &self.document
+    }
+
+    /// The other members.
+    pub fn peers(&self) -> impl Iterator<Item = (NodeId, &Peer)> {
+        self.peers.iter().map(|(id, peer)| (*id, peer))
+    }
+
+    /// This node's own report.
+    pub fn report(&self) -> Option<&Arc<NodeReport>> {
+        self.report.as_ref()
+    }
+
+    /// Whether this node reaches a member; it reaches itself.
+    pub fn reaches(&self, id: &NodeId) -> bool {
+        *id == self.me || self.peers.get(id).is_some_and(|peer| peer.up)
+    }
+
+    /// The members that this node reaches, itself among them.
+    pub fn reachable(&self) -> BTreeSet<NodeId> {
+        self.document.member_ids().into_iter().filter(|id| self.reaches(id)).collect()
+    }
+
+    /// The next thing to do. Call until `None` after each of the other functions.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// A connection to a peer is open.
+    pub fn connected(&mut self, id: NodeId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.connections += 1;
+        peer.disconnected_at = None;
+        // What was sent last may have been lost with an earlier connection.
+        peer.sent = None;
+        self.send(id, self.heartbeat());
+        self.send_report(id);
+    }
+
+    /// A connection to a peer has ended.
+    pub fn disconnected(&mut self, id: NodeId, now: Duration) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.connections = peer.connections.saturating_sub(1);
+        if peer.connections == 0 {
+            peer.disconnected_at = Some(now);
+        }
+    }
+
+    /// Does what is due. Call it several times in each of [`Timing`]'s intervals.
+    pub fn tick(&mut self, now: Duration) {
+        let silent = |peer: &Peer| {
+            let silence = peer.heard_at.is_none_or(|heard| now.saturating_sub(heard) >= self.timing.silence);
+            let lost = peer.disconnected_at;
+            silence || lost.is_some_and(|lost| now.saturating_sub(lost) >= self.timing.disconnected)
+        };
+        let gone = |(id, peer): (&NodeId, &Peer)| (peer.up && silent(peer)).then_some(*id);
+        let gone: Vec<NodeId> = self.peers.iter().filter_map(gone).collect();
+        for id in gone {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.up = false;
+                peer.reaches.clear();
+            }
+            self.event(Event::Down(id));
+            // The others are to know at once whom this node reaches.
+            self.heartbeat_at = now;
+        }
+        if now >= self.heartbeat_at {
+            self.heartbeat_at = now + self.timing.heartbeat;
+            let heartbeat = self.heartbeat();
+            let peers: Vec<NodeId> = self.peers.keys().copied().collect();
+            peers.into_iter().for_each(|id| self.send(id, heartbeat.clone()));
+        }
+    }
+
+    /// A message of a peer came. Messages of nodes that are no members change nothing.
+    pub fn receive(&mut self, from: NodeId, message: Message, now: Duration) {
+        if !self.peers.contains_key(&from) {
+            return;
+        }
+        match message {
+            Message::Heartbeat { boot, digest, report, reaches } => {
+                self.heard(from, boot, reaches, now);
+                let known = self.peers.get(&from).map(|peer| peer.report_id);
+                if report > 0 && known != Some((boot, report)) {
+                    self.send(from, Message::ReportWanted);
+                }
+                if digest == self.digest {
+                    self.held(&digest);
+                } else {
+                    self.offer(from, now);
+                }
+            }
+            Message::Document(theirs) => {
+                let held = theirs.digest();
+                let mut merged = (*self.document).clone();
+                if merged.merge(&theirs) {
+                    self.replace(merged);
+                }
+                // After the order to persist: what is said to be held is on the disk.
+                self.send(from, Message::Held(held.clone()));
+                if self.digest != held {
+                    self.offer(from, now);
+                }
+            }
+            Message::Held(digest) => self.held(&digest),
+            Message::ReportWanted => self.send_report(from),
+            Message::Report(id, report) => {
+                if let Some(peer) = self.peers.get_mut(&from) {
+                    (peer.report_id, peer.report) = (id, Some(report));
+                    self.event(Event::Reported(from));
+                }
+            }
+        }
+    }
+
+    /// Changes the document. [`Event::Spread`] follows when another node holds the change.
+    ///
+    /// # Errors
+    /// What `change` returns; the document is then as before.
+    pub fn change(
+        &mut self,
+        change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
+    ) -> Result<ChangeId, DocumentError> {
+        let mut changed = (*self.document).clone();
+        change(&mut changed)?;
+        changed.check_size(&self.document)?;
+        self.changes += 1;
+        let id = ChangeId(self.changes);
+        if self.watched.len() == MOST_WATCHED_CHANGES {
+            self.watched.pop_front();
+        }
+        self.watched.push_back(Watched { change: id, digests: Vec::new() });
+        if changed == *self.document {
+            // It changes nothing; whoever holds this document holds the change.
+            self.remember_digest();
+        } else {
+            self.replace(changed);
+        }
+        let peers: Vec<NodeId> = self.peers.iter().filter(|(_, peer)| peer.up).map(|(id, _)| *id).collect();
+        peers.into_iter().for_each(|peer| self.send(peer, Message::Document(self.document.clone())));
+        Ok(id)
+    }
+
+    /// Replaces the whole document: this node has joined a cluster.
+    pub fn adopt(&mut self, document: Document) {
+        self.watched.clear();
+        self.replace(document);
+    }
+
+    /// Sets this node's report; peers get it if it has changed.
+    pub fn set_report(&mut self, report: NodeReport) {
+        if self.report.as_deref() == Some(&report) {
+            return;
+        }
+        self.report = Some(Arc::new(report));
+        self.report_number += 1;
+        let peers: Vec<NodeId> = self.peers.keys().copied().collect();
+        peers.into_iter().for_each(|id| self.send_report(id));
+    }
+
+    fn send_report(&mut self, to: NodeId) {
+        if let Some(report) = self.report.clone() {
+            self.send(to, Message::Report((self.boot, self.report_number), report));
+        }
+    }
+
+    fn heard(&mut self, from: NodeId, boot: u64, reaches: BTreeSet<NodeId>, now: Duration) {
+        let known = &self.document;
+        let reaches = reaches.into_iter().filter(|id| known.member(id).is_some()).collect();
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        let restarted = peer.up && peer.boot.is_some_and(|known| known != boot);
+        let was_up = std::mem::replace(&mut peer.up, true);
+        peer.boot = Some(boot);
+        peer.heard_at = Some(now);
+        if peer.connections == 0 {
+            // Heard all the same: the message was on its way when the connection ended.
+            peer.disconnected_at.get_or_insert(now);
+        }
+        peer.reaches = reaches;
+        if peer.report_id.0 != boot {
+            // Without its number, so that it is asked for again if this heartbeat was an old one.
+            (peer.report_id, peer.report) = ((0, 0), None);
+        }
+        if restarted {
+            peer.sent = None;
+            self.event(Event::Restarted(from));
+        } else if !was_up {
+            self.heartbeat_at = now;
+            self.event(Event::Up(from));
+        }
+    }
+
+    /// Sends the document to a peer whose document differs, unless it was sent just now.
+    fn offer(&mut self, to: NodeId, now: Duration) {
+        let Some(peer) = self.peers.get_mut(&to) else { return };
+        let just_sent = peer.sent.as_ref().is_some_and(|(digest, at)| {
+            *digest == self.digest && now.saturating_sub(*at) < self.timing.document
+        });
+        if !just_sent {
+            peer.sent = Some((self.digest.clone(), now));
+            self.send(to, Message::Document(self.document.clone()));
+        }
+    }
+
+    fn held(&mut self, digest: &Digest) {
+        let spread: Vec<ChangeId> = self
+            .watched
+            .iter()
+            .filter(|watched| watched.digests.contains(digest))
+            .map(|watched| watched.change)
+            .collect();
+        self.watched.retain(|watched| !spread.contains(&watched.change));
+        spread.into_iter().for_each(|change| self.event(Event::Spread(change)));
+    }
+
+    fn replace(&mut self, document: Document) {
+        self.document = Arc::new(document);
+        self.digest = self.document.digest();
+        self.remember_digest();
+        self.outputs.push_back(Output::Persist(self.document.clone()));
+        self.tell_departing();
+        self.follow_members();
+        self.event(Event::DocumentChanged);
+    }
+
+    fn remember_digest(&mut self) {
+        for watched in &mut self.watched {
+            if watched.digests.len() == REMEMBERED_DIGESTS {
+                watched.digests.remove(0);
+            }
+            watched.digests.push(self.digest.clone());
+        }
+    }
+
+    /// Sends the document to peers that it removes: they are to know why nobody answers any more.
+    fn tell_departing(&mut self) {
+        let leaving = self.document.is_removed(&self.me);
+        let departing = |id: &NodeId| leaving || self.document.member(id).is_none();
+        let told: Vec<NodeId> =
+            self.peers.iter().filter(|(id, peer)| peer.up && departing(id)).map(|(id, _)| *id).collect();
+        told.into_iter().for_each(|id| self.send(id, Message::Document(self.document.clone())));
+    }
+
+    /// Makes the peers those of the document.
+    fn follow_members(&mut self) {
+        let mut members = self.document.member_ids();
+        let removed_me = self.document.is_removed(&self.me);
+        members.remove(&self.me);
+        if removed_me {
+            // Nobody talks to this node any more.
+            members.clear();
+        }
+        let gone: Vec<NodeId> =
+            self.peers.iter().filter(|(id, _)| !members.contains(id)).map(|(id, _)| *id).collect();
+        for id in gone {
+            if self.peers.remove(&id).is_some_and(|peer| peer.up) {
+                self.event(Event::Down(id));
+            }
+        }
+        members.into_iter().for_each(|id| {
+            self.peers.entry(id).or_default();
+        });
+    }
+
+    fn heartbeat(&self) -> Message {
+        let reaches = self.peers.iter().filter(|(_, peer)| peer.up).map(|(id, _)| *id).collect();
+        Message::Heartbeat {
+            boot: self.boot,
+            digest: self.digest.clone(),
+            report: self.report_number,
+            reaches,
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        self.outputs.push_back(Output::Send(to, message));
+    }
+
+    fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+}
+
+#[cfg(test)]
+#[path = "membership_tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+//! Where a model runs: decided by one node, from what it sees, and written to the document.
+//!
+//! Any node may decide; so that all do not at once, the reachable candidate with the smallest key
+//! does. In a partition each side decides for itself.
+
+use std::collections::BTreeMap;
+
+use crate::document::{ModelWish, Placement, Register, Stamp};
+use crate::id::NodeId;
+use crate::report::{NodeReport, RankState};
+
+/// A reachable node, as the deciding one sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// Whether it takes no new work.
+    pub drained: bool,
+    /// Its last report.
+    pub report: Option<&'a NodeReport>,
+}
+
+/// What to do about a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The placement stays.
+    Keep,
+    /// Another node decides, or nobody can run the model now.
+    Wait,
+    /// A new group is needed.
+    Place {
+        /// Where to run it.
+        placement: Placement,
+        /// True if the last group failed although its nodes are there: trying again at once may
+        /// fail again.
+        after_failure: bool,
+    },
+}
+
+/// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, itself
+/// among them.
+pub fn decide(
+    me: NodeId,
+    name: &str,
+    wish: &Register<ModelWish>,
+    current: Option<(Stamp, &Placement)>,
+    reachable: &BTreeMap<NodeId, Candidate<'_>>,
+) -> Decision {
+    let Some(wanted) = &wish.value else { return Decision::Wait };
+    let mut after_failure = false;
+    if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
+        let is_there = placement.nodes.iter().all(|node| reachable.contains_key(node));
+        after_failure = is_there && has_failed(name, stamp, placement, reachable);
+        if is_there && !after_failure {
+            return Decision::Keep;
+        }
+    }
+    let may = |(id, node): &(&NodeId, &Candidate<'_>)| {
+        !node.drained && (wanted.nodes.is_empty() || wanted.nodes.contains(id))
+    };
+    let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
+    if candidates.first().is_none_or(|(first, _)| **first != me) {
+        return Decision::Wait;
+    }
+    // The most memory first. The head is first, and has the most to hold.
+    let free = |node: &Candidate<'_>| node.report.map_or(0, |report| report.memory_free);
+    candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
+    candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
+    let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
+    let nodes = candidates.into_iter().map(|(id, _)| *id).collect();
+    Decision::Place { placement: Placement { nodes, generation }, after_failure }
+}
+
+/// Whether a rank of the group has ended.
+fn has_failed(
+    name: &str,
+    stamp: Stamp,
+    placement: &Placement,
+    reachable: &BTreeMap<NodeId, Candidate<'_>>,
+) -> bool {
+    let reports = placement.nodes.iter().filter_map(|node| reachable.get(node)?.report);
+    let mut ranks = reports.flat_map(|report| &report.ranks);
+    ranks.any(|rank| {
+        rank.model == name && rank.placement == stamp && matches!(rank.state, RankState::Ended(_))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::RankReport;
+
+    const A: NodeId = NodeId([1; 32]);
+    const B: NodeId = NodeId([2; 32]);
+    const C: NodeId = NodeId([3; 32]);
+
+    fn wish(nodes: &[NodeId], count: Option<u32>) -> Register<ModelWish> {
+        let wish = ModelWish { model: "m".into(), nodes: nodes.to_vec(), count, arguments: Vec::new() };
+        Register { stamp: stamp(5), value: Some(wish) }
+    }
+
+    fn stamp(counter: u64) -> Stamp {
+        Stamp { counter, author: A }
+    }
+
+    fn report(free: u64) -> NodeReport {
+        NodeReport { memory_free: free, ..NodeReport::default() }
+    }
+
+    fn nodes<'a>(list: &[(NodeId, &'a NodeReport)]) -> BTreeMap<NodeId, Candidate<'a>> {
+        let candidate = |report| Candidate { drained: false, report: Some(report) };
+        list.iter().map(|(id, report)| (*id, candidate(*report))).collect()
+    }
+
+    fn placed(decision: Decision) -> (Vec<NodeId>, u64, bool) {
+        match decision {
+            Decision::Place { placement, after_failure } => {
+                (placement.nodes, placement.generation, after_failure)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_node_decides_and_the_roomiest_are_chosen() {
+        let (small, large) = (report(1), report(9));
+        let all = nodes(&[(A, &small), (B, &large), (C, &small)]);
+        assert_eq!(decide(B, "m", &wish(&[], None), None, &all), Decision::Wait);
+        let decide = |wish: &Register<ModelWish>| decide(A, "m", wish, None, &all);
+        assert_eq!(placed(decide(&wish(&[], None))), (vec![B, A, C], 1, false));
+        assert_eq!(placed(decide(&wish(&[], Some(2)))), (vec![B, A], 1, false));
+        assert_eq!(placed(decide(&wish(&[A, C], None))), (vec![A, C], 1, false));
+        // Only the named nodes may; the first of them decides.
+        assert_eq!(super::decide(B, "m", &wish(&[B], None), None, &all), placed_on(&[B]));
+    }
+
+    fn placed_on(nodes: &[NodeId]) -> Decision {
+        let placement = Placement { nodes: nodes.to_vec(), generation: 1 };
+        Decision::Place { placement, after_failure: false }
+    }
+
+    #[test]
+    fn a_group_stays_until_a_node_or_a_rank_is_lost_or_the_wish_changes() {
+        let quiet = report(1);
+        let (wish, group) = (wish(&[], None), Placement { nodes: vec![B, A], generation: 4 });
+        let now = Some((stamp(6), &group));
+        assert_eq!(
+            decide(A, "m", &wish, now, &nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)])),
+            Decision::Keep
+        );
+        let without = nodes(&[(A, &quiet), (C, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &wish, now, &without)), (vec![A, C], 5, false));
+        let mut failed = report(1);
+        let rank = |placement| RankReport {
+            model: "m".into(),
+            placement,
+            rank: 0,
+            state: RankState::Ended("out of memory".into()),
+        };
+        failed.ranks = vec![rank(stamp(3))];
+        let old = nodes(&[(A, &quiet), (B, &failed)]);
+        assert_eq!(decide(A, "m", &wish, now, &old), Decision::Keep, "a rank of an earlier group");
+        failed.ranks = vec![rank(stamp(6))];
+        let broken = nodes(&[(A, &quiet), (B, &failed)]);
+        assert_eq!(placed(decide(A, "m", &wish, now, &broken)), (vec![A, B], 5, true));
+        let before_the_wish = Some((stamp(4), &group));
+        let all = nodes(&[(A, &quiet), (B, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &wish, before_the_wish, &all)), (vec![A, B], 5, false));
+    }
+
+    #[test]
+    fn drained_nodes_get_no_new_group_and_nobody_is_better_than_none() {
+        let quiet = report(1);
+        let mut all = nodes(&[(A, &quiet), (B, &quiet)]);
+        all.entry(A).and_modify(|node| node.drained = true);
+        assert_eq!(decide(A, "m", &wish(&[], None), None, &all), Decision::Wait);
+        assert_eq!(placed(decide(B, "m", &wish(&[], None), None, &all)), (vec![B], 1, false));
+        all.entry(B).and_modify(|node| node.drained = true);
+        assert_eq!(decide(B, "m", &wish(&[], None), None, &all), Decision::Wait);
+    }
+}

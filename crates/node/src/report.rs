@@ -1,0 +1,104 @@
+//! What a node tells the others about its machine and its ranks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::document::Stamp;
+
+/// A node's machine and ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Version of the program.
+    pub version: String,
+    /// Operating system and processor, as `linux x86_64`.
+    pub system: String,
+    /// Cores that the agent may use.
+    pub cores: u32,
+    /// Bytes of memory.
+    pub memory_total: u64,
+    /// Bytes of memory that programs can still take, in steps of 64 MiB: small changes are not
+    /// worth a message.
+    pub memory_free: u64,
+    /// `HOST:PORT` of the OpenAI API on this node; `None` if it has none.
+    pub api: Option<String>,
+    /// The ranks that run here.
+    pub ranks: Vec<RankReport>,
+}
+
+/// A rank of a model's group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// The model's name.
+    pub model: String,
+    /// The placement for which the rank was started.
+    pub placement: Stamp,
+    /// Its number in the group.
+    pub rank: u32,
+    /// How it is.
+    pub state: RankState,
+}
+
+/// How a rank is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankState {
+    /// Its process runs; the model is not ready.
+    Starting,
+    /// The model answers. Only the head knows this.
+    Ready,
+    /// It ended, with these words.
+    Ended(String),
+}
+
+/// Memory is reported in these steps.
+const MEMORY_STEP_BYTES: u64 = 64 << 20;
+
+impl NodeReport {
+    /// This machine now, without ranks.
+    pub fn of_this_machine() -> Self {
+        let (total, free) = memory();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
+            memory_total: total,
+            memory_free: free / MEMORY_STEP_BYTES * MEMORY_STEP_BYTES,
+            api: None,
+            ranks: Vec::new(),
+        }
+    }
+}
+
+/// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
+#[cfg(target_os = "linux")]
+fn memory() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.unwrap_or(0).saturating_mul(1024)
+    };
+    (field("MemTotal:"), field("MemAvailable:"))
+}
+
+/// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
+#[cfg(target_os = "macos")]
+fn memory() -> (u64, u64) {
+    let number = |name: &str| {
+        let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok();
+        output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok())
+    };
+    let page = number("vm.pagesize").unwrap_or(0);
+    let free = number("vm.page_free_count").unwrap_or(0) + number("vm.page_purgeable_count").unwrap_or(0);
+    (number("hw.memsize").unwrap_or(0), free * page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_memory_and_cores() {
+        let report = NodeReport::of_this_machine();
+        assert!(report.cores > 0 && report.memory_free > 0, "{report:?}");
+        assert!(report.memory_free < report.memory_total, "{report:?}");
+    }
+}

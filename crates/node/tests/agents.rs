@@ -1,0 +1,269 @@
+//! Whole agents on loopback, each with a runtime of its own, which is dropped to kill it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use thunder_node::agent::control::{Reply, Request, ask};
+use thunder_node::agent::{Agent, AgentOptions, Status};
+use thunder_node::joining::token::Token;
+use tokio::runtime::Runtime;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct Node {
+    runtime: Option<Runtime>,
+    agent: Agent,
+    folder: TempDir,
+    name: String,
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> AgentOptions {
+    AgentOptions {
+        data: data.to_owned(),
+        name: name.to_owned(),
+        listen,
+        join: join.iter().map(ToString::to_string).collect(),
+        token: None,
+        discover: false,
+        api: None,
+        api_keys: Vec::new(),
+        program: "/nonexistent/thunder".into(),
+    }
+}
+
+impl Node {
+    fn start(name: &str, join: &[&Self]) -> Self {
+        let join: Vec<_> = join.iter().map(|node| node.agent.address()).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), &join);
+        Self::with(options, folder)
+    }
+
+    fn with(options: AgentOptions, folder: TempDir) -> Self {
+        let (runtime, name) = (runtime(), options.name.clone());
+        let agent = runtime.block_on(Agent::start(options)).unwrap();
+        Self { runtime: Some(runtime), agent, folder, name }
+    }
+
+    /// Ends the agent as KILL does: no task runs any more, sockets close.
+    fn kill(&mut self) {
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+    }
+
+    /// Starts the agent again, at the same address and with the same folder.
+    fn restart(mut self) -> Self {
+        if self.runtime.is_some() {
+            self.kill();
+        }
+        let address = self.agent.address();
+        let Self { agent, folder, name, .. } = self;
+        // The last clone holds the folder's lock.
+        drop(agent);
+        let options = options(folder.path(), &name, address, &[]);
+        Self::with(options, folder)
+    }
+
+    fn ask(&self, request: Request) -> Result<Reply, String> {
+        let asking = ask(self.folder.path(), &request);
+        runtime().block_on(asking).map_err(|error| error.to_string())
+    }
+
+    fn approve(&self, newcomer: &Self) -> Result<Reply, String> {
+        self.ask(Request::Approve(newcomer.agent.code().unwrap()))
+    }
+
+    fn status(&self) -> Status {
+        self.agent.status()
+    }
+
+    /// Names of the members that answer, in order.
+    fn up(&self) -> Vec<String> {
+        let status = self.status();
+        let mut names: Vec<_> =
+            status.members.into_iter().filter(|member| member.up).map(|member| member.name).collect();
+        names.sort();
+        names
+    }
+}
+
+/// Waits until `done`; returns how long that took.
+fn wait(what: &str, mut done: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    began.elapsed()
+}
+
+fn cluster(names: &[&str]) -> Vec<Node> {
+    let first = Node::start(names[0], &[]);
+    let mut nodes = vec![first];
+    for name in &names[1..] {
+        let new = Node::start(name, &[&nodes[0]]);
+        wait("the knock", || !nodes[0].status().newcomers.is_empty());
+        assert!(matches!(nodes[0].approve(&new).unwrap(), Reply::Approved(admitted) if admitted == *name));
+        nodes.push(new);
+        wait("all up", || nodes.iter().all(|node| node.up() == names[..nodes.len()]));
+    }
+    nodes
+}
+
+fn agree(nodes: &[Node]) -> bool {
+    nodes.iter().all(|node| node.status().document == nodes[0].status().document)
+}
+
+#[test]
+fn nodes_join_by_code_notice_a_death_within_2_s_and_take_it_back() {
+    let mut nodes = cluster(&["a", "b", "c"]);
+    wait("one document", || agree(&nodes));
+    assert!(nodes.iter().all(|node| node.agent.code().is_none()));
+    let mut victim = nodes.remove(0);
+    victim.kill();
+    let noticed = wait("the death", || nodes.iter().all(|node| node.up() == ["b", "c"]));
+    println!("a death was noticed after {noticed:?}");
+    assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+    // The first node is gone; any other admits and changes.
+    let new = Node::start("d", &[&nodes[1]]);
+    wait("the knock", || !nodes[1].status().newcomers.is_empty());
+    nodes[1].approve(&new).unwrap();
+    nodes.push(new);
+    wait("d is up", || nodes.iter().all(|node| node.up() == ["b", "c", "d"]));
+    let back = victim.restart();
+    nodes.push(back);
+    let took = wait("a is back", || nodes.iter().all(|node| node.up() == ["a", "b", "c", "d"]));
+    println!("a node that came back was taken after {took:?}");
+    wait("one document", || agree(&nodes));
+}
+
+#[test]
+fn a_removed_node_is_told_and_refused_and_joins_again_with_a_new_key() {
+    let mut nodes = cluster(&["a", "b", "c"]);
+    assert!(matches!(
+        nodes[1].ask(Request::Remove("c".into())).unwrap(),
+        Reply::Changed { spread: true, .. }
+    ));
+    wait("a has heard", || nodes[..2].iter().all(|node| node.status().members.len() == 2));
+    let removed = nodes.pop().unwrap();
+    wait("c is told", || removed.status().removed);
+    let removed = removed.restart();
+    assert!(removed.status().removed && removed.agent.code().is_none());
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(nodes[0].up(), ["a", "b"]);
+    let error = nodes[0].ask(Request::Remove("c".into())).unwrap_err();
+    assert!(error.contains("no member is named c"), "{error}");
+    let old = removed.agent.id();
+    assert!(matches!(removed.ask(Request::Leave).unwrap(), Reply::Done));
+    let again = removed.restart();
+    assert_ne!(again.agent.id(), old);
+    assert!(again.agent.code().is_some());
+}
+
+#[test]
+fn a_token_admits_one_node_without_a_person() {
+    let first = Node::start("a", &[]);
+    let Reply::Token(text) = first.ask(Request::Token(60)).unwrap() else { panic!("no token") };
+    let token: Token = text.parse().unwrap();
+    let start = |name: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), &[]);
+        Node::with(AgentOptions { token: Some(token.clone()), ..options }, folder)
+    };
+    let second = start("b");
+    wait("b is up", || first.up() == ["a", "b"] && second.up() == ["a", "b"]);
+    let third = start("c");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(third.up(), ["c"], "the token was used");
+    // The issuer remembers over a restart that the token was used.
+    let first = first.restart();
+    let fourth = start("d");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!((first.status().members.len(), fourth.up().len()), (2, 1));
+    let error = first.ask(Request::Token(100 * 24 * 3600)).unwrap_err();
+    assert!(error.contains("30 days"), "{error}");
+}
+
+#[test]
+fn a_leaving_node_is_gone_everywhere() {
+    let mut nodes = cluster(&["a", "b"]);
+    let leaving = nodes.remove(0);
+    assert!(matches!(leaving.ask(Request::Leave).unwrap(), Reply::Done));
+    wait("b has heard", || nodes[0].status().members.len() == 1);
+    assert!(nodes[0].agent.code().is_some(), "a cluster of one may join another");
+    let again = leaving.restart();
+    assert_eq!(again.status().members.len(), 1);
+}
+
+#[test]
+fn wrong_codes_and_names_are_refused_in_words() {
+    let (first, second) = (Node::start("a", &[]), Node::start("b", &[]));
+    let refused = |request| first.ask(request).unwrap_err();
+    assert!(refused(Request::Approve("hello".into())).contains("like K7"));
+    assert!(refused(Request::Approve(second.agent.code().unwrap())).contains("--join"));
+    assert!(refused(Request::Remove("x".into())).contains("no member"));
+    assert!(refused(Request::Remove("a".into())).contains("leave"));
+    let newcomer = Node::start("c", &[&first]);
+    wait("the knock", || !first.status().newcomers.is_empty());
+    let mut wrong = newcomer.agent.code().unwrap();
+    let last = if wrong.pop() == Some('0') { '1' } else { '0' };
+    wrong.push(last);
+    assert!(refused(Request::Approve(wrong)).contains("does not show this code"));
+    assert!(matches!(
+        first.ask(Request::Drain { node: "a".into(), drained: true }),
+        Ok(Reply::Changed { .. })
+    ));
+    assert!(first.status().members[0].drained);
+}
+
+#[test]
+fn a_thousand_strangers_do_not_disturb_a_cluster() {
+    let nodes = cluster(&["a", "b"]);
+    let address = nodes[0].agent.address();
+    let mut changes = nodes[1].agent.changes();
+    let mut held = Vec::new();
+    for _ in 0..1000 {
+        held.push(TcpStream::connect(address).unwrap());
+    }
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        assert!(nodes.iter().all(|node| node.up() == ["a", "b"]));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Reports of free memory may change; nobody went down.
+    changes.mark_unchanged();
+    // A node still joins.
+    let new = Node::start("c", &[&nodes[0]]);
+    wait("the knock", || !nodes[0].status().newcomers.is_empty());
+    nodes[0].approve(&new).unwrap();
+    wait("c is up", || nodes[1].up() == ["a", "b", "c"]);
+}
+
+/// Time of this process on its processors.
+#[cfg(target_os = "linux")]
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_idle_cluster_takes_little_of_a_core() {
+    let nodes = cluster(&["a", "b", "c"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let (began, before) = (Instant::now(), processor_time());
+    std::thread::sleep(Duration::from_secs(4));
+    let share = (processor_time() - before).as_secs_f64() / began.elapsed().as_secs_f64();
+    let each = share / nodes.len() as f64;
+    println!("an idle node of three takes {:.2} % of a core", each * 100.0);
+    assert!(each < 0.02, "{each}");
+}

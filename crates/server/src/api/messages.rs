@@ -1,0 +1,403 @@
+//! Anthropic's API: POST /v1/messages and /v1/messages/count_tokens.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde_json::{Map, Value, json};
+use thunder_engine::Sampling;
+use thunder_model::chat::{Message, Role, Tool, ToolCall};
+
+use super::Api;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generate::choices::{Choices, Tally};
+use crate::generate::frames::{Frames, StreamKind};
+use crate::generate::prepare::prepare;
+use crate::generate::reply::{Head, Presenter};
+use crate::generate::{EndReason, Generation, Input, Thinking, ToolChoice, ToolUse, Update, What};
+use crate::request::fields::{Fields, invalid_value};
+use crate::request::messages::{check_count, text};
+use crate::request::options::{Options, top_k};
+use crate::request::{json, tools};
+
+/// Fields of Anthropic's API that would change the output and are not implemented.
+const UNSUPPORTED: &[&str] = &["container", "mcp_servers"];
+
+/// Writes Anthropic's messages.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Messages {
+    /// The block that is open: its number and kind.
+    open: Option<Block>,
+    /// Blocks so far.
+    blocks: usize,
+    used: Tally,
+    reason: Option<EndReason>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Text,
+    Thinking,
+    Call,
+}
+
+impl Api for Messages {
+    fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
+        let mut fields = Fields::new(body, "")?;
+        let max_tokens = fields.integer("max_tokens", 1, usize::MAX, "an integer of at least 1")?;
+        let max_tokens = max_tokens.ok_or_else(|| fields.missing("max_tokens"))?;
+        let stream = fields.boolean("stream")?.unwrap_or(false);
+        let sampling = Sampling {
+            temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
+            top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+            top_k: top_k(&mut fields)?.unwrap_or(defaults.top_k),
+            ..defaults.clone()
+        };
+        let stop = Options::stop_list(&mut fields, "stop_sequences")?;
+        let mut generation = conversation(&mut fields)?;
+        let options = Options { sampling, stop, stream, ..Options::new(generation.options.model) };
+        generation.options = Options { max_tokens: Some(max_tokens), ..options };
+        fields.finish(UNSUPPORTED)?;
+        Ok((generation, Self::default()))
+    }
+}
+
+/// Handles POST /v1/messages/count_tokens.
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let body = app.receive(request).await?;
+    let shared = app.clone();
+    let count = move |bytes: &[u8]| {
+        let mut fields = Fields::new(json::parse(bytes)?, "")?;
+        let generation = conversation(&mut fields)?;
+        fields.finish(UNSUPPORTED)?;
+        shared.check_model(&generation.options.model)?;
+        let prepared = prepare(generation, &shared.engine, &shared.format)?;
+        Ok(prepared.prompts.iter().map(Vec::len).sum::<usize>())
+    };
+    let tokens = app.admission.prepare(body, count).await?;
+    Ok(Json(json!({"input_tokens": tokens})))
+}
+
+/// Reads what makes the prompt.
+fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
+    let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
+    let mut messages = Vec::new();
+    if let Some(system) = fields.value("system") {
+        messages.push(Message::new(Role::System, text(system, "system")?));
+    }
+    match fields.value("messages") {
+        None => return Err(fields.missing("messages")),
+        Some(Value::Array(list)) => {
+            check_count(list.len(), "messages")?;
+            for (index, message) in list.into_iter().enumerate() {
+                turn(Fields::new(message, format!("messages[{index}]"))?, &mut messages)?;
+            }
+        }
+        Some(other) => return Err(invalid_value("messages", &other, "a list of messages")),
+    }
+    let mut generation = Generation::new(Options::new(model), Input::Chat(messages), "messages");
+    generation.tools = tool_use(fields)?;
+    generation.thinking = thinking(fields)?;
+    if let Some(config) = fields.value("output_config") {
+        let mut config = Fields::new(config, "output_config")?;
+        generation.thinking.effort = config.string("effort")?;
+        if let Some(format) = config.value("format") {
+            generation.grammar = tools::response_format(Fields::new(format, "output_config.format")?)?;
+        }
+        config.finish(&[])?;
+    }
+    // These identify the user, and help other servers to bill and to cache.
+    fields.object("metadata")?;
+    fields.string("service_tier")?;
+    fields.object("cache_control")?;
+    fields.object("context_management")?;
+    fields.value("betas");
+    Ok(generation)
+}
+
+fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
+    let Some(value) = fields.value("thinking") else { return Ok(Thinking::default()) };
+    let mut config = Fields::new(value, "thinking")?;
+    let kind = config.string("type")?.ok_or_else(|| config.missing("type"))?;
+    // A local model's thinking has no budget of its own: `max_tokens` limits all of the answer.
+    config.integer("budget_tokens", 1, usize::MAX, "an integer of at least 1")?;
+    config.value("display");
+    config.finish(&[])?;
+    let enabled = match kind.as_str() {
+        "enabled" => Some(true),
+        "disabled" => Some(false),
+        "adaptive" => None,
+        _ => {
+            let must_be = "\"enabled\", \"disabled\" or \"adaptive\"";
+            return Err(invalid_value("thinking.type", &Value::String(kind), must_be));
+        }
+    };
+    Ok(Thinking { enabled, effort: None })
+}
+
+fn tool_use(fields: &mut Fields) -> Result<ToolUse, ApiError> {
+    let tools = match fields.value("tools") {
+        None => Vec::new(),
+        Some(Value::Array(list)) => tools::list(list, "tools", tool)?,
+        Some(other) => return Err(invalid_value("tools", &other, "a list of tools")),
+    };
+    let Some(choice) = fields.value("tool_choice") else {
+        return Ok(ToolUse { tools, ..ToolUse::default() });
+    };
+    let mut choice = Fields::new(choice, "tool_choice")?;
+    let kind = choice.string("type")?.ok_or_else(|| choice.missing("type"))?;
+    let parallel = !choice.boolean("disable_parallel_tool_use")?.unwrap_or(false);
+    let name = choice.string("name")?;
+    choice.finish(&[])?;
+    let choice = match (kind.as_str(), name) {
+        ("auto", None) => ToolChoice::Auto,
+        ("any", None) => ToolChoice::Required,
+        ("none", None) => ToolChoice::None,
+        ("tool", Some(name)) => ToolChoice::Named(name),
+        _ => {
+            let must_be = "\"auto\", \"any\", \"none\", or \"tool\" with a `name`";
+            return Err(invalid_value("tool_choice.type", &Value::String(kind), must_be));
+        }
+    };
+    Ok(ToolUse { tools, choice, parallel })
+}
+
+fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
+        let message =
+            format!("tools of type \"{kind}\" are not supported: describe the tool by its input_schema");
+        return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+    }
+    let name = tools::tool_name(&mut fields)?;
+    let description = fields.string("description")?;
+    let schema = fields.object("input_schema")?.ok_or_else(|| fields.missing("input_schema"))?;
+    let strict = fields.boolean("strict")?.unwrap_or(false);
+    fields.value("cache_control");
+    fields.value("eager_input_streaming");
+    fields.finish(&[])?;
+    Ok(Tool { name, description, parameters: tools::parameters_schema(schema), strict })
+}
+
+/// Reads one message, which may hold several: results of calls, and text.
+fn turn(mut fields: Fields, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    let role = fields.string("role")?.ok_or_else(|| fields.missing("role"))?;
+    let role = match role.as_str() {
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        _ => {
+            return Err(invalid_value(
+                &fields.name("role"),
+                &Value::String(role),
+                "\"user\" or \"assistant\"",
+            ));
+        }
+    };
+    let name = fields.name("content");
+    let content = fields.value("content").ok_or_else(|| fields.missing("content"))?;
+    fields.finish(&[])?;
+    let blocks = match content {
+        Value::String(text) => {
+            messages.push(Message::new(role, text));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        other => return Err(invalid_value(&name, &other, "a string or a list of content blocks")),
+    };
+    let mut said = Message::new(role, "");
+    for (index, block) in blocks.into_iter().enumerate() {
+        let mut block = Fields::new(block, format!("{name}[{index}]"))?;
+        let kind = block.string("type")?.ok_or_else(|| block.missing("type"))?;
+        // Marks for caches and citations, which change nothing here.
+        for extra in ["cache_control", "citations"] {
+            block.value(extra);
+        }
+        match (kind.as_str(), role) {
+            ("text", _) => {
+                let text = block.string("text")?.ok_or_else(|| block.missing("text"))?;
+                said.content.push_str(&text);
+            }
+            ("thinking", Role::Assistant) => {
+                let text = block.string("thinking")?.ok_or_else(|| block.missing("thinking"))?;
+                block.value("signature");
+                said.reasoning.get_or_insert_default().push_str(&text);
+            }
+            ("redacted_thinking", Role::Assistant) => drop(block.value("data")),
+            ("tool_use", Role::Assistant) => said.calls.push(call(&mut block)?),
+            ("tool_result", Role::User) => messages.push(result(&mut block)?),
+            _ => {
+                let message = format!("content blocks of type \"{kind}\" are not supported here: use text");
+                return Err(ApiError::field(block.name("type"), message).code("unsupported_value"));
+            }
+        }
+        block.finish(&[])?;
+    }
+    if !said.content.is_empty() || !said.calls.is_empty() || role == Role::Assistant {
+        messages.push(said);
+    }
+    Ok(())
+}
+
+fn call(block: &mut Fields) -> Result<ToolCall, ApiError> {
+    let id = block.string("id")?.ok_or_else(|| block.missing("id"))?;
+    let name = block.string("name")?.ok_or_else(|| block.missing("name"))?;
+    let arguments = block.object("input")?.unwrap_or_default();
+    block.value("caller");
+    Ok(ToolCall { id, name, arguments })
+}
+
+fn result(block: &mut Fields) -> Result<Message, ApiError> {
+    let id = block.string("tool_use_id")?.ok_or_else(|| block.missing("tool_use_id"))?;
+    let is_error = block.boolean("is_error")?.unwrap_or(false);
+    let content = match block.value("content") {
+        None => String::new(),
+        Some(Value::Array(parts)) if parts.is_empty() => String::new(),
+        Some(content) => text(content, &block.name("content"))?,
+    };
+    let content = if is_error { format!("error: {content}") } else { content };
+    Ok(Message { call_id: Some(id), ..Message::new(Role::Tool, content) })
+}
+
+fn stop_reason(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Stop => "end_turn",
+        EndReason::Length => "max_tokens",
+        EndReason::Calls => "tool_use",
+    }
+}
+
+/// Anthropic's error object.
+pub(crate) fn error_body(error: &ApiError) -> Value {
+    let kind = match error.status.as_u16() {
+        400 | 408 | 415 | 405 => "invalid_request_error",
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+}
+
+fn message(head: &Head, content: Vec<Value>, reason: Option<EndReason>, used: &Tally) -> Value {
+    json!({
+        "id": head.id, "type": "message", "role": "assistant", "model": head.model(), "content": content,
+        "stop_reason": reason.map(stop_reason), "stop_sequence": null,
+        "usage": usage(head, used),
+    })
+}
+
+/// Anthropic counts cached tokens apart from the other input tokens.
+fn usage(head: &Head, used: &Tally) -> Value {
+    let cached = used.cached();
+    json!({
+        "input_tokens": head.prompt_tokens - cached, "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0, "output_tokens": used.generated,
+    })
+}
+
+/// The object that a call's text holds. A call that was cut off has none.
+fn input(arguments: &str) -> Value {
+    serde_json::from_str(arguments).ok().filter(Value::is_object).unwrap_or_else(|| Map::new().into())
+}
+
+impl Messages {
+    fn open(&mut self, kind: Block, block: &Value, out: &mut Frames) {
+        self.close(out);
+        self.open = Some(kind);
+        let event = json!({"type": "content_block_start", "index": self.blocks, "content_block": block});
+        out.event("content_block_start", &event);
+    }
+
+    fn delta(&self, delta: &Value, out: &mut Frames) {
+        let event = json!({"type": "content_block_delta", "index": self.blocks, "delta": delta});
+        out.event("content_block_delta", &event);
+    }
+
+    fn close(&mut self, out: &mut Frames) {
+        let Some(kind) = self.open.take() else { return };
+        if kind == Block::Thinking {
+            // Clients send it back; a local model's thinking needs none.
+            self.delta(&json!({"type": "signature_delta", "signature": ""}), out);
+        }
+        let event = json!({"type": "content_block_stop", "index": self.blocks});
+        out.event("content_block_stop", &event);
+        self.blocks += 1;
+    }
+}
+
+impl Presenter for Messages {
+    const ID_PREFIX: &'static str = "msg";
+    const STREAM: StreamKind = StreamKind::Events;
+
+    fn whole(&mut self, head: &Head, choices: Choices) -> Value {
+        let used = choices.used();
+        let Some(choice) = choices.0.into_iter().next() else { return Value::Null };
+        let reason = choice.reason();
+        let mut content = Vec::new();
+        if !choice.reasoning.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": choice.reasoning, "signature": ""}));
+        }
+        if !choice.text.is_empty() {
+            content.push(json!({"type": "text", "text": choice.text}));
+        }
+        for call in &choice.calls {
+            let input = input(&call.arguments);
+            content.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
+        }
+        message(head, content, Some(reason), &used)
+    }
+
+    fn begin(&mut self, head: &Head, out: &mut Frames) {
+        let message = message(head, Vec::new(), None, &Tally::default());
+        out.event("message_start", &json!({"type": "message_start", "message": message}));
+    }
+
+    fn update(&mut self, _head: &Head, update: Update, out: &mut Frames) {
+        match update.what {
+            What::Text { text, .. } => {
+                if self.open != Some(Block::Text) {
+                    self.open(Block::Text, &json!({"type": "text", "text": ""}), out);
+                }
+                self.delta(&json!({"type": "text_delta", "text": text}), out);
+            }
+            What::Reasoning(text) => {
+                if self.open != Some(Block::Thinking) {
+                    let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                    self.open(Block::Thinking, &block, out);
+                }
+                self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+            }
+            What::CallBegin { id, name } => {
+                let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.open(Block::Call, &block, out);
+            }
+            What::Arguments(text) => {
+                self.delta(&json!({"type": "input_json_delta", "partial_json": text}), out);
+            }
+            What::CallEnd => self.close(out),
+            What::End { reason, usage } => {
+                self.close(out);
+                self.used.add(&usage);
+                self.reason = Some(reason);
+            }
+            What::Failed(_) => {}
+        }
+    }
+
+    fn end(&mut self, head: &Head, out: &mut Frames) {
+        let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": null});
+        let usage = usage(head, &self.used);
+        out.event("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": usage}));
+        out.event("message_stop", &json!({"type": "message_stop"}));
+    }
+
+    fn failed(&mut self, _head: &Head, error: &ApiError, out: &mut Frames) {
+        out.event("error", &error_body(error));
+    }
+}

@@ -1,0 +1,63 @@
+//! Ollama's API: what there is to run.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+
+use super::ollama::moment;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::request::fields::Fields;
+use crate::request::json as request_json;
+
+fn entry(app: &App) -> Value {
+    let name = &app.engine.info().name;
+    json!({
+        "name": name, "model": name, "modified_at": moment(app.started.as_secs()),
+        "details": {"families": [], "format": ""},
+    })
+}
+
+/// GET /api/tags.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"models": [entry(&app)]}))
+}
+
+/// GET /api/ps.
+pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
+    let mut entry = entry(&app);
+    entry["context_length"] = app.engine.info().context_length.into();
+    Json(json!({"models": [entry]}))
+}
+
+/// GET /api/version.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// POST /api/show.
+pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let body = app.receive(request).await?;
+    let mut fields = Fields::new(request_json::parse(&body.bytes)?, "")?;
+    // "name" is the field's older name.
+    let older = fields.string("name")?;
+    let model = fields.string("model")?.or(older).ok_or_else(|| fields.missing("model"))?;
+    fields.boolean("verbose")?;
+    fields.finish(&[])?;
+    app.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
+    let info = app.engine.info();
+    let mut capabilities = vec!["completion"];
+    if info.chat_template.is_some() {
+        capabilities.push("tools");
+    }
+    if app.format.thinks() {
+        capabilities.push("thinking");
+    }
+    Ok(Json(json!({
+        "modified_at": moment(app.started.as_secs()), "details": {"families": [], "format": ""},
+        "model_info": {"general.name": info.name, "general.context_length": info.context_length},
+        "capabilities": capabilities,
+    })))
+}

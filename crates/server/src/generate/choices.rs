@@ -1,0 +1,94 @@
+//! Choices put together from their updates.
+
+use thunder_engine::{TokenLogprob, Usage};
+
+use super::{EndReason, Update, What};
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Call {
+    pub id: String,
+    pub name: String,
+    /// JSON, as the model wrote it.
+    pub arguments: String,
+}
+
+/// A whole choice.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    pub text: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
+    pub logprobs: Vec<TokenLogprob>,
+    pub end: Option<(EndReason, Usage)>,
+}
+
+impl Choice {
+    /// Why the choice ended.
+    pub fn reason(&self) -> EndReason {
+        self.end.map_or(EndReason::Stop, |(reason, _)| reason)
+    }
+}
+
+/// The choices of an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Choices(pub Vec<Choice>);
+
+impl Choices {
+    /// This many empty choices.
+    pub fn new(count: usize) -> Self {
+        Self(std::iter::repeat_with(Choice::default).take(count).collect())
+    }
+
+    /// Takes an update; the message if it is a failure.
+    pub fn absorb(&mut self, update: Update) -> Result<(), String> {
+        let Some(choice) = self.0.get_mut(update.choice) else { return Ok(()) };
+        match update.what {
+            What::Text { text, logprobs } => {
+                choice.text.push_str(&text);
+                choice.logprobs.extend(logprobs);
+            }
+            What::Reasoning(text) => choice.reasoning.push_str(&text),
+            What::CallBegin { id, name } => choice.calls.push(Call { id, name, ..Call::default() }),
+            What::Arguments(text) => {
+                if let Some(call) = choice.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+            }
+            What::CallEnd => {}
+            What::End { reason, usage } => choice.end = Some((reason, usage)),
+            What::Failed(message) => return Err(message),
+        }
+        Ok(())
+    }
+
+    /// What all choices used.
+    pub fn used(&self) -> Tally {
+        let mut used = Tally::default();
+        self.0.iter().filter_map(|choice| choice.end).for_each(|(_, usage)| used.add(&usage));
+        used
+    }
+}
+
+/// What the choices of a request used together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tokens generated.
+    pub generated: usize,
+    /// The fewest prompt tokens that a choice found in the cache: the first choice computes the
+    /// prompt for the others.
+    cached: Option<usize>,
+}
+
+impl Tally {
+    /// Adds an ended choice.
+    pub fn add(&mut self, usage: &Usage) {
+        self.generated += usage.completion_tokens;
+        self.cached = Some(self.cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
+    }
+
+    /// Prompt tokens that were not computed.
+    pub fn cached(&self) -> usize {
+        self.cached.unwrap_or(0)
+    }
+}

@@ -1,0 +1,158 @@
+//! What all APIs share: one form of a request to generate text, and one form of what comes back.
+//! Each API translates its own bodies from and into these.
+
+use serde_json::{Map, Value};
+use thunder_engine::{FinishReason, Grammar, TokenLogprob, Usage};
+use thunder_model::chat::{Message, Tool};
+
+use crate::request::options::Options;
+
+pub(crate) mod choices;
+pub(crate) mod frames;
+pub(crate) mod prepare;
+pub(crate) mod reply;
+pub(crate) mod streams;
+pub(crate) mod updates;
+
+/// A request to generate text, whichever API it came by.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Generation {
+    pub options: Options,
+    pub input: Input,
+    pub tools: ToolUse,
+    /// How much to think, if the request says.
+    pub thinking: Thinking,
+    /// Further variables for the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// What the text of the answer must follow.
+    pub grammar: Option<Grammar>,
+    /// Alternatives to report per token; `None` for no logprobs.
+    pub logprobs: Option<usize>,
+    /// The field that the prompt comes from, for errors.
+    pub prompt_field: &'static str,
+}
+
+impl Generation {
+    /// A request without tools and grammar.
+    pub fn new(options: Options, input: Input, prompt_field: &'static str) -> Self {
+        Self {
+            options,
+            input,
+            tools: ToolUse::default(),
+            thinking: Thinking::default(),
+            template_kwargs: Map::new(),
+            grammar: None,
+            logprobs: None,
+            prompt_field,
+        }
+    }
+}
+
+/// What the answer continues.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Input {
+    Chat(Vec<Message>),
+    Prompts(Vec<Prompt>),
+}
+
+/// A prompt without a chat template.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// The tools of a request, and whether they are to be called.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ToolUse {
+    pub tools: Vec<Tool>,
+    pub choice: ToolChoice,
+    /// Several calls in one answer are allowed.
+    pub parallel: bool,
+}
+
+impl Default for ToolUse {
+    fn default() -> Self {
+        Self { tools: Vec::new(), choice: ToolChoice::Auto, parallel: true }
+    }
+}
+
+/// Whether tools are to be called.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ToolChoice {
+    /// As the model wants.
+    Auto,
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// How much the model thinks before it answers.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Thinking {
+    /// Off or on; `None` leaves it to the template.
+    pub enabled: Option<bool>,
+    /// A level that some templates know.
+    pub effort: Option<String>,
+}
+
+/// Something that happened to one choice.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Update {
+    pub choice: usize,
+    pub what: What,
+}
+
+/// What happened to a choice.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum What {
+    Text {
+        text: String,
+        logprobs: Vec<TokenLogprob>,
+    },
+    Reasoning(String),
+    CallBegin {
+        id: String,
+        name: String,
+    },
+    /// More of the arguments' JSON.
+    Arguments(String),
+    CallEnd,
+    /// Nothing of this choice follows.
+    End {
+        reason: EndReason,
+        usage: Usage,
+    },
+    /// Nothing of any choice follows.
+    Failed(String),
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    Stop,
+    Length,
+    /// The model calls tools.
+    Calls,
+}
+
+impl EndReason {
+    pub fn of(reason: FinishReason, has_calls: bool) -> Self {
+        match reason {
+            FinishReason::Stop if has_calls => Self::Calls,
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+        }
+    }
+
+    /// OpenAI's name for it.
+    pub fn openai(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Calls => "tool_calls",
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! From a checked request to the engine's requests: template, tokens, grammar, parser.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use thunder_engine::{Constraint, Engine, Grammar, Request, json_form};
+use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Tool, ToolSchemas};
+
+use super::{Generation, Input, Prompt, Thinking, ToolChoice, ToolUse};
+use crate::error::ApiError;
+use crate::request::options::Options;
+
+/// A request that the engine can take.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub options: Options,
+    pub prompts: Vec<Vec<u32>>,
+    pub prompt_field: &'static str,
+    pub logprobs: Option<usize>,
+    pub parsing: Parsing,
+    constraint: Option<Constraint>,
+    marks: Vec<u32>,
+}
+
+/// How answers are split into parts.
+#[derive(Debug, Clone)]
+pub(crate) struct Parsing {
+    /// `None`: the text is passed on.
+    format: Option<Arc<AnswerFormat>>,
+    schemas: Option<Arc<ToolSchemas>>,
+    opening: Opening,
+    /// Only the first call counts.
+    pub one_call: bool,
+}
+
+impl Parsing {
+    pub fn parser(&self) -> Option<AnswerParser> {
+        let format = self.format.clone()?;
+        Some(AnswerParser::new(format, self.schemas.clone(), self.opening))
+    }
+}
+
+impl Prepared {
+    /// The engine's requests: for each prompt, as many as there are completions of it.
+    pub fn requests(&self) -> impl Iterator<Item = Request> {
+        self.prompts.iter().flat_map(move |prompt| {
+            (0..self.options.n).map(move |nth| {
+                let request = self.options.request(prompt.clone(), nth, self.logprobs);
+                Request { marks: self.marks.clone(), constraint: self.constraint.clone(), ..request }
+            })
+        })
+    }
+}
+
+/// Prepares a request. Takes processor time.
+pub(crate) fn prepare(
+    generation: Generation,
+    engine: &Engine,
+    format: &Arc<AnswerFormat>,
+) -> Result<Prepared, ApiError> {
+    let Generation { options, input, mut tools, thinking, template_kwargs, grammar, logprobs, prompt_field } =
+        generation;
+    tools.check()?;
+    if tools.choice == ToolChoice::None {
+        tools.tools.clear();
+    }
+    let has_tools = !tools.tools.is_empty();
+    let (mut opening, mut is_chat) = (Opening::Fresh, false);
+    let prompts = match input {
+        Input::Prompts(prompts) => prompts
+            .into_iter()
+            .map(|prompt| match prompt {
+                Prompt::Ids(ids) => Ok(ids),
+                Prompt::Text(text) => engine
+                    .info()
+                    .text_prompt(&text)
+                    .map_err(|error| ApiError::no_prompt(&error, prompt_field)),
+            })
+            .collect::<Result<_, _>>()?,
+        Input::Chat(messages) => {
+            let (messages, mut variables) = format.template_input(&messages, &tools.tools);
+            thinking.add_to(&mut variables);
+            variables.extend(template_kwargs);
+            let prompt = engine.info().conversation_prompt(&messages, &variables);
+            let prompt = prompt.map_err(|error| ApiError::no_prompt(&error, prompt_field))?;
+            opening = format.opening(&prompt.tail);
+            is_chat = true;
+            vec![prompt.ids]
+        }
+    };
+    let constraint = constraint(engine, format, &tools, grammar, opening, is_chat)?;
+    let is_parsed = is_chat && AnswerParser::is_needed(format, has_tools);
+    let schemas = ToolSchemas::new(tools.tools.iter().map(|tool| (tool.name.as_str(), &tool.parameters)));
+    let marks = if is_parsed { format.special_tokens(&engine.info().tokenizer) } else { Vec::new() };
+    let parsing = Parsing {
+        format: is_parsed.then(|| format.clone()),
+        schemas: has_tools.then(|| Arc::new(schemas)),
+        opening,
+        one_call: !tools.parallel,
+    };
+    Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, constraint, marks })
+}
+
+impl ToolUse {
+    /// Checks the choice against the tools.
+    fn check(&self) -> Result<(), ApiError> {
+        match &self.choice {
+            ToolChoice::Required if self.tools.is_empty() => {
+                Err(ApiError::field("tool_choice", "`tool_choice` demands a call, but `tools` has none"))
+            }
+            ToolChoice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
+                let message = format!("`tool_choice` names the tool \"{name}\", which `tools` does not have");
+                Err(ApiError::field("tool_choice", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The calls that a grammar has to bring about.
+    fn rule(&self) -> Option<(Vec<&Tool>, CallRule)> {
+        let all: Vec<&Tool> = self.tools.iter().collect();
+        match &self.choice {
+            ToolChoice::None => None,
+            ToolChoice::Required => Some((all, CallRule { required: true, several: self.parallel })),
+            ToolChoice::Named(name) => {
+                let named = all.into_iter().filter(|tool| tool.name == *name).collect();
+                Some((named, CallRule { required: true, several: false }))
+            }
+            ToolChoice::Auto if all.iter().any(|tool| tool.strict) => {
+                Some((all, CallRule { required: false, several: self.parallel }))
+            }
+            ToolChoice::Auto => None,
+        }
+    }
+}
+
+fn constraint(
+    engine: &Engine,
+    format: &AnswerFormat,
+    tools: &ToolUse,
+    grammar: Option<Grammar>,
+    opening: Opening,
+    is_chat: bool,
+) -> Result<Option<Constraint>, ApiError> {
+    let tokenizer = &engine.info().tokenizer;
+    let calls = tools.rule();
+    let is_required = calls.as_ref().is_some_and(|(_, rule)| rule.required);
+    let (grammar, field) = match (calls, grammar) {
+        (Some((called, rule)), grammar) if is_required || grammar.is_none() => {
+            let lark = format.call_grammar(tokenizer, &called, rule, opening, &json_form());
+            (Grammar::Lark(lark), "tools")
+        }
+        (_, None) => return Ok(None),
+        (_, Some(_)) if !tools.tools.is_empty() => {
+            let message = "`response_format` and `tools` together need a `tool_choice` of \"none\" or \"required\": \
+                           an answer cannot follow the format and be free to call tools";
+            return Err(ApiError::field("response_format", message).code("unsupported_value"));
+        }
+        (_, Some(grammar)) => (after_thinking(engine, format, grammar, opening, is_chat)?, "response_format"),
+    };
+    let compiled = engine.compile(&grammar);
+    let wrong = |error| {
+        ApiError::field(field, format!("`{field}` cannot be followed: {error}")).code("invalid_value")
+    };
+    compiled.map(Some).map_err(wrong)
+}
+
+/// The grammar of a whole answer, of which `grammar` is what follows the thinking.
+fn after_thinking(
+    engine: &Engine,
+    format: &AnswerFormat,
+    grammar: Grammar,
+    opening: Opening,
+    is_chat: bool,
+) -> Result<Grammar, ApiError> {
+    if !is_chat || !format.thinks() {
+        return Ok(grammar);
+    }
+    let body = match &grammar {
+        Grammar::JsonSchema(schema) => {
+            let mut schema = schema.clone();
+            if let Some(fields) = schema.as_object_mut() {
+                fields.insert("x-guidance".into(), json_form());
+            }
+            format!("%json {schema}")
+        }
+        Grammar::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+        Grammar::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
+    };
+    let whole = format.after_thinking(&engine.info().tokenizer, opening, &body);
+    Ok(whole.map_or(grammar, Grammar::Lark))
+}
+
+impl Thinking {
+    /// Sets what the families' templates call it.
+    fn add_to(&self, variables: &mut serde_json::Map<String, Value>) {
+        if let Some(enabled) = self.enabled {
+            for name in ["enable_thinking", "thinking"] {
+                variables.insert(name.into(), enabled.into());
+            }
+        }
+        if let Some(effort) = &self.effort {
+            variables.insert("reasoning_effort".into(), effort.clone().into());
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Submits a prepared request, then collects or streams the response in the form of its API.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+
+use super::choices::Choices;
+use super::frames::{Frames, StreamKind};
+use super::prepare::Prepared;
+use super::updates::Updates;
+use super::{Update, What};
+use crate::app::App;
+use crate::error::ApiError;
+use serde_json::Value;
+
+/// Wait for the engine's first event, so that an early failure still gets an error status. After
+/// it, the response begins, and a stream is kept alive during a long prefill.
+const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
+
+/// What all bodies of a response share.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub app: Arc<App>,
+    pub id: String,
+    /// When the request came, in seconds since the epoch.
+    pub created: u64,
+    /// Tokens of all prompts. A prompt counts once, whatever its number of completions.
+    pub prompt_tokens: usize,
+}
+
+impl Head {
+    /// The served model's name.
+    pub fn model(&self) -> &str {
+        &self.app.engine.info().name
+    }
+}
+
+/// How an API writes what was generated.
+pub(crate) trait Presenter: Send + 'static {
+    /// The prefix of a response's id.
+    const ID_PREFIX: &'static str;
+    /// How a stream is framed.
+    const STREAM: StreamKind;
+
+    /// The body of a whole response.
+    fn whole(&mut self, head: &Head, choices: Choices) -> Value;
+    /// What a stream begins with.
+    fn begin(&mut self, head: &Head, out: &mut Frames);
+    /// What an update adds to a stream. `Failed` does not come here.
+    fn update(&mut self, head: &Head, update: Update, out: &mut Frames);
+    /// The end of a stream whose choices are complete.
+    fn end(&mut self, head: &Head, out: &mut Frames);
+    /// The end of a stream that cannot go on.
+    fn failed(&mut self, head: &Head, error: &ApiError, out: &mut Frames);
+}
+
+/// Submits the request and returns a stream or a whole response, as `stream` says.
+pub(crate) async fn reply<P: Presenter>(
+    app: &Arc<App>,
+    prepared: Prepared,
+    mut presenter: P,
+) -> Result<Response, ApiError> {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
+    let head = Head { app: app.clone(), id: app.next_id(P::ID_PREFIX), created, prompt_tokens };
+    let mut updates = Updates::submit(app, &prepared)?;
+    let is_stream = prepared.options.stream;
+    drop(prepared);
+    if !is_stream {
+        let mut choices = Choices::new(updates.len());
+        while let Some(update) = updates.next().await {
+            choices.absorb(update).map_err(ApiError::engine_failed)?;
+        }
+        return Ok(Json(presenter.whole(&head, choices)).into_response());
+    }
+    let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next()).await.ok().flatten();
+    if let Some(Update { what: What::Failed(message), .. }) = first {
+        return Err(ApiError::engine_failed(message));
+    }
+    Ok(super::frames::stream(head, updates, presenter, first))
+}

@@ -1,0 +1,171 @@
+//! What Prometheus reads from `/metrics`. Where a metric means the same as one of vLLM's, it has
+//! vLLM's name, so that dashboards for vLLM fit.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use thunder_engine::{Engine, Event, FinishReason, Usage};
+
+/// Media type of [`Metrics::text`].
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Upper bounds in seconds, vLLM's: of the time to first token, of the time between tokens, and of
+/// whole requests.
+const FIRST_TOKEN_S: [f64; 18] =
+    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0];
+const NEXT_TOKEN_S: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+const REQUEST_S: [f64; 14] = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 240.0, 960.0];
+
+/// Counters and times of all requests since the server started.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generated_tokens: Counter,
+    finished: Family<FinishedLabels, Counter>,
+    failed: Counter,
+    first_token: Histogram,
+    next_token: Histogram,
+    request: Histogram,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FinishedLabels {
+    finished_reason: &'static str,
+}
+
+impl Metrics {
+    /// Metrics of the engine's model, all zero.
+    pub fn new(engine: &Engine) -> Self {
+        let model = ("model_name".into(), engine.info().name.clone().into());
+        let mut registry = Registry::with_labels([model].into_iter());
+        let metrics = Self {
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            finished: Family::default(),
+            failed: Counter::default(),
+            first_token: Histogram::new(FIRST_TOKEN_S),
+            next_token: Histogram::new(NEXT_TOKEN_S),
+            request: Histogram::new(REQUEST_S),
+            registry: Registry::default(),
+        };
+        let counters = [
+            ("vllm:prompt_tokens", "Prompt tokens of finished requests", &metrics.prompt_tokens),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+                &metrics.prompt_tokens,
+            ),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", &metrics.cached_tokens),
+            ("vllm:generation_tokens", "Tokens generated for finished requests", &metrics.generated_tokens),
+            ("thunder:request_failures", "Requests that ended with an error", &metrics.failed),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
+        }
+        registry.register("vllm:request_success", "Finished requests", metrics.finished.clone());
+        let times = [
+            ("vllm:time_to_first_token", "From submission to the first token", &metrics.first_token),
+            ("vllm:inter_token_latency", "Mean time between a request's tokens", &metrics.next_token),
+            ("vllm:e2e_request_latency", "From submission to the last token", &metrics.request),
+        ];
+        for (name, help, histogram) in times {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        }
+        registry.register_collector(Box::new(EngineLoad(engine.clone())));
+        Self { registry, ..metrics }
+    }
+
+    /// Counts the end of an answer; other events change nothing.
+    pub fn note(&self, event: &Event) {
+        match event {
+            Event::Done { reason, usage } => self.note_done(*reason, usage),
+            Event::Failed { .. } => {
+                self.failed.inc();
+            }
+            _ => {}
+        }
+    }
+
+    fn note_done(&self, reason: FinishReason, usage: &Usage) {
+        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
+        self.cached_tokens.inc_by(usage.cached_tokens as u64);
+        self.generated_tokens.inc_by(usage.completion_tokens as u64);
+        let finished_reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        };
+        self.finished.get_or_create(&FinishedLabels { finished_reason }).inc();
+        let (first, rest) = (usage.time_to_first_token.as_secs_f64(), usage.decode_time.as_secs_f64());
+        self.first_token.observe(first);
+        self.request.observe(first + rest);
+        if usage.completion_tokens > 1 {
+            self.next_token.observe(rest / (usage.completion_tokens - 1) as f64);
+        }
+    }
+
+    /// All metrics, as text.
+    ///
+    /// # Errors
+    /// Never in practice: a String takes any text.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// What the engine counts itself, read when Prometheus asks.
+#[derive(Debug)]
+struct EngineLoad(Engine);
+
+impl Collector for EngineLoad {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (engine, counters) = (&self.0, self.0.counters());
+        let (running, waiting) = engine.load();
+        let blocks = counters.kv_blocks.load(Ordering::Relaxed).max(1);
+        let used = counters.kv_blocks_used.load(Ordering::Relaxed) as f64 / blocks as f64;
+        let gauges = [
+            ("vllm:num_requests_running", "Requests that are computed", running as f64),
+            ("vllm:num_requests_waiting", "Requests that wait for a slot", waiting as f64),
+            ("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1", used),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value);
+            let encoder = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(encoder)?;
+        }
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = [
+            ("vllm:num_preemptions", "Requests that lost their slot for a while", count(&counters.preempted)),
+            (
+                "vllm:spec_decode_num_draft_tokens",
+                "Tokens that were guessed and verified",
+                count(&counters.drafted),
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Guesses that were right",
+                count(&counters.drafts_right),
+            ),
+            ("thunder:steps", "Forward passes", count(&counters.steps)),
+        ];
+        for (name, help, value) in counts {
+            let counter = ConstCounter::new(value);
+            let encoder: MetricEncoder<'_> =
+                encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(encoder)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Tools and output formats in OpenAI's form.
+
+use serde_json::{Map, Value, json};
+use thunder_engine::Grammar;
+use thunder_model::chat::Tool;
+
+use super::fields::{Fields, display_value, invalid_value};
+use crate::error::ApiError;
+use crate::generate::{ToolChoice, ToolUse};
+
+/// Most tools of a request: their descriptions fill the context long before.
+const MAX_TOOLS: usize = 128;
+/// Longest name of a tool, as OpenAI's.
+const MAX_NAME_BYTES: usize = 64;
+/// Most choices of `guided_choice`.
+const MAX_CHOICES: usize = 1024;
+
+/// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
+pub(crate) fn take(fields: &mut Fields) -> Result<ToolUse, ApiError> {
+    let tools = match fields.value("tools") {
+        None => Vec::new(),
+        Some(Value::Array(tools)) => list(tools, "tools", openai_tool)?,
+        Some(other) => return Err(invalid_value("tools", &other, "a list of tools")),
+    };
+    let choice = choice(fields)?;
+    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    Ok(ToolUse { tools, choice, parallel })
+}
+
+/// Reads a list of tools, each by `read`, and checks their names.
+pub(crate) fn list(
+    tools: Vec<Value>,
+    name: &str,
+    read: impl Fn(Fields) -> Result<Tool, ApiError>,
+) -> Result<Vec<Tool>, ApiError> {
+    if tools.len() > MAX_TOOLS {
+        let message = format!("`{name}` has {} tools, {MAX_TOOLS} are the most", tools.len());
+        return Err(ApiError::field(name, message).code("invalid_value"));
+    }
+    let mut read_tools: Vec<Tool> = Vec::with_capacity(tools.len());
+    for (index, tool) in tools.into_iter().enumerate() {
+        let path = format!("{name}[{index}]");
+        let tool = read(Fields::new(tool, path.clone())?)?;
+        if read_tools.iter().any(|other| other.name == tool.name) {
+            let message = format!("`{path}` has the name \"{}\" of another tool", tool.name);
+            return Err(ApiError::field(path, message).code("invalid_value"));
+        }
+        read_tools.push(tool);
+    }
+    Ok(read_tools)
+}
+
+fn openai_tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    let kind = fields.string("type")?.ok_or_else(|| fields.missing("type"))?;
+    if kind != "function" {
+        let message = format!("tools of type \"{kind}\" are not supported: use \"function\"");
+        return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+    }
+    let function = fields.value("function").ok_or_else(|| fields.missing("function"))?;
+    let function = Fields::new(function, fields.name("function"))?;
+    fields.finish(&[])?;
+    function_tool(function)
+}
+
+/// A function: `name`, `description`, `parameters`, `strict`.
+pub(crate) fn function_tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    let name = tool_name(&mut fields)?;
+    let description = fields.string("description")?;
+    let parameters = fields.object("parameters")?.unwrap_or_default();
+    let strict = fields.boolean("strict")?.unwrap_or(false);
+    fields.finish(&[])?;
+    Ok(Tool { name, description, parameters: parameters_schema(parameters), strict })
+}
+
+/// A tool's name: letters, digits, `_`, `-` and `.`, so that every family's format can hold it.
+pub(crate) fn tool_name(fields: &mut Fields) -> Result<String, ApiError> {
+    let name = fields.string("name")?.ok_or_else(|| fields.missing("name"))?;
+    let is_name = (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if is_name {
+        return Ok(name);
+    }
+    let must_be = "1 to 64 letters, digits, `_`, `-` or `.`";
+    Err(invalid_value(&fields.name("name"), &Value::String(name), must_be))
+}
+
+/// The schema of a tool's arguments, which are an object.
+pub(crate) fn parameters_schema(mut schema: Map<String, Value>) -> Value {
+    schema.entry("type").or_insert_with(|| "object".into());
+    schema.entry("properties").or_insert_with(|| json!({}));
+    Value::Object(schema)
+}
+
+fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
+    let must_be = "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+    let Some(value) = fields.value("tool_choice") else { return Ok(ToolChoice::Auto) };
+    match &value {
+        Value::String(word) => match word.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            _ => Err(invalid_value("tool_choice", &value, must_be)),
+        },
+        Value::Object(object) if object.get("type").is_some_and(|kind| kind == "function") => {
+            let name =
+                object.get("function").and_then(|function| function.get("name")).or(object.get("name"));
+            let name =
+                name.and_then(Value::as_str).ok_or_else(|| invalid_value("tool_choice", &value, must_be))?;
+            Ok(ToolChoice::Named(name.to_owned()))
+        }
+        _ => Err(invalid_value("tool_choice", &value, must_be)),
+    }
+}
+
+/// Reads what an answer must follow: `response_format`, or one of the fields `guided_json`,
+/// `guided_regex`, `guided_grammar` and `guided_choice`, as vLLM calls them.
+pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, ApiError> {
+    let mut found: Vec<(&str, Grammar)> = Vec::new();
+    if let Some(format) = fields.value("response_format") {
+        let format = Fields::new(format, "response_format")?;
+        found.extend(response_format(format)?.map(|grammar| ("response_format", grammar)));
+    }
+    match fields.value("guided_json") {
+        None => {}
+        Some(schema @ Value::Object(_)) => found.push(("guided_json", Grammar::JsonSchema(schema))),
+        Some(Value::String(text)) => match serde_json::from_str::<Value>(&text) {
+            Ok(schema @ Value::Object(_)) => found.push(("guided_json", Grammar::JsonSchema(schema))),
+            _ => return Err(invalid_value("guided_json", &Value::String(text), "a JSON schema")),
+        },
+        Some(other) => return Err(invalid_value("guided_json", &other, "a JSON schema")),
+    }
+    if let Some(regex) = fields.string("guided_regex")? {
+        found.push(("guided_regex", Grammar::Regex(regex)));
+    }
+    if let Some(lark) = fields.string("guided_grammar")? {
+        found.push(("guided_grammar", Grammar::Lark(lark)));
+    }
+    if let Some(choices) = fields.value("guided_choice") {
+        found.push(("guided_choice", choice_grammar(&choices)?));
+    }
+    if let [(first, _), (second, _), ..] = found.as_slice() {
+        let message = format!("`{second}` and `{first}` both say what the answer must follow: send one");
+        return Err(ApiError::field(*second, message).code("invalid_value"));
+    }
+    Ok(found.pop().map(|(_, grammar)| grammar))
+}
+
+fn choice_grammar(choices: &Value) -> Result<Grammar, ApiError> {
+    let must_be = "a list of 1 to 1024 texts that are not empty";
+    let texts: Option<Vec<&str>> =
+        choices.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+    let texts =
+        texts.filter(|texts| (1..=MAX_CHOICES).contains(&texts.len()) && texts.iter().all(|t| !t.is_empty()));
+    let texts = texts.ok_or_else(|| invalid_value("guided_choice", choices, must_be))?;
+    let quoted: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
+    Ok(Grammar::Lark(format!("start: {}", quoted.join(" | "))))
+}
+
+/// Reads `response_format`, or `text.format` of the Responses API.
+pub(crate) fn response_format(mut fields: Fields) -> Result<Option<Grammar>, ApiError> {
+    let kind = fields.value("type").ok_or_else(|| fields.missing("type"))?;
+    let grammar = match kind.as_str() {
+        Some("text") => None,
+        Some("json_object") => Some(Grammar::JsonSchema(json!({"type": "object"}))),
+        Some("json_schema") => {
+            // Chat has the schema in an object of its own, Responses next to the type.
+            let inner = fields.value("json_schema");
+            let mut nested = inner.map(|inner| Fields::new(inner, fields.name("json_schema"))).transpose()?;
+            let holder = nested.as_mut().unwrap_or(&mut fields);
+            holder.string("name")?;
+            holder.string("description")?;
+            // A schema is always followed: it costs nothing.
+            holder.boolean("strict")?;
+            let schema = holder.object("schema")?.ok_or_else(|| holder.missing("schema"))?;
+            if let Some(nested) = nested {
+                nested.finish(&[])?;
+            }
+            Some(Grammar::JsonSchema(Value::Object(schema)))
+        }
+        _ => {
+            let message = format!(
+                "a format of type {} is not supported: use \"text\", \"json_object\" or \"json_schema\"",
+                display_value(&kind)
+            );
+            return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+        }
+    };
+    fields.finish(&[])?;
+    Ok(grammar)
+}

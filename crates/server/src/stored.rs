@@ -1,0 +1,120 @@
+//! Responses that later ones may continue, kept in memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+use thunder_model::chat::Message;
+
+/// The responses of a server. The oldest are forgotten when there are too many.
+#[derive(Debug)]
+pub(crate) struct StoredResponses {
+    /// Most bytes of all responses and their conversations together.
+    most_bytes: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    responses: HashMap<String, Stored>,
+    /// Ids, the oldest first.
+    order: VecDeque<String>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Stored {
+    body: Value,
+    conversation: Vec<Message>,
+    bytes: usize,
+}
+
+impl StoredResponses {
+    pub fn new(most_bytes: usize) -> Self {
+        Self { most_bytes, kept: Mutex::default() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
+        // The map is whole between two statements: a panic elsewhere cannot have broken it.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a response, and forgets the oldest ones beyond the limit.
+    pub fn keep(&self, id: String, body: Value, conversation: Vec<Message>) {
+        let bytes = body.to_string().len() + conversation.iter().map(message_bytes).sum::<usize>();
+        if bytes > self.most_bytes {
+            return;
+        }
+        let mut kept = self.lock();
+        kept.bytes += bytes;
+        kept.order.push_back(id.clone());
+        kept.responses.insert(id, Stored { body, conversation, bytes });
+        while kept.bytes > self.most_bytes {
+            let Some(oldest) = kept.order.front().cloned() else { return };
+            kept.forget(&oldest);
+        }
+    }
+
+    /// What was said up to the end of a response.
+    pub fn conversation(&self, id: &str) -> Option<Vec<Message>> {
+        self.lock().responses.get(id).map(|stored| stored.conversation.clone())
+    }
+
+    /// A response's body.
+    pub fn body(&self, id: &str) -> Option<Value> {
+        self.lock().responses.get(id).map(|stored| stored.body.clone())
+    }
+
+    /// Forgets a response; false if there is none.
+    pub fn forget(&self, id: &str) -> bool {
+        self.lock().forget(id)
+    }
+}
+
+impl Kept {
+    fn forget(&mut self, id: &str) -> bool {
+        let Some(stored) = self.responses.remove(id) else { return false };
+        self.bytes -= stored.bytes;
+        self.order.retain(|other| other != id);
+        true
+    }
+}
+
+/// Bytes of memory of a message, about.
+fn message_bytes(message: &Message) -> usize {
+    let calls: usize = message
+        .calls
+        .iter()
+        .map(|call| {
+            let arguments = serde_json::to_string(&call.arguments).map_or(0, |text| text.len());
+            call.id.len() + call.name.len() + 4 * arguments
+        })
+        .sum();
+    size_of::<Message>() + message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use thunder_model::chat::Role;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_responses_are_forgotten_at_the_limit() {
+        let stored = StoredResponses::new(10_000);
+        for id in 0..20 {
+            let said = vec![Message::new(Role::User, "x".repeat(1500))];
+            stored.keep(id.to_string(), json!({"id": id}), said);
+            assert!(stored.lock().bytes <= 10_000);
+            assert!(stored.conversation(&id.to_string()).is_some(), "the newest is kept");
+        }
+        assert!(stored.body("0").is_none());
+        stored.keep("large".into(), json!({}), vec![Message::new(Role::User, "x".repeat(20_000))]);
+        assert!(stored.body("large").is_none(), "it is larger than the limit");
+        assert!(stored.forget("19") && !stored.forget("19"));
+        let kept = stored.lock();
+        assert_eq!(kept.order.len(), kept.responses.len());
+        assert_eq!(kept.bytes, kept.responses.values().map(|stored| stored.bytes).sum::<usize>());
+    }
+}

@@ -1,0 +1,51 @@
+//! What Prometheus reads.
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use serde_json::json;
+use thunder_engine::FinishReason;
+use thunder_server::{ServerConfig, router};
+
+use crate::support::{MODEL, Slot, post_request, scripted, send};
+
+/// Answers the first word of the prompt, or fails.
+fn script(slot: Slot) {
+    slot.delta("Hello");
+    match slot.request.max_tokens {
+        Some(1) => slot.done(FinishReason::Length, 1),
+        Some(2) => slot.fail("a rank was lost"),
+        _ => slot.done(FinishReason::Stop, 3),
+    }
+}
+
+#[tokio::test]
+async fn requests_are_counted_under_vllms_names() {
+    let app = router(scripted(script), ServerConfig::default());
+    let ask =
+        |max_tokens: usize| json!({"model": MODEL, "prompt": "ab", "max_tokens": max_tokens}).to_string();
+    for (max_tokens, status) in [
+        (1, StatusCode::OK),
+        (9, StatusCode::OK),
+        (9, StatusCode::OK),
+        (2, StatusCode::INTERNAL_SERVER_ERROR),
+    ] {
+        let request = post_request("/v1/completions", ask(max_tokens));
+        assert_eq!(send(app.clone(), request).await.status, status);
+    }
+    let reply = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!(reply.status, StatusCode::OK);
+    let value = |name: &str, labels: &str| {
+        let start = format!("{name}{{model_name=\"{MODEL}\"{labels}}} ");
+        let line = reply.text.lines().find_map(|line| line.strip_prefix(start.as_str()));
+        line.unwrap_or_else(|| panic!("no {start} in\n{}", reply.text)).parse::<f64>().unwrap()
+    };
+    assert_eq!(value("vllm:prompt_tokens_total", ""), 6.0);
+    assert_eq!(value("vllm:generation_tokens_total", ""), 7.0);
+    assert_eq!(value("vllm:request_success_total", ",finished_reason=\"stop\""), 2.0);
+    assert_eq!(value("vllm:request_success_total", ",finished_reason=\"length\""), 1.0);
+    assert_eq!(value("thunder:request_failures_total", ""), 1.0);
+    assert_eq!(value("vllm:time_to_first_token_seconds_count", ""), 3.0);
+    assert_eq!(value("vllm:inter_token_latency_seconds_count", ""), 2.0, "a request of one token has none");
+    assert_eq!(value("vllm:num_requests_running", ""), 0.0);
+    assert!(reply.text.ends_with("# EOF\n"));
+}

@@ -1,0 +1,200 @@
+//! `thunder cluster`: what a person does with the cluster of this machine's node.
+
+pub mod status;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use thunder_node::agent::Status;
+use thunder_node::agent::control::{self, ControlError, Reply, Request};
+
+use crate::up::DataArgs;
+
+/// See the cluster of this machine, and add or remove nodes
+///
+/// These commands talk to the agent that `thunder up` runs on this machine.
+#[derive(Args)]
+pub struct ClusterCommand {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Show the nodes, and whether they answer
+    Status(status::StatusArgs),
+    /// Exit with status 0 if all nodes answer and agree, else 1
+    Health,
+    /// Admit the new node that shows this code
+    Approve {
+        /// The code that `thunder up` shows on the new node, like K7-4F9Q-X2MC
+        #[arg(value_name = "CODE")]
+        code: String,
+    },
+    /// Print a token with which one new node joins without a person
+    ///
+    /// Start the new node with `thunder up --token TOKEN`. Only this node accepts the token, so it
+    /// has to be running then. Whoever has the token can join: pass it on in confidence.
+    Token {
+        /// How long the token can be used, e.g. 30m, 12h or 7d
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time)]
+        expires: Duration,
+    },
+    /// Remove a node from the cluster for good
+    ///
+    /// Its key is refused from then on, by every node as soon as the node hears of it.
+    Remove {
+        /// Name or id of the node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+    /// Take this node out of its cluster, and end its agent
+    ///
+    /// Forgets the cluster and the node's key. `thunder up` then starts a new node.
+    Leave,
+    /// Give a node no new work
+    Drain {
+        /// Name or id of the node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+    /// Give a drained node work again
+    Resume {
+        /// Name or id of the node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+    /// End the agent on this machine
+    Stop,
+}
+
+impl ClusterCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let data = self.data.folder()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.action.run(&data))
+    }
+}
+
+impl Action {
+    async fn run(self, data: &Path) -> anyhow::Result<ExitCode> {
+        let request = match self {
+            Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Health => return health(data).await,
+            Self::Approve { code } => Request::Approve(code),
+            Self::Token { expires } => Request::Token(expires.as_secs()),
+            Self::Remove { node } => Request::Remove(node),
+            Self::Leave => Request::Leave,
+            Self::Drain { node } => Request::Drain { node, drained: true },
+            Self::Resume { node } => Request::Drain { node, drained: false },
+            Self::Stop => Request::Stop,
+        };
+        match control::ask(data, &request).await? {
+            Reply::Approved(name) => eprintln!("{name} is a node of this cluster now"),
+            Reply::Token(token) => println!("{token}"),
+            Reply::Changed { name, spread } => {
+                let done = match request {
+                    Request::Remove(_) => "is removed",
+                    Request::Drain { drained: true, .. } => "gets no new work",
+                    _ => "gets work again",
+                };
+                let note = if spread { "" } else { "; no other node has heard of it yet" };
+                eprintln!("{name} {done}{note}");
+            }
+            Reply::Status(_) | Reply::Done | Reply::Failed(_) => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Asks for the status.
+pub async fn fetch(data: &Path) -> anyhow::Result<Status> {
+    match control::ask(data, &Request::Status).await? {
+        Reply::Status(status) => Ok(*status),
+        reply => anyhow::bail!("the agent replied {reply:?}: is it of another version?"),
+    }
+}
+
+/// Prints what is wrong, a line each.
+async fn health(data: &Path) -> anyhow::Result<ExitCode> {
+    let status = match control::ask(data, &Request::Status).await {
+        Ok(Reply::Status(status)) => status,
+        Err(error @ ControlError::NoAgent(_)) => {
+            println!("{error}");
+            return Ok(ExitCode::FAILURE);
+        }
+        other => anyhow::bail!("the agent replied {other:?}"),
+    };
+    let problems = problems(&status);
+    problems.iter().for_each(|problem| println!("{problem}"));
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is wrong with a cluster, in words.
+fn problems(status: &Status) -> Vec<String> {
+    let mut problems = Vec::new();
+    if status.removed {
+        problems.push("this node was removed from its cluster".to_owned());
+    }
+    problems
+        .extend(status.disk_error.iter().map(|error| format!("the document is not on the disk: {error}")));
+    for member in &status.members {
+        let name = &member.name;
+        if !member.up {
+            problems.push(format!("{name} does not answer"));
+        }
+        for other in &member.cut_off_from {
+            let other = status.members.iter().find(|member| member.id == *other);
+            if let Some(other) = other.filter(|other| other.id != status.me) {
+                problems.push(format!("{name} does not reach {}", other.name));
+            }
+        }
+    }
+    for model in status.models.iter().filter(|model| !model.ready) {
+        problems.push(format!("{} is not ready", model.name));
+    }
+    let versions = status.members.iter().filter_map(|member| Some(&member.report.as_ref()?.version));
+    let mut versions: Vec<&String> = versions.collect();
+    versions.sort();
+    versions.dedup();
+    if versions.len() > 1 {
+        problems.push(format!("the nodes run different versions: {versions:?}"));
+    }
+    problems
+}
+
+/// A time with a unit.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || "write a number with a unit: s, m, h or d, e.g. 30m".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let seconds = number.checked_mul(seconds).filter(|seconds| *seconds > 0).ok_or_else(wrong)?;
+    Ok(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [("30m", 1800), ("1h", 3600), ("7d", 604_800), ("5s", 5)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for wrong in ["", "5", "h", "0h", "-1h", "1é", "99999999999999999999d", "18446744073709551615d"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+}

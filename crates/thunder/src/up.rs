@@ -1,0 +1,221 @@
+//! `thunder up`: the node agent in the foreground.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use etcetera::BaseStrategy;
+use thunder_node::agent::{Agent, AgentOptions, DEFAULT_PORT, Status};
+use thunder_node::joining::server::check_name;
+use thunder_node::joining::token::Token;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Make this machine a node of a cluster
+///
+/// Runs until Ctrl-C. The first node of a cluster needs nothing. Each further one shows a code;
+/// type `thunder cluster approve CODE` on any node that is in already. Nodes on one network find
+/// each other; where multicast does not reach, use --join.
+#[derive(Args)]
+pub struct UpCommand {
+    #[command(flatten)]
+    data: DataArgs,
+    /// Name of this node in the cluster [default: the machine's name]
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| check_name(name.to_owned()))]
+    name: Option<String>,
+    /// Address or port to listen on for other nodes, e.g. 10.0.0.5, 10.0.0.5:7480 or 7480 [default:
+    /// port 7470 of all addresses]
+    ///
+    /// Port 0 chooses a free one. Strangers that connect get no further than a handshake.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    listen: Option<SocketAddr>,
+    /// Address of a node to ask, as HOST:PORT; may be repeated
+    ///
+    /// For networks without multicast. This node then waits there to be approved.
+    #[arg(long, value_name = "ADDRESS")]
+    join: Vec<String>,
+    /// Token of `thunder cluster token`, to join without a person
+    ///
+    /// Give it by THUNDER_TOKEN to keep it out of the process list.
+    #[arg(long, value_name = "TOKEN", env = "THUNDER_TOKEN", hide_env_values = true)]
+    token: Option<Token>,
+    /// Address to serve the OpenAI API on; 0.0.0.0 accepts other machines and requires --api-key
+    ///
+    /// Any node takes requests for any model of the cluster.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port of the OpenAI API; 0 chooses a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    port: u16,
+    /// Key that clients of the API must send as `Authorization: Bearer KEY`; may be repeated
+    ///
+    /// Give it by THUNDER_API_KEY to keep it out of the process list.
+    #[arg(
+        long = "api-key",
+        value_name = "KEY",
+        env = "THUNDER_API_KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    api_keys: Vec<String>,
+    /// Neither announce this node nor search for others by multicast
+    #[arg(long)]
+    no_discovery: bool,
+}
+
+/// Where a node keeps its key and the cluster's document.
+#[derive(Args, Debug, Clone)]
+pub struct DataArgs {
+    /// Folder with the node's key and the cluster's document [default: thunderhead/node in the
+    /// user's data folder]
+    ///
+    /// Each `thunder up` on a machine needs its own.
+    #[arg(long, value_name = "FOLDER", env = "THUNDER_DATA", global = true)]
+    data: Option<PathBuf>,
+}
+
+impl DataArgs {
+    /// The folder.
+    ///
+    /// # Errors
+    /// When none is given and the user has no home.
+    pub fn folder(&self) -> anyhow::Result<PathBuf> {
+        if let Some(folder) = &self.data {
+            return Ok(folder.clone());
+        }
+        let base = etcetera::choose_base_strategy().context("no home folder: name a folder by --data")?;
+        Ok(base.data_dir().join("thunderhead").join("node"))
+    }
+}
+
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let any = IpAddr::from([0u16; 8]);
+    let address = text
+        .parse::<SocketAddr>()
+        .ok()
+        .or_else(|| text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
+        .or_else(|| text.parse::<u16>().ok().map(|port| SocketAddr::new(any, port)));
+    address.ok_or_else(|| "write an address, an address with a port, or a port".to_owned())
+}
+
+impl UpCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let data = self.data.folder()?;
+        let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
+        let options = AgentOptions {
+            name: self.name.unwrap_or_else(machine_name),
+            listen: self.listen.unwrap_or_else(|| if has_ipv6() { any } else { v4(any.port()) }),
+            join: self.join,
+            token: self.token,
+            discover: !self.no_discovery,
+            api: Some(SocketAddr::new(self.host, self.port)),
+            api_keys: self.api_keys,
+            program: std::env::current_exe().context("cannot find this program")?,
+            data: data.clone(),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(serve(options, &data))
+    }
+}
+
+fn v4(port: u16) -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], port))
+}
+
+/// Whether this machine has IPv6. A socket for it also takes IPv4.
+fn has_ipv6() -> bool {
+    std::net::UdpSocket::bind("[::]:0").is_ok()
+}
+
+/// The machine's name, without its domain.
+fn machine_name() -> String {
+    let name = rustix::system::uname();
+    let name = name.nodename().to_string_lossy();
+    let short = name.split('.').next().unwrap_or_default();
+    check_name(short.to_owned()).unwrap_or_else(|_| "node".to_owned())
+}
+
+async fn serve(options: AgentOptions, data: &Path) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let agent = Agent::start(options).await?;
+    let (mut changes, mut ending) = (agent.changes(), agent.ending());
+    if let Some(api) = agent.api() {
+        eprintln!("the models of the cluster are at http://{api}/v1");
+    }
+    eprintln!("node {} listens on {}; data in {}", agent.id().short(), agent.address(), data.display());
+    let mut shown = Shown::default();
+    loop {
+        changes.mark_unchanged();
+        shown.update(&agent.status());
+        tokio::select! {
+            _ = changes.changed() => {}
+            _ = ending.wait_for(|ending| *ending) => break,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+        }
+    }
+    let ending = tokio::task::spawn_blocking(move || agent.end_ranks());
+    // A second signal does not wait for the ranks, which the guards then end.
+    tokio::select! {
+        _ = ending => {}
+        _ = interrupt.recv() => std::process::exit(130),
+        _ = terminate.recv() => std::process::exit(143),
+    }
+    Ok(())
+}
+
+/// What was last printed.
+#[derive(Default)]
+struct Shown {
+    last: Option<Status>,
+}
+
+impl Shown {
+    /// Prints what is new.
+    fn update(&mut self, status: &Status) {
+        let last = self.last.take();
+        let before = |id| last.as_ref().and_then(|last| last.members.iter().find(|m| m.id == id));
+        if status.removed && last.as_ref().is_none_or(|last| !last.removed) {
+            eprintln!("this node was removed from its cluster; `thunder cluster leave` makes it a new node");
+        }
+        if let Some(code) = &status.code
+            && last.as_ref().is_none_or(|last| last.code.is_none())
+        {
+            eprintln!("to add this machine to a cluster, type on one of its nodes:");
+            eprintln!("    thunder cluster approve {code}");
+        }
+        for newcomer in &status.newcomers {
+            let known = |last: &Status| last.newcomers.iter().any(|known| known.short == newcomer.short);
+            if !last.as_ref().is_some_and(known) {
+                let name = &newcomer.name;
+                eprintln!(
+                    "{name} is in sight: approve the code that it shows to make it a node of this cluster"
+                );
+            }
+        }
+        for member in status.members.iter().filter(|member| member.id != status.me) {
+            let was_up = before(member.id).map(|before| before.up);
+            match (was_up, member.up) {
+                (None | Some(false), true) => eprintln!("{} is up", member.name),
+                (Some(true), false) => eprintln!("{} is down", member.name),
+                (None, false) => eprintln!("{} is a member, not reached yet", member.name),
+                _ => {}
+            }
+        }
+        for model in &status.models {
+            let was_ready = last.as_ref().and_then(|last| last.models.iter().find(|m| m.name == model.name));
+            let was_ready = was_ready.is_some_and(|model| model.ready);
+            match (was_ready, model.ready) {
+                (false, true) => {
+                    let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
+                    eprintln!("{} is ready on {}", model.name, nodes.join(", "));
+                }
+                (true, false) => eprintln!("{} is not ready any more", model.name),
+                _ => {}
+            }
+        }
+        self.last = Some(status.clone());
+    }
+}

@@ -1,0 +1,298 @@
+//! `thunder up` and `thunder cluster` on machines that are network namespaces.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::machine::{Machine, Process, Switch, can_make_machines};
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_thunder");
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A machine with `thunder up`.
+struct Node {
+    machine: Machine,
+    agent: Option<Process>,
+}
+
+impl Node {
+    fn new(switch: &Switch, name: &str, addresses: &[&str]) -> Self {
+        let machine = Machine::new(name);
+        switch.plug(name, &machine, addresses);
+        Self { machine, agent: None }
+    }
+
+    fn up(&mut self, options: &[&str]) {
+        let mut command = self.machine.command(&[&[PROGRAM, "up"], options].concat());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.agent = Some(Process(child));
+    }
+
+    fn cluster(&self, words: &[&str]) -> Output {
+        self.machine.command(&[&[PROGRAM, "cluster"], words].concat()).output().unwrap()
+    }
+
+    /// The status; `None` until the agent answers.
+    fn status(&self) -> Option<Value> {
+        let output = self.cluster(&["status", "--json"]);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    }
+
+    fn code(&self) -> String {
+        let mut code = None;
+        wait("a code", || {
+            code = self.status().and_then(|status| status["code"].as_str().map(str::to_owned));
+            code.is_some()
+        });
+        code.unwrap()
+    }
+
+    /// Names of the members that answer, sorted.
+    fn reached(&self) -> Vec<String> {
+        let status = self.status().unwrap_or_default();
+        let members = status["members"].as_array().cloned().unwrap_or_default();
+        let up = members.iter().filter(|member| member["up"] == true);
+        let mut names: Vec<_> = up.map(|member| member["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn sees_newcomer(&self, name: &str) -> bool {
+        let status = self.status().unwrap_or_default();
+        let newcomers = status["newcomers"].as_array().cloned().unwrap_or_default();
+        newcomers.iter().any(|newcomer| newcomer["name"] == name)
+    }
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    began.elapsed()
+}
+
+fn approve(on: &Node, code: &str) {
+    let output = on.cluster(&["approve", code]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Starts three nodes that find each other by multicast alone, and puts them into one cluster.
+/// Prints how long the last took to be found.
+fn three_nodes(switch: &Switch, kind: &str, addresses: [&[&str]; 3]) -> [Node; 3] {
+    let names = ["ant", "bee", "cat"];
+    let mut nodes = [0, 1, 2].map(|index| Node::new(switch, names[index], addresses[index]));
+    nodes[0].up(&[]);
+    nodes[0].code();
+    for index in 1..3 {
+        nodes[index].up(&[]);
+        let began = Instant::now();
+        wait("the new node is found", || nodes[0].sees_newcomer(names[index]));
+        println!("{kind}: {} was found after {:.2} s", names[index], began.elapsed().as_secs_f64());
+        approve(&nodes[index - 1], &nodes[index].code());
+    }
+    let all = wait("all reach all", || nodes.iter().all(|node| node.reached() == names));
+    println!("{kind}: all reached all {:.2} s after the last approval", all.as_secs_f64());
+    nodes
+}
+
+#[test]
+fn nodes_find_each_other_whatever_their_addresses() {
+    if !can_make_machines() {
+        thunder_testing::skip(
+            "nodes_find_each_other_whatever_their_addresses",
+            "it needs root and namespaces",
+        );
+        return;
+    }
+    let kinds: [(&str, [&[&str]; 3]); 3] = [
+        ("private addresses", [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]]),
+        ("169.254 addresses", [&["169.254.7.1/16"], &["169.254.9.2/16"], &["169.254.11.3/16"]]),
+        ("fe80 addresses only", [&[], &[], &[]]),
+    ];
+    for (kind, addresses) in kinds {
+        let switch = Switch::new();
+        let mut nodes = three_nodes(&switch, kind, addresses);
+        // Each node hears within moments that the others reach each other, too.
+        wait("health", || nodes.iter().all(|node| node.cluster(&["health"]).status.success()));
+        // The node that began the cluster is killed.
+        nodes[0].agent = None;
+        let noticed = wait("the death", || nodes[1..].iter().all(|node| node.reached() == ["bee", "cat"]));
+        println!("{kind}: a killed node was noticed after {:.2} s", noticed.as_secs_f64());
+        assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+        let health = nodes[1].cluster(&["health"]);
+        assert_eq!(health.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&health.stdout).contains("ant does not answer"));
+        nodes[0].up(&[]);
+        let back = wait("the node is back", || nodes.iter().all(|node| node.reached().len() == 3));
+        println!("{kind}: a node that came back was in after {:.2} s", back.as_secs_f64());
+    }
+}
+
+#[test]
+fn both_sides_of_a_cut_go_on_and_agree_afterwards() {
+    if !can_make_machines() {
+        thunder_testing::skip(
+            "both_sides_of_a_cut_go_on_and_agree_afterwards",
+            "it needs root and namespaces",
+        );
+        return;
+    }
+    let switch = Switch::new();
+    let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
+    let nodes = three_nodes(&switch, "a cut", addresses);
+    switch.set_cable("ant", false);
+    let noticed = wait("the cut", || {
+        nodes[0].reached() == ["ant"] && nodes[1..].iter().all(|node| node.reached() == ["bee", "cat"])
+    });
+    println!("a cut was noticed on both sides after {:.2} s", noticed.as_secs_f64());
+    assert!(noticed < Duration::from_millis(2500), "{noticed:?}");
+    // Each side changes something.
+    let lonely = nodes[0].cluster(&["drain", "ant"]);
+    assert!(String::from_utf8_lossy(&lonely.stderr).contains("no other node has heard"));
+    assert!(nodes[1].cluster(&["drain", "cat"]).status.success());
+    switch.set_cable("ant", true);
+    let drained = |node: &Node| {
+        let members = node.status().unwrap()["members"].as_array().cloned().unwrap();
+        let drained = members.iter().filter(|member| member["drained"] == true);
+        drained.map(|member| member["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let healed = wait("one document", || {
+        nodes.iter().all(|node| {
+            let mut names = drained(node);
+            names.sort();
+            names == ["ant", "cat"] && node.reached().len() == 3
+        })
+    });
+    println!("both sides agreed {:.2} s after the cut was mended", healed.as_secs_f64());
+}
+
+#[test]
+fn a_node_joins_by_address_or_token_where_multicast_is_off() {
+    if !can_make_machines() {
+        thunder_testing::skip(
+            "a_node_joins_by_address_or_token_where_multicast_is_off",
+            "it needs root and namespaces",
+        );
+        return;
+    }
+    let switch = Switch::new();
+    let mut nodes = [("ant", "10.9.0.1/24"), ("bee", "10.9.0.2/24"), ("cat", "10.9.0.3/24")]
+        .map(|(name, address)| Node::new(&switch, name, &[address]));
+    nodes[0].up(&["--no-discovery"]);
+    nodes[0].code();
+    nodes[1].up(&["--no-discovery", "--join", "10.9.0.1:7470"]);
+    wait("the knock", || nodes[0].sees_newcomer("bee"));
+    approve(&nodes[0], &nodes[1].code());
+    let token = nodes[1].cluster(&["token", "--expires", "5m"]);
+    let token = String::from_utf8(token.stdout).unwrap();
+    nodes[2].up(&["--no-discovery", "--token", token.trim()]);
+    let all = wait("all reach all", || nodes.iter().all(|node| node.reached().len() == 3));
+    println!("with a token a node was in after {:.2} s", all.as_secs_f64());
+    assert!(nodes[0].cluster(&["remove", "cat"]).status.success());
+    wait("cat is told", || nodes[2].status().is_some_and(|status| status["removed"] == true));
+    let text = String::from_utf8(nodes[2].cluster(&["status"]).stdout).unwrap();
+    assert!(text.contains("was removed"), "{text}");
+    assert!(nodes[0].cluster(&["stop"]).status.success());
+    wait("the agent has ended", || nodes[0].status().is_none());
+    let error = nodes[0].cluster(&["status"]);
+    assert!(String::from_utf8_lossy(&error.stderr).contains("thunder up"));
+}
+
+impl Node {
+    fn model(&self, words: &[&str]) -> Output {
+        self.machine.command(&[&[PROGRAM, "model"], words].concat()).output().unwrap()
+    }
+
+    /// Asks this node's API for a completion, and returns the text.
+    fn complete(&self, max_tokens: usize) -> String {
+        let body = format!(
+            r#"{{"model":"builtin","prompt":"The sea","max_tokens":{max_tokens},"temperature":0,"ignore_eos":true}}"#
+        );
+        let url = "http://127.0.0.1:8000/v1/completions";
+        let json = "content-type: application/json";
+        let words = ["curl", "-sS", "--max-time", "120", "-H", json, "-d", &body, url];
+        let output = self.machine.command(&words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{text}")).to_owned()
+    }
+
+    /// Names of the nodes of the loaded model's ranks, once it is ready.
+    fn ready_on(&self) -> Option<Vec<String>> {
+        let status = self.status()?;
+        let model = &status["models"][0];
+        let ranks = model["ranks"].as_array()?;
+        let names = ranks.iter().map(|rank| rank["node"].as_str().unwrap().to_owned());
+        (model["ready"] == true).then(|| names.collect())
+    }
+}
+
+/// The head of a model is killed with its machine while a request is in flight.
+#[test]
+fn a_model_on_three_nodes_goes_on_when_its_head_dies() {
+    let has_curl = std::process::Command::new("curl").arg("--version").output().is_ok();
+    if !can_make_machines() || !has_curl {
+        let why = "it needs root, namespaces and curl";
+        thunder_testing::skip("a_model_on_three_nodes_goes_on_when_its_head_dies", why);
+        return;
+    }
+    let switch = Switch::new();
+    let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
+    let mut nodes = three_nodes(&switch, "a model", addresses);
+    let loaded = nodes[1].model(&["load", "builtin", "--wait", "120"]);
+    let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
+    assert!(loaded.status.success(), "{said}");
+    println!("{said}");
+    let mut ranks = Vec::new();
+    wait("ready everywhere", || {
+        ranks = nodes[0].ready_on().unwrap_or_default();
+        nodes.iter().all(|node| node.ready_on().is_some())
+    });
+    assert_eq!(ranks.len(), 3, "{ranks:?}");
+    // Every node answers, with the same text.
+    let texts: Vec<String> = nodes.iter().map(|node| node.complete(40)).collect();
+    assert!(texts[0].len() > 20 && texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let long = nodes[0].complete(400);
+    let head = ["ant", "bee", "cat"].iter().position(|name| *name == ranks[0]).unwrap();
+    let asked = (head + 1) % 3;
+    let (answer, waited) = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| nodes[asked].complete(400));
+        std::thread::sleep(Duration::from_millis(150));
+        // SAFETY: our own child, not yet waited for. Its guard ends the rank.
+        unsafe { libc::kill(nodes[head].agent.as_ref().unwrap().0.id() as i32, libc::SIGKILL) };
+        switch.set_cable(&ranks[0], false);
+        let began = Instant::now();
+        (asking.join().unwrap(), began.elapsed())
+    });
+    println!("the answer came {:.1} s after the head was killed", waited.as_secs_f64());
+    assert_eq!(answer, long, "the same text as without the fault");
+    let again =
+        wait("a group of the others", || nodes[asked].ready_on().is_some_and(|ranks| ranks.len() == 2));
+    println!("a group of two was ready {:.1} s later", again.as_secs_f64());
+    // The machine comes back, and the model is loaded on all again.
+    switch.set_cable(&ranks[0], true);
+    nodes[head].agent = None;
+    nodes[head].up(&[]);
+    wait("three nodes", || nodes[asked].reached().len() == 3);
+    assert!(nodes[head].model(&["load", "builtin", "--wait", "120"]).status.success());
+    wait("three ranks", || nodes[asked].ready_on().is_some_and(|ranks| ranks.len() == 3));
+    // The agent's children are its rank and the rank's guard.
+    let children_of = |node: &Node| common::children(node.agent.as_ref().unwrap().0.id());
+    assert_eq!(children_of(&nodes[0]).len(), 2);
+    assert!(nodes[0].model(&["unload", "builtin"]).status.success());
+    wait("no model", || {
+        nodes.iter().all(|node| node.status().is_some_and(|s| s["models"] == serde_json::json!([])))
+    });
+    wait("no rank", || children_of(&nodes[0]).is_empty());
+    let missing = nodes[0].model(&["load", "no/such-model"]);
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(!missing.status.success() && said.contains("no/such-model"), "{said}");
+}
