@@ -24,6 +24,8 @@ pub(crate) enum Access {
 pub(crate) enum Kernel {
     Embed(Format),
     Norm,
+    SquareSums,
+    NormBySums,
     Quantize,
     Add,
     TakeRows,
@@ -57,9 +59,11 @@ impl Kernel {
             Self::Product(product) => product.bindings(),
             Self::Tiles(format) => tiles::bindings(*format),
             Self::Attend(attend) => attend.bindings(),
-            Self::Norm | Self::TakeRows | Self::Route | Self::NormGated => vec![Read, Read, Write],
+            Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
+                vec![Read, Read, Write]
+            }
             Self::Quantize | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add | Self::Gate | Self::Largest => vec![Read, Write],
+            Self::Add | Self::Gate | Self::Largest | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
@@ -72,6 +76,8 @@ impl Kernel {
         match self {
             Self::Embed(format) => embed(*format),
             Self::Norm => include_str!("kernel/norm.wgsl").to_owned(),
+            Self::SquareSums => include_str!("kernel/square_sums.wgsl").to_owned(),
+            Self::NormBySums => include_str!("kernel/norm_by_sums.wgsl").to_owned(),
             Self::Quantize => include_str!("kernel/quantize.wgsl").to_owned(),
             Self::Add => include_str!("kernel/add.wgsl").to_owned(),
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
@@ -95,6 +101,8 @@ impl Kernel {
     pub fn all() -> Vec<Self> {
         let mut all = vec![
             Self::Norm,
+            Self::SquareSums,
+            Self::NormBySums,
             Self::Quantize,
             Self::Add,
             Self::TakeRows,

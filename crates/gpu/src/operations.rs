@@ -11,7 +11,7 @@ use std::ops::Range;
 use thunder_collectives::{Group, Op, Stats};
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
-    LatentSpec, LinearInput, MatrixSource, Norm, Overlap, Rope, RouterSpec, Step,
+    LatentSpec, LinearInput, MatrixSource, Norm, Overlap, PartNorm, Rope, RouterSpec, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -32,6 +32,7 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
         Activation::Silu => [0, 0, 0],
         Activation::Gelu => [1, 0, 0],
         Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
+        Activation::Sigmoid => [3, 0, 0],
     }
 }
 
@@ -133,6 +134,26 @@ impl Backend for GpuBackend {
 
     fn rms_norm(&mut self, x: &Buffer, rows: Range<usize>, norm: &Norm<Vector>, out: &mut Buffer) -> Outcome {
         self.norm_rows(x, rows, (&norm.weight, norm.eps), out)
+    }
+
+    fn square_sums(
+        &mut self,
+        norms: &[PartNorm<Vector>],
+        x: &Buffer,
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.sum_squares(norms, x, rows, out)
+    }
+
+    fn norm_by_sums(
+        &mut self,
+        norms: &[PartNorm<Vector>],
+        sums: &Buffer,
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.norm_parts_by(norms, sums, rows, x)
     }
 
     fn product(&mut self, x: &Buffer, rows: Range<usize>, w: &Matrix, out: &mut Buffer) -> Outcome {

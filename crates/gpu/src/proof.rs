@@ -30,7 +30,15 @@ pub(crate) enum Family {
 impl Family {
     fn kernels(self) -> Vec<Kernel> {
         match self {
-            Self::Rows => vec![Kernel::Norm, Kernel::Add, Kernel::TakeRows, Kernel::Gate, Kernel::Largest],
+            Self::Rows => vec![
+                Kernel::Norm,
+                Kernel::SquareSums,
+                Kernel::NormBySums,
+                Kernel::Add,
+                Kernel::TakeRows,
+                Kernel::Gate,
+                Kernel::Largest,
+            ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });
                 vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine]

@@ -88,6 +88,7 @@ fn activate(gate: f32, up: f32) -> f32 {
         let u = clamp(up, -args.limit, args.limit);
         return g / (1.0 + exp(-args.alpha * g)) * (u + 1.0);
     }
+    if (args.activation == 3u) { return up / (1.0 + exp(-gate)); }
     return gate / (1.0 + exp(-gate)) * up;
 }
 ";

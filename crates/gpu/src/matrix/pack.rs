@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use thunder_compute::{GroupScale, MatrixSource, PackedFormat};
+use thunder_compute::{Encoding, GroupScale, MatrixSource, PackedFormat};
 
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::{Elements, Format, Scales};
@@ -21,11 +21,8 @@ pub(super) struct Packed {
 pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
     let share = rows.len().div_ceil(threads);
-    let stored = |rows: &Range<usize>| source.row_order.stored_range(rows);
-    let numbers = || [&source.scales, &source.offsets].into_iter().flatten();
     if let Some(pages) = source.pages {
-        numbers().for_each(|part| pages.need(part.span(stored(&rows))));
-        pages.need(source.weight.span(stored(&rows)));
+        spans(source, &rows).for_each(|span| pages.need(span));
     }
     let parts: Vec<Packed> = std::thread::scope(|scope| {
         let start = |first: usize| {
@@ -39,8 +36,10 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
         threads.into_iter().map(join).collect()
     });
     if let Some(pages) = source.pages {
-        pages.release(source.weight.span(stored(&rows)));
-        numbers().for_each(|part| pages.release(part.span(stored(&rows))));
+        // What rows share is released with the last of them.
+        if !shares_rows(source.encoding) || rows.end == source.rows {
+            spans(source, &rows).for_each(|span| pages.release(span));
+        }
     }
     let mut all = Packed { planes: vec![Vec::new(); format.words().len()], scales: Vec::new() };
     for part in parts {
@@ -50,6 +49,19 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
         all.scales.extend(part.scales);
     }
     all
+}
+
+/// True if scales or words are shared by rows, so that rows have no bytes of their own.
+fn shares_rows(encoding: Encoding) -> bool {
+    matches!(encoding, Encoding::Integers { .. } | Encoding::Fp8 { .. })
+}
+
+/// The bytes that rows are read from.
+fn spans<'a>(source: &MatrixSource<'a>, rows: &Range<usize>) -> impl Iterator<Item = &'a [u8]> {
+    let stored = source.row_order.stored_range(rows);
+    let shared = shares_rows(source.encoding);
+    let parts = [Some(source.weight), source.scales, source.offsets];
+    parts.into_iter().flatten().map(move |part| if shared { part.bytes } else { part.span(stored.clone()) })
 }
 
 fn some_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, ComputeError, Largest};
+use thunder_compute::{Activation, ComputeError, Largest, PartNorm};
 
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
@@ -103,6 +103,46 @@ impl GpuBackend {
         let arguments = [x.width as u32, rows.start as u32, strides[0], strides[1], eps.to_bits()];
         let buffers = [&weight.memory, &x.memory, &out.memory];
         self.device.dispatch(&Kernel::Norm, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    /// Each norm's sum of squares, in a column of `out`.
+    pub(super) fn sum_squares(
+        &mut self,
+        norms: &[PartNorm<Vector>],
+        x: &Buffer,
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(x.rows)?;
+        for (column, norm) in norms.iter().enumerate() {
+            let (first, count) = (norm.counted.start, norm.counted.len());
+            let arguments =
+                [rows.start, x.stride(), first, count, out.stride(), column].map(|number| number as u32);
+            let groups = [rows.len() as u32, 1, 1];
+            self.device.dispatch(&Kernel::SquareSums, &[&x.memory, &out.memory], &arguments, groups)?;
+        }
+        Ok(())
+    }
+
+    /// Norms the columns of each norm in place, by sums of squares over all ranks.
+    pub(super) fn norm_parts_by(
+        &mut self,
+        norms: &[PartNorm<Vector>],
+        sums: &Buffer,
+        rows: Range<usize>,
+        x: &Buffer,
+    ) -> Outcome {
+        for (column, norm) in norms.iter().enumerate() {
+            let (first, count) = (norm.columns.start, norm.columns.len());
+            let [row, stride, first, count, sums_stride, column, width] =
+                [rows.start, x.stride(), first, count, sums.stride(), column, norm.width]
+                    .map(|number| number as u32);
+            let arguments = [row, stride, first, count, sums_stride, column, width, norm.eps.to_bits()];
+            let buffers = [&norm.weight.memory, &sums.memory, &x.memory];
+            let groups = [rows.len() as u32, count.div_ceil(256), 1];
+            self.device.dispatch(&Kernel::NormBySums, &buffers, &arguments, groups)?;
+        }
+        Ok(())
     }
 
     pub(super) fn gate_rows(

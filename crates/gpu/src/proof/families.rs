@@ -4,7 +4,8 @@ use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, ExpertGroups,
-    KvFormat, Largest, LatentSpec, Norm, QkNorm, Reference, Rope, RouterSpec, Scores, SharedExpert, Step,
+    KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores, SharedExpert,
+    Step,
 };
 
 use super::{Family, Numbers, compare};
@@ -64,7 +65,9 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut taken = backend.buffer(2, width)?;
     backend.take_rows(&x, &[2, 0], &mut taken)?;
     let mut results = vec![read(backend, &normed, count)?, read(backend, &taken, 2)?];
-    for activation in [Activation::Silu, Activation::Gelu, Activation::Clamped { alpha: 1.7, limit: 0.7 }] {
+    results.push(part_norms(backend, &mut numbers)?);
+    let clamped = Activation::Clamped { alpha: 1.7, limit: 0.7 };
+    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped] {
         let mut gated = backend.buffer(count, width / 2)?;
         backend.gate(&x, 0..count, activation, &mut gated)?;
         results.push(read(backend, &gated, count)?);
@@ -79,6 +82,21 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let of = |l: &Largest| [l.column as f32, if l.value.is_nan() { 9.0 } else { l.value }];
     results.push(largest.iter().flat_map(of).collect());
     Ok(results)
+}
+
+/// Rows after two norms of parts, of which the second does not count its last column.
+fn part_norms<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<f32>, ComputeError> {
+    let (count, width) = (3, 340);
+    let mut x = filled(backend, &numbers.take(count * width), width)?;
+    let mut norms = Vec::new();
+    for (columns, counted) in [(2..290, 2..290), (290..330, 290..329)] {
+        let weight = backend.vector(&numbers.take(columns.len()))?;
+        norms.push(PartNorm { width: 2 * counted.len(), columns, counted, weight, eps: 1e-5 });
+    }
+    let mut sums = backend.buffer(count, norms.len())?;
+    backend.square_sums(&norms, &x, 0..count, &mut sums)?;
+    backend.norm_by_sums(&norms, &sums, 1..count, &mut x)?;
+    read(backend, &x, count)
 }
 
 /// A prompt in two pieces, then a generated token of it and one of another sequence.

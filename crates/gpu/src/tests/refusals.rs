@@ -37,6 +37,7 @@ impl Work {
             scales: Some(view(&self.scales)),
             offsets: Some(view(&self.offsets)),
             row_order: RowOrder::AsStored,
+            first_row: 0,
             bias: None,
             pages: None,
         }
