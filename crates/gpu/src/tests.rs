@@ -1,6 +1,7 @@
 //! Tests on a software driver (Mesa's llvmpipe), or on the GPU that `THUNDER_TEST_GPU` numbers.
 
 mod conformance;
+mod families;
 mod refusals;
 mod translation;
 

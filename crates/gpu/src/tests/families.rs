@@ -1,0 +1,20 @@
+//! Kernels that have one form are right on this device.
+
+use thunder_collectives::Group;
+use thunder_compute::Activations;
+
+use super::{backend, device};
+use crate::proof::Family;
+
+#[test]
+fn every_family_of_kernels_is_proved() {
+    let Some(found) = device("every_family_of_kernels_is_proved") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let tokens = [(false, false), (false, true), (true, false), (true, true)];
+    let tokens = tokens.map(|(latent, int8)| Family::Tokens { latent, int8 });
+    let mut wrong = Vec::new();
+    for family in tokens.into_iter().chain([Family::Experts, Family::State]) {
+        wrong.extend(backend.prove(family).err().map(|error| error.to_string()));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
