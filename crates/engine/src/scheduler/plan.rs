@@ -27,6 +27,8 @@ impl Scheduler {
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());
         self.issue(step);
+        // What no step verified now is out of date in the next.
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.proposal.clear());
     }
 
     /// Adds entries of one kind, until the step has `most` entries or no rows are left.
@@ -66,7 +68,10 @@ impl Scheduler {
         let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len()));
         let room = sequence.room(self.max_tokens).saturating_sub(1);
         let count = sequence.proposal.len().min(most).min(room);
-        let can_extend = self.blocks.can_extend(&sequence.blocks, entry.start + 1 + count);
+        let needed =
+            (entry.start + 1 + count).div_ceil(KV_BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
+        // Every other sequence may need a block for its next token.
+        let can_extend = needed == 0 || needed + self.running.len() <= self.blocks.unused();
         if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
     }
 
