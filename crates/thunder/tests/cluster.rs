@@ -283,7 +283,7 @@ fn a_model_on_three_nodes_goes_on_when_its_head_dies() {
     switch.set_cable(&ranks[0], true);
     nodes[head].agent = None;
     nodes[head].up(&[]);
-    wait("three nodes", || nodes[asked].reached().len() == 3);
+    wait("three nodes", || nodes.iter().all(|node| node.reached().len() == 3));
     assert!(nodes[head].model(&["load", "builtin", "--wait", "120"]).status.success());
     wait("three ranks", || nodes[asked].ready_on().is_some_and(|ranks| ranks.len() == 3));
     // The agent's children are its rank and the rank's guard.

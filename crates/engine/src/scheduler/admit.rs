@@ -90,7 +90,7 @@ impl Scheduler {
         Some(sequence)
     }
 
-    fn id(&self, slot: usize) -> Option<RequestId> {
+    pub(super) fn id(&self, slot: usize) -> Option<RequestId> {
         self.slots[slot].as_ref().map(|sequence| sequence.id)
     }
 }

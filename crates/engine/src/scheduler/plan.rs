@@ -4,26 +4,34 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
-use super::{Scheduler, Sequence};
+use super::{RequestId, Scheduler, Sequence};
 
 /// The most prompt rows in a step that also decodes: the decoding sequences wait for them.
 pub(super) const PROMPT_ROWS_WITH_DECODES: usize = 64;
+
+/// What a step that is planned has left.
+struct Room {
+    rows: usize,
+    /// The oldest sequence that waits for blocks of younger ones in flight. Those get no rows, or
+    /// they could be in flight for ever.
+    waiting: Option<RequestId>,
+}
 
 impl Scheduler {
     /// Fills `step`: first the next token of sequences that decode, then tokens generated before a
     /// preemption, then prompts, each the oldest request first.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
-        let mut rows = self.limits.rows;
+        let mut room = Room { rows: self.limits.rows, waiting: None };
         // Each step of a pipeline takes its share of the sequences, so that every stage has some to
         // compute.
         let share = self.running.len().div_ceil(self.stages).max(1);
-        self.plan_work(step, Work::Decode, share, &mut rows);
+        self.plan_work(step, Work::Decode, share, &mut room);
         if !step.is_empty() {
-            rows = rows.min(PROMPT_ROWS_WITH_DECODES);
+            room.rows = room.rows.min(PROMPT_ROWS_WITH_DECODES);
         }
-        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut rows);
-        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut rows);
+        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut room);
+        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut room);
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());
         self.issue(step);
@@ -32,24 +40,26 @@ impl Scheduler {
     }
 
     /// Adds entries of one kind, until the step has `most` entries or no rows are left.
-    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, rows: &mut usize) {
+    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, room: &mut Room) {
         let mut index = 0;
-        while index < self.running.len() && *rows > 0 && step.entries.len() < most {
+        while index < self.running.len() && room.rows > 0 && step.entries.len() < most {
             let slot = self.running[index];
+            let id = self.id(slot);
+            if room.waiting.is_some() && id > room.waiting {
+                return;
+            }
             if work == Work::ReadPrompt {
                 self.share_prefix(slot);
             }
             let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
-            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows)) {
-                entry.drafted = self.drafted(&entry, step, *rows);
+            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, room.rows)) {
+                entry.drafted = self.drafted(&entry, step, room.rows);
                 entry.count += entry.drafted;
                 if self.reserve_blocks(index, entry.count) {
-                    *rows -= entry.count;
+                    room.rows -= entry.count;
                     step.entries.push(entry);
                 } else if self.slots[slot].is_some() {
-                    // It waits for blocks of younger sequences in flight: those get no further
-                    // rows.
-                    *rows = 0;
+                    room.waiting = id;
                 }
             }
             // Preemptions remove this index or later ones, so no sequence is skipped.

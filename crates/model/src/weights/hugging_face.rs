@@ -71,10 +71,13 @@ impl HuggingFace {
         })
     }
 
-    /// The module of a role; the first possible one if the files have none.
+    /// The module of a role. If the files have none: the one whose bias they have, or the first
+    /// possible one.
     fn module(&self, role: Role) -> Module {
         self.find(role).unwrap_or_else(|| {
-            let Name { path, stacked } = self.names.of(role).swap_remove(0);
+            let mut names = self.names.of(role);
+            let found = names.iter().position(|name| self.files.has(&format!("{}.bias", name.path)));
+            let Name { path, stacked } = names.swap_remove(found.unwrap_or(0));
             Module { path, elements: ELEMENTS[0], stacked, turn: None }
         })
     }
