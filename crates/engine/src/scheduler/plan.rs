@@ -68,14 +68,14 @@ impl Scheduler {
     }
 
     /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
-    /// sequence, and as there are blocks for. A draft preempts nobody.
+    /// sequence and three for a prompt, and as there are blocks for. A draft preempts nobody.
     fn drafted(&self, entry: &Entry, step: &PlannedStep, rows: usize) -> usize {
         let Some(sequence) = self.slots[entry.slot].as_ref().filter(|sequence| !sequence.proposal.is_empty())
         else {
             return 0;
         };
         let used: usize = step.entries.iter().map(|entry| entry.drafted).sum();
-        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len()));
+        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len() + 2));
         let room = sequence.room(self.max_tokens).saturating_sub(1);
         let count = sequence.proposal.len().min(most).min(room);
         let needed =
