@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod engine_args;
 mod interrupt;
+mod key_args;
 mod launch_command;
 mod log;
 mod mlx_launch;

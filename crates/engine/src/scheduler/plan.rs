@@ -2,6 +2,7 @@
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
+use super::blocks::missing;
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
 use super::{RequestId, Scheduler, Sequence};
@@ -78,8 +79,7 @@ impl Scheduler {
         let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len() + 2));
         let room = sequence.room(self.max_tokens).saturating_sub(1);
         let count = sequence.proposal.len().min(most).min(room);
-        let needed =
-            (entry.start + 1 + count).div_ceil(KV_BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
+        let needed = missing(&sequence.blocks, entry.start + 1 + count);
         // Every other sequence may need a block for its next token.
         let can_extend = needed == 0 || needed + self.running.len() <= self.blocks.unused();
         if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
@@ -104,11 +104,14 @@ impl Scheduler {
         if !is_at_end || sequence.ready_for() != Some(Work::ReadPrompt) {
             return;
         }
-        let known = self.blocks.find(sequence.sharable(), &mut self.found);
+        let rest = sequence.sharable().get(start..).unwrap_or_default();
+        let known = held + self.blocks.find(&sequence.blocks, rest, &mut self.found);
         sequence.branch = known * KV_BLOCK_TOKENS;
-        let Some(more) = self.found.get(held..).filter(|more| !more.is_empty()) else { return };
-        self.blocks.share(&mut sequence.blocks, more);
-        self.blocks.change_pin(&mut sequence.restore, more.last().copied());
+        if self.found.is_empty() {
+            return;
+        }
+        self.blocks.share(&mut sequence.blocks, &self.found);
+        self.blocks.change_pin(&mut sequence.restore, self.found.last().copied());
         sequence.kept_blocks = sequence.blocks.len();
         sequence.computed = sequence.kept_blocks * KV_BLOCK_TOKENS;
         if sequence.tokens.len() == sequence.prompt_tokens {

@@ -86,7 +86,7 @@ struct Pause {
 pub struct Groups {
     own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
-    /// Groups of which this node is the head and which it is starting.
+    /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
     /// The agent ends: nothing starts any more.
     closing: bool,
@@ -189,7 +189,7 @@ impl Agent {
         self.settle(&mut state);
     }
 
-    /// Starts the groups of which this node is the head.
+    /// Starts the groups whose head is this node.
     fn start_own_groups(&self, document: &Document) {
         let mut groups = self.groups();
         if groups.closing {
