@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, read, with_engine};
+use common::{LAYOUTS, PATIENCE, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
@@ -35,13 +35,7 @@ fn request(engine: &Engine, index: usize) -> Request {
 
 #[test]
 fn answers_do_not_depend_on_preemptions() {
-    let layouts = [
-        (1, Parallelism::Tensor),
-        (2, Parallelism::Tensor),
-        (2, Parallelism::Pipeline),
-        (3, Parallelism::Pipeline),
-    ];
-    for (ranks, parallel) in layouts {
+    for (ranks, parallel) in LAYOUTS {
         // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in
         // flight.
         let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6, prefix_cache: true, ..Limits::default() };

@@ -4,9 +4,8 @@
 
 mod common;
 
-use common::{read_with_usage, with_engine};
+use common::{LAYOUTS, read_with_usage, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
-use thunder_model::Parallelism;
 
 const SYSTEM: &str =
     "You are a careful engineer. Answer in few words, name the units, and say what you do not know.";
@@ -57,13 +56,7 @@ fn answers(engine: &Engine) -> (Vec<String>, usize) {
 
 #[test]
 fn answers_do_not_depend_on_what_was_cached() {
-    let layouts = [
-        (1, Parallelism::Tensor),
-        (2, Parallelism::Tensor),
-        (2, Parallelism::Pipeline),
-        (3, Parallelism::Pipeline),
-    ];
-    for (ranks, parallel) in layouts {
+    for (ranks, parallel) in LAYOUTS {
         let mut without = Vec::new();
         with_engine(ranks, parallel, limits(false), |engine| {
             let (texts, cached) = answers(&engine);

@@ -405,6 +405,8 @@ const TEXT_CASES: [Case; 12] = [
         "too few tokens for bytes",
         || {
             good()
+                .without("tokenizer.ggml.bos_token_id")
+                .without("tokenizer.ggml.eos_token_id")
                 .texts("tokenizer.ggml.tokens", &["a"])
                 .numbers("tokenizer.ggml.token_type", &[1])
                 .list("tokenizer.ggml.scores", 6, 1, &[0; 4])

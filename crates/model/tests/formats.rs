@@ -101,7 +101,8 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         let whole = bytes(&[1.0])[0];
         assert_eq!(thunder_model::unread_tensors(&folder), None, "{name}");
         let all = folder.weights.bytes();
-        assert!(whole <= all && whole * 100 > all * 95, "{name}: {whole} of {all}");
+        // GPTQ has the group of each column, which only says that groups follow each other.
+        assert!(whole <= all && whole * 100 > all * 90, "{name}: {whole} of {all}");
         // 128 columns in groups of a whole row are one unit in memory.
         if ["llama-gptq-8bit-row", "llama-int8-channel"].contains(&name) {
             continue;

@@ -92,6 +92,9 @@ pub enum AgentError {
     /// Other machines could use the API without a key.
     #[error("refusing to serve the API on {0} without a key: use --api-key, or an address of loopback")]
     OpenToAll(SocketAddr),
+    /// A key that clients cannot send.
+    #[error("an --api-key is empty or has characters that are not printable ASCII: is its variable set?")]
+    BadKey,
     /// TLS cannot be set up.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
@@ -337,6 +340,9 @@ fn bind_api(
     options: &AgentOptions,
 ) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
     let Some(address) = options.api else { return Ok((None, None)) };
+    if !gateway::check_keys(&options.api_keys) {
+        return Err(AgentError::BadKey);
+    }
     if !gateway::check_binding(address, &options.api_keys) {
         return Err(AgentError::OpenToAll(address));
     }

@@ -181,7 +181,7 @@ pub async fn read_head(client: &mut (impl AsyncRead + Unpin)) -> Result<(Head, V
     tokio::time::timeout(READ_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow()))
 }
 
-/// Reads a request's body, of which `bytes` came with the head.
+/// Reads a request's body. `bytes` is the part that came with the head.
 ///
 /// # Errors
 /// When its length is missing or too large, or it does not arrive.

@@ -9,7 +9,7 @@ use crate::id::NodeId;
 use crate::storage::{DataFolder, StorageError};
 
 /// The private key in a data folder, in PKCS #8.
-const FILE: &str = "node.key";
+pub(crate) const FILE: &str = "node.key";
 
 /// A node's private key.
 #[derive(Clone)]

@@ -22,6 +22,15 @@ pub enum StorageError {
         /// The system's error.
         why: io::Error,
     },
+    /// The folder has files of something else, and others may use it.
+    #[error(
+        "{path} has other files and is open to other users: a node's folder is closed to them, so name an empty or a new \
+         folder"
+    )]
+    NotOurs {
+        /// The folder.
+        path: PathBuf,
+    },
     /// Others may read or change the file.
     #[error(
         "{path} can be read or changed by other users (mode {mode:03o}): whoever read it can pose as this node; \
@@ -134,6 +143,13 @@ impl DataFolder {
 fn make_private_folder(path: &Path) -> Result<(), StorageError> {
     let failed = |what| move |why| StorageError::System { what, path: path.to_owned(), why };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make the folder"))?;
+    let failed_to_look = failed("look at the folder");
+    let is_open = fs::metadata(path).map_err(failed_to_look)?.permissions().mode() & 0o077 != 0;
+    let is_ours = path.join(crate::identity::FILE).exists();
+    let is_used = fs::read_dir(path).map_err(failed("look at the folder"))?.next().is_some();
+    if is_open && is_used && !is_ours {
+        return Err(StorageError::NotOurs { path: path.to_owned() });
+    }
     // It may have been there before, with other permissions.
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed("protect the folder"))
 }

@@ -1,5 +1,6 @@
 //! State and helpers that all handlers share: the engine, keys, request bodies, the served model.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -44,6 +45,7 @@ pub(crate) struct App {
     pub started: std::time::Duration,
     /// Ids given so far.
     ids_given: AtomicU64,
+    id_key: RandomState,
 }
 
 impl App {
@@ -68,13 +70,17 @@ impl App {
             fingerprint,
             started,
             ids_given,
+            id_key: RandomState::new(),
         }
     }
 
-    /// A new id, unique to one response.
+    /// A new id, unique to one response. It cannot be guessed: who knows the id of a stored
+    /// response can read it.
     pub fn next_id(&self, prefix: &str) -> String {
         let number = self.ids_given.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}-{:016x}{number:08x}", self.started.as_nanos() as u64)
+        // SipHash with a random key.
+        let half = |which: u8| self.id_key.hash_one((which, number));
+        format!("{prefix}{:016x}{:016x}", half(0), half(1))
     }
 
     /// Accepts the served model's full name, its last component, or "default".

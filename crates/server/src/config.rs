@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Keys, limits and timeouts of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// A client must send one of these keys to use `/v1`. When empty, no key is needed, which is
-    /// allowed on loopback only ([`check_binding`]).
+    /// A client must send one of these keys to use anything but `/health` and `/openapi.json`. When
+    /// empty, no key is needed, which is allowed on loopback only ([`check_binding`]).
     pub api_keys: Vec<String>,
     /// Origins (`https://chat.example`) whose web pages may use the server; `*` allows all. None by
     /// default.

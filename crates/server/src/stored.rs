@@ -24,7 +24,8 @@ struct Kept {
 
 #[derive(Debug)]
 struct Stored {
-    body: Value,
+    /// JSON as text: a value of numbers takes many times as much memory.
+    body: String,
     conversation: Vec<Message>,
     bytes: usize,
 }
@@ -40,8 +41,9 @@ impl StoredResponses {
     }
 
     /// Keeps a response, and forgets the oldest ones beyond the limit.
-    pub fn keep(&self, id: String, body: Value, conversation: Vec<Message>) {
-        let bytes = body.to_string().len() + conversation.iter().map(message_bytes).sum::<usize>();
+    pub fn keep(&self, id: String, body: &Value, conversation: Vec<Message>) {
+        let body = body.to_string();
+        let bytes = body.len() + conversation.iter().map(message_bytes).sum::<usize>();
         if bytes > self.most_bytes {
             return;
         }
@@ -60,8 +62,8 @@ impl StoredResponses {
         self.lock().responses.get(id).map(|stored| stored.conversation.clone())
     }
 
-    /// A response's body.
-    pub fn body(&self, id: &str) -> Option<Value> {
+    /// A response's body, as JSON text.
+    pub fn body(&self, id: &str) -> Option<String> {
         self.lock().responses.get(id).map(|stored| stored.body.clone())
     }
 
@@ -80,6 +82,9 @@ impl Kept {
     }
 }
 
+/// Most bytes that a value takes in memory for a byte of its text: a list of single digits.
+const VALUE_BYTES: usize = 40;
+
 /// Bytes of memory of a message, about.
 fn message_bytes(message: &Message) -> usize {
     let calls: usize = message
@@ -87,7 +92,7 @@ fn message_bytes(message: &Message) -> usize {
         .iter()
         .map(|call| {
             let arguments = serde_json::to_string(&call.arguments).map_or(0, |text| text.len());
-            call.id.len() + call.name.len() + 4 * arguments
+            call.id.len() + call.name.len() + VALUE_BYTES * arguments
         })
         .sum();
     size_of::<Message>() + message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls
@@ -105,12 +110,12 @@ mod tests {
         let stored = StoredResponses::new(10_000);
         for id in 0..20 {
             let said = vec![Message::new(Role::User, "x".repeat(1500))];
-            stored.keep(id.to_string(), json!({"id": id}), said);
+            stored.keep(id.to_string(), &json!({"id": id}), said);
             assert!(stored.lock().bytes <= 10_000);
             assert!(stored.conversation(&id.to_string()).is_some(), "the newest is kept");
         }
         assert!(stored.body("0").is_none());
-        stored.keep("large".into(), json!({}), vec![Message::new(Role::User, "x".repeat(20_000))]);
+        stored.keep("large".into(), &json!({}), vec![Message::new(Role::User, "x".repeat(20_000))]);
         assert!(stored.body("large").is_none(), "it is larger than the limit");
         assert!(stored.forget("19") && !stored.forget("19"));
         let kept = stored.lock();

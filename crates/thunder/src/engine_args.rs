@@ -128,9 +128,10 @@ pub struct CacheArgs {
     pub max_batch: u16,
     /// Compute every prompt anew, and keep nothing of it for later prompts that begin alike
     ///
-    /// Answers are the same with and without. The cache uses memory that no request needs now. Turn
-    /// it off to measure, or if no client may learn from the time to first token whether another
-    /// one has sent the same prompt.
+    /// Answers are the same with and without. The cache uses memory that no request needs now;
+    /// models with states set aside a second state for each request of --max-batch. Turn it off to
+    /// measure, or if no client may learn from the time to first token whether another one has sent
+    /// the same prompt.
     #[arg(long)]
     pub no_prefix_cache: bool,
 }

@@ -10,6 +10,7 @@ mod devices;
 mod doctor;
 mod engine_args;
 mod interrupt;
+mod key_args;
 mod launch_command;
 mod log;
 mod mlx_launch;

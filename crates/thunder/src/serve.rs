@@ -10,6 +10,7 @@ use thunder_server::ServerConfig;
 
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
+use crate::key_args::KeyArgs;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
@@ -33,17 +34,8 @@ pub struct ServeCommand {
     /// Port to listen on; 0 chooses a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
-    /// Key that clients must send as `Authorization: Bearer KEY`; may be repeated
-    ///
-    /// Give it by THUNDER_API_KEY to keep it out of the process list.
-    #[arg(
-        long = "api-key",
-        value_name = "KEY",
-        env = "THUNDER_API_KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    api_keys: Vec<String>,
+    #[command(flatten)]
+    keys: KeyArgs,
     /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
     /// allows all [default: none]
     ///
@@ -66,7 +58,7 @@ impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let address = resolve(&self.host, self.port)?;
-        thunder_server::check_binding(address, &self.api_keys)
+        thunder_server::check_binding(address, &self.keys.api_keys)
             .context("use --api-key or --host 127.0.0.1")?;
         thunder_server::check_origins(&self.allowed_origins)?;
         mlx_launch::fill_input();
@@ -77,7 +69,7 @@ impl ServeCommand {
             return Ok(());
         };
         let config = ServerConfig {
-            api_keys: self.api_keys,
+            api_keys: self.keys.api_keys,
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
             grace: Duration::from_secs(self.grace),

@@ -11,6 +11,8 @@ use thunder_node::joining::server::check_name;
 use thunder_node::joining::token::Token;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::key_args::KeyArgs;
+
 /// Make this machine a node of a cluster
 ///
 /// Runs until Ctrl-C. The first node of a cluster needs nothing. Each further one shows a code;
@@ -47,17 +49,8 @@ pub struct UpCommand {
     /// Port of the OpenAI API; 0 chooses a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
-    /// Key that clients of the API must send as `Authorization: Bearer KEY`; may be repeated
-    ///
-    /// Give it by THUNDER_API_KEY to keep it out of the process list.
-    #[arg(
-        long = "api-key",
-        value_name = "KEY",
-        env = "THUNDER_API_KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    api_keys: Vec<String>,
+    #[command(flatten)]
+    keys: KeyArgs,
     /// Neither announce this node nor search for others by multicast
     #[arg(long)]
     no_discovery: bool,
@@ -110,7 +103,7 @@ impl UpCommand {
             token: self.token,
             discover: !self.no_discovery,
             api: Some(SocketAddr::new(self.host, self.port)),
-            api_keys: self.api_keys,
+            api_keys: self.keys.api_keys,
             program: std::env::current_exe().context("cannot find this program")?,
             data: data.clone(),
         };

@@ -15,7 +15,7 @@ impl Scheduler {
             if blocks > self.blocks.unused() && !self.running.is_empty() {
                 self.found.clear();
                 if self.limits.prefix_cache {
-                    self.blocks.find(next.sharable(), &mut self.found);
+                    self.blocks.find(&[], next.sharable(), &mut self.found);
                 }
                 let shared = self.found.len() - self.blocks.unused_among(&self.found);
                 if blocks - shared > self.blocks.unused() {
@@ -90,7 +90,7 @@ impl Scheduler {
         Some(sequence)
     }
 
-    fn id(&self, slot: usize) -> Option<RequestId> {
+    pub(super) fn id(&self, slot: usize) -> Option<RequestId> {
         self.slots[slot].as_ref().map(|sequence| sequence.id)
     }
 }

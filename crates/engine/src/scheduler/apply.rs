@@ -22,6 +22,13 @@ impl Scheduler {
     fn apply_entry(&mut self, entry: &Entry, chosen: &[u32], events: &mut Vec<TokenEvent>) {
         let Some(sequence) = self.slots[entry.slot].as_mut() else { return };
         sequence.in_flight -= 1;
+        if !entry.wants_token {
+            // A newer step may verify a draft of this sequence: it stays.
+            if sequence.ended {
+                self.end(entry.slot);
+            }
+            return;
+        }
         let right =
             sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
         sequence.end_draft();

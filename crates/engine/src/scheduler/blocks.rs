@@ -11,6 +11,11 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::snapshots::Snapshots;
 
+/// Blocks that a table needs to hold `tokens` tokens.
+pub(super) fn missing(table: &[u32], tokens: usize) -> usize {
+    tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len())
+}
+
 /// Names the tokens of a kept block and all before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
@@ -68,21 +73,17 @@ impl BlockPool {
     /// Extends a table until it holds `tokens` tokens, with free blocks first, then with those kept
     /// the longest without use. If there are too few, takes none and returns false.
     pub fn extend(&mut self, table: &mut Vec<u32>, tokens: usize) -> bool {
-        if !self.can_extend(table, tokens) {
+        let missing = missing(table, tokens);
+        if missing > self.unused {
             return false;
         }
-        while table.len() < tokens.div_ceil(KV_BLOCK_TOKENS) {
+        for _ in 0..missing {
             let Some(block) = self.free.pop().or_else(|| self.forget_oldest()) else { return false };
             self.block(block).tables = 1;
             self.unused -= 1;
             table.push(block);
         }
         true
-    }
-
-    /// True if there are blocks for a table to hold `tokens` tokens.
-    pub fn can_extend(&self, table: &[u32], tokens: usize) -> bool {
-        tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len()) <= self.unused
     }
 
     /// Takes a table's blocks out of it. Kept ones stay until their place is needed.
@@ -104,12 +105,13 @@ impl BlockPool {
         }
     }
 
-    /// Finds the kept blocks that hold the first tokens of `tokens`, and returns their number.
-    /// `found` gets those of them after which a sequence can go on.
-    pub fn find(&self, tokens: &[u32], found: &mut Vec<u32>) -> usize {
+    /// Finds the kept blocks that follow those of `table`, all of which are kept, and that hold the
+    /// first tokens of `tokens`. Returns their number; `found` gets those of them after which a
+    /// sequence can go on.
+    pub fn find(&self, table: &[u32], tokens: &[u32], found: &mut Vec<u32>) -> usize {
         found.clear();
         for tokens in tokens.as_chunks().0 {
-            let key = Key { before: found.last().copied(), tokens: *tokens };
+            let key = Key { before: found.last().or(table.last()).copied(), tokens: *tokens };
             let Some(block) = self.kept.get(&key) else { break };
             found.push(*block);
         }
@@ -266,7 +268,7 @@ mod tests {
     fn kept(pool: &mut BlockPool, fills: &[u32]) -> Vec<u32> {
         let tokens: Vec<u32> = fills.iter().flat_map(|fill| [*fill; SIZE]).collect();
         let (mut table, mut found) = (Vec::new(), Vec::new());
-        pool.find(&tokens, &mut found);
+        pool.find(&[], &tokens, &mut found);
         pool.share(&mut table, &found);
         assert!(pool.extend(&mut table, tokens.len()));
         for (index, fill) in fills.iter().enumerate().skip(found.len()) {
@@ -300,9 +302,9 @@ mod tests {
         let mut c = Vec::new();
         let mut found = Vec::new();
         // The tokens of the last block are known, but not after these.
-        pool.find(&[[1; SIZE], [4; SIZE]].concat(), &mut found);
+        pool.find(&[], &[[1; SIZE], [4; SIZE]].concat(), &mut found);
         assert_eq!(found, b[..1]);
-        pool.find(&[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), &mut found);
+        pool.find(&[], &[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), &mut found);
         assert_eq!((found.len(), pool.unused_among(&found)), (3, 1));
         pool.share(&mut c, &found);
         assert_eq!(b[..2], c[..2]);
@@ -323,7 +325,7 @@ mod tests {
         let (mut table, mut found) = (Vec::new(), Vec::new());
         assert!(pool.extend(&mut table, 2 * SIZE), "one is free, one was kept");
         let mut length = |pool: &BlockPool, fills: [u32; 3]| {
-            pool.find(&fills.map(|fill| [fill; SIZE]).concat(), &mut found);
+            pool.find(&[], &fills.map(|fill| [fill; SIZE]).concat(), &mut found);
             found.len()
         };
         assert_eq!((length(&pool, [1, 2, 3]), length(&pool, [1, 5, 0])), (2, 2));

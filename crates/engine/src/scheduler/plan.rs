@@ -2,52 +2,65 @@
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
+use super::blocks::missing;
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
-use super::{Scheduler, Sequence};
+use super::{RequestId, Scheduler, Sequence};
 
 /// The most prompt rows in a step that also decodes: the decoding sequences wait for them.
 pub(super) const PROMPT_ROWS_WITH_DECODES: usize = 64;
+
+/// What a step that is planned has left.
+struct Room {
+    rows: usize,
+    /// The oldest sequence that waits for blocks of younger ones in flight. Those get no rows, or
+    /// they could be in flight for ever.
+    waiting: Option<RequestId>,
+}
 
 impl Scheduler {
     /// Fills `step`: first the next token of sequences that decode, then tokens generated before a
     /// preemption, then prompts, each the oldest request first.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
-        let mut rows = self.limits.rows;
+        let mut room = Room { rows: self.limits.rows, waiting: None };
         // Each step of a pipeline takes its share of the sequences, so that every stage has some to
         // compute.
         let share = self.running.len().div_ceil(self.stages).max(1);
-        self.plan_work(step, Work::Decode, share, &mut rows);
+        self.plan_work(step, Work::Decode, share, &mut room);
         if !step.is_empty() {
-            rows = rows.min(PROMPT_ROWS_WITH_DECODES);
+            room.rows = room.rows.min(PROMPT_ROWS_WITH_DECODES);
         }
-        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut rows);
-        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut rows);
+        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut room);
+        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut room);
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());
         self.issue(step);
+        // What no step verified now is out of date in the next.
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.proposal.clear());
     }
 
     /// Adds entries of one kind, until the step has `most` entries or no rows are left.
-    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, rows: &mut usize) {
+    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, room: &mut Room) {
         let mut index = 0;
-        while index < self.running.len() && *rows > 0 && step.entries.len() < most {
+        while index < self.running.len() && room.rows > 0 && step.entries.len() < most {
             let slot = self.running[index];
+            let id = self.id(slot);
+            if room.waiting.is_some() && id > room.waiting {
+                return;
+            }
             if work == Work::ReadPrompt {
                 self.share_prefix(slot);
             }
             let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
-            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, *rows)) {
-                entry.drafted = self.drafted(&entry, step, *rows);
+            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, room.rows)) {
+                entry.drafted = self.drafted(&entry, step, room.rows);
                 entry.count += entry.drafted;
                 if self.reserve_blocks(index, entry.count) {
-                    *rows -= entry.count;
+                    room.rows -= entry.count;
                     step.entries.push(entry);
                 } else if self.slots[slot].is_some() {
-                    // It waits for blocks of younger sequences in flight: those get no further
-                    // rows.
-                    *rows = 0;
+                    room.waiting = id;
                 }
             }
             // Preemptions remove this index or later ones, so no sequence is skipped.
@@ -56,17 +69,19 @@ impl Scheduler {
     }
 
     /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
-    /// sequence, and as there are blocks for. A draft preempts nobody.
+    /// sequence and three for a prompt, and as there are blocks for. A draft preempts nobody.
     fn drafted(&self, entry: &Entry, step: &PlannedStep, rows: usize) -> usize {
         let Some(sequence) = self.slots[entry.slot].as_ref().filter(|sequence| !sequence.proposal.is_empty())
         else {
             return 0;
         };
         let used: usize = step.entries.iter().map(|entry| entry.drafted).sum();
-        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len()));
+        let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len() + 2));
         let room = sequence.room(self.max_tokens).saturating_sub(1);
         let count = sequence.proposal.len().min(most).min(room);
-        let can_extend = self.blocks.can_extend(&sequence.blocks, entry.start + 1 + count);
+        let needed = missing(&sequence.blocks, entry.start + 1 + count);
+        // Every other sequence may need a block for its next token.
+        let can_extend = needed == 0 || needed + self.running.len() <= self.blocks.unused();
         if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
     }
 
@@ -89,11 +104,14 @@ impl Scheduler {
         if !is_at_end || sequence.ready_for() != Some(Work::ReadPrompt) {
             return;
         }
-        let known = self.blocks.find(sequence.sharable(), &mut self.found);
+        let rest = sequence.sharable().get(start..).unwrap_or_default();
+        let known = held + self.blocks.find(&sequence.blocks, rest, &mut self.found);
         sequence.branch = known * KV_BLOCK_TOKENS;
-        let Some(more) = self.found.get(held..).filter(|more| !more.is_empty()) else { return };
-        self.blocks.share(&mut sequence.blocks, more);
-        self.blocks.change_pin(&mut sequence.restore, more.last().copied());
+        if self.found.is_empty() {
+            return;
+        }
+        self.blocks.share(&mut sequence.blocks, &self.found);
+        self.blocks.change_pin(&mut sequence.restore, self.found.last().copied());
         sequence.kept_blocks = sequence.blocks.len();
         sequence.computed = sequence.kept_blocks * KV_BLOCK_TOKENS;
         if sequence.tokens.len() == sequence.prompt_tokens {

@@ -15,6 +15,14 @@ use thunder_engine::{
 };
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
+/// Ranks, and how the model is split over them.
+pub const LAYOUTS: [(usize, Parallelism); 4] = [
+    (1, Parallelism::Tensor),
+    (2, Parallelism::Tensor),
+    (2, Parallelism::Pipeline),
+    (3, Parallelism::Pipeline),
+];
+
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the built-in model on `ranks` ranks, each a thread, while `work` uses the engine.

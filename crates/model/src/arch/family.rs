@@ -114,7 +114,7 @@ const GEMMA3: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 37] = [
+pub(super) const FAMILIES: [Family; 35] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -148,8 +148,6 @@ pub(super) const FAMILIES: [Family; 37] = [
     Family { name: "ernie4_5_moe", interleaved: true, experts: Some(ERNIE), ..LLAMA },
     Family { name: "qwen3_vl", ..QWEN3 },
     Family { name: "qwen3_vl_text", ..QWEN3 },
-    Family { name: "qwen3_vl_moe", ..QWEN3_MOE },
-    Family { name: "qwen3_vl_moe_text", ..QWEN3_MOE },
     Family { name: "gemma3", ..GEMMA3 },
     GEMMA3,
     Family { name: "phi3", ..LLAMA },

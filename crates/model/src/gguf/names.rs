@@ -9,16 +9,13 @@ pub(super) struct Name {
     pub tensor: String,
     /// True if the tensor is a stack over all experts or heads.
     pub stacked: bool,
-    /// The tensor has the rows of two matrices, one after the other: this one's are the first (0)
-    /// or the second (1).
-    pub half: Option<usize>,
 }
 
 /// The names that a role may have, the usual one first. Empty: no supported architecture has this
 /// role in GGUF files.
 pub(super) fn names_of(role: Role) -> Vec<Name> {
-    let plain = |tensor: String| Name { tensor, stacked: false, half: None };
-    let stack = |tensor: String, half| Name { tensor, stacked: true, half };
+    let plain = |tensor: String| Name { tensor, stacked: false };
+    let stack = |tensor: String| Name { tensor, stacked: true };
     match role {
         Role::Embedding => vec![plain("token_embd.weight".into())],
         Role::OutputNorm => vec![plain("output_norm.weight".into())],
@@ -31,24 +28,15 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
                 LatentHeadRole::Absorb => "attn_k_b",
                 LatentHeadRole::Expand => "attn_v_b",
             };
-            vec![stack(format!("blk.{layer}.{name}.weight"), None)]
+            vec![stack(format!("blk.{layer}.{name}.weight"))]
         }
         Role::Expert { layer, role, index, .. } => {
             let name = expert_name(role);
-            let mut names = vec![
-                stack(format!("blk.{layer}.{name}_exps.weight"), None),
+            vec![
+                stack(format!("blk.{layer}.{name}_exps.weight")),
                 // Files written before 2024 have a tensor for each expert.
                 plain(format!("blk.{layer}.{name}.{index}.weight")),
-            ];
-            let half = match role {
-                ExpertRole::Gate => Some(0),
-                ExpertRole::Up => Some(1),
-                ExpertRole::GateUp | ExpertRole::Down => None,
-            };
-            if half.is_some() {
-                names.push(stack(format!("blk.{layer}.ffn_gate_up_exps.weight"), half));
-            }
-            names
+            ]
         }
     }
 }

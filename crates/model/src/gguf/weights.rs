@@ -104,14 +104,13 @@ impl WeightSource for GgufWeights {
     }
 
     fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError> {
-        let Name { tensor, stacked, half } = self.name(role)?;
+        let Name { tensor, stacked } = self.name(role)?;
         let [rows, cols] = shape;
-        let halves = if half.is_some() { 2 } else { 1 };
         let (encoding, weight) = match role.in_stack() {
             Some((index, count)) if stacked => {
-                let (encoding, bytes) = self.shaped(&tensor, &[count, halves * rows, cols])?;
-                let one = bytes.len() / (count * halves);
-                (encoding, &bytes[(index * halves + half.unwrap_or(0)) * one..][..one])
+                let (encoding, bytes) = self.shaped(&tensor, &[count, rows, cols])?;
+                let one = bytes.len() / count;
+                (encoding, &bytes[index * one..][..one])
             }
             _ => self.shaped(&tensor, &shape)?,
         };
@@ -140,13 +139,12 @@ impl WeightSource for GgufWeights {
     }
 
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
-        let Name { tensor, stacked, half } = self.name(role)?;
-        let halves = if half.is_some() { 2 } else { 1 };
+        let Name { tensor, stacked } = self.name(role)?;
         let name = bias_of(&tensor);
         let stored = match role.in_stack() {
             Some((index, count)) if stacked => {
-                let all = self.numbers(&name, &[count, halves * len])?;
-                all[(index * halves + half.unwrap_or(0)) * len..][..len].to_vec()
+                let all = self.numbers(&name, &[count, len])?;
+                all[index * len..][..len].to_vec()
             }
             _ => self.numbers(&name, &[len])?,
         };

@@ -112,14 +112,18 @@ const fn control() -> bool {
     true
 }
 
+/// Special tokens at most. Mistral's files have 1,000.
+const MOST_SPECIALS: usize = 65_536;
+
 /// Mistral's tekken.json: special tokens are the first ids, a token's id is its rank after them.
 pub(super) fn tekken(file: &[u8]) -> Result<Parts, String> {
     let file: Tekken = serde_json::from_slice(file).map_err(|error| error.to_string())?;
     let TekkenConfig { pattern, default_vocab_size: all, default_num_special_tokens: count } = file.config;
     let most = MAX_TOKEN_ID as usize;
-    if all > most || count >= all {
+    if all > most || count >= all || count > MOST_SPECIALS {
         return Err(format!(
-            "it has {all} tokens, {count} of them special: at most {most} can be, with some plain"
+            "it has {all} tokens, {count} of them special: at most {most} tokens can be, and {MOST_SPECIALS} special ones \
+             next to some plain ones"
         ));
     }
     let mut named: Vec<_> = match file.special_tokens {

@@ -59,13 +59,16 @@ impl Scored<'_> {
     }
 }
 
+/// Longer tokens are not made by merges: each would take a look-up for each of its places.
+const LONGEST_MERGED_BYTES: usize = 1024;
+
 /// The merges that transformers makes of scores: every way to make a token of two others; the
 /// largest score first, then the longest left part.
 fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'a str, &'a str)> {
     let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (*text, id)).collect();
     let mut merges = Vec::new();
     for (id, text) in texts.iter().enumerate() {
-        if ids.get(text) != Some(&id) {
+        if ids.get(text) != Some(&id) || text.len() > LONGEST_MERGED_BYTES {
             continue;
         }
         let first = merges.len();

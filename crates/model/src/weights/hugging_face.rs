@@ -9,7 +9,7 @@ use thunder_compute::{Encoding, FilePages, Float, IntegerLayout, RowOrder};
 
 use super::names::{Name, Names};
 use super::quantization::{Method, Mode};
-use super::role::ExpertRole;
+use super::role::{ExpertRole, LayerRole};
 use super::safetensors::{SafetensorsFiles, Tensor};
 use super::{Quantization, Role, StoredMatrix, WeightSource};
 use crate::error::ModelError;
@@ -71,10 +71,13 @@ impl HuggingFace {
         })
     }
 
-    /// The module of a role; the first possible one if the files have none.
+    /// The module of a role. If the files have none: the one whose bias they have, or the first
+    /// possible one.
     fn module(&self, role: Role) -> Module {
         self.find(role).unwrap_or_else(|| {
-            let Name { path, stacked } = self.names.of(role).swap_remove(0);
+            let mut names = self.names.of(role);
+            let found = names.iter().position(|name| self.files.has(&format!("{}.bias", name.path)));
+            let Name { path, stacked } = names.swap_remove(found.unwrap_or(0));
             Module { path, elements: ELEMENTS[0], stacked, turn: None }
         })
     }
@@ -83,7 +86,9 @@ impl HuggingFace {
     fn vector_name(&self, role: Role) -> String {
         let mut names = self.names.of(role);
         let found = names.iter().position(|name| self.files.has(&name.path));
-        names.swap_remove(found.unwrap_or(0)).path
+        // An error names the one that most families have.
+        let usual = usize::from(matches!(role, Role::Layer(_, LayerRole::FeedForwardNorm)));
+        names.swap_remove(found.unwrap_or(usual)).path
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
@@ -208,19 +213,22 @@ impl HuggingFace {
         }
     }
 
-    /// GPTQ's groups must be runs of columns: the packed layout has no others.
-    fn check_group_order(&self, path: &str, cols: usize, group: usize) -> Result<(), ModelError> {
-        let name = format!("{path}.g_idx");
-        if !self.files.has(&name) {
+    /// Groups must be runs of columns: the packed layout has no others. `name` is that of the list
+    /// of each column's group, in which -1 stands for such a run.
+    fn check_group_order(&self, name: &str, cols: usize, group: usize) -> Result<(), ModelError> {
+        if !self.files.has(name) {
             return Ok(());
         }
-        let tensor = self.shaped(&name, &[cols], Some(Dtype::I32))?;
-        let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
-        match groups.enumerate().all(|(column, found)| found == column.checked_div(group).unwrap_or(0)) {
+        let tensor = self.shaped(name, &[cols], Some(Dtype::I32))?;
+        let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+        let in_order = |(column, found): (usize, i32)| {
+            found == -1 || usize::try_from(found) == Ok(column.checked_div(group).unwrap_or(0))
+        };
+        match groups.enumerate().all(in_order) {
             true => Ok(()),
             false => Err(ModelError::Shape {
-                name,
-                actual: "a list of scattered groups (desc_act)".into(),
+                name: name.to_owned(),
+                actual: "a list of scattered groups (act-order)".into(),
                 expected: format!(
                     "groups of {group} columns that follow each other; take a version without act-order"
                 ),
@@ -252,8 +260,10 @@ impl WeightSource for HuggingFace {
             });
         }
         let Parts { weight, scales, offsets, number } = Parts::of(self, &module, encoding, shape)?;
-        if let Encoding::Integers { layout: IntegerLayout::Gptq { .. }, group, .. } = encoding {
-            self.check_group_order(&module.path, cols, group)?;
+        if let Encoding::Integers { layout, group, .. } = encoding {
+            let gptq = matches!(layout, IntegerLayout::Gptq { .. });
+            let end = if gptq { "g_idx" } else { "weight_g_idx" };
+            self.check_group_order(&format!("{}.{end}", module.path), cols, group)?;
         }
         // Of rows that take turns, the second matrix begins with the second row.
         let own = |bytes: &'_ [u8], part: &Part| match module.turn {

@@ -37,6 +37,8 @@ impl<'a> StoredMatrix<'a> {
 
     /// These rows and columns; columns begin and end at whole column units.
     pub fn window(&self, rows: Range<usize>, cols: Range<usize>) -> MatrixSource<'a> {
+        // A rank without rows may be past the last one.
+        let rows = if rows.is_empty() { 0..0 } else { rows };
         let first_row = rows.start;
         let window = MatrixWindow { shape: [self.rows, self.cols], rows, cols };
         let of = |extent: Extent, tensor: &'a [u8]| {

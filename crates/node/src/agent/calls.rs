@@ -70,9 +70,26 @@ impl Agent {
                     return wire::send(&mut connection.stream, &CallReply::Refused(why)).await;
                 };
                 wire::send(&mut connection.stream, &CallReply::Opened(key)).await?;
-                // Ends when either side does. The API bounds how long it waits for its client.
-                copy_bidirectional(&mut connection.stream, &mut api).await?;
+                // Ends when either side does, or the other node is removed. The API bounds how long
+                // it waits for its client.
+                let peer = connection.peer;
+                tokio::select! {
+                    copied = copy_bidirectional(&mut connection.stream, &mut api) => copied.map(drop)?,
+                    () = self.until_removed(peer) => {}
+                }
                 Ok(())
+            }
+        }
+    }
+
+    /// Waits until a node is a member no longer.
+    async fn until_removed(&self, node: NodeId) {
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            let is_member = self.lock().membership.document().member(&node).is_some();
+            if !is_member || changes.changed().await.is_err() {
+                return;
             }
         }
     }

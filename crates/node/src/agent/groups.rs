@@ -26,11 +26,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A group that ran for this long has not failed at once.
 const RAN_WELL: Duration = Duration::from_secs(60);
 /// Variables that the user of the agent may have set, and that would mislead a rank.
-const NOT_INHERITED: [&str; 6] = [
+const NOT_INHERITED: [&str; 7] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
     "THUNDER_COORDINATOR",
     "THUNDER_SECRET",
+    "THUNDER_TOKEN",
     "MLX_RANK",
     "MLX_HOSTFILE",
 ];
@@ -85,8 +86,10 @@ struct Pause {
 pub struct Groups {
     own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
-    /// Groups of which this node is the head and which it is starting.
+    /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
+    /// The agent ends: nothing starts any more.
+    closing: bool,
 }
 
 impl OwnRank {
@@ -186,9 +189,12 @@ impl Agent {
         self.settle(&mut state);
     }
 
-    /// Starts the groups of which this node is the head.
+    /// Starts the groups whose head is this node.
     fn start_own_groups(&self, document: &Document) {
         let mut groups = self.groups();
+        if groups.closing {
+            return;
+        }
         for (name, wish) in document.models() {
             let Some((stamp, placement)) = document.placement(name) else { continue };
             let Some(wanted) = wish.value.as_ref().filter(|_| stamp > wish.stamp) else { continue };
@@ -310,8 +316,13 @@ impl Agent {
     ) {
         let (process, heard) = process.map_or((None, Arc::default()), |(p, heard)| (Some(p), heard));
         let rank = OwnRank { placement: start.placement, rank: start.rank, process, heard, key, ended };
-        let earlier = self.groups().own.insert(start.name.clone(), rank);
-        if let Some(process) = earlier.and_then(|rank| rank.process) {
+        let mut groups = self.groups();
+        // An older group may fail after a newer one has taken its place, or while the agent ends.
+        let is_late = groups.closing
+            || groups.own.get(&start.name).is_some_and(|newer| newer.placement > start.placement);
+        let unwanted = if is_late { Some(rank) } else { groups.own.insert(start.name.clone(), rank) };
+        drop(groups);
+        if let Some(process) = unwanted.and_then(|rank| rank.process) {
             tokio::task::spawn_blocking(move || process.stop());
         }
     }
@@ -342,7 +353,11 @@ impl Agent {
 
     /// Ends all ranks of this machine. Blocks until they have ended.
     pub fn end_ranks(&self) {
-        let own = std::mem::take(&mut self.groups().own);
+        let own = {
+            let mut groups = self.groups();
+            groups.closing = true;
+            std::mem::take(&mut groups.own)
+        };
         let stop = |rank: OwnRank| Some(std::thread::spawn(move || rank.process.map(WatchedRank::stop)));
         let stopping: Vec<_> = own.into_values().filter_map(stop).collect();
         stopping.into_iter().for_each(|thread| drop(thread.join()));

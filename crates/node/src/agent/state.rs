@@ -155,14 +155,17 @@ impl Agent {
     }
 }
 
-/// Queues a message on one of a peer's connections. If there is none, or it is full, the message is
-/// lost; heartbeats show later what is missing.
+/// Queues a message on all connections of a peer, each of which needs signs of life; a message may
+/// come twice. Where none is or the queue is full, it is lost, and heartbeats show later what is
+/// missing.
 fn send(state: &State, to: &NodeId, message: &Message) {
     let Some(links) = state.links.get(to).filter(|links| !links.is_empty()) else { return };
     match wire::encode(message) {
         Ok(frame) => {
             let frame = Arc::new(frame);
-            let _ = links.iter().any(|link| link.frames.try_send(frame.clone()).is_ok());
+            for link in links {
+                let _ = link.frames.try_send(frame.clone());
+            }
         }
         Err(error) => tracing::error!("a message cannot be sent: {error}"),
     }

@@ -195,7 +195,7 @@ fn whole_call(call: Call) -> Value {
 }
 
 impl Presenter for Chat {
-    const ID_PREFIX: &'static str = "chatcmpl";
+    const ID_PREFIX: &'static str = "chatcmpl-";
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {

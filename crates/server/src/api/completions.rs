@@ -124,7 +124,7 @@ impl Completions {
 }
 
 impl Presenter for Completions {
-    const ID_PREFIX: &'static str = "cmpl";
+    const ID_PREFIX: &'static str = "cmpl-";
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {

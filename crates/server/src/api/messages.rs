@@ -332,7 +332,7 @@ impl Messages {
 }
 
 impl Presenter for Messages {
-    const ID_PREFIX: &'static str = "msg";
+    const ID_PREFIX: &'static str = "msg_";
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {

@@ -306,7 +306,7 @@ fn call_body(call: &Call) -> Value {
 macro_rules! presenter {
     ($name:ident) => {
         impl Presenter for $name {
-            const ID_PREFIX: &'static str = "ollama";
+            const ID_PREFIX: &'static str = "ollama-";
             const STREAM: StreamKind = StreamKind::Lines;
 
             fn whole(&mut self, head: &Head, choices: Choices) -> Value {

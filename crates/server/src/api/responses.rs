@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use thunder_engine::Sampling;
 use thunder_model::chat::{Message, Role, Tool, ToolCall};
@@ -295,7 +296,7 @@ impl Responses {
             answer.reasoning = Some(choice.reasoning.clone()).filter(|text| !text.is_empty());
             let mut said = std::mem::take(&mut self.said);
             said.push(answer);
-            head.app.stored.keep(head.id.clone(), body.clone(), said);
+            head.app.stored.keep(head.id.clone(), &body, said);
         }
         body
     }
@@ -309,7 +310,7 @@ impl Responses {
 }
 
 impl Presenter for Responses {
-    const ID_PREFIX: &'static str = "resp";
+    const ID_PREFIX: &'static str = "resp_";
     const STREAM: StreamKind = StreamKind::Events;
 
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {
@@ -352,11 +353,9 @@ impl Presenter for Responses {
 }
 
 /// GET /v1/responses/{id}.
-pub(crate) async fn get(
-    State(app): State<Arc<App>>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    app.stored.body(&id).map(Json).ok_or_else(|| not_found(&id, "response_id"))
+pub(crate) async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let body = app.stored.body(&id).ok_or_else(|| not_found(&id, "response_id"))?;
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
 }
 
 /// DELETE /v1/responses/{id}.

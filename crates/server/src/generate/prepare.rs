@@ -165,7 +165,7 @@ fn constraint(
     compiled.map(Some).map_err(wrong)
 }
 
-/// The grammar of a whole answer, of which `grammar` is what follows the thinking.
+/// The grammar of a whole answer: thinking, then `grammar`.
 fn after_thinking(
     engine: &Engine,
     format: &AnswerFormat,

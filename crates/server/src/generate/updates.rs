@@ -50,7 +50,7 @@ impl Updates {
             let (choice, event) = self.streams.next().await?;
             self.app.metrics.note(&event);
             let (app, splitter) = (&self.app, &mut self.splitters[choice]);
-            let parts = splitter.split(event, &app.engine, || app.next_id("call"));
+            let parts = splitter.split(event, &app.engine, || app.next_id("call_"));
             self.ready.extend(parts.into_iter().map(|what| Update { choice, what }));
         }
     }

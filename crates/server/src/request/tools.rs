@@ -11,7 +11,7 @@ use crate::generate::{ToolChoice, ToolUse};
 /// Most tools of a request: their descriptions fill the context long before.
 const MAX_TOOLS: usize = 128;
 /// Longest name of a tool, as OpenAI's.
-const MAX_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 128;
 /// Most choices of `guided_choice`.
 const MAX_CHOICES: usize = 1024;
 

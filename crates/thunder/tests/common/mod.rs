@@ -109,8 +109,11 @@ impl Drop for Server {
 
 /// Process ids of a process's children, in start order.
 pub fn children(id: u32) -> Vec<i32> {
-    let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    // A thread may end meanwhile.
+    let of_thread = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children")).ok();
+    let texts: String = threads.flatten().filter_map(of_thread).collect();
+    texts.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
 /// Posts JSON to `address/path` and reads the answer.

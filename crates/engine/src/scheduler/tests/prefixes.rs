@@ -100,7 +100,7 @@ fn generated_tokens_are_not_taken_for_a_prompts() {
         plan(&mut scheduler);
         apply(&mut scheduler, TOKEN);
     }
-    // The running request has 100 equal tokens, of which the prompt had 40.
+    // The running request has 100 equal tokens. Its prompt had 40 of them.
     assert_eq!(read(&mut scheduler, 100, 0, 1).1, 32);
 }
 

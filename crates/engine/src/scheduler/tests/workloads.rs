@@ -221,6 +221,8 @@ impl Workload {
         let tokens = self.model.results();
         let step = self.scheduler.oldest_step().unwrap();
         assert_eq!(step.wanted_rows(), tokens.len());
+        let of_requests: usize = step.awaiting().map(|awaiting| awaiting.draft.len() + 1).sum();
+        assert_eq!(of_requests, tokens.len(), "a draft is whole until its step is applied");
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
         // Of a draft, tokens may follow the one that a client stops at.
