@@ -47,6 +47,14 @@ class Chat(unittest.TestCase):
         self.assertNotEqual(raw.prompt_eval_count, reply.prompt_eval_count)
 
 
+class Embeddings(unittest.TestCase):
+    def test_embeddings(self):
+        many = client.embed(MODEL, ["A rank.", "A cat."]).embeddings
+        self.assertEqual(len(many), 2)
+        one = client.embeddings(MODEL, "A rank.").embedding
+        self.assertGreater(sum(a * b for a, b in zip(many[0], one)), 0.999)
+
+
 class Models(unittest.TestCase):
     def test_show_and_ps(self):
         self.assertEqual(client.ps().models[0].model, MODEL)

@@ -305,5 +305,38 @@ class Load(unittest.TestCase):
             self.assertEqual(list(pool.map(ask, questions)), alone)
 
 
+class Embeddings(unittest.TestCase):
+    def test_texts_and_their_tokens_have_the_same_embedding(self):
+        text = "Ranks add their partial sums."
+        request = urllib.request.Request(ROOT + "/tokenize", json.dumps({"prompt": text}).encode(),
+                                         {"Content-Type": "application/json", "Authorization": "Bearer " + KEY})
+        ids = json.load(urllib.request.urlopen(request))["tokens"]
+        # The client asks for base64 unless told otherwise.
+        coded = client.embeddings.create(model=MODEL, input=[text, "Something else."])
+        plain = client.embeddings.create(model=MODEL, input=ids, encoding_format="float")
+        self.assertEqual(coded.usage.total_tokens, coded.usage.prompt_tokens)
+        self.assertAlmostEqual(sum(x * x for x in coded.data[0].embedding), 1, places=5)
+        same = sum(a * b for a, b in zip(coded.data[0].embedding, plain.data[0].embedding))
+        other = sum(a * b for a, b in zip(coded.data[1].embedding, plain.data[0].embedding))
+        self.assertGreater(same, 0.999)
+        self.assertLess(other, same)
+
+    def test_dimensions(self):
+        embedding = client.embeddings.create(model=MODEL, input="A rank.", dimensions=16).data[0].embedding
+        self.assertEqual(len(embedding), 16)
+        self.assertAlmostEqual(sum(x * x for x in embedding), 1, places=5)
+        with self.assertRaises(openai.BadRequestError):
+            client.embeddings.create(model=MODEL, input="A rank.", dimensions=1 << 20)
+
+    def test_rerank(self):
+        body = {"model": MODEL, "query": "What adds partial sums?", "documents": ["An all-reduce.", "A cat."]}
+        request = urllib.request.Request(ROOT + "/v1/rerank", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json", "Authorization": "Bearer " + KEY})
+        results = json.load(urllib.request.urlopen(request))["results"]
+        self.assertEqual(sorted(result["index"] for result in results), [0, 1])
+        scores = [result["relevance_score"] for result in results]
+        self.assertTrue(1 >= scores[0] >= scores[1] >= 0, scores)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -66,6 +66,19 @@ class Calls(unittest.TestCase):
             for call in message.tool_calls or []:
                 check(call.function.name, json.loads(call.function.arguments))
 
+    def test_a_form_and_tools_together_give_one_of_them(self):
+        form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMAS["weather"]}}
+        kinds = set()
+        for seed in range(6):
+            message = chat(tools=TOOLS, response_format=form, temperature=1.5, seed=seed).choices[0].message
+            for call in message.tool_calls or []:
+                check(call.function.name, json.loads(call.function.arguments))
+            if message.content:
+                check("weather", json.loads(message.content))
+            kinds.add(bool(message.content))
+            self.assertNotEqual(bool(message.content), bool(message.tool_calls))
+        self.assertLessEqual(kinds, {True, False})
+
     def test_twenty_tasks_of_an_agent(self):
         for task in range(20):
             messages = [{"role": "user", "content": f"Task {task}: use a tool."}]

@@ -7,9 +7,11 @@ use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
 use crate::constraint::MaskedAnswer;
-use crate::event::{EventSender, FinishReason, TokenLogprob, Usage};
-use crate::request::Request;
-use crate::sampler::{Sampler, Scratch, log_probabilities};
+use crate::event::{Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::request::{Output, Request};
+use crate::results::StepResults;
+use crate::sampler::{Sampler, Scratch, log_probabilities, log_probabilities_of};
+use crate::scheduler::{Generation, Wanted};
 use crate::speculation::PromptLookup;
 
 /// Memory for choosing a token, shared by all requests and reused for each token.
@@ -27,6 +29,7 @@ pub struct ActiveRequest {
     sampler: Sampler,
     /// Masks the tokens that the answer must not have.
     masked: Option<MaskedAnswer>,
+    output: Output,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
     /// Guesses of the answer; `None` if it is not speculated about.
@@ -42,7 +45,7 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now. Prompt and answer have `context` tokens at most; drafts of
+    /// A request that was submitted now, and what the scheduler has to know of it. Prompt and answer have `context` tokens at most; drafts of
     /// the answer are made if `speculates`.
     pub fn new(
         request: &Request,
@@ -51,15 +54,17 @@ impl ActiveRequest {
         context: usize,
         speculates: bool,
     ) -> Self {
-        let most = request.max_tokens.unwrap_or(context);
+        let is_text = request.output == Output::Text;
+        let most = if is_text { request.max_tokens.unwrap_or(context) } else { 1 };
         let longest = request.prompt.len().saturating_add(most).min(context);
         Self {
             answer: AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone()),
             masked: request.constraint.clone().map(MaskedAnswer::begin),
             sampler: Sampler::new(&request.sampling, &request.prompt),
+            output: request.output.clone(),
             logprobs: request.logprobs,
             // A mask depends on every token before it, so a constrained answer is not guessed.
-            lookup: (speculates && request.constraint.is_none())
+            lookup: (speculates && is_text && request.constraint.is_none())
                 .then(|| PromptLookup::new(&request.prompt, longest)),
             reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
@@ -70,9 +75,20 @@ impl ActiveRequest {
         }
     }
 
-    /// True if the likeliest token is always chosen and its logits are not needed.
-    pub fn is_greedy(&self) -> bool {
-        self.sampler.is_argmax() && self.logprobs.is_none() && self.masked.is_none()
+    /// What the scheduler has to know of `request`, which this is.
+    pub fn generation(&self, request: &Request) -> Generation {
+        let needs_logits = !self.sampler.is_argmax() || self.logprobs.is_some() || self.masked.is_some();
+        match self.output {
+            Output::Text => Generation {
+                max_tokens: request.max_tokens,
+                ignore_eos: request.ignore_eos,
+                wanted: if needs_logits { Wanted::Logits } else { Wanted::Largest },
+            },
+            Output::Hidden => Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Hidden },
+            Output::Likelihoods(_) => {
+                Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Logits }
+            }
+        }
     }
 
     /// True if the client is gone.
@@ -85,13 +101,36 @@ impl ActiveRequest {
         self.lookup.as_ref()
     }
 
-    /// Chooses a token from `buffers.logits`, which are overwritten. `None` if a logit is not
-    /// finite, or the constraint failed. The next choice is of the token after it.
-    pub fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
+    /// Takes a row's results: chooses a token, or reports what the request is for. `None` if a
+    /// number is not finite, or the constraint failed. The next row is of the token after it.
+    pub fn take(
+        &mut self,
+        results: &StepResults<'_>,
+        row: usize,
+        tokenizer: &Tokenizer,
+        buffers: &mut ChoiceBuffers,
+    ) -> Option<u32> {
+        match &self.output {
+            Output::Hidden => {
+                let values = results.hidden(row);
+                are_finite(values).then(|| self.answer.report(Event::Hidden { values: values.to_vec() }))?;
+                Some(0)
+            }
+            _ if !results.has_logits() => results.largest(row),
+            _ => {
+                results.logits(row, &mut buffers.logits);
+                are_finite(&buffers.logits).then(|| self.choose(tokenizer, buffers)).flatten()
+            }
+        }
+    }
+
+    /// Chooses a token from `buffers.logits`, which are overwritten.
+    fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
         let ChoiceBuffers { logits, unmodified, scratch } = buffers;
-        // Zero times a number is zero unless it is not finite. A sum is faster than a search.
-        if logits.iter().map(|logit| logit * 0.0).sum::<f32>() != 0.0 {
-            return None;
+        if let Output::Likelihoods(ids) = &self.output {
+            let logprobs = log_probabilities_of(logits, ids);
+            self.answer.report(Event::Likelihoods { logprobs });
+            return Some(0);
         }
         if self.logprobs.is_some() {
             // The unmodified distribution is reported, and choosing overwrites it.
@@ -118,6 +157,9 @@ impl ActiveRequest {
     /// token by the scheduler. Returns why the answer ends, if it does.
     pub fn push(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
+        if self.output != Output::Text {
+            return finish;
+        }
         self.generated += 1;
         if let Some(lookup) = &mut self.lookup {
             lookup.push(token);
@@ -153,4 +195,9 @@ impl ActiveRequest {
         let own = self.masked.as_ref().and_then(MaskedAnswer::failure).map(str::to_owned);
         self.answer.fail(own.as_deref().unwrap_or(message));
     }
+}
+
+/// Zero times a number is zero unless it is not finite. A sum is faster than a search.
+fn are_finite(numbers: &[f32]) -> bool {
+    numbers.iter().map(|number| number * 0.0).sum::<f32>() == 0.0
 }

@@ -78,6 +78,12 @@ impl AnswerStream {
         self.is_stalled || self.events.is_closed()
     }
 
+    /// Sends what is no text.
+    pub fn report(&self, event: Event) {
+        // The engine loop notices a client that is gone before it plans the next step.
+        self.events.send(event);
+    }
+
     /// Takes a token and emits the text that became certain with it.
     pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
         if self.marks.binary_search(&id).is_ok() {

@@ -16,7 +16,7 @@ use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
-use crate::scheduler::{Awaiting, Generation, Limits, RequestId, Scheduler, TokenEvent};
+use crate::scheduler::{Awaiting, Limits, RequestId, Scheduler, TokenEvent};
 use crate::speculation::{MAX_ROWS, StepCosts};
 
 /// An idle engine checks this often that all ranks are alive.
@@ -148,12 +148,7 @@ impl<B: Backend> EngineLoop<B> {
     fn take_submission(&mut self, Submission { request, events }: Submission) {
         let (tokens, context) = (self.info.tokenizer.stream(), self.info.context_length);
         let active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
-        let generation = Generation {
-            max_tokens: request.max_tokens,
-            ignore_eos: request.ignore_eos,
-            greedy: active.is_greedy(),
-        };
-        match self.scheduler.submit(&request.prompt, generation) {
+        match self.scheduler.submit(&request.prompt, active.generation(&request)) {
             Ok(id) => {
                 // The handle has counted the submission as waiting.
                 self.published.waiting += 1;
@@ -203,9 +198,9 @@ impl<B: Backend> EngineLoop<B> {
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
         self.began.push_back((began, step.rows_if_decoding()));
-        let command = if step.is_greedy() { Command::ComputeLargest } else { Command::ComputeLogits };
+        let wanted = step.results();
         let message = self.worker.message();
-        message.begin(command);
+        message.begin(Command::Compute(wanted));
         step.parts().for_each(|part| message.push(&part));
         self.publish_load();
         self.worker.exchange_step()?;
@@ -218,7 +213,7 @@ impl<B: Backend> EngineLoop<B> {
             }
             self.worker.send_hidden()?;
         } else {
-            self.worker.gather_results(command)?;
+            self.worker.gather_results(wanted)?;
         }
         let (counters, reductions) = (&self.inbox.counters, self.worker.reductions());
         counters.steps.fetch_add(1, Ordering::Relaxed);
@@ -231,8 +226,7 @@ impl<B: Backend> EngineLoop<B> {
     /// their events.
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
-        let command = if step.is_greedy() { Command::ComputeLargest } else { Command::ComputeLogits };
-        let results = self.worker.results(command, step.wanted_rows())?;
+        let results = self.worker.results(step.results(), step.wanted_rows())?;
         if let Some((began, Some(rows))) = self.began.pop_front() {
             self.costs.note(rows, began.elapsed().as_secs_f32());
         }
@@ -244,11 +238,7 @@ impl<B: Backend> EngineLoop<B> {
                 let token = match self.requests.get_mut(&id) {
                     // The scheduler drops what follows a wrong token of the draft.
                     _ if self.tokens[first..] != draft[..row - first] => Some(0),
-                    Some(_) if step.is_greedy() => results.largest(row),
-                    Some(request) => {
-                        results.logits(row, &mut self.buffers.logits);
-                        request.choose(&self.info.tokenizer, &mut self.buffers)
-                    }
+                    Some(request) => request.take(&results, row, &self.info.tokenizer, &mut self.buffers),
                     // The scheduler drops the tokens of a cancelled request.
                     None => Some(0),
                 };

@@ -22,6 +22,16 @@ pub enum Event {
         /// The token.
         id: u32,
     },
+    /// What [`Output::Hidden`](crate::Output::Hidden) asks for; `Done` follows.
+    Hidden {
+        /// As many numbers as the model's hidden states have.
+        values: Vec<f32>,
+    },
+    /// What [`Output::Likelihoods`](crate::Output::Likelihoods) asks for; `Done` follows.
+    Likelihoods {
+        /// Natural logarithms of probabilities, in the order of the request's tokens.
+        logprobs: Vec<f32>,
+    },
     /// The answer is complete.
     Done {
         /// Why the answer ended.
@@ -86,6 +96,9 @@ impl Event {
             + match self {
                 Self::Delta { text, logprobs } => text.len() + logprobs.iter().map(of_logprob).sum::<usize>(),
                 Self::Failed { message } => message.len(),
+                Self::Hidden { values: numbers } | Self::Likelihoods { logprobs: numbers } => {
+                    size_of_val(numbers.as_slice())
+                }
                 Self::Done { .. } | Self::Mark { .. } => 0,
             }
     }

@@ -13,7 +13,7 @@
 //!
 //! let limits = Limits { sequences: 4, rows: 256, kv_blocks: 64, ..Limits::default() };
 //! let mut scheduler = Scheduler::new(limits, 1, 2048, vec![0]);
-//! let generation = Generation { max_tokens: Some(3), ignore_eos: false, greedy: true };
+//! let generation = Generation { max_tokens: Some(3), ..Generation::default() };
 //! let request = scheduler.submit(&[5, 6, 7], generation)?;
 //!
 //! let (mut answer, mut events) = (Vec::new(), Vec::new());
@@ -58,7 +58,9 @@ pub use handle::{Engine, EventStream, Inbox, Submission};
 pub use model_info::ModelInfo;
 pub use prompt::PromptError;
 pub use rank::{RankShard, RankWorker};
-pub use request::{Request, SubmitError};
+pub use request::{Output, Request, SubmitError};
 pub use same_shard::Setting;
 pub use sampling::Sampling;
-pub use scheduler::{Awaiting, Generation, Limits, NextStep, RequestId, Scheduler, StepPart, TokenEvent};
+pub use scheduler::{
+    Awaiting, Generation, Limits, NextStep, RequestId, RowResults, Scheduler, StepPart, TokenEvent, Wanted,
+};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use thunder_model::Pooling;
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
 
@@ -24,6 +25,8 @@ pub struct ModelInfo {
     pub default_sampling: Sampling,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
+    /// How the model's folder wants embeddings to be made.
+    pub pooling: Pooling,
     /// Ranks of the world.
     pub ranks: usize,
 }

@@ -11,7 +11,7 @@
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
 
-use crate::scheduler::StepPart;
+use crate::scheduler::{RowResults, StepPart};
 
 /// Words of the shortest message; unused ones are zero.
 pub const HEAD_WORDS: usize = 64;
@@ -26,17 +26,32 @@ pub enum Command {
     Stop,
     /// Do nothing; rank 0 checks that all ranks are alive.
     Ping,
-    /// Compute the step, and send rank 0 the logits.
-    ComputeLogits,
-    /// Compute the step, and send rank 0 only the likeliest token of each row.
-    ComputeLargest,
+    /// Compute the step, and send rank 0 these results of its rows.
+    Compute(RowResults),
 }
 
 impl Command {
+    /// The largest word of a command.
+    const LAST: u32 = 5;
+
+    fn word(self) -> u32 {
+        match self {
+            Self::Stop => 0,
+            Self::Ping => 1,
+            Self::Compute(RowResults { logits, hidden }) => 2 + u32::from(logits) + 2 * u32::from(hidden),
+        }
+    }
+
     fn from_word(word: u32) -> Option<Self> {
-        [Self::Stop, Self::Ping, Self::ComputeLogits, Self::ComputeLargest]
-            .into_iter()
-            .find(|command| *command as u32 == word)
+        match word {
+            0 => Some(Self::Stop),
+            1 => Some(Self::Ping),
+            2..=Self::LAST => {
+                let bits = word - 2;
+                Some(Self::Compute(RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -77,7 +92,7 @@ impl Message {
     /// Starts a message, with no sequences.
     pub fn begin(&mut self, command: Command) {
         self.words.clear();
-        self.words.extend([0, command as u32, 0]);
+        self.words.extend([0, command.word(), 0]);
     }
 
     /// Adds a sequence's part of the step.
@@ -194,6 +209,7 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
+    const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, wanted_rows: 3 };
 
     #[test]
@@ -212,18 +228,18 @@ mod tests {
         let too_many = [0; 17];
         let read = |part: &StepPart<'_>| {
             let (mut message, mut tables) = (Message::default(), Vec::new());
-            message.begin(Command::ComputeLargest);
+            message.begin(COMPUTE);
             message.push(part);
             message.read(BOUNDS, &mut tables, &mut Step::default(), &mut StateCopies::default())
         };
-        assert_eq!(read(&part), Ok(Command::ComputeLargest));
+        assert_eq!(read(&part), Ok(COMPUTE));
         assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &[16], ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { save: Some(2), ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { wanted_rows: 2, ..part }), Err(BadMessage));
         let draft = StepPart { tokens: &[7; 4], wanted_rows: 3, ..part };
         assert_eq!(read(&StepPart { wanted_rows: 4, ..draft }), Err(BadMessage));
-        assert_eq!(read(&draft), Ok(Command::ComputeLargest));
+        assert_eq!(read(&draft), Ok(COMPUTE));
         assert_eq!(read(&StepPart { restore: Some(2), ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &too_many, ..part }), Err(BadMessage));
     }
@@ -255,13 +271,13 @@ mod tests {
             let (mut message, mut tables, mut steps) = (Message::default(), Vec::new(), Vec::new());
             for round in 0..3 {
                 if group.rank() == 0 {
-                    message.begin(Command::ComputeLargest);
+                    message.begin(COMPUTE);
                     message.push(&if round == 0 { first } else { StepPart { start: 499 + round, ..later } });
                 }
                 message.exchange(&mut group).unwrap();
                 let (mut step, mut copies) = (Step::default(), StateCopies::default());
                 let read = message.read(BOUNDS, &mut tables, &mut step, &mut copies);
-                assert_eq!(read, Ok(Command::ComputeLargest));
+                assert_eq!(read, Ok(COMPUTE));
                 let (restore, save) =
                     if round == 0 { (vec![(2, 1)], vec![]) } else { (vec![], vec![(2, 0)]) };
                 assert_eq!(copies, StateCopies { restore, save });
@@ -274,6 +290,14 @@ mod tests {
         assert_eq!(steps[0], steps[2]);
         assert_eq!((steps[0][0].rows(), steps[0][2].rows()), (500, 1));
         assert_eq!(steps[0][2].blocks, (0..16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn commands_are_read_as_they_were_written() {
+        let commands: Vec<Command> = (0..=Command::LAST).filter_map(Command::from_word).collect();
+        assert_eq!(commands.len(), 1 + Command::LAST as usize);
+        assert!(commands.iter().zip(0..).all(|(command, word)| command.word() == word));
+        assert_eq!(Command::from_word(Command::LAST + 1), None);
     }
 
     proptest! {

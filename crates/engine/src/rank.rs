@@ -10,6 +10,7 @@ use crate::error::EngineError;
 use crate::protocol::{Bounds, Command, Message, StateCopies};
 use crate::results::StepResults;
 use crate::same_shard::{Setting, check_same, model_setting};
+use crate::scheduler::RowResults;
 
 /// What a rank loads. All ranks of a world must be given the same.
 #[derive(Clone, Copy)]
@@ -126,10 +127,10 @@ impl<B: Backend> RankWorker<B> {
             match self.exchange_step()? {
                 Command::Stop => return Ok(()),
                 Command::Ping => {}
-                command @ (Command::ComputeLogits | Command::ComputeLargest) => {
+                Command::Compute(results) => {
                     self.compute()?;
                     self.send_hidden()?;
-                    self.gather_results(command)?;
+                    self.gather_results(results)?;
                 }
             }
         }
@@ -213,13 +214,13 @@ impl<B: Backend> RankWorker<B> {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn gather_results(&mut self, command: Command) -> Result<(), EngineError> {
+    pub fn gather_results(&mut self, results: RowResults) -> Result<(), EngineError> {
         let (rank, rows) = (self.world.rank(), self.step.logit_rows.len());
         if rank + self.tensor_ranks < self.world.size() || rows == 0 {
             return Ok(());
         }
-        self.size_results(command, rows);
-        if command == Command::ComputeLargest {
+        self.size_results(results, rows);
+        if !results.logits {
             let first = self.model.vocab_rows().start as u32;
             self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?;
             let of_row = |largest: &Largest| [f32::from_bits(first + largest.column), largest.value];
@@ -229,8 +230,12 @@ impl<B: Backend> RankWorker<B> {
             self.model.read_logits(&mut self.backend, &self.step, &mut self.outgoing)?;
         }
         let root = rank.is_multiple_of(self.tensor_ranks);
-        let recv = root.then_some(self.gathered.as_mut_slice());
+        let of_ranks: usize = self.counts.iter().sum();
+        let recv = root.then_some(&mut self.gathered[..of_ranks]);
         self.backend.group().gather(0, &self.outgoing, recv, &self.counts)?;
+        if root && results.hidden {
+            self.model.read_normed(&mut self.backend, &self.step, &mut self.gathered[of_ranks..])?;
+        }
         if root && rank > 0 {
             self.world.send_idle(0, &self.gathered)?;
         }
@@ -242,21 +247,24 @@ impl<B: Backend> RankWorker<B> {
     ///
     /// # Errors
     /// When a peer was lost.
-    pub fn results(&mut self, command: Command, rows: usize) -> Result<StepResults<'_>, EngineError> {
-        self.size_results(command, rows);
+    pub fn results(&mut self, results: RowResults, rows: usize) -> Result<StepResults<'_>, EngineError> {
+        self.size_results(results, rows);
         if self.stages > 1 && rows > 0 {
             let from = (self.stages - 1) * self.tensor_ranks;
             self.world.recv_idle(from, &mut self.gathered)?;
         }
-        Ok(StepResults { rows, vocab: &self.vocab, gathered: &self.gathered })
+        let hidden = if results.hidden { self.hidden } else { 0 };
+        let has_logits = results.logits;
+        Ok(StepResults { rows, vocab: &self.vocab, has_logits, hidden, gathered: &self.gathered })
     }
 
     /// Sizes the buffer for the results of `rows` rows.
-    fn size_results(&mut self, command: Command, rows: usize) {
-        let width = |vocab: usize| if command == Command::ComputeLargest { 2 } else { vocab };
+    fn size_results(&mut self, results: RowResults, rows: usize) {
+        let width = |vocab: usize| if results.logits { vocab } else { 2 };
         self.counts.clear();
         self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab)));
-        let all = self.counts.iter().sum();
+        let hidden = if results.hidden { rows * self.hidden } else { 0 };
+        let all = self.counts.iter().sum::<usize>() + hidden;
         if self.gathered.len() != all {
             self.gathered.resize(all, 0.0);
         }

@@ -26,6 +26,22 @@ pub struct Request {
     pub marks: Vec<u32>,
     /// What the answer must follow.
     pub constraint: Option<Constraint>,
+    /// What the request is for.
+    pub output: Output,
+}
+
+/// What a request is for. All but text end after the prompt, and have nothing to sample.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Output {
+    /// A continuation of the prompt.
+    #[default]
+    Text,
+    /// The hidden state at the prompt's last token, after the last norm
+    /// ([`Event::Hidden`](crate::Event::Hidden)).
+    Hidden,
+    /// How likely each of these tokens is to follow the prompt
+    /// ([`Event::Likelihoods`](crate::Event::Likelihoods)).
+    Likelihoods(Vec<u32>),
 }
 
 /// Why a request was refused.
@@ -70,6 +86,11 @@ impl Request {
     /// Names the first parameter that is out of range.
     pub fn check(&self, info: &ModelInfo) -> Result<(), SubmitError> {
         self.check_prompt(info)?;
+        if let Output::Likelihoods(ids) = &self.output
+            && let Some(id) = ids.iter().find(|&&id| id as usize >= info.vocab_size)
+        {
+            return bad("tokens", id, "below the vocabulary size");
+        }
         self.sampling.check(info.vocab_size)?;
         if self.max_tokens == Some(0) {
             return bad("max_tokens", &0, "at least 1");

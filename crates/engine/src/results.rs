@@ -2,22 +2,29 @@
 
 use thunder_compute::Largest;
 
-/// The results of one step, gathered from the ranks of the last stage. Holds `[rank][row]`: after
-/// [`Command::ComputeLogits`](crate::protocol::Command::ComputeLogits) the logits of the rank's
-/// part of the vocabulary, after
-/// [`Command::ComputeLargest`](crate::protocol::Command::ComputeLargest) the bits of a token id and
-/// its logit.
+/// The results of one step, gathered from the ranks of the last stage. Holds `[rank][row]`: the
+/// logits of the rank's part of the vocabulary if
+/// [`RowResults::logits`](crate::scheduler::RowResults::logits), else the bits of a token id and its
+/// logit. After them, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
-    /// Rows that wanted logits.
+    /// Rows that wanted results.
     pub(crate) rows: usize,
     /// Vocabulary rows of each rank.
     pub(crate) vocab: &'a [usize],
+    pub(crate) has_logits: bool,
+    /// Numbers of a hidden state; 0 if there are none.
+    pub(crate) hidden: usize,
     pub(crate) gathered: &'a [f32],
 }
 
-impl StepResults<'_> {
-    /// The likeliest token of a row, after `ComputeLargest`; `None` if a logit is not finite.
+impl<'a> StepResults<'a> {
+    /// True if there are logits, and no likeliest tokens.
+    pub fn has_logits(&self) -> bool {
+        self.has_logits
+    }
+
+    /// The likeliest token of a row, without logits; `None` if a logit is not finite.
     pub fn largest(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
@@ -28,7 +35,7 @@ impl StepResults<'_> {
         best.value.is_finite().then_some(best.column)
     }
 
-    /// A row's logits over the whole vocabulary, after `ComputeLogits`.
+    /// A row's logits over the whole vocabulary.
     pub fn logits(&self, row: usize, out: &mut Vec<f32>) {
         out.clear();
         let mut start = 0;
@@ -36,5 +43,11 @@ impl StepResults<'_> {
             out.extend_from_slice(&self.gathered[start + row * vocab..][..vocab]);
             start += self.rows * vocab;
         }
+    }
+
+    /// A row's hidden state after the last norm.
+    pub fn hidden(&self, row: usize) -> &'a [f32] {
+        let first = self.gathered.len() - self.rows * self.hidden;
+        &self.gathered[first + row * self.hidden..][..self.hidden]
     }
 }

@@ -177,9 +177,7 @@ pub fn log_probabilities(
     count: usize,
     scratch: &mut Scratch,
 ) -> (f32, Vec<(u32, f32)>) {
-    let best = argmax(logits).1;
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
-    let log_sum = f64::from(best) + sum.ln();
+    let log_sum = log_sum(logits);
     let log = |logit: f32| (f64::from(logit) - log_sum) as f32;
     let candidates = &mut scratch.candidates;
     candidates.clear();
@@ -191,6 +189,19 @@ pub fn log_probabilities(
     candidates.truncate(count);
     candidates.sort_unstable_by(likelier);
     (log(logits[id as usize]), candidates.iter().map(|&(logit, id)| (id, log(logit))).collect())
+}
+
+/// Natural logarithms of the probabilities of tokens `ids`.
+pub fn log_probabilities_of(logits: &[f32], ids: &[u32]) -> Vec<f32> {
+    let log_sum = log_sum(logits);
+    ids.iter().map(|&id| (f64::from(logits[id as usize]) - log_sum) as f32).collect()
+}
+
+/// The natural logarithm of the sum of all tokens' exponentials.
+fn log_sum(logits: &[f32]) -> f64 {
+    let best = argmax(logits).1;
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+    f64::from(best) + sum.ln()
 }
 
 #[cfg(test)]

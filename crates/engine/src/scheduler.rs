@@ -31,10 +31,10 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use blocks::BlockPool;
 use sequence::Sequence;
-pub use sequence::{Generation, RequestId};
+pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
 use step::PlannedStep;
-pub use step::{Awaiting, NextStep, StepPart};
+pub use step::{Awaiting, NextStep, RowResults, StepPart};
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;

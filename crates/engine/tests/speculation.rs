@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::{PATIENCE, with_engine};
-use thunder_engine::{Engine, Event, Limits, Request, Sampling};
+use thunder_engine::{Engine, Event, Limits, Output, Request, Sampling};
 use thunder_model::Parallelism;
 
 /// A text that repeats itself, so that much of it is guessed.
@@ -34,6 +34,7 @@ fn request(engine: &Engine, index: usize) -> Request {
         logprobs: (index == 3).then_some(2),
         marks: Vec::new(),
         constraint: None,
+        output: Output::Text,
     }
 }
 
@@ -50,7 +51,7 @@ fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
                         answer.push_str(&text);
                         reports.extend(logprobs.iter().map(|token| (token.id, token.logprob)));
                     }
-                    Event::Mark { .. } => {}
+                    Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => {}
                     Event::Done { .. } => break,
                     Event::Failed { message } => panic!("{message}"),
                 }

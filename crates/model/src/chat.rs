@@ -24,7 +24,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 pub use answer::{AnswerParser, AnswerPart, Opening, ToolSchemas};
 pub use conversation::{Message, Role, Tool, ToolCall};
 pub use format::AnswerFormat;
-pub use grammar::CallRule;
+pub use grammar::{CallRule, Otherwise};
 use marks::Marks;
 
 /// Longest prompt that a template may write, whatever the context.

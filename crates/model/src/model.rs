@@ -224,6 +224,21 @@ impl<B: Backend> Model<B> {
         backend.read(&self.buffers.logits, 0..rows, out)
     }
 
+    /// After [`Model::forward`] of `step` on the last stage: the hidden states after the last norm,
+    /// of the rows that want logits. `out` holds `[logit rows, hidden]`.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_normed(&self, backend: &mut B, step: &Step, out: &mut [f32]) -> Result<(), ComputeError> {
+        let Some(head) = &self.head else { unreachable!("the last stage has the last norm") };
+        let ((height, width), rows) = (backend.extent(&self.buffers.last), 0..step.logit_rows.len());
+        let mut normed = backend.scratch(height, width)?;
+        backend.rms_norm(&self.buffers.last, rows.clone(), &head.norm, &mut normed)?;
+        backend.read(&normed, rows, out)?;
+        backend.give_back(normed);
+        Ok(())
+    }
+
     /// After [`Model::forward`] of `step` on the last stage: the largest logit of each row among
     /// this rank's vocabulary rows.
     ///

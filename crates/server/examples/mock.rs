@@ -42,6 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         chat_template: ChatTemplate::load(Path::new(&folder))?.map(Arc::new),
         default_sampling: Sampling::default(),
         eos: Vec::new(),
+        pooling: Default::default(),
         ranks: 1,
     };
     let (engine, mut inbox) = Engine::channel(info, 256);

@@ -16,7 +16,7 @@ use crate::api::completions::Completions;
 use crate::api::messages::{self, Messages};
 use crate::api::ollama::{self, OllamaChat, OllamaGenerate};
 use crate::api::responses::{self, Responses};
-use crate::api::{create, models, ollama_models, tokenize};
+use crate::api::{create, embeddings, models, ollama_models, rerank, tokenize};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::host::require_own_host;
@@ -30,6 +30,8 @@ pub(crate) fn build(app: Arc<App>) -> Router {
     let v1 = Router::new()
         .route("/chat/completions", post(create::<Chat>))
         .route("/completions", post(create::<Completions>))
+        .route("/embeddings", post(embeddings::openai))
+        .route("/rerank", post(rerank::rerank))
         .route("/messages", post(create::<Messages>))
         .route("/responses", post(create::<Responses>))
         .route("/responses/{id}", get(responses::get).delete(responses::delete))
@@ -42,6 +44,8 @@ pub(crate) fn build(app: Arc<App>) -> Router {
     let ollama = Router::new()
         .route("/chat", post(create::<OllamaChat>))
         .route("/generate", post(create::<OllamaGenerate>))
+        .route("/embed", post(embeddings::ollama))
+        .route("/embeddings", post(embeddings::ollama_one))
         .route("/tags", get(ollama_models::tags))
         .route("/show", post(ollama_models::show))
         .route("/ps", get(ollama_models::running))
@@ -51,6 +55,7 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(app.clone(), require_key));
     let tokens = Router::new()
         .route("/metrics", get(models::show_metrics))
+        .route("/rerank", post(rerank::rerank))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)

@@ -197,8 +197,8 @@ pub fn read(
                 show(&more).context("cannot write the answer")?;
                 text.push_str(&more);
             }
-            // No marks were asked for.
-            Some(Event::Mark { .. }) => {}
+            // Only text was asked for.
+            Some(Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. }) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),

@@ -11,7 +11,7 @@ use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
 use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
-use thunder_model::{Capacity, ModelError, ModelFolder, ShardFootprint, ShardPlan};
+use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
 use super::group::form_group;
@@ -347,6 +347,7 @@ impl Assembly {
             chat_template,
             default_sampling: default_sampling(&folder),
             eos: folder.spec.eos.clone(),
+            pooling: Pooling::read(&folder.path)?,
             ranks: plan.ranks(),
         };
         let (engine, inbox) = Engine::channel(info, MAX_WAITING);

@@ -16,6 +16,7 @@ fn info() -> ModelInfo {
         default_sampling: Sampling::default(),
         eos: vec![tokenizer.token_id("<|im_end|>").unwrap()],
         tokenizer,
+        pooling: Default::default(),
         ranks: 1,
     }
 }

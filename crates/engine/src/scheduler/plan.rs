@@ -140,7 +140,7 @@ impl Scheduler {
                 sequence.begin_draft(entry.drafted);
             }
             if entry.wants_token {
-                step.needs_logits |= !sequence.generation.greedy;
+                step.results.add(sequence.generation.wanted);
             }
         }
     }

@@ -11,14 +11,26 @@ use crate::speculation::MAX_DRAFT;
 pub struct RequestId(pub(super) u64);
 
 /// How long to generate, and from what tokens are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generation {
     /// The most tokens to generate; `None`: until the context is full.
     pub max_tokens: Option<usize>,
     /// Go on past end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// The likeliest token of a row is always chosen, so the other logits are not needed.
-    pub greedy: bool,
+    /// What the next token is chosen from.
+    pub wanted: Wanted,
+}
+
+/// What a row that gives a next token needs of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wanted {
+    /// The likeliest token.
+    #[default]
+    Largest,
+    /// All logits.
+    Logits,
+    /// The hidden state after the last norm. The token does not count.
+    Hidden,
 }
 
 /// Shorter prompts save no state at their end: computing them again is cheap, and a step more is

@@ -1,13 +1,29 @@
 //! A planned step, and how a caller reads it.
 
-use super::sequence::{RequestId, Sequence};
+use super::sequence::{RequestId, Sequence, Wanted};
 
 /// The slots of a step and their tokens. Kept until its tokens are applied, and reused.
 #[derive(Debug, Default)]
 pub(super) struct PlannedStep {
     pub entries: Vec<Entry>,
-    /// A row needs all of its logits, not only the largest.
-    pub needs_logits: bool,
+    pub results: RowResults,
+}
+
+/// What ranks send of each row that gives a token, beside the likeliest one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RowResults {
+    /// All logits.
+    pub logits: bool,
+    /// The hidden state after the last norm.
+    pub hidden: bool,
+}
+
+impl RowResults {
+    /// Adds what a row needs.
+    pub(super) fn add(&mut self, wanted: Wanted) {
+        self.logits |= wanted == Wanted::Logits;
+        self.hidden |= wanted == Wanted::Hidden;
+    }
 }
 
 /// Consecutive tokens of one slot's sequence.
@@ -29,15 +45,11 @@ pub(super) struct Entry {
 impl PlannedStep {
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.needs_logits = false;
+        self.results = RowResults::default();
     }
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    pub fn is_greedy(&self) -> bool {
-        !self.needs_logits
     }
 }
 
@@ -109,9 +121,9 @@ impl<'a> NextStep<'a> {
         Self { step, slots }
     }
 
-    /// True if the likeliest token of each row is enough; false if a row needs all its logits.
-    pub fn is_greedy(&self) -> bool {
-        self.step.is_greedy()
+    /// What each row that gives a token needs: what any of them does.
+    pub fn results(&self) -> RowResults {
+        self.step.results
     }
 
     /// The parts in the order of their rows: generated tokens first, prompts last.

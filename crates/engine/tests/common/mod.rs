@@ -13,6 +13,7 @@ use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
     Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling, Usage,
 };
+use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
 
 /// Ranks, and how the model is split over them.
@@ -54,10 +55,12 @@ pub fn with_engine_of(
         name: "builtin".to_owned(),
         context_length: 128,
         vocab_size: folder.spec.vocab,
-        tokenizer: folder.tokenizer().unwrap(),
+        // Fixtures have none.
+        tokenizer: folder.tokenizer().unwrap_or_else(|_| builtin_tokenizer()),
         chat_template: None,
         default_sampling: Sampling::default(),
         eos: folder.spec.eos.clone(),
+        pooling: Default::default(),
         ranks,
     };
     let (engine, inbox) = Engine::channel(info, 64);
@@ -85,6 +88,10 @@ pub fn with_engine_of(
     });
 }
 
+fn builtin_tokenizer() -> Arc<Tokenizer> {
+    ModelFolder::open(&thunder_testing::builtin_model()).unwrap().tokenizer().unwrap()
+}
+
 /// The whole answer, or `None` if the engine failed.
 pub fn read(stream: EventStream) -> Option<String> {
     read_with_usage(stream).map(|(answer, _)| answer)
@@ -96,7 +103,7 @@ pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
-            Event::Mark { .. } => {}
+            Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => {}
             Event::Done { usage, .. } => return Some((answer, usage)),
             Event::Failed { message } => panic!("{message}"),
         }

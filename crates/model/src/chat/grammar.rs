@@ -12,11 +12,22 @@ use crate::tokenizer::Tokenizer;
 
 /// Which calls an answer may or must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallRule {
-    /// The answer is calls, without text.
-    pub required: bool,
+pub struct CallRule<'a> {
     /// More than one call is allowed.
     pub several: bool,
+    /// What the answer may be instead of calls.
+    pub otherwise: Otherwise<'a>,
+}
+
+/// What an answer may be instead of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Otherwise<'a> {
+    /// Calls are required.
+    Nothing,
+    /// Any text, also before calls.
+    Text,
+    /// This, as the right side of a rule.
+    Body(&'a str),
 }
 
 impl AnswerFormat {
@@ -26,7 +37,7 @@ impl AnswerFormat {
         &self,
         tokenizer: &Tokenizer,
         tools: &[&Tool],
-        rule: CallRule,
+        rule: CallRule<'_>,
         opening: Opening,
         json_form: &Value,
     ) -> String {
@@ -38,15 +49,20 @@ impl AnswerFormat {
             CallSyntax::Harmony(_) => writer.harmony(self, tools),
         };
         let before = writer.thinking(self, opening);
-        let start = if rule.required {
-            format!("start: {before} {}\n", calls.sections)
-        } else {
-            // Text goes on to the mark of a call, or to the end.
-            let mut lead = calls.lead;
-            if lead.is_empty() {
-                lead = calls.sections.clone();
+        let start = match rule.otherwise {
+            Otherwise::Nothing => format!("start: {before} {}\n", calls.sections),
+            Otherwise::Text => {
+                // Text goes on to the mark of a call, or to the end.
+                let mut lead = calls.lead;
+                if lead.is_empty() {
+                    lead = calls.sections.clone();
+                }
+                format!("start: {before} ({lead} | TEXT)\n")
             }
-            format!("start: {before} ({lead} | TEXT)\n")
+            Otherwise::Body(body) => {
+                let head = writer.body_head(self);
+                format!("start: {before} ({} | {head} body)\nbody: {body}\n", calls.sections)
+            }
         };
         format!("{start}{}TEXT: /(.|\\n)*/\n", writer.rules)
     }
@@ -58,13 +74,8 @@ impl AnswerFormat {
             return None;
         }
         let mut writer = Writer { tokenizer, json_form: &Value::Null, rules: String::new(), count: 0 };
-        let mut before = writer.thinking(self, opening);
-        if let CallSyntax::Harmony(marks) = &self.calls {
-            let channel = writer.mark(&marks.channel);
-            let message = writer.mark(&marks.message);
-            write(&mut before, format_args!(" {channel} \"final\" {message}"));
-        }
-        Some(format!("start: {before} body\nbody: {body}\n{}TEXT: /(.|\\n)*/\n", writer.rules))
+        let (before, head) = (writer.thinking(self, opening), writer.body_head(self));
+        Some(format!("start: {before} {head} body\nbody: {body}\n{}TEXT: /(.|\\n)*/\n", writer.rules))
     }
 }
 
@@ -144,6 +155,12 @@ impl Writer<'_> {
         self.rule(&end, "/(.|\\n)*/")
     }
 
+    /// What comes before an answer's body after its thinking.
+    fn body_head(&self, format: &AnswerFormat) -> String {
+        let CallSyntax::Harmony(marks) = &format.calls else { return String::new() };
+        format!("{} \"final\" {}", self.mark(&marks.channel), self.mark(&marks.message))
+    }
+
     fn thinking(&mut self, format: &AnswerFormat, opening: Opening) -> String {
         if let CallSyntax::Harmony(marks) = &format.calls {
             let [start, channel, message, end] =
@@ -192,7 +209,7 @@ impl Writer<'_> {
         }
     }
 
-    fn json(&mut self, calls: &JsonCalls, tools: &[&Tool], rule: CallRule) -> Calls {
+    fn json(&mut self, calls: &JsonCalls, tools: &[&Tool], rule: CallRule<'_>) -> Calls {
         let objects: Vec<String> = tools
             .iter()
             .map(|tool| {
@@ -227,7 +244,7 @@ impl Writer<'_> {
         Calls { sections: format!("{} {section}", self.mark(open)), lead }
     }
 
-    fn named(&mut self, calls: &NamedCalls, tools: &[&Tool], rule: CallRule) -> Calls {
+    fn named(&mut self, calls: &NamedCalls, tools: &[&Tool], rule: CallRule<'_>) -> Calls {
         let call_open = calls.call_open.as_ref().map(|open| self.mark(open)).unwrap_or_default();
         let call_close = calls.call_close.as_ref().map(|close| self.mark(close)).unwrap_or_default();
         let separator = self.mark(&calls.separator);
@@ -256,7 +273,7 @@ impl Writer<'_> {
         close: Option<&Marker>,
         item: &str,
         space: &str,
-        rule: CallRule,
+        rule: CallRule<'_>,
     ) -> Calls {
         if rule.several && !holds_several {
             return self.calls(open, close, format!("{space} {item}"), "\"\\n\"?");
@@ -269,7 +286,7 @@ impl Writer<'_> {
         self.once(open, close, items, "")
     }
 
-    fn parameters(&mut self, calls: &ParameterCalls, tools: &[&Tool], rule: CallRule) -> Calls {
+    fn parameters(&mut self, calls: &ParameterCalls, tools: &[&Tool], rule: CallRule<'_>) -> Calls {
         let layout = calls.layout;
         let optional = |marker: &Option<Marker>, writer: &Self| {
             marker.as_ref().map(|marker| writer.mark(marker)).unwrap_or_default()

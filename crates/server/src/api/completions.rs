@@ -9,10 +9,10 @@ use crate::error::ApiError;
 use crate::generate::choices::{Choices, Tally};
 use crate::generate::frames::{Frames, StreamKind};
 use crate::generate::reply::{Head, Presenter};
-use crate::generate::{Generation, Input, Prompt, Update, What};
-use crate::request::fields::{Fields, invalid_value};
+use crate::generate::{Generation, Input, Update, What};
+use crate::request::fields::Fields;
 use crate::request::options::{MAX_CHOICES, MAX_TOP_LOGPROBS, Options};
-use crate::request::tools;
+use crate::request::{prompts, tools};
 use crate::response::envelope::{DONE, Envelope, UsageBody};
 use crate::response::logprobs::CompletionLogprobs;
 
@@ -38,7 +38,7 @@ impl Api for Completions {
         let mut options = Options::take(&mut fields, defaults)?;
         options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
         let logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
-        let prompts = prompts(&mut fields)?;
+        let prompts = prompts::take(&mut fields, "prompt")?;
         let choices = prompts.len() * options.n;
         if choices > MAX_CHOICES {
             let message = format!(
@@ -62,39 +62,6 @@ impl Api for Completions {
         let generation = Generation::new(options, Input::Prompts(prompts), "prompt");
         Ok((Generation { grammar, logprobs, ..generation }, api))
     }
-}
-
-/// Reads `prompt`: a string, token ids, or a list of either.
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
-    let must_be = "a string, a list of token ids, or a list of strings or of lists of token ids";
-    match fields.value("prompt") {
-        None => Err(fields.missing("prompt")),
-        Some(Value::String(text)) => Ok(vec![Prompt::Text(text)]),
-        Some(Value::Array(items)) if items.first().is_some_and(Value::is_number) => {
-            Ok(vec![Prompt::Ids(ids(items, "prompt")?)])
-        }
-        Some(Value::Array(items)) if !items.is_empty() => {
-            let prompt = |(index, item)| match item {
-                Value::String(text) => Ok(Prompt::Text(text)),
-                Value::Array(items) => Ok(Prompt::Ids(ids(items, &format!("prompt[{index}]"))?)),
-                other => {
-                    Err(invalid_value(&format!("prompt[{index}]"), &other, "a string or a list of token ids"))
-                }
-            };
-            items.into_iter().enumerate().map(prompt).collect()
-        }
-        Some(other) => Err(invalid_value("prompt", &other, must_be)),
-    }
-}
-
-fn ids(items: Vec<Value>, name: &str) -> Result<Vec<u32>, ApiError> {
-    let id = |(index, item): (usize, &Value)| {
-        let id = item.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| {
-            invalid_value(&format!("{name}[{index}]"), item, "a token id, like the items before it")
-        })
-    };
-    items.iter().enumerate().map(id).collect()
 }
 
 /// A choice. Chunks and whole responses use the same form, except that `finish_reason` is null

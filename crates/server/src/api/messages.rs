@@ -106,7 +106,9 @@ fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
         let mut config = Fields::new(config, "output_config")?;
         generation.thinking.effort = config.string("effort")?;
         if let Some(format) = config.value("format") {
-            generation.grammar = tools::response_format(Fields::new(format, "output_config.format")?)?;
+            let name = "output_config.format";
+            let format = tools::response_format(Fields::new(format, name)?)?;
+            generation.grammar = format.map(|grammar| (name, grammar));
         }
         config.finish(&[])?;
     }

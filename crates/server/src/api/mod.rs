@@ -17,12 +17,14 @@ use crate::request::json;
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod ollama_models;
 #[cfg(test)]
 mod parse_tests;
+pub(crate) mod rerank;
 pub(crate) mod response_items;
 pub(crate) mod responses;
 pub(crate) mod tokenize;

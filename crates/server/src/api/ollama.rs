@@ -116,13 +116,14 @@ fn shared(
         sampling(Fields::new(given, "options")?, &mut options)?;
     }
     let mut generation = Generation::new(options, input, prompt_field);
-    generation.grammar = match fields.value("format") {
+    let form = match fields.value("format") {
         None => None,
         Some(Value::String(word)) if word.is_empty() => None,
         Some(Value::String(word)) if word == "json" => Some(Grammar::JsonSchema(json!({"type": "object"}))),
         Some(schema @ Value::Object(_)) => Some(Grammar::JsonSchema(schema)),
         Some(other) => return Err(invalid_value("format", &other, "\"json\" or a JSON schema")),
     };
+    generation.grammar = form.map(|grammar| ("format", grammar));
     generation.thinking = match fields.value("think") {
         None => Thinking::default(),
         Some(Value::Bool(enabled)) => Thinking { enabled: Some(enabled), effort: None },

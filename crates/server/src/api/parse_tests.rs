@@ -313,7 +313,9 @@ fn tools_and_formats_reach_the_generation() {
         (json!({"guided_choice": ["a", "b\n"]}), Grammar::Lark("start: \"a\" | \"b\\n\"".into())),
     ];
     for (given, expected) in grammars {
-        assert_eq!(chat(given).unwrap().grammar, Some(expected));
+        let (field, grammar) = chat(given.clone()).unwrap().grammar.unwrap();
+        assert_eq!(grammar, expected);
+        assert!(given.get(field).is_some(), "{field} is not in {given}");
     }
     let bad = json!({"guided_regex": "a", "guided_choice": ["b"]});
     assert_eq!(chat(bad).unwrap_err().param.as_deref(), Some("guided_choice"));
@@ -322,7 +324,10 @@ fn tools_and_formats_reach_the_generation() {
     let (ollama, _) = OllamaChat::parse(ollama, &Sampling::default()).unwrap();
     assert_eq!((ollama.options.model.as_str(), ollama.options.max_tokens), ("m", Some(7)));
     assert_eq!((ollama.options.sampling.repetition_penalty, ollama.options.stream), (1.5, true));
-    assert_eq!((ollama.thinking.enabled, ollama.grammar), (Some(false), Some(Grammar::JsonSchema(schema))));
+    assert_eq!(
+        (ollama.thinking.enabled, ollama.grammar),
+        (Some(false), Some(("format", Grammar::JsonSchema(schema))))
+    );
 }
 
 #[test]

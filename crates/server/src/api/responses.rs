@@ -74,7 +74,9 @@ impl Api for Responses {
         if let Some(config) = fields.value("text") {
             let mut config = Fields::new(config, "text")?;
             if let Some(format) = config.value("format") {
-                generation.grammar = tools::response_format(Fields::new(format, "text.format")?)?;
+                let name = "text.format";
+                let format = tools::response_format(Fields::new(format, name)?)?;
+                generation.grammar = format.map(|grammar| (name, grammar));
             }
             config.string("verbosity")?;
             config.finish(&[])?;

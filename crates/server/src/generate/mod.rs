@@ -13,6 +13,7 @@ pub(crate) mod prepare;
 pub(crate) mod reply;
 pub(crate) mod streams;
 pub(crate) mod updates;
+pub(crate) mod vectors;
 
 /// A request to generate text, whichever API it came by.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +25,8 @@ pub(crate) struct Generation {
     pub thinking: Thinking,
     /// Further variables for the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// What the text of the answer must follow.
-    pub grammar: Option<Grammar>,
+    /// What the text of the answer must follow, and the field that says so.
+    pub grammar: Option<(&'static str, Grammar)>,
     /// Alternatives to report per token; `None` for no logprobs.
     pub logprobs: Option<usize>,
     /// The field that the prompt comes from, for errors.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use thunder_engine::{Constraint, Engine, Grammar, Request, json_form};
-use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Tool, ToolSchemas};
+use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Otherwise, Tool, ToolSchemas};
 
 use super::{Generation, Input, Prompt, Thinking, ToolChoice, ToolUse};
 use crate::error::ApiError;
@@ -116,47 +116,51 @@ impl ToolUse {
         }
     }
 
-    /// The calls that a grammar has to bring about.
-    fn rule(&self) -> Option<(Vec<&Tool>, CallRule)> {
+    /// The tools that may be called, if a grammar is needed for that, and what the answer may be
+    /// otherwise. `body` is the form of an answer that calls none, if it has one.
+    fn rule<'a>(&self, body: Option<&'a str>) -> Option<(Vec<&Tool>, CallRule<'a>)> {
         let all: Vec<&Tool> = self.tools.iter().collect();
+        let otherwise = body.map_or(Otherwise::Text, Otherwise::Body);
         match &self.choice {
             ToolChoice::None => None,
-            ToolChoice::Required => Some((all, CallRule { required: true, several: self.parallel })),
+            ToolChoice::Required => {
+                Some((all, CallRule { several: self.parallel, otherwise: Otherwise::Nothing }))
+            }
             ToolChoice::Named(name) => {
                 let named = all.into_iter().filter(|tool| tool.name == *name).collect();
-                Some((named, CallRule { required: true, several: false }))
+                Some((named, CallRule { several: false, otherwise: Otherwise::Nothing }))
             }
-            ToolChoice::Auto if all.iter().any(|tool| tool.strict) => {
-                Some((all, CallRule { required: false, several: self.parallel }))
+            ToolChoice::Auto if !all.is_empty() && (body.is_some() || all.iter().any(|tool| tool.strict)) => {
+                Some((all, CallRule { several: self.parallel, otherwise }))
             }
             ToolChoice::Auto => None,
         }
     }
 }
 
+/// What the answer must follow. `form` is the form that the request wants of it, and the field that
+/// says so.
 fn constraint(
     engine: &Engine,
     format: &AnswerFormat,
     tools: &ToolUse,
-    grammar: Option<Grammar>,
+    form: Option<(&'static str, Grammar)>,
     opening: Opening,
     is_chat: bool,
 ) -> Result<Option<Constraint>, ApiError> {
     let tokenizer = &engine.info().tokenizer;
-    let calls = tools.rule();
-    let is_required = calls.as_ref().is_some_and(|(_, rule)| rule.required);
-    let (grammar, field) = match (calls, grammar) {
-        (Some((called, rule)), grammar) if is_required || grammar.is_none() => {
+    let body = form.as_ref().map(|(_, grammar)| body(grammar));
+    let (field, grammar) = match (tools.rule(body.as_deref()), form) {
+        (Some((called, rule)), form) => {
             let lark = format.call_grammar(tokenizer, &called, rule, opening, &json_form());
-            (Grammar::Lark(lark), "tools")
+            (form.map_or("tools", |(field, _)| field), Grammar::Lark(lark))
         }
-        (_, None) => return Ok(None),
-        (_, Some(_)) if !tools.tools.is_empty() => {
-            let message = "`response_format` and `tools` together need a `tool_choice` of \"none\" or \"required\": \
-                           an answer cannot follow the format and be free to call tools";
-            return Err(ApiError::field("response_format", message).code("unsupported_value"));
+        (None, None) => return Ok(None),
+        (None, Some((field, grammar))) => {
+            let whole = body.filter(|_| is_chat);
+            let whole = whole.and_then(|body| format.after_thinking(tokenizer, opening, &body));
+            (field, whole.map_or(grammar, Grammar::Lark))
         }
-        (_, Some(grammar)) => (after_thinking(engine, format, grammar, opening, is_chat)?, "response_format"),
     };
     let compiled = engine.compile(&grammar);
     let wrong = |error| {
@@ -165,18 +169,9 @@ fn constraint(
     compiled.map(Some).map_err(wrong)
 }
 
-/// The grammar of a whole answer: thinking, then `grammar`.
-fn after_thinking(
-    engine: &Engine,
-    format: &AnswerFormat,
-    grammar: Grammar,
-    opening: Opening,
-    is_chat: bool,
-) -> Result<Grammar, ApiError> {
-    if !is_chat || !format.thinks() {
-        return Ok(grammar);
-    }
-    let body = match &grammar {
+/// A grammar as the right side of a rule in Lark.
+fn body(grammar: &Grammar) -> String {
+    match grammar {
         Grammar::JsonSchema(schema) => {
             let mut schema = schema.clone();
             if let Some(fields) = schema.as_object_mut() {
@@ -184,11 +179,22 @@ fn after_thinking(
             }
             format!("%json {schema}")
         }
-        Grammar::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+        Grammar::Regex(regex) => format!("/{}/", with_escaped_slashes(regex)),
         Grammar::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
-    };
-    let whole = format.after_thinking(&engine.info().tokenizer, opening, &body);
-    Ok(whole.map_or(grammar, Grammar::Lark))
+    }
+}
+
+/// A regular expression between slashes: those within it that are not escaped are.
+fn with_escaped_slashes(regex: &str) -> String {
+    let (mut out, mut is_escaped) = (String::with_capacity(regex.len()), false);
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            out.push('\\');
+        }
+        out.push(c);
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    out
 }
 
 impl Thinking {
@@ -201,6 +207,18 @@ impl Thinking {
         }
         if let Some(effort) = &self.effort {
             variables.insert("reasoning_effort".into(), effort.clone().into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_escaped_slashes;
+
+    #[test]
+    fn slashes_of_an_expression_are_escaped_once() {
+        for (given, expected) in [("a/b", r"a\/b"), (r"a\/b", r"a\/b"), (r"\\/", r"\\\/"), ("", "")] {
+            assert_eq!(with_escaped_slashes(given), expected);
         }
     }
 }

@@ -74,9 +74,9 @@ impl ChoiceStreams {
             None => failed("the engine dropped the request without an error: see its log"),
         });
         match &event {
-            Event::Delta { .. } | Event::Mark { .. } => {}
             Event::Done { .. } => streams[index] = None,
             Event::Failed { .. } => streams.clear(),
+            _ => {}
         }
         Some((index, event))
     }

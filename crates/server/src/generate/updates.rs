@@ -100,6 +100,7 @@ impl Splitter {
                 Some((reason, usage))
             }
             Event::Failed { message } => return vec![What::Failed(message)],
+            event @ (Event::Hidden { .. } | Event::Likelihoods { .. }) => return passed_on(event),
         };
         let parts = parser.take();
         let mut out: Vec<What> = parts.into_iter().filter_map(|part| self.update(part, &new_id)).collect();
@@ -149,7 +150,8 @@ fn passed_on(event: Event) -> Vec<What> {
     match event {
         Event::Delta { text, logprobs } if text.is_empty() && logprobs.is_empty() => Vec::new(),
         Event::Delta { text, logprobs } => vec![What::Text { text, logprobs }],
-        Event::Mark { .. } => Vec::new(),
+        // What was not asked for.
+        Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => Vec::new(),
         Event::Done { reason, usage } => vec![What::End { reason: EndReason::of(reason, false), usage }],
         Event::Failed { message } => vec![What::Failed(message)],
     }

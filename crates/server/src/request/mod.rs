@@ -4,4 +4,5 @@ pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod messages;
 pub(crate) mod options;
+pub(crate) mod prompts;
 pub(crate) mod tools;

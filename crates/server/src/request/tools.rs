@@ -112,10 +112,10 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Reads what an answer must follow: `response_format`, or one of the fields `guided_json`,
+/// Reads what an answer must follow, with the field that says so: `response_format`, or one of the fields `guided_json`,
 /// `guided_regex`, `guided_grammar` and `guided_choice`, as vLLM calls them.
-pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, ApiError> {
-    let mut found: Vec<(&str, Grammar)> = Vec::new();
+pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<(&'static str, Grammar)>, ApiError> {
+    let mut found: Vec<(&'static str, Grammar)> = Vec::new();
     if let Some(format) = fields.value("response_format") {
         let format = Fields::new(format, "response_format")?;
         found.extend(response_format(format)?.map(|grammar| ("response_format", grammar)));
@@ -142,7 +142,7 @@ pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, ApiError> 
         let message = format!("`{second}` and `{first}` both say what the answer must follow: send one");
         return Err(ApiError::field(*second, message).code("invalid_value"));
     }
-    Ok(found.pop().map(|(_, grammar)| grammar))
+    Ok(found.pop())
 }
 
 fn choice_grammar(choices: &Value) -> Result<Grammar, ApiError> {

@@ -2,12 +2,16 @@
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use thunder_engine::FinishReason;
+use thunder_engine::{Event, FinishReason, Output};
 
 use crate::support::{Slot, get, post, scripted_with_tools};
 
 fn script(slot: Slot) {
-    slot.delta("Hello");
+    match &slot.request.output {
+        Output::Text => slot.delta("Hello"),
+        Output::Hidden => slot.send(Event::Hidden { values: vec![3.0, 4.0, 0.0] }),
+        Output::Likelihoods(ids) => slot.send(Event::Likelihoods { logprobs: vec![-1.0; ids.len()] }),
+    }
     slot.done(FinishReason::Stop, 2);
 }
 

@@ -5,6 +5,7 @@
 mod chat;
 mod completions;
 mod document;
+mod embeddings;
 mod errors;
 mod lifecycle;
 mod limits;

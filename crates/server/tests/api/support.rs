@@ -67,6 +67,7 @@ pub fn info() -> ModelInfo {
         chat_template: ChatTemplate::load(folder.path()).unwrap().map(Arc::new),
         default_sampling: Sampling { temperature: 0.6, ..Sampling::default() },
         eos: vec![END],
+        pooling: Default::default(),
         ranks: 2,
     }
 }
@@ -127,7 +128,7 @@ pub fn scripted_with_tools(script: impl Fn(Slot) + Send + Sync + 'static) -> Eng
     scripted_with(ModelInfo { context_length: 4096, ..info() }, script)
 }
 
-fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
+pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
     let (engine, mut inbox) = Engine::channel(info, 16);
     let script = Arc::new(script);
     std::thread::spawn(move || {

@@ -5,7 +5,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use crate::event::FinishReason;
 use crate::request::SubmitError;
 use crate::scheduler::plan::{PROMPT_ROWS_WITH_DECODES, prompt_piece};
-use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+use crate::scheduler::{Generation, Limits, RequestId, RowResults, Scheduler, TokenEvent, Wanted};
 
 const EOS: u32 = 0;
 /// A token that ends nothing.
@@ -20,7 +20,7 @@ fn scheduler(limits: Limits, stages: usize) -> Scheduler {
 }
 
 pub(super) fn generation() -> Generation {
-    Generation { max_tokens: None, ignore_eos: false, greedy: true }
+    Generation::default()
 }
 
 fn submit(scheduler: &mut Scheduler, prompt_tokens: usize) -> RequestId {
@@ -241,12 +241,13 @@ fn a_pipeline_reads_a_prompt_in_several_steps_at_once() {
 #[test]
 fn one_sampled_request_has_the_step_return_logits() {
     let mut scheduler = scheduler(limits(), 1);
-    let sampled = Generation { greedy: false, max_tokens: Some(1), ..generation() };
+    let sampled = Generation { wanted: Wanted::Logits, max_tokens: Some(1), ..generation() };
     submit(&mut scheduler, 3);
     scheduler.submit(&[TOKEN; 3], sampled).unwrap();
-    assert!(!scheduler.next_step().unwrap().is_greedy());
+    assert_eq!(scheduler.next_step().unwrap().results(), RowResults { logits: true, hidden: false });
     apply(&mut scheduler, TOKEN);
-    assert!(scheduler.next_step().unwrap().is_greedy(), "the sampled request has ended");
+    let results = scheduler.next_step().unwrap().results();
+    assert_eq!(results, RowResults::default(), "the sampled request has ended");
 }
 
 #[test]

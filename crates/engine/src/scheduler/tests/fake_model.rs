@@ -50,7 +50,7 @@ impl FakeModel {
 
     /// Computes a step. [`FakeModel::results`] returns its tokens.
     pub fn compute(&mut self, next: &NextStep<'_>) {
-        self.message.begin(Command::ComputeLargest);
+        self.message.begin(Command::Compute(next.results()));
         next.parts().for_each(|part| self.message.push(&part));
         self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies).unwrap();
         for (slot, snapshot) in &self.copies.restore {

@@ -7,7 +7,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use crate::scheduler::plan::PROMPT_ROWS_WITH_DECODES;
 use crate::scheduler::sequence::{Sequence, Work};
 use crate::scheduler::step::Entry;
-use crate::scheduler::{RequestId, Scheduler};
+use crate::scheduler::{RequestId, RowResults, Scheduler, Wanted};
 
 /// What a step is compared with: the scheduler just before the step was planned.
 pub struct Before {
@@ -93,7 +93,7 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
     let slots: BTreeSet<usize> = step.entries.iter().map(|entry| entry.slot).collect();
     assert_eq!(slots.len(), step.entries.len(), "a slot is twice in a step");
     assert!(step.entries.is_sorted_by_key(|entry| entry.prompt), "prompts come last");
-    let mut greedy = true;
+    let mut results = RowResults::default();
     for entry in &step.entries {
         let sequence = scheduler.slots[entry.slot].as_ref().unwrap();
         let end = entry.start + entry.count;
@@ -107,9 +107,12 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
             !entry.prompt || end <= sequence.prompt_tokens,
             "a generated token is computed as a prompt's"
         );
-        greedy &= !entry.wants_token || sequence.generation.greedy;
+        if entry.wants_token {
+            results.logits |= sequence.generation.wanted == Wanted::Logits;
+            results.hidden |= sequence.generation.wanted == Wanted::Hidden;
+        }
     }
-    assert_eq!(step.is_greedy(), greedy);
+    assert_eq!(step.results, results);
     if before.preemptions == scheduler.preemptions {
         check_decodes(scheduler, &step.entries);
     }

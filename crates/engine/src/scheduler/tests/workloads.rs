@@ -8,7 +8,7 @@ use thunder_testing::Random;
 use super::fake_model::{EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
 use crate::event::FinishReason;
-use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent, Wanted};
 
 /// What a client has seen of its request.
 struct Client {
@@ -132,7 +132,7 @@ impl Workload {
         let generation = Generation {
             max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
             ignore_eos: self.one_in(3),
-            greedy: self.one_in(2),
+            wanted: [Wanted::Largest, Wanted::Logits][self.random.below(2) as usize],
         };
         let stop_token = self.one_in(5).then(|| self.random.below(VOCAB) as u32);
         let id = self.scheduler.submit(&prompt, generation).unwrap();

@@ -1,0 +1,218 @@
+//! Embeddings: POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings.
+//!
+//! A text's embedding is the hidden state of its last token after the last norm, of length 1. That
+//! is how embedding models made of decoders work, such as Qwen3-Embedding.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use thunder_engine::{ModelInfo, Output, PromptError};
+use thunder_model::Pooling;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generate::Prompt;
+use crate::generate::vectors;
+use crate::request::fields::{Fields, invalid_value};
+use crate::request::{json as request_json, prompts};
+
+/// Most inputs of a request: OpenAI's limit.
+const MAX_INPUTS: usize = 2048;
+
+/// Texts to embed.
+struct Inputs {
+    prompts: Vec<Vec<u32>>,
+    field: &'static str,
+    /// Numbers to keep of each embedding.
+    dimensions: Option<usize>,
+    as_base64: bool,
+}
+
+/// What was computed.
+struct Embedded {
+    vectors: Vec<Vec<f32>>,
+    as_base64: bool,
+    tokens: usize,
+}
+
+/// POST /v1/embeddings.
+pub(crate) async fn openai(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let embedded = embed(&app, request, |mut fields, info| {
+        let field = "input";
+        let inputs = prompts::take(&mut fields, field)?;
+        let dimensions = dimensions(&mut fields)?;
+        let as_base64 = match fields.value("encoding_format") {
+            None => false,
+            Some(Value::String(format)) if format == "float" => false,
+            Some(Value::String(format)) if format == "base64" => true,
+            Some(other) => return Err(invalid_value("encoding_format", &other, "\"float\" or \"base64\"")),
+        };
+        fields.string("user")?;
+        fields.finish(&["input_type", "truncate"])?;
+        let prompts = encode(inputs, info, field, false)?;
+        Ok(Inputs { prompts, field, dimensions, as_base64 })
+    })
+    .await?;
+    let shown = |vector: &Vec<f32>| match embedded.as_base64 {
+        true => {
+            json!(BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()))
+        }
+        false => json!(vector),
+    };
+    let object = |(index, vector)| json!({"object": "embedding", "index": index, "embedding": shown(vector)});
+    let data: Vec<Value> = embedded.vectors.iter().enumerate().map(object).collect();
+    Ok(Json(json!({
+        "object": "list", "data": data, "model": app.engine.info().name,
+        "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
+    })))
+}
+
+/// POST /api/embed.
+pub(crate) async fn ollama(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let began = Instant::now();
+    let embedded = embed(&app, request, |mut fields, info| {
+        let field = "input";
+        let inputs = prompts::take(&mut fields, field)?;
+        let cuts = fields.boolean("truncate")?.unwrap_or(true);
+        let dimensions = dimensions(&mut fields)?;
+        finish_ollama(fields)?;
+        Ok(Inputs { prompts: encode(inputs, info, field, cuts)?, field, dimensions, as_base64: false })
+    })
+    .await?;
+    Ok(Json(json!({
+        "model": app.engine.info().name, "embeddings": embedded.vectors,
+        "total_duration": began.elapsed().as_nanos() as u64, "load_duration": 0,
+        "prompt_eval_count": embedded.tokens,
+    })))
+}
+
+/// POST /api/embeddings, which Ollama's older clients use: one text.
+pub(crate) async fn ollama_one(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let mut embedded = embed(&app, request, |mut fields, info| {
+        let field = "prompt";
+        let text = fields.string(field)?.ok_or_else(|| fields.missing(field))?;
+        finish_ollama(fields)?;
+        let prompts = encode(vec![Prompt::Text(text)], info, field, true)?;
+        Ok(Inputs { prompts, field, dimensions: None, as_base64: false })
+    })
+    .await?;
+    Ok(Json(json!({"embedding": embedded.vectors.pop()})))
+}
+
+/// Refuses what is left of an Ollama request. How a model is loaded is the server's command's
+/// affair.
+fn finish_ollama(mut fields: Fields) -> Result<(), ApiError> {
+    fields.value("keep_alive");
+    fields.object("options")?;
+    fields.finish(&[])
+}
+
+async fn embed(
+    app: &Arc<App>,
+    request: Request,
+    read: impl FnOnce(Fields, &ModelInfo) -> Result<Inputs, ApiError> + Send + 'static,
+) -> Result<Embedded, ApiError> {
+    let body = app.receive(request).await?;
+    let shared = app.clone();
+    let work = move |bytes: &[u8]| {
+        let info = shared.engine.info();
+        check_pooling(&info.pooling)?;
+        let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
+        let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
+        shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
+        read(fields, info)
+    };
+    let Inputs { prompts, field, dimensions, as_base64 } = app.admission.prepare(body, work).await?;
+    let mut vectors = vectors::compute(app, &prompts, &Output::Hidden, field).await?;
+    for vector in &mut vectors {
+        cut(vector, dimensions)?;
+    }
+    Ok(Embedded { vectors, as_base64, tokens: prompts.iter().map(Vec::len).sum() })
+}
+
+fn check_pooling(pooling: &Pooling) -> Result<(), ApiError> {
+    let Pooling::Other(name) = pooling else { return Ok(()) };
+    let message = format!(
+        "this model's embeddings are made by the pooling \"{name}\" (1_Pooling/config.json), but this server \
+         only takes the last token's: use a model such as Qwen3-Embedding"
+    );
+    Err(ApiError::invalid(message).code("unsupported_model"))
+}
+
+fn dimensions(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    fields.integer("dimensions", 1, usize::MAX, "an integer of at least 1")
+}
+
+/// The inputs' tokens. What does not fit is refused, or `cuts` off.
+fn encode(
+    inputs: Vec<Prompt>,
+    info: &ModelInfo,
+    field: &'static str,
+    cuts: bool,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    if inputs.len() > MAX_INPUTS {
+        let message = format!(
+            "`{field}` has {} texts, but {MAX_INPUTS} are the most: send several requests",
+            inputs.len()
+        );
+        return Err(ApiError::field(field, message).code("invalid_value"));
+    }
+    let tokens = |input| {
+        let mut ids = match input {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(text) => match info.text_prompt(&text) {
+                Err(PromptError::TooLong { most_bytes, .. }) if cuts => {
+                    info.text_prompt(&text[..text.floor_char_boundary(most_bytes)])
+                }
+                encoded => encoded,
+            }
+            .map_err(|error| ApiError::no_prompt(&error, field))?,
+        };
+        if cuts {
+            ids.truncate(info.context_length - 1);
+        }
+        Ok(ids)
+    };
+    inputs.into_iter().map(tokens).collect()
+}
+
+/// Keeps the first `dimensions` numbers, and gives the vector length 1.
+fn cut(vector: &mut Vec<f32>, dimensions: Option<usize>) -> Result<(), ApiError> {
+    if let Some(wanted) = dimensions {
+        if wanted > vector.len() {
+            let message =
+                format!("`dimensions` is {wanted}, but the model's embeddings have {}", vector.len());
+            return Err(ApiError::field("dimensions", message).code("invalid_value"));
+        }
+        vector.truncate(wanted);
+    }
+    let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortened_vectors_have_length_one_again() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        cut(&mut vector, Some(2)).unwrap();
+        assert_eq!(vector, [0.6, 0.8]);
+        assert!(cut(&mut vector, Some(3)).is_err());
+        let mut zero = vec![0.0; 2];
+        cut(&mut zero, None).unwrap();
+        assert_eq!(zero, [0.0; 2]);
+    }
+}
