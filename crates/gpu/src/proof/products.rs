@@ -33,6 +33,10 @@ pub(crate) struct Weights<'a> {
     pub blocks: usize,
 }
 
+/// The form of products with matrices that have no columns on this rank: no weight is read, so there
+/// is nothing to prove. It says nothing of other matrices of the format.
+const NOTHING_MULTIPLIED: Sum = Sum::Shared;
+
 /// Inputs of a comparison.
 struct Inputs {
     x: Buffer,
@@ -49,7 +53,7 @@ impl GpuBackend {
     ) -> Result<(), ComputeError> {
         for chunk in &w.chunks {
             let key = (chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
-            if self.forms.contains_key(&key) {
+            if w.blocks == 0 || self.forms.contains_key(&key) {
                 continue;
             }
             let weights = Weights { chunk, blocks: w.blocks };
@@ -83,6 +87,9 @@ impl GpuBackend {
         role: Role,
         batch: usize,
     ) -> Result<Option<Sum>, ComputeError> {
+        if weights.blocks == 0 {
+            return Ok(Some(NOTHING_MULTIPLIED));
+        }
         let key = (weights.chunk.format, input, role, batch);
         if let Some(form) = self.forms.get(&key) {
             return Ok(*form);
@@ -143,6 +150,9 @@ impl GpuBackend {
 
     /// Whether products in tiles are right for a format: proved now, if it was not before.
     pub(crate) fn proves_tiles(&mut self, weights: Weights<'_>) -> Result<bool, ComputeError> {
+        if weights.blocks == 0 {
+            return Ok(false);
+        }
         let format = weights.chunk.format;
         if let Some(right) = self.tiles.get(&format) {
             return Ok(*right);
@@ -305,12 +315,7 @@ impl GpuBackend {
 
     fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
         let key = (set.chunk.format, Input::Floats, role, 1);
-        if self.forms.contains_key(&key) {
-            return Ok(());
-        }
-        if set.blocks == 0 {
-            // No expert has weights here: nothing is multiplied.
-            self.forms.insert(key, Some(Sum::Shared));
+        if set.blocks == 0 || self.forms.contains_key(&key) {
             return Ok(());
         }
         let weights = Weights { chunk: &set.chunk, blocks: set.blocks };
