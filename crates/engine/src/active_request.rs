@@ -45,7 +45,7 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now, and what the scheduler has to know of it. Prompt and answer have `context` tokens at most; drafts of
+    /// A request that was submitted now. Prompt and answer have `context` tokens at most; drafts of
     /// the answer are made if `speculates`.
     pub fn new(
         request: &Request,

@@ -4,8 +4,8 @@ use thunder_compute::Largest;
 
 /// The results of one step, gathered from the ranks of the last stage. Holds `[rank][row]`: the
 /// logits of the rank's part of the vocabulary if
-/// [`RowResults::logits`](crate::scheduler::RowResults::logits), else the bits of a token id and its
-/// logit. After them, `[row][hidden]`.
+/// [`RowResults::logits`](crate::scheduler::RowResults::logits), else the bits of a token id and
+/// its logit. After them, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
     /// Rows that wanted results.

@@ -19,29 +19,32 @@ struct Room {
 }
 
 impl Scheduler {
-    /// Fills `step`: first the next token of sequences that decode, then tokens generated before a
-    /// preemption, then prompts, each the oldest request first.
+    /// Fills `step`: first the next token of sequences that decode, then prompts and tokens generated
+    /// before a preemption, each the oldest request first.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
         let mut room = Room { rows: self.limits.rows, waiting: None };
         // Each step of a pipeline takes its share of the sequences, so that every stage has some to
         // compute.
         let share = self.running.len().div_ceil(self.stages).max(1);
-        self.plan_work(step, Work::Decode, share, &mut room);
+        self.plan_work(step, &[Work::Decode], share, &mut room);
         if !step.is_empty() {
             room.rows = room.rows.min(PROMPT_ROWS_WITH_DECODES);
         }
-        self.plan_work(step, Work::Recompute, self.limits.sequences, &mut room);
-        self.plan_work(step, Work::ReadPrompt, self.limits.sequences, &mut room);
+        // Together: younger sequences that compute their answers again leave the older ones' prompts
+        // their rows.
+        self.plan_work(step, &[Work::Recompute, Work::ReadPrompt], self.limits.sequences, &mut room);
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());
+        // Backends take generated tokens first.
+        step.entries.sort_unstable_by_key(|entry| (entry.prompt, self.id(entry.slot)));
         self.issue(step);
         // What no step verified now is out of date in the next.
         self.slots.iter_mut().flatten().for_each(|sequence| sequence.proposal.clear());
     }
 
-    /// Adds entries of one kind, until the step has `most` entries or no rows are left.
-    fn plan_work(&mut self, step: &mut PlannedStep, work: Work, most: usize, room: &mut Room) {
+    /// Adds entries of these kinds, until the step has `most` entries or no rows are left.
+    fn plan_work(&mut self, step: &mut PlannedStep, kinds: &[Work], most: usize, room: &mut Room) {
         let mut index = 0;
         while index < self.running.len() && room.rows > 0 && step.entries.len() < most {
             let slot = self.running[index];
@@ -49,11 +52,14 @@ impl Scheduler {
             if room.waiting.is_some() && id > room.waiting {
                 return;
             }
-            if work == Work::ReadPrompt {
+            if kinds.contains(&Work::ReadPrompt) {
                 self.share_prefix(slot);
             }
-            let ready = self.slots[slot].as_ref().filter(|sequence| sequence.ready_for() == Some(work));
-            if let Some(mut entry) = ready.and_then(|sequence| entry(slot, sequence, work, room.rows)) {
+            let sequence = self.slots[slot].as_ref();
+            let work = sequence.and_then(Sequence::ready_for).filter(|work| kinds.contains(work));
+            let ready = sequence.zip(work);
+            if let Some(mut entry) = ready.and_then(|(sequence, work)| entry(slot, sequence, work, room.rows))
+            {
                 entry.drafted = self.drafted(&entry, step, room.rows);
                 entry.count += entry.drafted;
                 if self.reserve_blocks(index, entry.count) {

@@ -9,7 +9,7 @@ pub(super) struct PlannedStep {
     pub results: RowResults,
 }
 
-/// What ranks send of each row that gives a token, beside the likeliest one.
+/// What ranks send of each row that gives a token, and not only the likeliest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowResults {
     /// All logits.

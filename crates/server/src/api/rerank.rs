@@ -1,8 +1,8 @@
 //! POST /v1/rerank and /rerank, in the form that Cohere, Jina and vLLM share.
 //!
-//! A document's score is the probability of "yes" beside "no" when the model is asked whether the
-//! document meets the query, in the words of Qwen3-Reranker's model card. That model was trained for
-//! the question; other chat models answer it as well as they can.
+//! A document's score is the probability of "yes" against "no" when the model is asked whether the
+//! document meets the query, in the words of Qwen3-Reranker's model card. That model was trained
+//! for the question; other chat models answer it as well as they can.
 
 use std::sync::Arc;
 

@@ -112,8 +112,8 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Reads what an answer must follow, with the field that says so: `response_format`, or one of the fields `guided_json`,
-/// `guided_regex`, `guided_grammar` and `guided_choice`, as vLLM calls them.
+/// Reads what an answer must follow, with the field that says so: `response_format`, or one of the
+/// fields `guided_json`, `guided_regex`, `guided_grammar` and `guided_choice`, as vLLM calls them.
 pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<(&'static str, Grammar)>, ApiError> {
     let mut found: Vec<(&'static str, Grammar)> = Vec::new();
     if let Some(format) = fields.value("response_format") {
