@@ -373,7 +373,7 @@ impl Device {
             cache: None,
         });
         self.check().map_err(|error| self.failed(format!("kernel {kernel:?} does not compile: {error}")))?;
-        self.pipelines.insert(kernel.clone(), Pipeline { pipeline, layout });
+        self.pipelines.insert(*kernel, Pipeline { pipeline, layout });
         Ok(())
     }
 
@@ -411,7 +411,7 @@ fn binding_of(kernel: &Kernel, buffers: &[&Memory]) -> Binding {
     for (id, memory) in ids.iter_mut().zip(buffers) {
         *id = memory.id;
     }
-    (kernel.clone(), ids)
+    (*kernel, ids)
 }
 
 fn layout_entry((binding, access): (usize, &Access)) -> BindGroupLayoutEntry {

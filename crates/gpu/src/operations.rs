@@ -381,7 +381,7 @@ impl Backend for GpuBackend {
         }
         let mut partial = self.spare(residual.capacity(), residual.width)?;
         partial.shape(x.rows)?;
-        self.sum_experts((x, rows.clone()), choices, experts, &mut partial, false)?;
+        self.sum_experts((x, rows.clone()), choices, experts, &partial, false)?;
         self.all_reduce(&mut partial, rows.clone())?;
         self.add_rows(&partial, rows, residual)?;
         self.spares.push(partial);

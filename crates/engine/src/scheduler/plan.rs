@@ -19,8 +19,8 @@ struct Room {
 }
 
 impl Scheduler {
-    /// Fills `step`: first the next token of sequences that decode, then prompts and tokens generated
-    /// before a preemption, each the oldest request first.
+    /// Fills `step`: first the next token of sequences that decode, then prompts and tokens
+    /// generated before a preemption, each the oldest request first.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
         let mut room = Room { rows: self.limits.rows, waiting: None };
@@ -31,8 +31,8 @@ impl Scheduler {
         if !step.is_empty() {
             room.rows = room.rows.min(PROMPT_ROWS_WITH_DECODES);
         }
-        // Together: younger sequences that compute their answers again leave the older ones' prompts
-        // their rows.
+        // Together: younger sequences that compute their answers again leave the older ones'
+        // prompts their rows.
         self.plan_work(step, &[Work::Recompute, Work::ReadPrompt], self.limits.sequences, &mut room);
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());

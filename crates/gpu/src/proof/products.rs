@@ -33,9 +33,12 @@ pub(crate) struct Weights<'a> {
     pub blocks: usize,
 }
 
-/// The form of products with matrices that have no columns on this rank: no weight is read, so there
-/// is nothing to prove. It says nothing of other matrices of the format.
+/// The form of products with matrices that have no columns on this rank: no weight is read, so
+/// there is nothing to prove. It says nothing of other matrices of the format.
 const NOTHING_MULTIPLIED: Sum = Sum::Shared;
+
+/// Runs a form of a product: why it is wrong, if it is.
+type Check<'a> = &'a mut dyn FnMut(&mut GpuBackend, Product) -> Result<Result<(), String>, ComputeError>;
 
 /// Inputs of a comparison.
 struct Inputs {
@@ -227,7 +230,7 @@ impl GpuBackend {
         &mut self,
         key: FormKey,
         weights: Weights<'_>,
-        check: &mut dyn FnMut(&mut Self, Product) -> Result<Result<(), String>, ComputeError>,
+        check: Check<'_>,
     ) -> Result<Option<Sum>, ComputeError> {
         let (format, input, role, batch) = key;
         debug_assert_eq!(format, weights.chunk.format);
