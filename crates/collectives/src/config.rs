@@ -1,10 +1,12 @@
 //! How a rank finds its group and how long it waits: fields, and the environment variables that set
 //! them.
 
+mod cables;
 mod environment;
 mod ports;
 mod rdma;
 
+pub use cables::CableNetwork;
 pub(crate) use ports::bind;
 pub use ports::parse_ports;
 pub use rdma::RdmaConfig;
@@ -38,6 +40,9 @@ pub struct Config {
     pub transport: TransportChoice,
     /// The RDMA devices that lead to other ranks.
     pub rdma: Option<RdmaConfig>,
+    /// Networks in the order in which ranks prefer them for their connections, usually one for each
+    /// cable. Only those count in which both ranks have an address.
+    pub cables: Vec<CableNetwork>,
     /// How long a live rank may send nothing within an operation. Must be longer than the slowest
     /// rank's computation between two operations; shorter values notice a stopped process earlier.
     pub stall_limit: Duration,
@@ -84,6 +89,7 @@ impl Config {
             secret: Vec::new(),
             transport: TransportChoice::Auto,
             rdma: None,
+            cables: Vec::new(),
             stall_limit: Duration::from_secs(10),
             loss_limit: Duration::from_millis(1300),
             rendezvous_limit: Duration::from_secs(60),

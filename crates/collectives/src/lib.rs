@@ -46,7 +46,7 @@ mod wire;
 mod world;
 
 pub use algorithm::Algorithm;
-pub use config::{Config, MAX_RANKS, RdmaConfig, parse_ports};
+pub use config::{CableNetwork, Config, MAX_RANKS, RdmaConfig, parse_ports};
 pub use cost::Cost;
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};

@@ -8,6 +8,7 @@ mod topology;
 
 pub(crate) use bound_endpoint::BoundEndpoint;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::TcpStream;
 use std::time::Instant;
@@ -19,7 +20,7 @@ use crate::link::tcp::TcpLink;
 use crate::platform::{self, Mapping};
 use crate::rendezvous::{Endpoint, HandshakeStream};
 use crate::watch::Watch;
-use crate::{Config, InitError};
+use crate::{Config, InitError, RdmaConfig};
 use dial::{ConnectionRequest, Purpose, dial};
 use incoming::IncomingConnections;
 use topology::Topology;
@@ -41,6 +42,7 @@ pub(crate) struct World {
 /// Connects this rank with all others in `table`. The higher rank of a pair dials the lower one.
 pub(crate) fn form(config: &Config, bound: BoundEndpoint, table: &[Endpoint]) -> Result<World, InitError> {
     let deadline = Instant::now() + config.rendezvous_limit;
+    let config = &with_cables(config, &bound.endpoint, table);
     let topology = Topology::new(config, table)?;
     let incoming = IncomingConnections::listen(config, bound)?;
     let hosts = topology.hosts();
@@ -65,6 +67,23 @@ pub(crate) fn form(config: &Config, bound: BoundEndpoint, table: &[Endpoint]) ->
         _ => None,
     };
     Ok(World { links, hosts, board, watch, local_ranks })
+}
+
+/// The configuration with the RDMA devices of the cables that lead to ranks of `table`, unless it
+/// names devices itself. Both ends of a cable find it by its network, and in the same order.
+fn with_cables(config: &Config, own: &Endpoint, table: &[Endpoint]) -> Config {
+    let mut config = config.clone();
+    if config.rdma.is_none() {
+        let mut devices: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        for cable in config.cables.iter().filter(|cable| own.is_in(cable)) {
+            let other = |(rank, peer): &(usize, &Endpoint)| *rank != config.rank && peer.is_in(cable);
+            if let (Some(device), Some((rank, _))) = (&cable.device, table.iter().enumerate().find(other)) {
+                devices.entry(rank).or_default().push(device.clone());
+            }
+        }
+        config.rdma = (!devices.is_empty()).then_some(RdmaConfig { devices, mode: None });
+    }
+    config
 }
 
 /// A world whose connections are being made.
@@ -92,7 +111,8 @@ impl Forming<'_> {
             // A rank with a cable is watched over that cable, so that it counts as lost when the
             // cable is cut.
             let ours = topology.cables(peer).map_or(Vec::new(), |(_, devices)| addresses_of(devices));
-            let endpoint = &topology.table[peer].nearest_first(&ours);
+            let endpoint = topology.table[peer].nearest_first(&ours);
+            let endpoint = &endpoint.preferring(&topology.table[config.rank], &config.cables);
             self.liveness[peer] = Some(dial(config, endpoint, &request(Purpose::Liveness), deadline)?);
             if !topology.shares_memory(peer) {
                 let dial = |index| dial(config, endpoint, &request(Purpose::Data(index)), deadline);
@@ -162,4 +182,33 @@ fn remote_link(
     }
     let unlimited = streams.iter().try_for_each(|stream| stream.set_timeouts(None));
     Ok(Box::new(unlimited.and_then(|()| TcpLink::new(streams)).map_err(set_up)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cables_with_devices_are_found_by_the_ranks_at_their_ends() {
+        let endpoint = |addresses: &[&str]| Endpoint {
+            host: String::new(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            port: 1,
+            connections: 1,
+            local: String::new(),
+            session: String::new(),
+        };
+        let table = [
+            endpoint(&["10.0.7.1", "10.0.7.5", "192.168.1.1"]),
+            endpoint(&["10.0.7.2", "10.0.7.6", "192.168.1.2"]),
+            endpoint(&["192.168.1.3"]),
+        ];
+        let mut config = Config::new(0, 3, "127.0.0.1:1");
+        let names = "10.0.7.4/30=rdma_en3,10.0.7.0/30=rdma_en2,10.0.9.0/30=rdma_en4,192.168.1.0/24";
+        config.cables = names.split(',').map(|text| text.parse().unwrap()).collect();
+        let rdma = with_cables(&config, &table[0], &table).rdma.unwrap();
+        assert_eq!(rdma.devices, BTreeMap::from([(1, vec!["rdma_en3".to_owned(), "rdma_en2".to_owned()])]));
+        config.rdma = Some(RdmaConfig { devices: BTreeMap::new(), mode: None });
+        assert_eq!(with_cables(&config, &table[0], &table).rdma.unwrap().devices, BTreeMap::new());
+    }
 }

@@ -5,7 +5,7 @@ use super::addresses::{FIRST_PORT, addresses, addresses_of_all, ports, with_port
 use super::hosts::Place;
 use super::secret::random_hex;
 use super::{Backend, Launch, LaunchError};
-use crate::hostfile::Hostfile;
+use crate::hostfile::{Devices, Hostfile};
 
 /// Variable: the number of ranks on a rank's host. For programs that place themselves, as on
 /// several GPUs.
@@ -78,6 +78,11 @@ pub(super) fn variables(launch: &Launch) -> Result<Variables, LaunchError> {
         if matches!(backend, Backend::Jaccl | Backend::JacclRing) {
             let rows: Vec<_> = places.iter().map(|place| &place.rdma).collect();
             files.push(("MLX_IBV_DEVICES".to_owned(), json(&rows)));
+        }
+        // Not all pairs have a cable: Thunderhead's ranks use RDMA where there is one, and TCP.
+        if matches!(backend, Backend::Auto | Backend::Ring) && has_device_rows(places) {
+            let rows: Vec<_> = places.iter().map(|place| &place.rdma).collect();
+            files.push(("THUNDER_RDMA_DEVICES".to_owned(), json(&rows)));
         }
     }
     if !ring_addresses.is_empty() {
@@ -181,6 +186,12 @@ fn rank_variables(
     variables.set("THUNDER_WORLD_SIZE", places.len().to_string());
     variables.set("MLX_RANK", rank.to_string());
     last_of_each(variables)
+}
+
+/// Whether the host file has a row of devices for each rank, at least one with a device.
+fn has_device_rows(places: &[Place]) -> bool {
+    let named = |place: &Place| place.rdma.iter().any(|devices| *devices != Devices::None);
+    places.iter().all(|place| place.rdma.len() == places.len()) && places.iter().any(named)
 }
 
 fn json(value: &impl serde::Serialize) -> String {

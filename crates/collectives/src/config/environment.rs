@@ -14,7 +14,7 @@ impl Config {
     /// Reads `THUNDER_RANK`, `THUNDER_WORLD_SIZE`, `THUNDER_COORDINATOR`, `THUNDER_SECRET`,
     /// `THUNDER_TRANSPORT` (`auto`, `shm`, `tcp`, `rdma`), `THUNDER_RDMA_DEVICES` (a device file;
     /// if not set, `MLX_IBV_DEVICES`), `THUNDER_RDMA_MODE` (`uc`, `rc`, `rc-write`),
-    /// `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
+    /// `THUNDER_CABLES` (`10.84.72.0/30=rdma_en2,192.168.1.0/24`), `THUNDER_STALL_LIMIT_MS`, `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`,
     /// `THUNDER_SPIN_US`, `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`,
     /// `THUNDER_CONNECTIONS`, `THUNDER_WIRE` (`exact`, `int8`) and `THUNDER_PORTS` (`FIRST-LAST`).
     ///
@@ -56,6 +56,10 @@ impl Config {
                 value.parse().map_err(|remedy: String| setting("THUNDER_TRANSPORT", &value, &remedy))?;
         }
         config.rdma = rdma(variable, config.rank)?;
+        if let Some(value) = variable("THUNDER_CABLES") {
+            let networks = value.split(',').map(str::parse).collect::<Result<_, String>>();
+            config.cables = networks.map_err(|remedy| setting("THUNDER_CABLES", &value, &remedy))?;
+        }
         let milliseconds = |name: &str, field: &mut Duration| -> Result<(), InitError> {
             if let Some(value) = variable(name) {
                 *field = Duration::from_millis(number(name, &value)? as u64);

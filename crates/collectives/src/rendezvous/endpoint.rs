@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::CableNetwork;
+
 /// A rank's address, as all ranks get it. The field names are part of the wire format.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Endpoint {
@@ -34,24 +36,59 @@ impl Endpoint {
         sorted.addresses.sort_by_key(|address| Reverse(shared(address)));
         sorted
     }
+
+    /// The same endpoint, with the addresses first that are in the earliest of `networks` that
+    /// `own` is in too. Keeps the order of the others.
+    pub fn preferring(&self, own: &Self, networks: &[CableNetwork]) -> Self {
+        let place = |address: &IpAddr| {
+            networks.iter().position(|network| network.contains(address) && own.is_in(network))
+        };
+        let mut sorted = self.clone();
+        sorted.addresses.sort_by_key(|address| place(address).unwrap_or(usize::MAX));
+        sorted
+    }
+
+    /// True when one of the addresses is in `network`.
+    pub fn is_in(&self, network: &CableNetwork) -> bool {
+        self.addresses.iter().any(|address| network.contains(address))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_address_on_the_cable_comes_first() {
-        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-        let listed = ["fe80::1", "10.0.1.9", "10.0.7.2", "127.0.0.1"];
-        let endpoint = Endpoint {
+    fn endpoint(addresses: &[&str]) -> Endpoint {
+        Endpoint {
             host: String::new(),
-            addresses: addresses(&listed),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             port: 1,
             connections: 1,
             local: String::new(),
             session: String::new(),
+        }
+    }
+
+    #[test]
+    fn networks_that_both_ranks_are_in_come_first() {
+        let networks: Vec<CableNetwork> =
+            ["10.0.7.0/30=rdma_en2", "10.0.7.4/30", "10.0.1.0/24"].map(|text| text.parse().unwrap()).into();
+        let peer = endpoint(&["192.168.1.9", "10.0.1.9", "10.0.7.6", "10.0.7.2"]);
+        let sorted = |own: &[&str]| {
+            let sorted = peer.preferring(&endpoint(own), &networks).addresses;
+            sorted.iter().map(IpAddr::to_string).collect::<Vec<_>>()
         };
+        let at_the_first_cable = ["10.0.7.2", "10.0.1.9", "192.168.1.9", "10.0.7.6"];
+        assert_eq!(sorted(&["10.0.1.3", "10.0.7.1"]), at_the_first_cable, "the second is another rank's");
+        let without = ["192.168.1.9", "10.0.1.9", "10.0.7.6", "10.0.7.2"];
+        assert_eq!(sorted(&["192.168.1.3"]), without, "networks that this rank is not in");
+    }
+
+    #[test]
+    fn the_address_on_the_cable_comes_first() {
+        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let listed = ["fe80::1", "10.0.1.9", "10.0.7.2", "127.0.0.1"];
+        let endpoint = endpoint(&listed);
         let sorted: Vec<IpAddr> = addresses(&["10.0.7.2", "10.0.1.9", "127.0.0.1", "fe80::1"]);
         let ours = ["192.168.3.1", "10.0.7.1"].map(|text| text.parse().unwrap());
         assert_eq!(endpoint.nearest_first(&ours).addresses, sorted);
