@@ -12,6 +12,7 @@ mod interrupt;
 mod key_args;
 mod launch_command;
 mod log;
+mod mac_command;
 mod mlx_launch;
 mod model_arg;
 mod model_command;
@@ -56,6 +57,7 @@ enum Command {
     Up(up::UpCommand),
     Cluster(cluster_command::ClusterCommand),
     Launch(launch_command::LaunchCommand),
+    Mac(mac_command::MacCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
 }
@@ -95,6 +97,12 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Up(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Mac(command) => {
+            return command.run().unwrap_or_else(|error| {
+                eprintln!("error: {}", report::line(&error));
+                ExitCode::FAILURE
+            });
+        }
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));
