@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{Cable, Desk, End};
 use crate::job::{self, KeptEnd, Paths};
 use crate::machine::{Interface, Machine, RdmaState};
-use crate::network::{self, Network};
+use crate::network::{self, CABLE_PREFIX, Network};
 pub use action::{Action, Effect};
 
 /// Bytes of a packet where a Mac is at one end: more than macOS takes on no interface.
@@ -135,13 +135,15 @@ fn links(desk: &Desk, notes: &mut Vec<String>) -> Result<Vec<Link>, PlanError> {
             }
         }
     }
-    let kept: Vec<Option<[Network; 2]>> = usable.iter().map(|cable| kept_addresses(desk, cable)).collect();
+    let kept: Vec<Option<([Network; 2], bool)>> =
+        usable.iter().map(|cable| kept_addresses(desk, cable)).collect();
     let used: Vec<Network> = desk.machines.iter().flat_map(Machine::used_networks).collect();
     let wanted = kept.iter().filter(|kept| kept.is_none()).count();
     let mut fresh = network::choose(wanted, &used).map_err(PlanError::NoNetwork)?.into_iter();
     let mut links = Vec::new();
     for (cable, kept) in usable.into_iter().zip(kept) {
-        let Some(addresses) = kept.or_else(|| fresh.next().map(|network| network.ends())) else { continue };
+        let fresh = || fresh.next().map(|network| (network.ends(), false));
+        let Some((addresses, kept)) = kept.or_else(fresh) else { continue };
         if !cable.certain {
             notes.push(format!(
                 "{} and {} have several cables, and which ports each joins is not known before packets pass: \
@@ -152,17 +154,16 @@ fn links(desk: &Desk, notes: &mut Vec<String>) -> Result<Vec<Link>, PlanError> {
         }
         let rdma = desk.rdma_obstacles(cable).is_empty();
         let mtu = if rdma { None } else { jumbo(desk, cable) };
-        links.push(Link { ends: cable.ends, addresses, kept: kept.is_some(), rdma, mtu, gbits: cable.gbits });
+        links.push(Link { ends: cable.ends, addresses, kept, rdma, mtu, gbits: cable.gbits });
     }
     Ok(links)
 }
 
-/// Addresses that both ends have already, in a network that is nowhere else on the desk.
-fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<[Network; 2]> {
+/// Addresses that the ends have already, in a network that is nowhere else on the desk; and whether
+/// both have theirs.
+fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<([Network; 2], bool)> {
     let [one, other] = cable.ends.map(|end| desk.interface(end));
     let (one, other) = one.zip(other)?;
-    let pairs =
-        one.addresses.iter().flat_map(|own| other.addresses.iter().map(move |theirs| (*own, *theirs)));
     let is_elsewhere = |network: &Network| {
         let all =
             desk.machines.iter().enumerate().flat_map(|(index, machine)| {
@@ -176,14 +177,24 @@ fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<[Network; 2]> {
         let mut others = all.filter(|(index, interface)| !own(*index, interface));
         others.any(|(_, interface)| interface.addresses.iter().any(|address| address.overlaps(network)))
     };
+    let is_own = |network: &Network| !network.is_link_local() && !is_elsewhere(network);
     let suits = |(own, theirs): &(Network, Network)| {
-        own.base() == theirs.base()
-            && own.address != theirs.address
-            && !own.is_link_local()
-            && (16..=30).contains(&own.prefix)
-            && !is_elsewhere(own)
+        let are_ends = own.base() == theirs.base() && own.address != theirs.address;
+        are_ends && (16..=CABLE_PREFIX).contains(&own.prefix) && is_own(own)
     };
-    pairs.into_iter().find(suits).map(|(own, theirs)| [own, theirs])
+    let mut pairs =
+        one.addresses.iter().flat_map(|own| other.addresses.iter().map(move |theirs| (*own, *theirs)));
+    let whole = pairs.find(suits).map(|(own, theirs)| ([own, theirs], true));
+    // A setup that ended in the middle has given one end its address: the other gets the second.
+    let half = |side: usize, interface: &Interface| {
+        let others: Vec<Network> = desk.machine(cable.ends[1 - side]).used_networks().collect();
+        let begun = |own: &&Network| {
+            let is_end = own.prefix == CABLE_PREFIX && own.ends()[side] == **own;
+            is_end && is_own(own) && !others.iter().any(|used| used.overlaps(own))
+        };
+        interface.addresses.iter().find(begun).map(|own| (own.ends(), false))
+    };
+    whole.or_else(|| half(0, one)).or_else(|| half(1, other))
 }
 
 /// The MTU for a cable that carries data over TCP. Larger packets cost fewer interrupts for the
@@ -195,10 +206,7 @@ fn jumbo(desk: &Desk, cable: &Cable) -> Option<u32> {
     let most = interfaces.iter().map(|interface| interface.and_then(|interface| interface.most_mtu));
     let most = most.collect::<Option<Vec<_>>>()?.into_iter().min()?;
     let mtu = wanted.min(most);
-    // A larger MTU that somebody has set stays.
-    interfaces.iter().flatten().any(|interface| interface.mtu < mtu).then_some(mtu).or_else(|| {
-        interfaces.iter().flatten().all(|interface| interface.mtu == mtu && mtu > 1500).then_some(mtu)
-    })
+    (mtu > 1500).then_some(mtu)
 }
 
 /// What one machine lacks.

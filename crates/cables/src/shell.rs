@@ -73,9 +73,14 @@ impl ProcessShell {
     pub fn over(ssh: &[String], machine: &str) -> Self {
         // A host that asks for a password would wait for ever.
         let options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"].map(str::to_owned);
-        let host = [machine.to_owned()];
         let (program, rest) = ssh.split_at(ssh.len().min(1));
-        let ssh = program.iter().cloned().chain(options).chain(rest.iter().cloned()).chain(host).collect();
+        let ssh: Vec<String> = program.iter().cloned().chain(options).chain(rest.iter().cloned()).collect();
+        Self::through(&ssh, machine)
+    }
+
+    /// Scripts run on `machine` through a program that takes ssh's arguments.
+    pub fn through(program: &[String], machine: &str) -> Self {
+        let ssh = program.iter().cloned().chain([machine.to_owned()]).collect();
         Self { machine: machine.to_owned(), ssh }
     }
 

@@ -1,1 +1,12 @@
-mod recorded;
+//! Whole desks: recorded and random ones, against doubles of their commands.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod doubles;
+mod fake;
+mod faults;
+mod linux;
+mod parsers;
+mod random;
+mod setups;
+mod simulation;

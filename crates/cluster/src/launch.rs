@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use crate::hostfile::Hostfile;
 
 pub use error::LaunchError;
-pub use hosts::{Place, parse_hosts};
+pub use hosts::{Place, is_local as is_this_machine, parse_hosts};
 pub use plan::{LaunchPlan, PlannedRank};
 pub use report::{LaunchReport, RankEnd, RankReport};
 

@@ -13,6 +13,7 @@ mod interrupt;
 mod key_args;
 mod launch_command;
 mod log;
+mod mac_command;
 mod mlx_launch;
 mod model_arg;
 mod model_command;
@@ -58,6 +59,7 @@ enum Command {
     Cluster(cluster_command::ClusterCommand),
     Launch(launch_command::LaunchCommand),
     Devices(devices::DevicesCommand),
+    Mac(mac_command::MacCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
 }
@@ -104,6 +106,12 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Up(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Mac(command) => {
+            return command.run().unwrap_or_else(|error| {
+                eprintln!("error: {}", report::line(&error));
+                ExitCode::FAILURE
+            });
+        }
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));

@@ -46,7 +46,7 @@ fn check_count(count: usize) -> Result<(), LaunchError> {
 }
 
 /// Whether ranks on `host` are children of this process: loopback, or this machine's own name.
-pub(super) fn is_local(host: &str) -> bool {
+pub fn is_local(host: &str) -> bool {
     if host.eq_ignore_ascii_case("localhost") {
         return true;
     }

@@ -1,0 +1,142 @@
+#!/bin/sh
+# The commands of one Mac, whose state is the folder $FAKE. Linked under the name of each command.
+# $DESK is the folder of all Macs: "drop" and "fail" there count commands down to a fault.
+set -u
+me=${0##*/}
+fail() { echo "$1" >&2; exit "${2:-1}"; }
+
+# Counts $1 down; succeeds when it is at its end.
+due() {
+  [ -f "$DESK/$1" ] || return 1
+  left=$(cat "$DESK/$1")
+  [ "$left" -gt 0 ] || return 0
+  echo $((left - 1)) >"$DESK/$1"
+  return 1
+}
+
+show() { # interface
+  read -r flags <"$FAKE/interfaces/$1/flags"
+  member=
+  if grep -qx "$1" "$FAKE/members"; then member=PROMISC,; fi
+  printf '%s: flags=8863<%sBROADCAST,SMART,RUNNING,%sSIMPLEX,MULTICAST> mtu %s\n\tether %s\n' \
+    "$1" "$flags" "$member" "$(cat "$FAKE/interfaces/$1/mtu")" "$(cat "$FAKE/interfaces/$1/mac")"
+  sed 's/^\([^ ]*\) \(.*\)/\tinet \1 netmask \2/' "$FAKE/interfaces/$1/inet"
+  printf '\tstatus: %s\n' "$(cat "$FAKE/interfaces/$1/status")"
+}
+
+show_bridge() {
+  echo 'bridge0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500'
+  sed 's/.*/\tmember: & flags=3<LEARNING,DISCOVER>/' "$FAKE/members"
+}
+
+hex() { # a mask like 255.255.255.252
+  old=$IFS
+  IFS=.
+  # shellcheck disable=SC2086 # four words
+  set -- $1
+  IFS=$old
+  printf '0x%02x%02x%02x%02x' "$1" "$2" "$3" "$4"
+}
+
+ifconfig() {
+  case $1 in
+    -a) for i in "$FAKE"/interfaces/*; do show "${i##*/}"; done; show_bridge; exit ;;
+    -l) echo "$(ls "$FAKE/interfaces" | tr '\n' ' ')bridge0"; exit ;;
+    bridge0)
+      case ${2:-} in
+        '') show_bridge ;;
+        deletem)
+          grep -qx "$3" "$FAKE/members" || fail "ifconfig: BRDGDEL $3: No such file or directory"
+          sed -i "/^$3\$/d" "$FAKE/members" ;;
+        addm)
+          [ -d "$FAKE/interfaces/$3" ] || fail "ifconfig: BRDGADD $3: No such process"
+          grep -qx "$3" "$FAKE/members" && fail "ifconfig: BRDGADD $3: Device busy"
+          echo "$3" >>"$FAKE/members"
+          sort -o "$FAKE/members" "$FAKE/members" ;;
+        *) fail "ifconfig: $2: bad value" ;;
+      esac
+      exit ;;
+  esac
+  dir=$FAKE/interfaces/$1
+  [ -d "$dir" ] || fail "ifconfig: interface $1 does not exist"
+  case "${2:-} ${4:-}" in
+    ' ') show "$1" ;;
+    'up ') echo UP, >"$dir/flags" ;;
+    'down ') echo >"$dir/flags" ;;
+    'mtu ') echo "$3" >"$dir/mtu" ;;
+    'inet netmask') echo "$3 $(hex "$5")" >>"$dir/inet" ;;
+    'inet -alias')
+      grep -q "^$3 " "$dir/inet" || fail "ifconfig: ioctl (SIOCDIFADDR): Can't assign requested address"
+      sed -i "/^$3 /d" "$dir/inet" ;;
+    *) fail "ifconfig: $*: bad value" ;;
+  esac
+}
+
+case $me in
+  ssh)
+    while [ $# -gt 0 ]; do
+      case $1 in
+        -o) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+      esac
+    done
+    FAKE=$DESK/$1
+    [ -d "$FAKE" ] || fail "ssh: Could not resolve hostname $1" 255
+    shift
+    THUNDER_ROOT=$FAKE/root
+    export FAKE THUNDER_ROOT
+    exec sh -c "$*" ;;
+  sudo)
+    while [ $# -gt 0 ]; do
+      case $1 in
+        -n) shift ;;
+        *) break ;;
+      esac
+    done
+    [ "$*" = true ] && exit 0
+    echo "$*" >>"$FAKE/log"
+    due fail && { rm "$DESK/fail"; fail "Operation not permitted"; }
+    # A connection that is lost after the command has run: ssh says so, and nobody knows the rest.
+    if due drop; then "$@" >/dev/null 2>&1; fail "Connection closed by remote host" 255; fi
+    exec "$@" ;;
+  id) echo 501 ;;
+  uname) echo Darwin ;;
+  hostname) cat "$FAKE/name" ;;
+  sw_vers) cat "$FAKE/version" ;;
+  sysctl)
+    case $1 in
+      iogpu.wired_limit_mb=*) echo "${1#*=}" >"$FAKE/gpu" ;;
+      *) cat "$FAKE/sysctl"; echo "iogpu.wired_limit_mb: $(cat "$FAKE/gpu")" ;;
+    esac ;;
+  rdma_ctl) [ -f "$FAKE/rdma" ] || exit 127; cat "$FAKE/rdma" ;;
+  system_profiler) cat "$FAKE/thunderbolt.json" ;;
+  networksetup)
+    case $1 in
+      -listallhardwareports) cat "$FAKE/ports" ;;
+      -listvalidMTUrange) echo "Valid MTU Range: 1280-9000" ;;
+      *) fail "$me: $1" ;;
+    esac ;;
+  ifconfig) ifconfig "$@" ;;
+  netstat) cat "$FAKE/routes" ;;
+  ibv_devices) cat "$FAKE/devices" ;;
+  ibv_devinfo) cat "$FAKE/states" ;;
+  pmset)
+    case $1 in
+      -g) cat "$FAKE/power" ;;
+      -c) sed -i "s/lowpowermode .*/lowpowermode         $3/" "$FAKE/power" ;;
+    esac ;;
+  socketfilterfw) echo "Firewall is disabled. (State = 0)" ;;
+  launchctl)
+    case $1 in
+      print-disabled) printf '\tdisabled services = {\n\t\t"com.openssh.sshd" => enabled\n\t}\n' ;;
+      print) [ -f "$FAKE/job" ] || exit 113 ;;
+      bootstrap)
+        [ -f "$3" ] && ! [ -f "$FAKE/job" ] || fail "Bootstrap failed: 5: Input/output error" 5
+        touch "$FAKE/job"
+        # launchd starts it at once.
+        sh "$THUNDER_ROOT/Library/Application Support/Thunderhead/cables.sh" ;;
+      bootout) [ -f "$FAKE/job" ] || fail "Boot-out failed: 3: No such process" 3; rm "$FAKE/job" ;;
+    esac ;;
+  *) fail "no double for $me" 127 ;;
+esac

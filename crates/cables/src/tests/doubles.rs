@@ -1,0 +1,201 @@
+//! Real `sh`, `ssh` and commands on PATH, which are doubles: setup, restart, undo, with faults.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::setups;
+use crate::apply::{self, Host, Hosts, ask_sudo};
+use crate::graph::Desk;
+use crate::machine::Machine;
+use crate::plan::Plan;
+use crate::record::Record;
+use crate::shell::{ProcessShell, Shell};
+
+const COMMANDS: [&str; 17] = [
+    "ssh",
+    "sudo",
+    "id",
+    "uname",
+    "hostname",
+    "sw_vers",
+    "sysctl",
+    "rdma_ctl",
+    "system_profiler",
+    "networksetup",
+    "ifconfig",
+    "netstat",
+    "ibv_devices",
+    "ibv_devinfo",
+    "pmset",
+    "socketfilterfw",
+    "launchctl",
+];
+
+/// A folder of Macs with their commands.
+struct Doubles {
+    folder: tempfile::TempDir,
+    shells: BTreeMap<String, ProcessShell>,
+}
+
+impl Doubles {
+    fn new(macs: &[super::fake::FakeMac]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        let double = bin.join("double");
+        fs::write(&double, include_str!("double.sh")).unwrap();
+        fs::set_permissions(&double, fs::Permissions::from_mode(0o755)).unwrap();
+        COMMANDS.iter().for_each(|name| symlink("double", bin.join(name)).unwrap());
+        let desk = folder.path().join("desk");
+        macs.iter().for_each(|mac| mac.write_to(&desk.join(&mac.name)));
+        // env stands for the user's environment: ssh and the doubles are found on its PATH.
+        let path = format!("PATH={}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let ssh = ["env".to_owned(), path, format!("DESK={}", desk.display()), "ssh".to_owned()];
+        let shell = |mac: &super::fake::FakeMac| (mac.name.clone(), ProcessShell::through(&ssh, &mac.name));
+        Self { shells: macs.iter().map(shell).collect(), folder }
+    }
+
+    fn desk(&self) -> PathBuf {
+        self.folder.path().join("desk")
+    }
+
+    fn hosts(&self) -> Hosts<'_> {
+        let mut hosts = Hosts::new();
+        for (name, shell) in &self.shells {
+            hosts.insert(name.clone(), Host { shell, sudo: ask_sudo(shell).unwrap().unwrap() });
+        }
+        hosts
+    }
+
+    fn read(&self) -> Desk {
+        let read = |(name, shell): (&String, &ProcessShell)| {
+            Machine::read(name, &apply::probe(shell).unwrap()).unwrap()
+        };
+        Desk::new(self.shells.iter().map(read).collect())
+    }
+
+    fn set_up(&self, record: &mut Record) -> Result<(), apply::ApplyError> {
+        let desk = self.read();
+        let plan = Plan::new(&desk).unwrap();
+        apply::apply(&plan.machines, &desk.machines, &self.hosts(), record, &mut |_| Ok(()), &mut |_| {})
+    }
+
+    fn undo(&self, record: &mut Record) -> Vec<String> {
+        apply::undo(&self.hosts(), record, &mut |_| Ok(()), &mut |_| {}).unwrap()
+    }
+
+    /// All files of the Macs, except for what sudo has logged.
+    fn state(&self) -> BTreeMap<PathBuf, String> {
+        let mut found = BTreeMap::new();
+        collect(&self.desk(), &mut found);
+        found.retain(|path, _| !path.ends_with("log"));
+        found
+    }
+}
+
+fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, found);
+            found.insert(path, "a folder".to_owned());
+        } else {
+            let text = fs::read_to_string(&path).unwrap();
+            found.insert(path, text);
+        }
+    }
+}
+
+#[test]
+fn every_setup_is_set_up_restarted_and_undone() {
+    for (index, (name, macs)) in setups::all().into_iter().enumerate() {
+        let doubles = Doubles::new(&macs);
+        let before = doubles.state();
+        let mut record = Record::default();
+        // Each setup begins with another fault, and is then run again.
+        let fault = ["drop", "fail"][index % 2];
+        fs::write(doubles.desk().join(fault), format!("{}\n", 2 + index)).unwrap();
+        let error = doubles.set_up(&mut record).unwrap_err().to_string();
+        assert!(
+            error.contains(if fault == "drop" { "cannot be reached" } else { "not permitted" }),
+            "{name}: {error}"
+        );
+        let _ = fs::remove_file(doubles.desk().join("drop"));
+        doubles.set_up(&mut record).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let desk = doubles.read();
+        assert!(Plan::new(&desk).unwrap().is_done(), "{name}");
+        let log = fs::read_to_string(doubles.desk().join(&macs[0].name).join("log")).unwrap();
+        assert!(log.contains("deletem") && log.contains("launchctl bootstrap"), "{log}");
+
+        if index == 0 {
+            restart(&doubles, &macs[0], &desk);
+        }
+        assert_eq!(doubles.undo(&mut record), Vec::<String>::new(), "{name}");
+        assert_eq!(doubles.state(), before, "{name}");
+    }
+}
+
+/// The job gives a Mac that starts anew what setup gave it.
+fn restart(doubles: &Doubles, mac: &super::fake::FakeMac, set_up: &Desk) {
+    let folder = doubles.desk().join(&mac.name);
+    let script = folder.join("root/Library/Application Support/Thunderhead/cables.sh");
+    let kept = fs::read_to_string(&script).unwrap();
+    assert!(kept.contains("cable en6 10.84.72.1 255.255.255.252 9000"), "{kept}");
+    for interface in &mac.interfaces {
+        fs::write(folder.join("interfaces").join(&interface.name).join("mtu"), "1500\n").unwrap();
+        if interface.name != "en0" {
+            fs::write(folder.join("interfaces").join(&interface.name).join("inet"), "").unwrap();
+        }
+    }
+    fs::write(folder.join("members"), "en1\nen2\nen6\n").unwrap();
+    assert!(!Plan::new(&doubles.read()).unwrap().is_done(), "a restart takes the addresses");
+    let path = format!("{}:{}", doubles.folder.path().join("bin").display(), std::env::var("PATH").unwrap());
+    for _ in 0..2 {
+        let run = Command::new("sh")
+            .arg(&script)
+            .env("PATH", &path)
+            .env("FAKE", &folder)
+            .env("DESK", doubles.desk())
+            .status();
+        assert!(run.unwrap().success());
+        assert_eq!(doubles.read(), *set_up, "launchd runs it again and again");
+    }
+}
+
+#[test]
+fn a_machine_that_cannot_be_reached_is_named_and_keeps_its_record() {
+    let macs = setups::book_and_studio();
+    let doubles = Doubles::new(&macs);
+    let before = doubles.state();
+    let mut record = Record::default();
+    doubles.set_up(&mut record).unwrap();
+    let (here, away) = (doubles.desk().join("studio"), doubles.folder.path().join("away"));
+    // The hosts are known to work before: undo asks each again.
+    let hosts = doubles.hosts();
+    fs::rename(&here, &away).unwrap();
+    let left = apply::undo(&hosts, &mut record, &mut |_| Ok(()), &mut |_| {}).unwrap();
+    assert!(
+        left.len() == 1 && left[0].contains("studio cannot be reached: ssh: Could not resolve"),
+        "{left:?}"
+    );
+    assert!(!record.is_undone());
+    fs::rename(&away, &here).unwrap();
+    assert_eq!(doubles.undo(&mut record), Vec::<String>::new());
+    assert_eq!(doubles.state(), before);
+}
+
+#[test]
+fn output_and_time_of_commands_are_bounded() {
+    let shell = ProcessShell::local("here");
+    let limit = std::time::Duration::from_millis(300);
+    let slow = shell.run("sleep 20", "", limit).unwrap_err().to_string();
+    assert!(slow.contains("here"), "{slow}");
+    let minute = std::time::Duration::from_secs(60);
+    let long =
+        shell.run("head -c 9000000 /dev/zero | tr '\\0' x; echo no >&2; exit 3", "unread", minute).unwrap();
+    assert_eq!((long.status, long.out.len(), long.err.trim()), (3, 4 << 20, "no"));
+    assert_eq!(shell.run("cat", "what it reads", minute).unwrap().out, "what it reads");
+}

@@ -1,0 +1,51 @@
+//! `thunder mac`: the machines of a desk and their Thunderbolt cables.
+
+mod changes;
+mod desk;
+mod look;
+mod tune;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Check, draw, set up and undo the Thunderbolt cables of several Macs or Linux machines
+///
+/// `check` and `graph` only look. `setup` shows every command first, gives each cable a network of
+/// its own, measures each cable, and writes host files; `undo` restores what was there before. Work
+/// over ssh without a password (--hosts), or on this machine alone.
+#[derive(Args)]
+pub struct MacCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    Check(look::CheckCommand),
+    Graph(look::GraphCommand),
+    Setup(changes::SetupCommand),
+    Verify(verify::VerifyCommand),
+    Undo(changes::UndoCommand),
+    Tune(tune::TuneCommand),
+    Recovery(look::RecoveryCommand),
+}
+
+impl MacCommand {
+    /// Runs the command. The exit status is 1 when `check` has found a problem.
+    ///
+    /// # Errors
+    /// When a machine cannot be read or changed.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.action {
+            Action::Check(command) => command.run(),
+            Action::Graph(command) => command.run(),
+            Action::Setup(command) => command.run(),
+            Action::Verify(command) => command.run(),
+            Action::Undo(command) => command.run(),
+            Action::Tune(command) => command.run(),
+            Action::Recovery(command) => command.run(),
+        }
+    }
+}

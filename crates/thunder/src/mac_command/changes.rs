@@ -1,0 +1,308 @@
+//! `thunder mac setup` and `undo`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::json;
+use thunder_cables::apply::{self, Hosts};
+use thunder_cables::plan::{MachinePlan, Plan};
+use thunder_cables::record::{LocalFile, RecordFile};
+use thunder_cables::route::routes;
+use thunder_cables::{Desk, Record, hostfile};
+
+use super::desk::{DeskArgs, confirm, folder, show, with_sudo};
+use super::verify;
+
+/// The record, and being asked.
+#[derive(Args, Clone)]
+pub struct ChangeArgs {
+    /// File that keeps what was done, for `thunder mac undo` [default: thunderhead/desk/record.json
+    /// in the user's data folder]
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Run the commands without asking
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+impl ChangeArgs {
+    /// Takes the record's file.
+    pub fn open(&self) -> Result<RecordFile> {
+        let path = match &self.record {
+            Some(path) => path.clone(),
+            None => folder()?.join("record.json"),
+        };
+        Ok(RecordFile::open(&path)?)
+    }
+}
+
+/// Give each cable a network of its own, keep it over restarts, and measure it
+///
+/// Shows the commands for each machine first, and asks. Takes the cables' interfaces out of the
+/// Thunderbolt bridge, gives each cable addresses that no other network on any machine has, sets
+/// jumbo frames where data goes over TCP, and installs a job that does the same after a restart.
+/// Then measures every cable and writes host files for `thunder launch` and for `mlx.launch`. A
+/// second run changes only what is missing; `thunder mac undo` takes everything back.
+#[derive(Args)]
+pub struct SetupCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    changes: ChangeArgs,
+    #[command(flatten)]
+    verify: verify::ProgramArgs,
+    /// Print the commands for each machine, and run none
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not measure the cables
+    #[arg(long)]
+    no_verify: bool,
+    /// Host file for `thunder launch` [default: thunderhead/desk/hosts.json in the user's data
+    /// folder]
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Host file for `mlx.launch` [default: the same with -mlx before its extension]
+    #[arg(long, value_name = "FILE")]
+    mlx_hostfile: Option<PathBuf>,
+    /// Print the plan as one JSON object (with --dry-run)
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+}
+
+impl SetupCommand {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode> {
+        let desk = self.desk.read()?;
+        let plan = Plan::new(&desk)?;
+        if self.json {
+            println!("{}", as_json(&desk, &plan));
+            return Ok(ExitCode::SUCCESS);
+        }
+        print_plan(&desk, &plan);
+        if self.dry_run {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let file = self.changes.open()?;
+        let mut record = file.load()?;
+        let desk = if plan.is_done() { desk } else { self.carry_out(&desk, &plan, &file, &mut record)? };
+        let plan = Plan::new(&desk)?;
+        if let Some(left) = plan.machines.first() {
+            let what = left.actions.first().map(|action| action.purpose()).unwrap_or_default();
+            bail!("{} has not kept what was set ({what}): run `thunder mac check` there", left.machine);
+        }
+        self.write_hostfiles(&desk, &plan, &file, &mut record)?;
+        if self.no_verify {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let measured = verify::measure_all(&desk, &plan.links, &self.desk, &self.verify)?;
+        verify::print(&measured);
+        Ok(if measured.iter().all(verify::Measured::works) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Runs the commands, and reads the machines again.
+    fn carry_out(&self, desk: &Desk, plan: &Plan, file: &RecordFile, record: &mut Record) -> Result<Desk> {
+        if !confirm("Run these commands?", self.changes.yes)? {
+            bail!("nothing was changed");
+        }
+        let names: Vec<String> = plan.machines.iter().map(|plan| plan.machine.clone()).collect();
+        let shells = self.desk.shells(&names);
+        carry_out(&plan.machines, desk, &with_sudo(&shells, &names)?, file, record)?;
+        self.desk.read()
+    }
+
+    fn write_hostfiles(
+        &self,
+        desk: &Desk,
+        plan: &Plan,
+        file: &RecordFile,
+        record: &mut Record,
+    ) -> Result<()> {
+        let ours = match &self.hostfile {
+            Some(path) => path.clone(),
+            None => folder()?.join("hosts.json"),
+        };
+        let mlx = self.mlx_hostfile.clone().unwrap_or_else(|| beside(&ours));
+        for (path, text) in
+            [(&ours, hostfile::thunder(desk, &plan.links)), (&mlx, hostfile::mlx(desk, &plan.links))]
+        {
+            let before = std::fs::read_to_string(path).ok();
+            if before.as_ref() == Some(&text) {
+                continue;
+            }
+            if !record.files.iter().any(|known| known.path == *path) {
+                record.files.push(LocalFile { path: path.clone(), before });
+                file.save(record)?;
+            }
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            std::fs::write(path, text).with_context(|| format!("host file {}", path.display()))?;
+        }
+        println!(
+            "\nHost files: {} (thunder launch --hostfile), {} (mlx.launch --hostfile)",
+            ours.display(),
+            mlx.display()
+        );
+        for route in routes(desk, &plan.links) {
+            let [one, other] = route.machines.map(|machine| desk.machines[machine].name.as_str());
+            let why =
+                if route.why.is_empty() { String::new() } else { format!("  ({})", route.why.join("; ")) };
+            println!("  {one} – {other}: {}{why}", route.way.name());
+        }
+        Ok(())
+    }
+}
+
+/// Runs the actions of all machines, and says what to do if one fails.
+pub fn carry_out(
+    plans: &[MachinePlan],
+    desk: &Desk,
+    hosts: &Hosts<'_>,
+    file: &RecordFile,
+    record: &mut Record,
+) -> Result<()> {
+    let mut save = |record: &Record| file.save(record);
+    apply::apply(plans, &desk.machines, hosts, record, &mut save, &mut show).context(
+        "not everything was done. Run the command again to go on, or `thunder mac undo` to restore what was there",
+    )
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let extension =
+        path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
+    path.with_file_name(format!("{stem}-mlx{extension}"))
+}
+
+fn as_json(desk: &Desk, plan: &Plan) -> serde_json::Value {
+    let commands: Vec<_> = plan
+        .machines
+        .iter()
+        .map(|machine| json!({ "machine": machine.machine, "steps": steps(desk, machine) }))
+        .collect();
+    json!({
+        "links": plan.links, "notes": plan.notes, "commands": commands, "routes": routes(desk, &plan.links),
+        "hostfile": hostfile::thunder(desk, &plan.links), "mlx_hostfile": hostfile::mlx(desk, &plan.links),
+    })
+}
+
+fn steps(desk: &Desk, plan: &MachinePlan) -> Vec<serde_json::Value> {
+    let Some(machine) = desk.machines.iter().find(|machine| machine.name == plan.machine) else {
+        return Vec::new();
+    };
+    let steps = apply::shown_commands(plan, &machine.system).into_iter();
+    steps
+        .map(|(purpose, commands)| {
+            let commands: Vec<_> = commands
+                .iter()
+                .map(|command| json!({ "command": command.shown(), "input": command.input }))
+                .collect();
+            json!({ "purpose": purpose, "commands": commands })
+        })
+        .collect()
+}
+
+/// Prints the cables' networks, and every command with what it reads.
+fn print_plan(desk: &Desk, plan: &Plan) {
+    println!("Cables:");
+    for (words, network) in hostfile::described(desk, &plan.links) {
+        println!("  {words}  network {network}");
+    }
+    plan.notes.iter().for_each(|note| println!("note: {note}"));
+    if plan.is_done() {
+        println!("Everything is set up: nothing to do.");
+        return;
+    }
+    print_commands(desk, &plan.machines);
+}
+
+/// Prints the commands of each machine.
+pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
+    for plan in plans {
+        let Some(machine) = desk.machines.iter().find(|machine| machine.name == plan.machine) else {
+            continue;
+        };
+        println!("\nOn {}:", plan.machine);
+        for (purpose, commands) in apply::shown_commands(plan, &machine.system) {
+            println!("  # {purpose}");
+            for command in commands {
+                match &command.input {
+                    None => println!("  {}", command.shown()),
+                    Some(input) => {
+                        println!("  {} <<'END'", command.shown());
+                        input.lines().for_each(|line| println!("  {line}"));
+                        println!("  END");
+                    }
+                }
+            }
+        }
+    }
+    println!();
+}
+
+/// Restore what was there before `thunder mac setup` and `thunder mac tune`
+///
+/// Looks at each machine first, and undoes what is in effect, newest first; also after a setup that
+/// ended in the middle. What cannot be undone now, because a machine or an interface is away, stays
+/// in the record for the next time.
+#[derive(Args)]
+pub struct UndoCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    changes: ChangeArgs,
+}
+
+impl UndoCommand {
+    /// Runs the command. The machines are those of the record.
+    pub fn run(self) -> Result<ExitCode> {
+        let file = self.changes.open()?;
+        let mut record = file.load()?;
+        let names = record.machines();
+        if record.is_undone() {
+            println!("There is nothing to undo.");
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!("To undo on {}:", if names.is_empty() { "this machine" } else { "the machines" });
+        for entry in record.entries.iter().rev().filter(|entry| names.contains(&entry.machine)) {
+            println!("  {}: {}", entry.machine, entry.action.purpose());
+        }
+        record.files.iter().for_each(|file| println!("  here: write {}", file.path.display()));
+        if !confirm("Undo this?", self.changes.yes)? {
+            bail!("nothing was changed");
+        }
+        let shells = self.desk.shells(&names);
+        let hosts = with_sudo(&shells, &names)?;
+        let mut save = |record: &Record| file.save(record);
+        let left = apply::undo(&hosts, &mut record, &mut save, &mut show)?;
+        restore_files(&mut record)?;
+        file.save(&record)?;
+        left.iter().for_each(|why| eprintln!("thunder mac: {why}"));
+        if left.is_empty() {
+            println!("Everything is as it was.");
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!(
+            "{} change(s) are left: run `thunder mac undo` again when the reasons above are gone.",
+            left.len()
+        );
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+fn restore_files(record: &mut Record) -> Result<()> {
+    for LocalFile { path, before } in record.files.drain(..) {
+        match before {
+            Some(text) => std::fs::write(&path, text).with_context(|| format!("{}", path.display()))?,
+            None => match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("{}", path.display()));
+                }
+                _ => {}
+            },
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! The machines that a command is about.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use etcetera::BaseStrategy;
+use thunder_cables::apply::{self, Event, Host, Hosts, Sudo};
+use thunder_cables::shell::{ProcessShell, Shell};
+use thunder_cables::{Desk, Machine};
+use thunder_cluster::launch::{is_this_machine, parse_hosts};
+
+/// Which machines, and how they are reached.
+#[derive(Args, Clone)]
+pub struct DeskArgs {
+    /// Machines, separated by commas, as ssh knows them; this machine needs no ssh
+    #[arg(long, value_name = "HOST,…", default_value = "localhost")]
+    pub hosts: String,
+    /// Program that runs commands on other machines
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    pub ssh: String,
+    /// Argument for --ssh's program, such as -p2222 or -i/path; may be repeated
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub ssh_arg: Vec<String>,
+}
+
+/// Where answers are kept, or taken from.
+#[derive(Args, Clone)]
+pub struct RecordedArgs {
+    /// Read what --save has kept in this folder, and ask no machine
+    #[arg(long, value_name = "FOLDER", conflicts_with = "save")]
+    from: Option<PathBuf>,
+    /// Keep the machines' answers in this folder, a file each, for a report of a problem
+    ///
+    /// They hold names, addresses and UUIDs of your machines.
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
+}
+
+/// The machines that answered, and why the others did not.
+pub struct Looked {
+    pub desk: Desk,
+    pub unreachable: Vec<String>,
+}
+
+impl DeskArgs {
+    /// The machines' names, each once.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = Vec::new();
+        for place in parse_hosts(&self.hosts, 1)? {
+            if names.contains(&place.ssh) {
+                bail!("--hosts names {} twice", place.ssh);
+            }
+            names.push(place.ssh);
+        }
+        Ok(names)
+    }
+
+    /// The shells of the machines.
+    pub fn shells(&self, names: &[String]) -> Vec<(String, ProcessShell)> {
+        let ssh: Vec<String> = [self.ssh.clone()].into_iter().chain(self.ssh_arg.iter().cloned()).collect();
+        let shell = |name: &String| {
+            if is_this_machine(name) { ProcessShell::local(name) } else { ProcessShell::over(&ssh, name) }
+        };
+        names.iter().map(|name| (name.clone(), shell(name))).collect()
+    }
+
+    /// Asks all machines at once.
+    pub fn look(&self, recorded: Option<&RecordedArgs>) -> Result<Looked> {
+        let names = self.names()?;
+        let answers = match recorded.and_then(|recorded| recorded.from.as_ref()) {
+            Some(folder) => names
+                .iter()
+                .map(|name| {
+                    let path = folder.join(name).with_extension("txt");
+                    let text = std::fs::read_to_string(&path);
+                    text.with_context(|| format!("the answer of {name}, {}", path.display()))
+                })
+                .collect(),
+            None => ask(&self.shells(&names)),
+        };
+        if let Some(folder) = recorded.and_then(|recorded| recorded.save.as_ref()) {
+            std::fs::create_dir_all(folder)?;
+            for (name, answer) in names.iter().zip(&answers) {
+                if let Ok(answer) = answer {
+                    std::fs::write(folder.join(name).with_extension("txt"), answer)?;
+                }
+            }
+        }
+        let (mut machines, mut unreachable) = (Vec::new(), Vec::new());
+        for (name, answer) in names.iter().zip(answers) {
+            match answer.and_then(|answer| Ok(Machine::read(name, &answer)?)) {
+                Ok(machine) => machines.push(machine),
+                Err(error) => unreachable.push(format!("{error:#}")),
+            }
+        }
+        Ok(Looked { desk: Desk::new(machines), unreachable })
+    }
+
+    /// Asks all machines, and fails if one does not answer.
+    pub fn read(&self) -> Result<Desk> {
+        let Looked { desk, unreachable } = self.look(None)?;
+        match unreachable.first() {
+            None => Ok(desk),
+            Some(why) => bail!("{why}"),
+        }
+    }
+}
+
+fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = shells
+            .iter()
+            .map(|(_, shell)| scope.spawn(move || apply::probe(shell).map_err(anyhow::Error::from)))
+            .collect();
+        let ended = |thread: std::thread::ScopedJoinHandle<'_, Result<String>>| {
+            thread.join().unwrap_or_else(|_| bail!("a thread that asked a machine has panicked"))
+        };
+        threads.into_iter().map(ended).collect()
+    })
+}
+
+/// Asks each machine how commands run as root; for those whose `sudo` wants a password, asks the
+/// person once.
+pub fn with_sudo(shells: &[(String, ProcessShell)], wanted: &[String]) -> Result<Hosts<'_>> {
+    let mut password: Option<String> = None;
+    let mut hosts = Hosts::new();
+    for (name, shell) in shells.iter().filter(|(name, _)| wanted.contains(name)) {
+        let sudo = match apply::ask_sudo(shell) {
+            Ok(Some(sudo)) => sudo,
+            Ok(None) => {
+                let known = match &password {
+                    Some(known) => known.clone(),
+                    None => read_password(name)?,
+                };
+                Sudo::Password(password.insert(known).clone())
+            }
+            // Its first command says the same, and is in the record then.
+            Err(error) => {
+                eprintln!("thunder mac: {error}");
+                continue;
+            }
+        };
+        hosts.insert(name.clone(), Host { shell: shell as &dyn Shell, sudo });
+    }
+    Ok(hosts)
+}
+
+/// Reads a password from the terminal, without showing it.
+fn read_password(machine: &str) -> Result<String> {
+    use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+    let terminal = std::fs::File::options().read(true).write(true).open("/dev/tty").with_context(|| {
+        format!(
+            "sudo on {machine} wants a password, and there is no terminal to ask on: allow sudo without one"
+        )
+    })?;
+    let before = tcgetattr(&terminal)?;
+    let mut quiet = before.clone();
+    quiet.local_modes.remove(LocalModes::ECHO);
+    eprint!("Password for sudo on {machine} (used for the commands shown, kept nowhere): ");
+    tcsetattr(&terminal, OptionalActions::Flush, &quiet)?;
+    let mut line = String::new();
+    let read = std::io::BufReader::new(&terminal).read_line(&mut line);
+    tcsetattr(&terminal, OptionalActions::Flush, &before)?;
+    eprintln!();
+    read?;
+    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Asks whether to go on. Without a terminal nobody can answer, so `--yes` is needed.
+pub fn confirm(question: &str, yes: bool) -> Result<bool> {
+    if yes {
+        return Ok(true);
+    }
+    if !std::io::stdin().is_terminal() {
+        bail!("add --yes to run these commands without being asked");
+    }
+    eprint!("{question} [y/N] ");
+    std::io::stderr().flush()?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+}
+
+/// Prints what happens on standard error.
+pub fn show(event: Event<'_>) {
+    match event {
+        Event::Runs { machine, command } => eprintln!("{machine}: {command}"),
+        Event::Left { machine, why } => eprintln!("{machine}: {why}"),
+    }
+}
+
+/// The user's folder for records and host files.
+pub fn folder() -> Result<PathBuf> {
+    let base = etcetera::choose_base_strategy().context("no home folder: name a file by --record")?;
+    Ok(base.data_dir().join("thunderhead").join("desk"))
+}

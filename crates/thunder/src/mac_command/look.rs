@@ -1,0 +1,174 @@
+//! `thunder mac check`, `graph` and `recovery`: they change nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+use thunder_cables::check::{self, Finding, Severity, findings};
+use thunder_cables::machine::{Machine, RdmaState};
+
+use super::desk::{DeskArgs, Looked, RecordedArgs};
+
+/// Report what keeps these machines from working over their cables, with a remedy for each finding
+///
+/// Looks at the model, the system's version, memory, RDMA, each Thunderbolt port and what is at its
+/// other end, bridges, addresses, firewall, Remote Login and power. The exit status is 1 if there
+/// is a problem.
+#[derive(Args)]
+pub struct CheckCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    recorded: RecordedArgs,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl CheckCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        let found = findings(&desk);
+        let is_bad =
+            !unreachable.is_empty() || found.iter().any(|finding| finding.severity == Severity::Problem);
+        if self.json {
+            println!("{}", json!({ "desk": desk, "findings": found, "unreachable": unreachable }));
+        } else {
+            for machine in &desk.machines {
+                print_machine(machine);
+            }
+            for why in &unreachable {
+                println!("✗ {why}\n    → test it with `ssh HOST true`; keys: ssh-copy-id HOST\n");
+            }
+            print_findings(&found);
+        }
+        Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+fn print_machine(machine: &Machine) {
+    println!("{}  {}", machine.name, machine.description());
+    let rdma = match &machine.rdma {
+        RdmaState::Enabled => format!("on, {} device(s)", machine.devices.len()),
+        RdmaState::Disabled => "off".to_owned(),
+        RdmaState::Missing | RdmaState::NotRead => "not there".to_owned(),
+        RdmaState::Unknown(answer) => format!("unknown ({answer})"),
+    };
+    let gpu = match machine.gpu_limit_mib {
+        Some(0) => "the system's default".to_owned(),
+        Some(mib) => format!("{mib} MiB"),
+        None => "no such setting".to_owned(),
+    };
+    println!("  RDMA            {rdma}");
+    println!("  GPU may hold    {gpu}");
+    for port in &machine.ports {
+        let interface = port.interface.as_deref().unwrap_or("no interface");
+        let speed = match (port.link_gbits, port.most_gbits) {
+            (Some(gbits), _) => format!("{gbits} Gbit/s"),
+            (None, Some(gbits)) => format!("free, up to {gbits} Gbit/s"),
+            (None, None) => "no speed".to_owned(),
+        };
+        let found = port.interface.as_deref().and_then(|name| machine.interface(name));
+        let bridge = found.and_then(|found| found.bridge.clone()).map(|bridge| format!(", in {bridge}"));
+        let addresses = found
+            .map(|found| found.addresses.iter().map(|address| format!(", {address}")).collect::<String>());
+        let device = port.interface.as_deref().and_then(|name| machine.device_of(name));
+        let device = device.map(|device| {
+            let state = device.active.map_or("", |active| if active { " active" } else { " down" });
+            format!(", {}{state}", device.name)
+        });
+        println!(
+            "  port {:<10} {interface}, {speed}{}{}{}",
+            port.name,
+            bridge.unwrap_or_default(),
+            addresses.unwrap_or_default(),
+            device.unwrap_or_default()
+        );
+    }
+    println!();
+}
+
+fn print_findings(found: &[Finding]) {
+    for (severity, sign) in [(Severity::Problem, '✗'), (Severity::Warning, '!'), (Severity::Note, 'i')] {
+        for finding in found.iter().filter(|finding| finding.severity == severity) {
+            println!("{sign} {}: {}\n    → {}", finding.machine, finding.text, finding.remedy);
+        }
+    }
+    let problems = found.iter().filter(|finding| finding.severity == Severity::Problem).count();
+    match problems {
+        0 => println!("No problem was found."),
+        1 => println!("1 problem."),
+        many => println!("{many} problems."),
+    }
+}
+
+/// Draw which ports the cables join, their speeds, and the best use of them
+///
+/// Says whether the cables form a mesh, a ring or a line, which of them are slow, what one more
+/// cable would give, and in which order machines are best named.
+#[derive(Args)]
+pub struct GraphCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    recorded: RecordedArgs,
+    /// Print the graph for Graphviz
+    #[arg(long, conflicts_with_all = ["json", "svg"])]
+    dot: bool,
+    /// Write the graph as a picture to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl GraphCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
+        if let Some(path) = &self.svg {
+            std::fs::write(path, desk.svg())?;
+        }
+        if self.dot {
+            print!("{}", desk.dot());
+        } else if self.json {
+            let slow: Vec<_> = desk.cables.iter().filter_map(|cable| desk.slow_cable(cable)).collect();
+            println!(
+                "{}",
+                json!({ "desk": desk, "shape": desk.shape(), "advice": desk.advice(), "slow": slow })
+            );
+        } else {
+            print!("{}", desk.text());
+        }
+        Ok(if unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Print the steps that turn RDMA on, which no program can take, and which Macs still need them
+#[derive(Args)]
+pub struct RecoveryCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    recorded: RecordedArgs,
+}
+
+impl RecoveryCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
+        print!("{}", include_str!("../../../../docs/recovery.txt"));
+        println!();
+        for machine in desk.machines.iter().filter(|machine| machine.is_mac()) {
+            let needs =
+                if check::needs_recovery(machine) { "[ ] needs these steps" } else { "[x] needs nothing" };
+            println!("{needs}: {}", machine.name);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

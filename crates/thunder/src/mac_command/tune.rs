@@ -1,0 +1,116 @@
+//! `thunder mac tune`: memory for the GPU, and power.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::json;
+use thunder_cables::tune::{self, GpuLimit};
+use thunder_model::ShardFootprint;
+
+use super::changes::{ChangeArgs, carry_out, print_commands};
+use super::desk::{DeskArgs, confirm, with_sudo};
+use crate::engine_args::LayoutArgs;
+use crate::session;
+
+/// Let the GPU hold a model, and turn Low Power Mode off; undone by `thunder mac undo`
+///
+/// macOS lets the GPU hold a part of the memory (iogpu.wired_limit_mb). For --model, prints what
+/// each machine's share needs, what stays for macOS, and the limit that follows; changes nothing
+/// where the default is enough. The limit lasts until the next restart.
+#[derive(Args)]
+#[command(mut_arg("ranks", |ranks| ranks.hide(true)))]
+pub struct TuneCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    changes: ChangeArgs,
+    /// Model that the machines are to hold, one rank on each: a folder, a GGUF file or a name
+    #[arg(long, value_name = "MODEL")]
+    model: Option<std::ffi::OsString>,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    /// Tokens of the KV cache to make room for
+    #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
+    context: u64,
+    /// Print the arithmetic and the commands, and run none
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the plan as one JSON object (with --dry-run)
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+}
+
+impl TuneCommand {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode> {
+        let desk = self.desk.read()?;
+        let needs = self.needs(desk.machines.len())?;
+        let limits: Vec<Option<GpuLimit>> = desk
+            .machines
+            .iter()
+            .enumerate()
+            .map(|(rank, machine)| needs.get(rank).map(|need| tune::gpu_limit(machine, *need)).transpose())
+            .collect::<Result<_, _>>()?;
+        let plans: Vec<_> = desk
+            .machines
+            .iter()
+            .zip(&limits)
+            .map(|(machine, limit)| tune::plan(machine, limit.as_ref()))
+            .filter(|plan| !plan.actions.is_empty())
+            .collect();
+        if self.json {
+            println!("{}", json!({ "limits": limits, "plan": plans }));
+            return Ok(ExitCode::SUCCESS);
+        }
+        limits.iter().flatten().for_each(print_limit);
+        if plans.is_empty() {
+            println!("Nothing to change.");
+            return Ok(ExitCode::SUCCESS);
+        }
+        print_commands(&desk, &plans);
+        if self.dry_run {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let file = self.changes.open()?;
+        if !confirm("Run these commands?", self.changes.yes)? {
+            bail!("nothing was changed");
+        }
+        let mut record = file.load()?;
+        let names: Vec<String> = plans.iter().map(|plan| plan.machine.clone()).collect();
+        let shells = self.desk.shells(&names);
+        carry_out(&plans, &desk, &with_sudo(&shells, &names)?, &file, &mut record)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Bytes that each rank needs.
+    fn needs(&self, ranks: usize) -> Result<Vec<u64>> {
+        let Some(model) = &self.model else { return Ok(Vec::new()) };
+        let folder = session::open_folder(model)?;
+        let plan = self.layout.shard_plan(&folder, ranks)?;
+        let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
+        let need = |footprint: &ShardFootprint| {
+            footprint.weight_bytes.saturating_add(footprint.kv_bytes_per_token.saturating_mul(self.context))
+        };
+        Ok(footprints.iter().map(need).collect())
+    }
+}
+
+fn print_limit(limit: &GpuLimit) {
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    println!(
+        "{}: {} memory − {} for macOS = {} at most; the model needs {} and {} for buffers",
+        limit.machine,
+        gib(limit.memory),
+        gib(limit.reserve),
+        gib(limit.memory - limit.reserve),
+        gib(limit.model),
+        gib(limit.buffers)
+    );
+    let now =
+        if limit.now_mib == 0 { "the system's default".to_owned() } else { format!("{} MiB", limit.now_mib) };
+    match limit.set_mib {
+        Some(mib) => println!("  the limit is {now}: it has to be {mib} MiB"),
+        None => println!("  the limit is {now}, which is enough"),
+    }
+}

@@ -1,0 +1,215 @@
+//! `thunder mac verify`: measures each cable with `thunder bench comm`.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use serde_json::{Value, json};
+use thunder_cables::Desk;
+use thunder_cables::plan::{Link, Plan};
+
+use super::desk::DeskArgs;
+use crate::table;
+
+/// Messages that are timed: one that shows the delay, one that shows the bandwidth.
+const SIZES: [usize; 2] = [4 << 10, 16 << 20];
+/// A cable over which less than this share of its speed goes is pointed out: TCP reaches half on a
+/// good one.
+const LOW_SHARE: f64 = 0.1;
+
+/// Measure delay and bandwidth of each cable that is set up
+///
+/// Starts two ranks of `thunder bench comm` for each cable, which meet at the cable's addresses, so
+/// that nothing can go another way. Cables with RDMA are measured over RDMA too.
+#[derive(Args)]
+pub struct VerifyCommand {
+    #[command(flatten)]
+    desk: DeskArgs,
+    #[command(flatten)]
+    program: ProgramArgs,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the measuring program is started.
+#[derive(Args, Clone)]
+pub struct ProgramArgs {
+    /// Program on the machines that measures [default: this one, at the same path]
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+    /// Milliseconds for each size
+    #[arg(long, value_name = "MS", default_value_t = 200)]
+    time: u64,
+    /// Seconds that the two ranks of a cable may take to meet
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    wait: u32,
+}
+
+/// What one cable gave.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    cable: String,
+    over: &'static str,
+    gbits: Option<u32>,
+    median_us: Option<f64>,
+    measured_gbits: Option<f64>,
+    error: Option<String>,
+}
+
+impl Measured {
+    /// Whether packets pass.
+    pub fn works(&self) -> bool {
+        self.error.is_none()
+    }
+}
+
+impl VerifyCommand {
+    /// Runs the command. The exit status is 1 if a cable does not work.
+    pub fn run(self) -> Result<ExitCode> {
+        let desk = self.desk.read()?;
+        let plan = Plan::new(&desk)?;
+        let links: Vec<Link> = plan.links.into_iter().filter(|link| link.kept).collect();
+        if links.is_empty() {
+            bail!("no cable has addresses yet: run `thunder mac setup`");
+        }
+        let measured = measure_all(&desk, &links, &self.desk, &self.program)?;
+        if self.json {
+            println!("{}", json!({ "cables": measured }));
+        } else {
+            print(&measured);
+        }
+        Ok(if measured.iter().all(Measured::works) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Measures each cable in turn.
+pub fn measure_all(
+    desk: &Desk,
+    links: &[Link],
+    args: &DeskArgs,
+    program: &ProgramArgs,
+) -> Result<Vec<Measured>> {
+    let here = std::env::current_exe().context("this program's path is not known")?;
+    let mut measured = Vec::new();
+    for link in links {
+        let name = link.ends.map(|end| desk.name(end)).join(" → ");
+        for over in ["tcp", "rdma"].into_iter().filter(|over| *over == "tcp" || link.rdma) {
+            eprintln!("measuring {name} over {over} …");
+            let outcome = measure(&here, desk, link, over, args, program);
+            let (times, error) = match outcome {
+                Ok(times) => (times, None),
+                Err(error) => ((None, None), Some(format!("{error:#}"))),
+            };
+            measured.push(Measured {
+                cable: name.clone(),
+                over,
+                gbits: link.gbits,
+                median_us: times.0,
+                measured_gbits: times.1,
+                error,
+            });
+        }
+    }
+    Ok(measured)
+}
+
+/// Time of the short message and Gbit/s of the long one.
+type Times = (Option<f64>, Option<f64>);
+
+fn measure(
+    here: &std::path::Path,
+    desk: &Desk,
+    link: &Link,
+    over: &'static str,
+    args: &DeskArgs,
+    program: &ProgramArgs,
+) -> Result<Times> {
+    let device = |side: usize| {
+        let interface =
+            desk.interface(link.ends[side]).map(|interface| interface.name.clone()).unwrap_or_default();
+        desk.machine(link.ends[side]).device_of(&interface).map(|device| device.name.clone())
+    };
+    let host = |side: usize| {
+        let rdma = match (over, side) {
+            ("rdma", 0) => json!([Value::Null, device(0)]),
+            ("rdma", _) => json!([device(1), Value::Null]),
+            _ => json!([]),
+        };
+        json!({ "ssh": desk.machine(link.ends[side]).name, "ips": [link.addresses[side].address.to_string()], "rdma": rdma })
+    };
+    let hosts =
+        json!({ "envs": [format!("THUNDER_CABLES={}", link.network())], "hosts": [host(0), host(1)] });
+    let mut file = tempfile::Builder::new().prefix("thunder-cable").suffix(".json").tempfile()?;
+    std::io::Write::write_all(&mut file, hosts.to_string().as_bytes())?;
+    let backend = if over == "rdma" { "jaccl" } else { "tcp" };
+    let mut command = Command::new(here);
+    command.arg("launch").arg("--hostfile").arg(file.path()).args([
+        "--backend",
+        backend,
+        "--no-prefix",
+        "--ssh",
+        &args.ssh,
+    ]);
+    args.ssh_arg.iter().for_each(|argument| {
+        command.arg(format!("--ssh-arg={argument}"));
+    });
+    command.arg("--").arg(program.program.as_deref().unwrap_or(here));
+    command.args(["bench", "comm", "--json", "--transport", over, "--op", "all_reduce"]);
+    command.args([
+        "--sizes",
+        &SIZES.map(|size| size.to_string()).join(","),
+        "--time",
+        &program.time.to_string(),
+    ]);
+    command.args(["--wait", &program.wait.to_string()]).stdin(Stdio::null());
+    let output = command.output().with_context(|| format!("{}", here.display()))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!(
+            "{}",
+            errors.lines().rev().find(|line| line.contains("error")).unwrap_or("the ranks failed").trim()
+        );
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report = text.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    let rows =
+        report.as_ref().and_then(|report| report["rows"].as_array()).context("bench comm printed no rows")?;
+    let row = |size: usize| rows.iter().find(|row| row["bytes"].as_u64() == Some(size as u64));
+    let median = row(SIZES[0]).and_then(|row| row["median_us"].as_f64());
+    let gbytes = row(SIZES[1]).and_then(|row| row["bus_gb_per_s"].as_f64());
+    Ok((median, gbytes.map(|gbytes| gbytes * 8.0)))
+}
+
+/// Prints the table, and points out cables that give far less than they should.
+pub fn print(measured: &[Measured]) {
+    let mut rows =
+        table::new(&["cable", "over", "link Gbit/s", "all-reduce of 4 KiB, µs", "measured Gbit/s"]);
+    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
+    for one in measured {
+        let link = one.gbits.map_or_else(|| "?".to_owned(), |gbits| gbits.to_string());
+        rows.add_row([
+            one.cable.clone(),
+            one.over.to_owned(),
+            link,
+            number(one.median_us),
+            number(one.measured_gbits),
+        ]);
+    }
+    println!("\n{rows}");
+    for one in measured {
+        if let Some(error) = &one.error {
+            println!("✗ {} over {}: {error}", one.cable, one.over);
+        }
+        let low =
+            one.measured_gbits.zip(one.gbits).filter(|(found, gbits)| *found < f64::from(*gbits) * LOW_SHARE);
+        if let Some((found, gbits)) = low {
+            println!(
+                "! {}: {found:.1} of {gbits} Gbit/s over {}: plug the cable in again, or try another one",
+                one.cable, one.over
+            );
+        }
+    }
+}
