@@ -31,8 +31,7 @@ fn request(engine: &Engine, question: usize, turn: usize) -> Request {
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
-        marks: Vec::new(),
-        constraint: None,
+        ..Request::default()
     }
 }
 

@@ -32,8 +32,7 @@ fn request(engine: &Engine, index: usize) -> Request {
         stop: if index == 1 { vec!["rank 9 sends to rank 9".to_owned()] } else { Vec::new() },
         ignore_eos: true,
         logprobs: (index == 3).then_some(2),
-        marks: Vec::new(),
-        constraint: None,
+        ..Request::default()
     }
 }
 
@@ -50,7 +49,7 @@ fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
                         answer.push_str(&text);
                         reports.extend(logprobs.iter().map(|token| (token.id, token.logprob)));
                     }
-                    Event::Mark { .. } => {}
+                    Event::Mark { .. } | Event::Accepted { .. } => {}
                     Event::Done { .. } => break,
                     Event::Failed { message } => panic!("{message}"),
                 }

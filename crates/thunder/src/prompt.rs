@@ -198,7 +198,7 @@ pub fn read(
                 text.push_str(&more);
             }
             // No marks were asked for.
-            Some(Event::Mark { .. }) => {}
+            Some(Event::Mark { .. } | Event::Accepted { .. }) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),

@@ -96,7 +96,7 @@ pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
-            Event::Mark { .. } => {}
+            Event::Mark { .. } | Event::Accepted { .. } => {}
             Event::Done { usage, .. } => return Some((answer, usage)),
             Event::Failed { message } => panic!("{message}"),
         }

@@ -74,7 +74,7 @@ impl ChoiceStreams {
             None => failed("the engine dropped the request without an error: see its log"),
         });
         match &event {
-            Event::Delta { .. } | Event::Mark { .. } => {}
+            Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } => {}
             Event::Done { .. } => streams[index] = None,
             Event::Failed { .. } => streams.clear(),
         }
