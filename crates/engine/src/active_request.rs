@@ -7,7 +7,7 @@ use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
 use crate::constraint::MaskedAnswer;
-use crate::event::{Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
 use crate::request::{Output, Request};
 use crate::results::StepResults;
 use crate::sampler::{Sampler, Scratch, log_probabilities, log_probabilities_of};
@@ -57,8 +57,9 @@ impl ActiveRequest {
         let is_text = request.output == Output::Text;
         let most = if is_text { request.max_tokens.unwrap_or(context) } else { 1 };
         let longest = request.prompt.len().saturating_add(most).min(context);
+        let answer = AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone());
         Self {
-            answer: AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone()),
+            answer: if request.reports_tokens { answer.reporting_tokens() } else { answer },
             masked: request.constraint.clone().map(MaskedAnswer::begin),
             sampler: Sampler::new(&request.sampling, &request.prompt),
             output: request.output.clone(),
@@ -160,15 +161,27 @@ impl ActiveRequest {
         if self.output != Output::Text {
             return finish;
         }
+        let stops = finish == Some(FinishReason::Stop)
+            || self.masked.as_mut().is_some_and(|masked| masked.accept(token));
+        self.append(token, if stops { Some(FinishReason::Stop) } else { finish })
+    }
+
+    /// Takes a token that another engine has chosen, as [`ActiveRequest::push`] does. The
+    /// constraint has followed it already.
+    pub fn replay(&mut self, token: &AnsweredToken, finish: Option<FinishReason>) -> Option<FinishReason> {
+        self.sampler.skip(token.id);
+        self.reports.extend(token.report.clone());
+        self.append(token.id, finish)
+    }
+
+    fn append(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.generated += 1;
         if let Some(lookup) = &mut self.lookup {
             lookup.push(token);
         }
         let report = self.reports.pop_front();
-        if finish == Some(FinishReason::Stop)
-            || self.masked.as_mut().is_some_and(|masked| masked.accept(token))
-        {
-            return Some(FinishReason::Stop);
+        if finish == Some(FinishReason::Stop) {
+            return finish;
         }
         match self.answer.push(token, report) {
             PushOutcome::StopText => Some(FinishReason::Stop),

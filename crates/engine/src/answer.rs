@@ -3,7 +3,7 @@
 
 use thunder_model::tokenizer::TokenStream;
 
-use crate::event::{Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
 
 /// An answer ends with an error when this much of it waits for its client, besides what the system
 /// and the server buffer: thousands of tokens of text, or hundreds with 20 log-probabilities each.
@@ -52,6 +52,10 @@ pub struct AnswerStream {
     emitted: usize,
     /// Reports whose text was not emitted yet, with the byte where their text begins.
     logprobs: Vec<(usize, TokenLogprob)>,
+    /// Tokens since the last that were reported; `None`: they are not reported.
+    accepted: Option<Vec<AnsweredToken>>,
+    /// Something was sent since tokens were last reported.
+    has_sent: bool,
     /// The client took too little; it was sent an error.
     is_stalled: bool,
 }
@@ -70,7 +74,22 @@ impl AnswerStream {
     /// `marks` are special tokens to report, in ascending order.
     pub fn new(events: EventSender, tokens: TokenStream, stop: Vec<String>, marks: Vec<u32>) -> Self {
         let filter = StopFilter { stop, ..StopFilter::default() };
-        Self { events, tokens, filter, marks, emitted: 0, logprobs: Vec::new(), is_stalled: false }
+        Self {
+            events,
+            tokens,
+            filter,
+            marks,
+            emitted: 0,
+            logprobs: Vec::new(),
+            accepted: None,
+            has_sent: false,
+            is_stalled: false,
+        }
+    }
+
+    /// As [`AnswerStream::new`], and its tokens are reported with the text that they make up.
+    pub fn reporting_tokens(self) -> Self {
+        Self { accepted: Some(Vec::new()), ..self }
     }
 
     /// True if the client is gone, or took so little that it was sent an error.
@@ -86,6 +105,18 @@ impl AnswerStream {
 
     /// Takes a token and emits the text that became certain with it.
     pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
+        if let Some(accepted) = &mut self.accepted {
+            accepted.push(AnsweredToken { id, report: logprob.clone() });
+        }
+        let outcome = self.push_token(id, logprob);
+        let has_sent = std::mem::take(&mut self.has_sent) && !self.is_stalled;
+        if let Some(accepted) = self.accepted.as_mut().filter(|_| has_sent) {
+            self.events.send(Event::Accepted { tokens: std::mem::take(accepted) });
+        }
+        outcome
+    }
+
+    fn push_token(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
         if self.marks.binary_search(&id).is_ok() {
             return self.push_mark(id);
         }
@@ -110,6 +141,7 @@ impl AnswerStream {
             return PushOutcome::StopText;
         }
         if !self.is_stalled {
+            self.has_sent = true;
             self.events.send(Event::Mark { id });
         }
         PushOutcome::Continues
@@ -123,6 +155,7 @@ impl AnswerStream {
         self.emitted += text.len();
         let ready = self.logprobs.iter().take_while(|(start, _)| *start < self.emitted).count();
         let logprobs = self.logprobs.drain(..ready).map(|(_, logprob)| logprob).collect();
+        self.has_sent = true;
         // The engine loop notices a client that is gone before it plans the next step.
         self.events.send(Event::Delta { text, logprobs });
         if self.events.waiting_bytes() > WAITING_LIMIT_BYTES {

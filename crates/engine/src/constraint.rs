@@ -50,6 +50,19 @@ pub struct Constraint {
     jobs: Sender<Job>,
 }
 
+impl Constraint {
+    /// The constraint of an answer's rest, after its first tokens.
+    ///
+    /// # Errors
+    /// When it does not allow these tokens.
+    pub fn after(mut self, tokens: impl Iterator<Item = u32>) -> Result<Self, GrammarError> {
+        for token in tokens {
+            self.matcher.consume_token(token).map_err(|error| GrammarError(first_line(&error)))?;
+        }
+        Ok(self)
+    }
+}
+
 impl fmt::Debug for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Constraint").finish_non_exhaustive()

@@ -147,8 +147,17 @@ impl<B: Backend> EngineLoop<B> {
 
     fn take_submission(&mut self, Submission { request, events }: Submission) {
         let (tokens, context) = (self.info.tokenizer.stream(), self.info.context_length);
-        let active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
-        match self.scheduler.submit(&request.prompt, active.generation(&request)) {
+        let mut active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
+        let generation = active.generation(&request);
+        for (index, token) in request.answered.iter().enumerate() {
+            let finish = self.scheduler.finish(&generation, request.prompt.len(), index + 1, token.id);
+            if let Some(reason) = active.replay(token, finish) {
+                self.inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+                return active.finish(reason);
+            }
+        }
+        let answered = request.answered.iter().map(|token| token.id);
+        match self.scheduler.resume(&request.prompt, answered, generation) {
             Ok(id) => {
                 // The handle has counted the submission as waiting.
                 self.published.waiting += 1;

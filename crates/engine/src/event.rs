@@ -32,6 +32,13 @@ pub enum Event {
         /// Natural logarithms of probabilities, in the order of the request's tokens.
         logprobs: Vec<f32>,
     },
+    /// Tokens that the events since the last of this kind make up, if the request asks for them
+    /// ([`Request::reports_tokens`](crate::Request::reports_tokens)). Tokens whose text is held
+    /// back come with a later one.
+    Accepted {
+        /// In their order.
+        tokens: Vec<AnsweredToken>,
+    },
     /// The answer is complete.
     Done {
         /// Why the answer ended.
@@ -59,6 +66,15 @@ pub struct TokenLogprob {
     pub logprob: f32,
     /// The likeliest tokens at this place, best first: id, bytes, logprob.
     pub top: Vec<(u32, Vec<u8>, f32)>,
+}
+
+/// A token of an answer, with what another engine needs to go on after it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnsweredToken {
+    /// Token id.
+    pub id: u32,
+    /// What was reported of it, if the request asks for log-probabilities.
+    pub report: Option<TokenLogprob>,
 }
 
 /// Why an answer ended.
@@ -95,6 +111,12 @@ impl Event {
         size_of::<Self>()
             + match self {
                 Self::Delta { text, logprobs } => text.len() + logprobs.iter().map(of_logprob).sum::<usize>(),
+                Self::Accepted { tokens } => {
+                    let of_token = |token: &AnsweredToken| {
+                        size_of_val(token) + token.report.as_ref().map_or(0, of_logprob)
+                    };
+                    tokens.iter().map(of_token).sum()
+                }
                 Self::Failed { message } => message.len(),
                 Self::Hidden { values: numbers } | Self::Likelihoods { logprobs: numbers } => {
                     size_of_val(numbers.as_slice())

@@ -53,7 +53,7 @@ pub use constraint::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, json_
 pub use counters::{Counters, StepTimes};
 pub use engine_loop::EngineLoop;
 pub use error::EngineError;
-pub use event::{Event, EventSender, FinishReason, TokenLogprob, Usage};
+pub use event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
 pub use handle::{Engine, EventStream, Inbox, Submission};
 pub use model_info::ModelInfo;
 pub use prompt::PromptError;

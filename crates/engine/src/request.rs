@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use crate::constraint::Constraint;
+use crate::event::AnsweredToken;
 use crate::model_info::ModelInfo;
 use crate::sampling::Sampling;
 
@@ -24,8 +25,14 @@ pub struct Request {
     /// Special tokens to report as [`Event::Mark`](crate::Event::Mark), in ascending order. Others
     /// have no effect on the answer.
     pub marks: Vec<u32>,
-    /// What the answer must follow.
+    /// What the answer must follow. It has followed `answered` already.
     pub constraint: Option<Constraint>,
+    /// The answer's first tokens, if another engine has chosen them: the answer goes on after them
+    /// with the numbers and the random draws that it would have had without the change. Their
+    /// events come again.
+    pub answered: Vec<AnsweredToken>,
+    /// Report the tokens of the answer as [`Event::Accepted`](crate::Event::Accepted).
+    pub reports_tokens: bool,
     /// What the request is for.
     pub output: Output,
 }
@@ -114,8 +121,13 @@ impl Request {
                 context: info.context_length,
             });
         }
-        if let Some(id) = self.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
+        let answered = self.answered.iter().map(|token| &token.id);
+        if let Some(id) = self.prompt.iter().chain(answered).find(|&&id| id as usize >= info.vocab_size) {
             return bad("prompt", id, "made of token ids below the vocabulary size");
+        }
+        let tokens = self.prompt.len() + self.answered.len();
+        if tokens > info.context_length {
+            return Err(SubmitError::PromptTooLong { tokens, context: info.context_length });
         }
         Ok(())
     }

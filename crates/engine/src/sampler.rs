@@ -66,6 +66,14 @@ impl Sampler {
         self.draw(logits, draw, scratch)
     }
 
+    /// Goes on after a token that another sampler of the same request has chosen.
+    pub fn skip(&mut self, id: u32) {
+        if self.sampling.temperature >= COLDEST {
+            self.next_uniform();
+        }
+        self.accept(id);
+    }
+
     /// Counts a generated token for the penalties.
     pub fn accept(&mut self, id: u32) {
         if !self.has_penalties() {

@@ -143,6 +143,40 @@ impl Scheduler {
         Ok(id)
     }
 
+    /// Queues a prompt whose answer begins with `answered`, which another engine has chosen, none
+    /// of them the last. They are computed as after a preemption: with the numbers of decoding, so
+    /// the answer goes on as it would have there.
+    ///
+    /// # Errors
+    /// When the prompt is empty, or no room is left for another token.
+    pub fn resume(
+        &mut self,
+        prompt: &[u32],
+        answered: impl ExactSizeIterator<Item = u32>,
+        generation: Generation,
+    ) -> Result<RequestId, SubmitError> {
+        let tokens = prompt.len() + answered.len();
+        if tokens >= self.max_tokens {
+            return Err(SubmitError::PromptTooLong { tokens, context: self.max_tokens });
+        }
+        let id = self.submit(prompt, generation)?;
+        if let Some(sequence) = self.waiting.back_mut() {
+            sequence.tokens.extend(answered);
+        }
+        Ok(id)
+    }
+
+    /// Why the answer to `prompt` tokens ends with its token number `generated`, if it does.
+    pub fn finish(
+        &self,
+        generation: &Generation,
+        prompt: usize,
+        generated: usize,
+        token: u32,
+    ) -> Option<FinishReason> {
+        generation.finish(token, generated, prompt + generated, &self.eos, self.max_tokens)
+    }
+
     /// Ends a request without an event: its client is gone, or its text met a stop text. Does
     /// nothing if the request has ended. A slot with tokens in flight is freed when their steps are
     /// applied.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod resumption;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

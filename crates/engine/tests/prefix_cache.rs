@@ -5,7 +5,7 @@
 mod common;
 
 use common::{LAYOUTS, read_with_usage, with_engine};
-use thunder_engine::{Engine, Limits, Output, Request, Sampling};
+use thunder_engine::{Engine, Limits, Request, Sampling};
 
 const SYSTEM: &str =
     "You are a careful engineer. Answer in few words, name the units, and say what you do not know.";
@@ -31,9 +31,7 @@ fn request(engine: &Engine, question: usize, turn: usize) -> Request {
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
-        marks: Vec::new(),
-        constraint: None,
-        output: Output::Text,
+        ..Request::default()
     }
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::{PATIENCE, with_engine};
-use thunder_engine::{Engine, Event, Limits, Output, Request, Sampling};
+use thunder_engine::{Engine, Event, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
 /// A text that repeats itself, so that much of it is guessed.
@@ -32,9 +32,7 @@ fn request(engine: &Engine, index: usize) -> Request {
         stop: if index == 1 { vec!["rank 9 sends to rank 9".to_owned()] } else { Vec::new() },
         ignore_eos: true,
         logprobs: (index == 3).then_some(2),
-        marks: Vec::new(),
-        constraint: None,
-        output: Output::Text,
+        ..Request::default()
     }
 }
 
@@ -51,7 +49,8 @@ fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
                         answer.push_str(&text);
                         reports.extend(logprobs.iter().map(|token| (token.id, token.logprob)));
                     }
-                    Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => {}
+                    Event::Mark { .. } | Event::Accepted { .. } => {}
+                    Event::Hidden { .. } | Event::Likelihoods { .. } => panic!("text was asked for"),
                     Event::Done { .. } => break,
                     Event::Failed { message } => panic!("{message}"),
                 }

@@ -83,6 +83,16 @@ impl App {
         format!("{prefix}{:016x}{:016x}", half(0), half(1))
     }
 
+    /// A number that cannot be guessed.
+    pub fn random(&self) -> u64 {
+        self.id_key.hash_one(("random", self.ids_given.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// True if the engine or the server ends: an answer may go on elsewhere.
+    pub fn is_ending(&self) -> bool {
+        self.engine.stopped().is_some() || *self.closing.borrow()
+    }
+
     /// Accepts the served model's full name, its last component, or "default".
     pub fn check_model(&self, requested: &str) -> Result<(), ApiError> {
         let served = &self.engine.info().name;
@@ -96,7 +106,9 @@ impl App {
     /// Receives a JSON body. Size and time are limited by the config.
     pub async fn receive(&self, request: Request) -> Result<ReceivedBody, ApiError> {
         check_content_type(request.headers())?;
-        let (limit, timeout) = (self.config.body_limit_bytes, self.config.read_timeout);
+        // The tokens of a begun answer come with its request.
+        let limit = self.config.body_limit_bytes * if self.config.relay { 4 } else { 1 };
+        let timeout = self.config.read_timeout;
         let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if announced.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
         {

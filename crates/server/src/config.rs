@@ -15,6 +15,9 @@ pub struct ServerConfig {
     /// Names that a request may have in `Host` where names are checked (on loopback without keys),
     /// besides localhost and addresses.
     pub host_names: Vec<String>,
+    /// Take requests that a node of a cluster passes on (`generate/relay.rs`). Only where all
+    /// clients are nodes.
+    pub relay: bool,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
@@ -42,6 +45,7 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             allowed_origins: Vec::new(),
             host_names: Vec::new(),
+            relay: false,
             body_limit_bytes: 8 << 20,
             stored_responses_bytes: 64 << 20,
             read_timeout: Duration::from_secs(60),

@@ -198,7 +198,12 @@ pub fn read(
                 text.push_str(&more);
             }
             // Only text was asked for.
-            Some(Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. }) => {}
+            Some(
+                Event::Mark { .. }
+                | Event::Accepted { .. }
+                | Event::Hidden { .. }
+                | Event::Likelihoods { .. },
+            ) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
             Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),

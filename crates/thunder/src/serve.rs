@@ -50,6 +50,9 @@ pub struct ServeCommand {
     /// oldest are forgotten, 0 keeps none
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     stored_responses: u32,
+    /// Take requests of the nodes of a cluster, which go on elsewhere if this server is lost
+    #[arg(long, hide = true)]
+    relay: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -72,6 +75,7 @@ impl ServeCommand {
             api_keys: self.keys.api_keys,
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
+            relay: self.relay,
             grace: Duration::from_secs(self.grace),
             stored_responses_bytes: (self.stored_responses as usize) << 20,
             ..ServerConfig::default()

@@ -33,6 +33,27 @@ pub enum Wanted {
     Hidden,
 }
 
+impl Generation {
+    /// Why an answer ends with `token`, if it does: the last of `generated` tokens, and of `tokens`
+    /// with the prompt.
+    pub(super) fn finish(
+        &self,
+        token: u32,
+        generated: usize,
+        tokens: usize,
+        eos: &[u32],
+        max_tokens: usize,
+    ) -> Option<FinishReason> {
+        if eos.contains(&token) && !self.ignore_eos {
+            Some(FinishReason::Stop)
+        } else if self.max_tokens.is_some_and(|max| generated >= max) || tokens >= max_tokens {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+}
+
 /// Shorter prompts save no state at their end: computing them again is cheap, and a step more is
 /// not.
 const LEAST_SAVED_TOKENS: usize = 4 * KV_BLOCK_TOKENS;
@@ -208,15 +229,7 @@ impl Sequence {
         self.awaits_token = false;
         self.tokens.push(token);
         let generated = self.tokens.len() - self.prompt_tokens;
-        if eos.contains(&token) && !self.generation.ignore_eos {
-            Some(FinishReason::Stop)
-        } else if self.generation.max_tokens.is_some_and(|max| generated >= max)
-            || self.tokens.len() >= max_tokens
-        {
-            Some(FinishReason::Length)
-        } else {
-            None
-        }
+        self.generation.finish(token, generated, self.tokens.len(), eos, max_tokens)
     }
 }
 

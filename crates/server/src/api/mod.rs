@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Generation;
 use crate::generate::prepare::prepare;
+use crate::generate::relay::{self, Relay};
 use crate::generate::reply::{Presenter, reply};
 use crate::request::json;
 
@@ -45,14 +46,24 @@ pub(crate) async fn create<A: Api>(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
+        let (relay, bytes) = match is_relayed {
+            true => Relay::read(bytes, &shared, A::ID_PREFIX).map(|(relay, body)| (Some(relay), body))?,
+            false => (None, bytes),
+        };
         let (mut generation, mut api) =
             A::parse(json::parse(bytes)?, &shared.engine.info().default_sampling)?;
         shared.check_model(&generation.options.model)?;
         api.complete(&mut generation, &shared)?;
-        Ok((prepare(generation, &shared.engine, &shared.format)?, api))
+        let prepared = prepare(generation, &shared.engine, &shared.format)?;
+        let prepared = match relay {
+            Some(relay) => relay.attach(prepared, &shared.engine)?,
+            None => prepared,
+        };
+        Ok((prepared, api))
     };
     let (prepared, api) = app.admission.prepare(body, work).await?;
     reply(&app, prepared, api).await

@@ -27,6 +27,15 @@ pub(crate) enum StreamKind {
     Lines,
 }
 
+impl StreamKind {
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Events => "text/event-stream",
+            Self::Lines => "application/x-ndjson",
+        }
+    }
+}
+
 /// The frames to send next.
 #[derive(Debug)]
 pub(crate) struct Frames {
@@ -35,6 +44,16 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// No frames yet.
+    pub fn new(kind: StreamKind) -> Self {
+        Self { kind, ready: VecDeque::new() }
+    }
+
+    /// Takes the frames, as text.
+    pub fn take_text(&mut self) -> String {
+        self.ready.drain(..).map(|frame| String::from_utf8_lossy(&frame).into_owned()).collect()
+    }
+
     /// Sends JSON.
     pub fn json(&mut self, value: &Value) {
         self.text(&value.to_string());
@@ -118,7 +137,7 @@ pub(crate) fn stream<P: Presenter>(
     first: Option<Update>,
 ) -> Response {
     let running = updates.len();
-    let frames = Frames { kind: P::STREAM, ready: VecDeque::new() };
+    let frames = Frames::new(P::STREAM);
     let mut stream = Stream { head, updates, presenter, frames, running, is_over: false };
     stream.presenter.begin(&stream.head, &mut stream.frames);
     if let Some(update) = first {
@@ -130,11 +149,7 @@ pub(crate) fn stream<P: Presenter>(
     });
     let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
-    let kind = match P::STREAM {
-        StreamKind::Events => "text/event-stream",
-        StreamKind::Lines => "application/x-ndjson",
-    };
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(P::STREAM.content_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx buffers responses unless this header says no.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));

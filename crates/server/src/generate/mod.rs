@@ -10,6 +10,8 @@ use crate::request::options::Options;
 pub(crate) mod choices;
 pub(crate) mod frames;
 pub(crate) mod prepare;
+pub(crate) mod relay;
+pub(crate) mod relaying;
 pub(crate) mod reply;
 pub(crate) mod streams;
 pub(crate) mod updates;

@@ -6,6 +6,7 @@ use serde_json::Value;
 use thunder_engine::{Constraint, Engine, Grammar, Request, json_form};
 use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Otherwise, Tool, ToolSchemas};
 
+use super::relay::Relay;
 use super::{Generation, Input, Prompt, Thinking, ToolChoice, ToolUse};
 use crate::error::ApiError;
 use crate::request::options::Options;
@@ -18,7 +19,9 @@ pub(crate) struct Prepared {
     pub prompt_field: &'static str,
     pub logprobs: Option<usize>,
     pub parsing: Parsing,
-    constraint: Option<Constraint>,
+    /// Another node passes the answer on.
+    pub relay: Option<Relay>,
+    pub constraint: Option<Constraint>,
     marks: Vec<u32>,
 }
 
@@ -43,11 +46,15 @@ impl Parsing {
 impl Prepared {
     /// The engine's requests: for each prompt, as many as there are completions of it.
     pub fn requests(&self) -> impl Iterator<Item = Request> {
-        self.prompts.iter().flat_map(move |prompt| {
+        let requests = self.prompts.iter().flat_map(move |prompt| {
             (0..self.options.n).map(move |nth| {
                 let request = self.options.request(prompt.clone(), nth, self.logprobs);
                 Request { marks: self.marks.clone(), constraint: self.constraint.clone(), ..request }
             })
+        });
+        requests.enumerate().map(|(choice, request)| match &self.relay {
+            Some(relay) => relay.request(choice, request),
+            None => request,
         })
     }
 }
@@ -98,7 +105,7 @@ pub(crate) fn prepare(
         opening,
         one_call: !tools.parallel,
     };
-    Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, constraint, marks })
+    Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, relay: None, constraint, marks })
 }
 
 impl ToolUse {

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 /// Wait for the engine's first event, so that an early failure still gets an error status. After
 /// it, the response begins, and a stream is kept alive during a long prefill.
-const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
+pub(super) const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
 
 /// What all bodies of a response share.
 #[derive(Debug)]
@@ -62,9 +62,15 @@ pub(crate) async fn reply<P: Presenter>(
     prepared: Prepared,
     mut presenter: P,
 ) -> Result<Response, ApiError> {
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let created = unix_s();
     let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
-    let head = Head { app: app.clone(), id: app.next_id(P::ID_PREFIX), created, prompt_tokens };
+    let mut head = Head { app: app.clone(), id: String::new(), created, prompt_tokens };
+    if let Some(relay) = &prepared.relay {
+        (head.id, head.created) = (relay.state.id.clone(), relay.state.created);
+        let updates = Updates::submit(app, &prepared)?;
+        return super::relaying::respond(head, updates, presenter, &prepared).await;
+    }
+    head.id = app.next_id(P::ID_PREFIX);
     let mut updates = Updates::submit(app, &prepared)?;
     let is_stream = prepared.options.stream;
     drop(prepared);
@@ -80,4 +86,9 @@ pub(crate) async fn reply<P: Presenter>(
         return Err(ApiError::engine_failed(message));
     }
     Ok(super::frames::stream(head, updates, presenter, first))
+}
+
+/// Seconds since the epoch.
+pub(super) fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

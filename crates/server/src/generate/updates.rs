@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use thunder_engine::{Engine, Event, TokenLogprob};
+use thunder_engine::{AnsweredToken, Engine, Event, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
 
 use super::prepare::{Parsing, Prepared};
 use super::streams::ChoiceStreams;
-use super::{EndReason, Update, What};
+use super::{EndReason, Update, What, relay};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -19,7 +19,17 @@ pub(crate) struct Updates {
     app: Arc<App>,
     streams: ChoiceStreams,
     splitters: Vec<Splitter>,
-    ready: VecDeque<Update>,
+    ready: VecDeque<Step>,
+    /// Makes the ids of calls, if the answer may be made again elsewhere.
+    salt: Option<u64>,
+}
+
+/// An update, or the tokens that those before it are made of.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Update(Update),
+    /// The choice, and its tokens since the last step of this kind.
+    Accepted(usize, Vec<AnsweredToken>),
 }
 
 impl Updates {
@@ -29,7 +39,8 @@ impl Updates {
         let streams =
             ChoiceStreams::submit(&app.engine, closing, prepared.requests(), prepared.prompt_field)?;
         let splitters = (0..streams.len()).map(|_| Splitter::new(&prepared.parsing)).collect();
-        Ok(Self { app: app.clone(), streams, splitters, ready: VecDeque::new() })
+        let salt = prepared.relay.as_ref().map(|relay| relay.state.salt);
+        Ok(Self { app: app.clone(), streams, splitters, ready: VecDeque::new(), salt })
     }
 
     /// Number of choices, including ended ones.
@@ -40,18 +51,34 @@ impl Updates {
     /// The next update; `None` when all choices have ended.
     pub async fn next(&mut self) -> Option<Update> {
         loop {
-            if let Some(update) = self.ready.pop_front() {
-                if matches!(update.what, What::Failed(_)) {
+            if let Step::Update(update) = self.next_step().await? {
+                return Some(update);
+            }
+        }
+    }
+
+    /// The next step; `None` when all choices have ended.
+    pub async fn next_step(&mut self) -> Option<Step> {
+        loop {
+            if let Some(step) = self.ready.pop_front() {
+                if matches!(&step, Step::Update(Update { what: What::Failed(_), .. })) {
                     self.streams.cancel();
                     self.ready.clear();
                 }
-                return Some(update);
+                return Some(step);
             }
             let (choice, event) = self.streams.next().await?;
+            if let Event::Accepted { tokens } = event {
+                return Some(Step::Accepted(choice, tokens));
+            }
             self.app.metrics.note(&event);
-            let (app, splitter) = (&self.app, &mut self.splitters[choice]);
-            let parts = splitter.split(event, &app.engine, || app.next_id("call_"));
-            self.ready.extend(parts.into_iter().map(|what| Update { choice, what }));
+            let (app, splitter, salt) = (&self.app, &mut self.splitters[choice], self.salt);
+            let new_id = |call| match salt {
+                Some(salt) => relay::call_id(salt, choice, call),
+                None => app.next_id("call_"),
+            };
+            let parts = splitter.split(event, &app.engine, new_id);
+            self.ready.extend(parts.into_iter().map(|what| Step::Update(Update { choice, what })));
         }
     }
 }
@@ -74,7 +101,7 @@ impl Splitter {
         Self { parser, one_call: parsing.one_call, calls: 0, place: 0, reports: VecDeque::new() }
     }
 
-    fn split(&mut self, event: Event, engine: &Engine, new_id: impl Fn() -> String) -> Vec<What> {
+    fn split(&mut self, event: Event, engine: &Engine, new_id: impl Fn(usize) -> String) -> Vec<What> {
         let Some(parser) = &mut self.parser else { return passed_on(event) };
         let end = match event {
             Event::Delta { text, logprobs } => {
@@ -101,6 +128,8 @@ impl Splitter {
             }
             Event::Failed { message } => return vec![What::Failed(message)],
             event @ (Event::Hidden { .. } | Event::Likelihoods { .. }) => return passed_on(event),
+            // Tokens are a step of their own.
+            Event::Accepted { .. } => return Vec::new(),
         };
         let parts = parser.take();
         let mut out: Vec<What> = parts.into_iter().filter_map(|part| self.update(part, &new_id)).collect();
@@ -111,7 +140,7 @@ impl Splitter {
         out
     }
 
-    fn update(&mut self, part: AnswerPart, new_id: &impl Fn() -> String) -> Option<What> {
+    fn update(&mut self, part: AnswerPart, new_id: &impl Fn(usize) -> String) -> Option<What> {
         if matches!(part, AnswerPart::CallBegin { .. }) {
             self.calls += 1;
         }
@@ -125,7 +154,7 @@ impl Splitter {
             }
             AnswerPart::Reasoning(text) => Some(What::Reasoning(text)),
             AnswerPart::CallBegin { name, id } => {
-                Some(What::CallBegin { id: id.unwrap_or_else(new_id), name })
+                Some(What::CallBegin { id: id.unwrap_or_else(|| new_id(self.calls)), name })
             }
             AnswerPart::Arguments(text) => Some(What::Arguments(text)),
             AnswerPart::CallEnd => Some(What::CallEnd),
@@ -151,7 +180,9 @@ fn passed_on(event: Event) -> Vec<What> {
         Event::Delta { text, logprobs } if text.is_empty() && logprobs.is_empty() => Vec::new(),
         Event::Delta { text, logprobs } => vec![What::Text { text, logprobs }],
         // What was not asked for.
-        Event::Mark { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => Vec::new(),
+        Event::Mark { .. } | Event::Accepted { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => {
+            Vec::new()
+        }
         Event::Done { reason, usage } => vec![What::End { reason: EndReason::of(reason, false), usage }],
         Event::Failed { message } => vec![What::Failed(message)],
     }

@@ -32,7 +32,7 @@ pub(crate) async fn compute(
                 Event::Hidden { values } => of_group[index] = values,
                 Event::Likelihoods { logprobs } => of_group[index] = logprobs,
                 Event::Failed { message } => return Err(ApiError::engine_failed(message)),
-                Event::Delta { .. } | Event::Mark { .. } | Event::Done { .. } => {}
+                Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } | Event::Done { .. } => {}
             }
         }
         all.append(&mut of_group);

@@ -10,6 +10,7 @@ mod errors;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod relay;
 mod security;
 mod support;
 mod tools;

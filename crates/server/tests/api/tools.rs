@@ -22,12 +22,12 @@ fn calls(slot: Slot) {
     slot.done(FinishReason::Stop, 30);
 }
 
-fn tools() -> Value {
+pub fn tools() -> Value {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
     json!([tool("weather"), tool("time")])
 }
 
-fn anthropic(more: Value) -> Value {
+pub fn anthropic(more: Value) -> Value {
     let schema = json!({"type": "object"});
     let mut body = json!({
         "model": MODEL, "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}],

@@ -1,0 +1,205 @@
+//! The response to a relayed request: lines of JSON.
+//!
+//! - `{"state": …, "content_type": …, "frames": …}`: the beginning; only of an answer that begins
+//!   here.
+//! - `{"choice": …, "tokens": […], "reports": […], "frames": …}`: tokens, and what the client gets
+//!   for them. `reports` only with log-probabilities.
+//! - `{"choice": …, "ended": true, "frames": …}`: the end of one of several choices.
+//! - `{"over": true, "frames": …}` or `{"over": true, "whole": …}`: the end.
+//! - `{"failed": …, "again": …, "frames": …}`: the answer cannot go on here; `again`: elsewhere it
+//!   can.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream as futures_stream;
+use serde_json::{Value, json};
+use thunder_engine::AnsweredToken;
+
+use super::choices::Choices;
+use super::frames::Frames;
+use super::prepare::Prepared;
+use super::relay::{RelayedChoice, Report};
+use super::reply::{FIRST_EVENT_WAIT, Head, Presenter};
+use super::updates::{Step, Updates};
+use super::{Update, What};
+use crate::error::ApiError;
+
+/// One choice on its way to the client.
+#[derive(Default)]
+struct Passing {
+    /// Tokens whose frames the client has.
+    skip: usize,
+    /// The client has the choice's end.
+    has_end: bool,
+    /// Frames whose tokens have not come.
+    frames: String,
+}
+
+struct Relaying<P> {
+    head: Head,
+    updates: Updates,
+    presenter: P,
+    frames: Frames,
+    /// The choices of a response that is no stream.
+    whole: Option<Choices>,
+    choices: Vec<Passing>,
+    /// Choices that have not ended.
+    running: usize,
+    lines: VecDeque<Bytes>,
+    is_over: bool,
+}
+
+/// The HTTP response. Dropping its body cancels the choices.
+///
+/// # Errors
+/// When the engine fails at once.
+pub(crate) async fn respond<P: Presenter>(
+    head: Head,
+    mut updates: Updates,
+    presenter: P,
+    prepared: &Prepared,
+) -> Result<Response, ApiError> {
+    let running = updates.len();
+    let relay = prepared.relay.as_ref();
+    let passing = |choice: &RelayedChoice| Passing {
+        skip: choice.answered.len(),
+        has_end: choice.ended,
+        ..Passing::default()
+    };
+    let mut choices: Vec<Passing> =
+        relay.map(|relay| relay.choices.iter().map(passing).collect()).unwrap_or_default();
+    choices.resize_with(running, Passing::default);
+    let begun = relay.filter(|relay| !relay.is_resumed).map(|relay| json!(relay.state));
+    let whole = (!prepared.options.stream).then(|| Choices::new(running));
+    let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next_step()).await.ok().flatten();
+    if let Some(Step::Update(Update { what: What::Failed(message), .. })) = first {
+        return Err(ApiError::engine_failed(message));
+    }
+    let frames = Frames::new(P::STREAM);
+    let lines = VecDeque::new();
+    let mut relaying =
+        Relaying { head, updates, presenter, frames, whole, choices, running, lines, is_over: false };
+    relaying.begin(begun);
+    if let Some(step) = first {
+        relaying.take(step);
+    }
+    let lines = futures_stream::unfold(relaying, async |mut relaying| {
+        let line = relaying.next().await?;
+        Some((Ok::<_, Infallible>(line), relaying))
+    });
+    let mut response = Response::new(Body::from_stream(lines));
+    let kind = HeaderValue::from_static("application/x-thunder-relay");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+impl<P: Presenter> Relaying<P> {
+    fn line(&mut self, value: &Value) {
+        self.lines.push_back(format!("{value}\n").into());
+    }
+
+    /// The beginning of an answer, with its `state` if the client has nothing of it.
+    fn begin(&mut self, state: Option<Value>) {
+        let mut content_type = "application/json";
+        if self.whole.is_none() {
+            self.presenter.begin(&self.head, &mut self.frames);
+            content_type = P::STREAM.content_type();
+        }
+        let frames = self.frames.take_text();
+        if let Some(state) = state {
+            self.line(&json!({ "state": state, "content_type": content_type, "frames": frames }));
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Update(Update { what: What::Failed(message), .. }) => self.fail(message),
+            Step::Update(update) => self.update(update),
+            Step::Accepted(choice, tokens) => self.accept(choice, &tokens),
+        }
+    }
+
+    fn update(&mut self, update: Update) {
+        let (choice, ends) = (update.choice, matches!(update.what, What::End { .. }));
+        match &mut self.whole {
+            Some(choices) => {
+                // Failures do not come here.
+                let _ = choices.absorb(update);
+            }
+            None => self.presenter.update(&self.head, update, &mut self.frames),
+        }
+        let passing = &mut self.choices[choice];
+        passing.frames.push_str(&self.frames.take_text());
+        if !ends {
+            return;
+        }
+        let mut frames = std::mem::take(&mut passing.frames);
+        if passing.has_end {
+            frames.clear();
+        }
+        self.running -= 1;
+        if self.running > 0 {
+            if !frames.is_empty() {
+                self.line(&json!({ "choice": choice, "ended": true, "frames": frames }));
+            }
+            return;
+        }
+        self.is_over = true;
+        match self.whole.take() {
+            Some(choices) => {
+                let whole = self.presenter.whole(&self.head, choices).to_string();
+                self.line(&json!({ "over": true, "whole": whole }));
+            }
+            None => {
+                self.presenter.end(&self.head, &mut self.frames);
+                frames.push_str(&self.frames.take_text());
+                self.line(&json!({ "over": true, "frames": frames }));
+            }
+        }
+    }
+
+    fn accept(&mut self, choice: usize, tokens: &[AnsweredToken]) {
+        let passing = &mut self.choices[choice];
+        let frames = std::mem::take(&mut passing.frames);
+        if passing.skip > 0 || passing.has_end {
+            passing.skip = passing.skip.saturating_sub(tokens.len());
+            return;
+        }
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        let mut line = json!({ "choice": choice, "tokens": ids, "frames": frames });
+        if tokens.iter().any(|token| token.report.is_some()) {
+            let reports: Vec<Report> =
+                tokens.iter().filter_map(|token| token.report.as_ref()).map(Report::of).collect();
+            line["reports"] = json!(reports);
+        }
+        self.line(&line);
+    }
+
+    fn fail(&mut self, message: String) {
+        self.is_over = true;
+        let again = self.head.app.is_ending();
+        if self.whole.is_none() {
+            let error = ApiError::engine_failed(message.clone());
+            self.presenter.failed(&self.head, &error, &mut self.frames);
+        }
+        let frames = self.frames.take_text();
+        self.line(&json!({ "failed": message, "again": again, "frames": frames }));
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(line) = self.lines.pop_front() {
+                return Some(line);
+            }
+            if self.is_over {
+                return None;
+            }
+            let step = self.updates.next_step().await?;
+            self.take(step);
+        }
+    }
+}
