@@ -48,7 +48,9 @@ class Messages(unittest.TestCase):
         self.assertEqual(create(max_tokens=1).stop_reason, "max_tokens")
         text = create().content[0].text
         cut = text[len(text) // 2 :][:3]
-        self.assertEqual(create(stop_sequences=[cut]).content[0].text, text[: text.index(cut)])
+        stopped = create(stop_sequences=["no such text", cut])
+        self.assertEqual(stopped.content[0].text, text[: text.index(cut)])
+        self.assertEqual((stopped.stop_reason, stopped.stop_sequence), ("stop_sequence", cut))
 
     def test_count_tokens(self):
         counted = client.messages.count_tokens(model=MODEL, messages=QUESTION)

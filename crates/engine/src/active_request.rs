@@ -184,7 +184,7 @@ impl ActiveRequest {
             return finish;
         }
         match self.answer.push(token, report) {
-            PushOutcome::StopText => Some(FinishReason::Stop),
+            PushOutcome::StopText(number) => Some(FinishReason::StopText(number)),
             PushOutcome::Continues => finish,
         }
     }

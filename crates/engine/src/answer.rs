@@ -20,23 +20,27 @@ struct StopFilter {
 }
 
 impl StopFilter {
-    /// Takes text. Returns the text that is certain, and whether a stop text was found; text after
-    /// a stop text is dropped.
-    fn push(&mut self, text: String) -> (String, bool) {
+    /// Takes text. Returns the text that is certain, and the number of the stop text that was
+    /// found first; text after it is dropped.
+    fn push(&mut self, text: String) -> (String, Option<usize>) {
         if self.held.is_empty() {
             self.held = text;
         } else {
             self.held.push_str(&text);
         }
-        let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found {
+        let found = self
+            .stop
+            .iter()
+            .zip(0..)
+            .filter_map(|(stop, number)| Some((self.held.find(stop.as_str())?, number)));
+        if let Some((at, number)) = found.min() {
             self.held.truncate(at);
             self.stopped = true;
-            return (std::mem::take(&mut self.held), true);
+            return (std::mem::take(&mut self.held), Some(number));
         }
         let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let kept = self.held.split_off(self.held.len() - keep);
-        (std::mem::replace(&mut self.held, kept), false)
+        (std::mem::replace(&mut self.held, kept), None)
     }
 }
 
@@ -65,8 +69,8 @@ pub struct AnswerStream {
 pub enum PushOutcome {
     /// The answer continues.
     Continues,
-    /// The answer has met a stop text, and ends.
-    StopText,
+    /// The answer has met the stop text with this number, and ends.
+    StopText(usize),
 }
 
 impl AnswerStream {
@@ -126,19 +130,19 @@ impl AnswerStream {
         let text = self.tokens.push(id);
         let (text, stopped) = self.filter.push(text);
         self.emit(text);
-        if stopped { PushOutcome::StopText } else { PushOutcome::Continues }
+        stopped.map_or(PushOutcome::Continues, PushOutcome::StopText)
     }
 
     /// Reports a special token, after the text before it: no stop text spans a special token.
     fn push_mark(&mut self, id: u32) -> PushOutcome {
         let rest = self.tokens.flush();
         let (mut text, stopped) = self.filter.push(rest);
-        if !stopped {
+        if stopped.is_none() {
             text.push_str(&std::mem::take(&mut self.filter.held));
         }
         self.emit(text);
-        if stopped {
-            return PushOutcome::StopText;
+        if let Some(number) = stopped {
+            return PushOutcome::StopText(number);
         }
         if !self.is_stalled {
             self.has_sent = true;
@@ -169,15 +173,16 @@ impl AnswerStream {
     }
 
     /// Ends the answer. Emits the text that was held back, unless a stop text was found.
-    pub fn finish(mut self, reason: FinishReason, usage: Usage) {
+    pub fn finish(mut self, mut reason: FinishReason, usage: Usage) {
         if self.is_stalled {
             return;
         }
         if !self.filter.stopped {
             let rest = self.tokens.finish();
             let (mut text, stopped) = self.filter.push(rest);
-            if !stopped {
-                text.push_str(&std::mem::take(&mut self.filter.held));
+            match stopped {
+                Some(number) => reason = FinishReason::StopText(number),
+                None => text.push_str(&std::mem::take(&mut self.filter.held)),
             }
             self.emit(text);
         }
@@ -289,28 +294,32 @@ mod tests {
         assert_eq!(seen, expected);
     }
 
-    /// What a client reads if the text comes in these pieces, and whether a stop text was found.
-    fn read(pieces: &[&str], stop: &[&str]) -> (String, bool) {
+    /// What a client reads if the text comes in these pieces, and which stop text was found.
+    fn read(pieces: &[&str], stop: &[&str]) -> (String, Option<usize>) {
         let stop = stop.iter().map(|s| (*s).to_owned()).collect();
         let mut filter = StopFilter { stop, ..StopFilter::default() };
         let mut read = String::new();
         for piece in pieces {
             let (text, stopped) = filter.push((*piece).to_owned());
             read.push_str(&text);
-            if stopped {
-                return (read, true);
+            if stopped.is_some() {
+                return (read, stopped);
             }
         }
-        (read + &filter.held, false)
+        (read + &filter.held, None)
     }
 
     #[test]
     fn a_stop_text_across_tokens_never_leaks() {
-        assert_eq!(read(&["one ", "EN", "D two"], &["END"]), ("one ".into(), true));
-        assert_eq!(read(&["one ", "EN", "tire"], &["END"]), ("one ENtire".into(), false));
-        assert_eq!(read(&["one ", "EN"], &["END"]), ("one EN".into(), false));
-        assert_eq!(read(&["ab", "ab", "c"], &["abc"]), ("ab".into(), true));
-        assert_eq!(read(&["xyz"], &["z", "y"]), ("x".into(), true), "the earliest stop text ends the answer");
+        assert_eq!(read(&["one ", "EN", "D two"], &["END"]), ("one ".into(), Some(0)));
+        assert_eq!(read(&["one ", "EN", "tire"], &["END"]), ("one ENtire".into(), None));
+        assert_eq!(read(&["one ", "EN"], &["END"]), ("one EN".into(), None));
+        assert_eq!(read(&["ab", "ab", "c"], &["abc"]), ("ab".into(), Some(0)));
+        assert_eq!(
+            read(&["xyz"], &["z", "y"]),
+            ("x".into(), Some(1)),
+            "the earliest stop text ends the answer"
+        );
     }
 
     proptest! {
@@ -321,8 +330,8 @@ mod tests {
             cuts.sort_unstable();
             let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
             let expected = match text.find(&stop) {
-                Some(at) => (text[..at].to_owned(), true),
-                None => (text.clone(), false),
+                Some(at) => (text[..at].to_owned(), Some(0)),
+                None => (text.clone(), None),
             };
             prop_assert_eq!(read(&pieces, &[&stop]), expected);
         }

@@ -80,8 +80,10 @@ pub struct AnsweredToken {
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-sequence token or a stop text.
+    /// An end-of-sequence token, or the end of what a constraint allows.
     Stop,
+    /// The stop text with this number in [`Request::stop`](crate::Request::stop).
+    StopText(usize),
     /// `max_tokens` or the context length was reached.
     Length,
 }

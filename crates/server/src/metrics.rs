@@ -102,7 +102,7 @@ impl Metrics {
         self.cached_tokens.inc_by(usage.cached_tokens as u64);
         self.generated_tokens.inc_by(usage.completion_tokens as u64);
         let finished_reason = match reason {
-            FinishReason::Stop => "stop",
+            FinishReason::Stop | FinishReason::StopText(_) => "stop",
             FinishReason::Length => "length",
         };
         self.finished.get_or_create(&FinishedLabels { finished_reason }).inc();

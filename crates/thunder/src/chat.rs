@@ -169,7 +169,7 @@ impl Chat<'_> {
     /// What to say after an answer that is not complete.
     fn remark(&self, answer: &Answer) -> String {
         match answer.reason {
-            Some(FinishReason::Stop) => String::new(),
+            Some(FinishReason::Stop | FinishReason::StopText(_)) => String::new(),
             None => " (stopped)".to_owned(),
             Some(FinishReason::Length) => match self.sampling.max_tokens() {
                 Some(most) if answer.usage.completion_tokens >= most => {

@@ -110,7 +110,8 @@ impl RunCommand {
         let answer = prompt::read(engine.submit(request)?, is_stopped, show)?;
         let (usage, rate) = (&answer.usage, prompt::decode_rate(&answer.usage));
         if self.json {
-            let reason = if answer.reason == Some(FinishReason::Stop) { "stop" } else { "length" };
+            let ended = matches!(answer.reason, Some(FinishReason::Stop | FinishReason::StopText(_)));
+            let reason = if ended { "stop" } else { "length" };
             let object = json!({
                 "text": answer.text,
                 "finish_reason": reason,

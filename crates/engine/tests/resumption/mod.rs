@@ -77,7 +77,7 @@ fn an_answer_that_was_complete_ends_at_once_and_a_longer_one_is_refused() {
         let stopped = Request { stop: vec![stop], ..request(&engine, 0) };
         let expected = answer(&engine, stopped.clone());
         let resumed = answer(&engine, Request { answered: whole.1.clone(), ..stopped });
-        assert_eq!((&resumed.0, resumed.2), (&expected.0, FinishReason::Stop));
+        assert_eq!((&resumed.0, resumed.2), (&expected.0, FinishReason::StopText(0)));
         let context = engine.info().context_length;
         let answered = vec![whole.1[0].clone(); context];
         let refused = engine.submit(Request { answered, ..request(&engine, 0) }).unwrap_err();

@@ -33,6 +33,8 @@ pub(crate) struct Messages {
     blocks: usize,
     used: Tally,
     reason: Option<EndReason>,
+    /// The request's stop texts.
+    stop: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,10 +58,11 @@ impl Api for Messages {
         };
         let stop = Options::stop_list(&mut fields, "stop_sequences")?;
         let mut generation = conversation(&mut fields)?;
+        let api = Self { stop: stop.clone(), ..Self::default() };
         let options = Options { sampling, stop, stream, ..Options::new(generation.options.model) };
         generation.options = Options { max_tokens: Some(max_tokens), ..options };
         fields.finish(UNSUPPORTED)?;
-        Ok((generation, Self::default()))
+        Ok((generation, api))
     }
 }
 
@@ -266,6 +269,7 @@ fn result(block: &mut Fields) -> Result<Message, ApiError> {
 fn stop_reason(reason: EndReason) -> &'static str {
     match reason {
         EndReason::Stop => "end_turn",
+        EndReason::StopText(_) => "stop_sequence",
         EndReason::Length => "max_tokens",
         EndReason::Calls => "tool_use",
     }
@@ -286,12 +290,23 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": error.message}})
 }
 
-fn message(head: &Head, content: Vec<Value>, reason: Option<EndReason>, used: &Tally) -> Value {
+fn message(
+    head: &Head,
+    content: Vec<Value>,
+    (reason, stop): (Option<EndReason>, &[String]),
+    used: &Tally,
+) -> Value {
     json!({
         "id": head.id, "type": "message", "role": "assistant", "model": head.model(), "content": content,
-        "stop_reason": reason.map(stop_reason), "stop_sequence": null,
+        "stop_reason": reason.map(stop_reason), "stop_sequence": stop_text(reason, stop),
         "usage": usage(head, used),
     })
+}
+
+/// The stop text that an answer met, if that is why it ended.
+fn stop_text(reason: Option<EndReason>, stop: &[String]) -> Option<&str> {
+    let Some(EndReason::StopText(number)) = reason else { return None };
+    stop.get(number).map(String::as_str)
 }
 
 /// Anthropic counts cached tokens apart from the other input tokens.
@@ -352,11 +367,11 @@ impl Presenter for Messages {
             let input = input(&call.arguments);
             content.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
         }
-        message(head, content, Some(reason), &used)
+        message(head, content, (Some(reason), &self.stop), &used)
     }
 
     fn begin(&mut self, head: &Head, out: &mut Frames) {
-        let message = message(head, Vec::new(), None, &Tally::default());
+        let message = message(head, Vec::new(), (None, &[]), &Tally::default());
         out.event("message_start", &json!({"type": "message_start", "message": message}));
     }
 
@@ -393,7 +408,8 @@ impl Presenter for Messages {
     }
 
     fn end(&mut self, head: &Head, out: &mut Frames) {
-        let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": null});
+        let stop = stop_text(self.reason, &self.stop);
+        let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": stop});
         let usage = usage(head, &self.used);
         out.event("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": usage}));
         out.event("message_stop", &json!({"type": "message_stop"}));

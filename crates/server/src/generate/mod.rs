@@ -136,6 +136,8 @@ pub(crate) enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndReason {
     Stop,
+    /// The request's stop text with this number.
+    StopText(usize),
     Length,
     /// The model calls tools.
     Calls,
@@ -144,8 +146,9 @@ pub(crate) enum EndReason {
 impl EndReason {
     pub fn of(reason: FinishReason, has_calls: bool) -> Self {
         match reason {
-            FinishReason::Stop if has_calls => Self::Calls,
+            FinishReason::Stop | FinishReason::StopText(_) if has_calls => Self::Calls,
             FinishReason::Stop => Self::Stop,
+            FinishReason::StopText(number) => Self::StopText(number),
             FinishReason::Length => Self::Length,
         }
     }
@@ -153,7 +156,7 @@ impl EndReason {
     /// OpenAI's name for it.
     pub fn openai(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::StopText(_) => "stop",
             Self::Length => "length",
             Self::Calls => "tool_calls",
         }
