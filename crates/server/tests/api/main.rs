@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod access;
 mod chat;
 mod completions;
 mod document;
@@ -13,4 +14,5 @@ mod metrics;
 mod relay;
 mod security;
 mod support;
+mod tls;
 mod tools;
