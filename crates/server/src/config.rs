@@ -1,7 +1,12 @@
 //! The server's limits and keys, and the checks before it starts.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
+
+use thunder_dashboard::Extension;
+
+pub use crate::admin::ShardMemory;
 
 /// Keys, limits and timeouts of a server.
 #[derive(Debug, Clone)]
@@ -34,6 +39,14 @@ pub struct ServerConfig {
     /// Time that completions in flight have after a shutdown begins; then they end with an error.
     /// Longer loses fewer completions, shorter restarts sooner.
     pub grace: Duration,
+    /// Name of this machine, for the dashboard.
+    pub node_name: String,
+    /// Memory of this machine, for the dashboard; `None` if the system does not tell.
+    pub memory_total_bytes: Option<u64>,
+    /// Memory of each rank's shard, for the dashboard.
+    pub shards: Vec<ShardMemory>,
+    /// Answers administrative requests that are not this crate's: downloads, the planner.
+    pub extension: Option<Arc<dyn Extension>>,
 }
 
 impl Default for ServerConfig {
@@ -48,6 +61,10 @@ impl Default for ServerConfig {
             write_timeout: Duration::from_secs(60),
             half_closed_limit: Duration::from_secs(10),
             grace: Duration::from_secs(30),
+            node_name: "this machine".to_owned(),
+            memory_total_bytes: None,
+            shards: Vec::new(),
+            extension: None,
         }
     }
 }

@@ -41,6 +41,7 @@
 //! - Without keys on loopback, a request must be for localhost, an address, or one of
 //!   [`ServerConfig::host_names`].
 
+mod admin;
 mod admission;
 mod api;
 mod app;
@@ -52,6 +53,7 @@ mod generate;
 mod host;
 mod metrics;
 mod request;
+mod requests;
 mod response;
 mod routes;
 mod stored;
@@ -64,7 +66,7 @@ use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::TcpListener;
 
-pub use crate::config::{ServerConfig, ServerError, check_binding, check_origins};
+pub use crate::config::{ServerConfig, ServerError, ShardMemory, check_binding, check_origins};
 
 use crate::app::App;
 use crate::config::check_keys;

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use crate::admin;
 use crate::api::chat::Chat;
 use crate::api::completions::Completions;
 use crate::api::messages::{self, Messages};
@@ -55,7 +56,12 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
+    let admin = admin::endpoints()
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), require_key));
     let router = Router::new()
+        .merge(admin::pages())
+        .merge(admin)
         .nest("/v1", v1)
         .nest("/api", ollama)
         .merge(tokens)

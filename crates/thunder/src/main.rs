@@ -1,12 +1,16 @@
 //! The thunder command.
 
+mod admin;
 mod bench;
 mod builtin;
+mod capacity;
 mod chat;
 mod cluster_command;
 mod completions;
 mod demo;
 mod doctor;
+#[cfg(test)]
+mod documents_tests;
 mod engine_args;
 mod interrupt;
 mod key_args;
@@ -51,6 +55,7 @@ enum Command {
     Chat(chat::ChatCommand),
     Serve(serve::ServeCommand),
     Plan(plan::PlanCommand),
+    Capacity(capacity::CapacityCommand),
     Bench(bench::BenchCommand),
     Model(model_command::ModelCommand),
     Up(up::UpCommand),
@@ -73,11 +78,22 @@ fn end_quietly_on_a_closed_pipe() {
     }));
 }
 
+/// The description of the command line, for the dashboard's settings.
+pub(crate) fn command_line() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 fn main() -> ExitCode {
     completions::answer_shell::<Cli>();
     let command = Cli::parse().command;
-    if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_) | Command::Completions(_))
-    {
+    if matches!(
+        command,
+        Command::Plan(_)
+            | Command::Capacity(_)
+            | Command::Doctor(_)
+            | Command::Model(_)
+            | Command::Completions(_)
+    ) {
         // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
         // sockets report errors.
         sigpipe::reset();
@@ -90,6 +106,7 @@ fn main() -> ExitCode {
         Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Capacity(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
         Command::Doctor(command) => command.run(),

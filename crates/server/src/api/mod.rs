@@ -2,8 +2,9 @@
 //! responses.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{OriginalUri, Request, State};
 use axum::response::Response;
 use serde_json::Value;
 use thunder_engine::Sampling;
@@ -14,6 +15,7 @@ use crate::generate::Generation;
 use crate::generate::prepare::prepare;
 use crate::generate::reply::{Presenter, reply};
 use crate::request::json;
+use crate::requests::Origin;
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -43,7 +45,11 @@ pub(crate) async fn create<A: Api>(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    // The whole path: a nested router sees only its own part of the URI.
+    let whole = request.extensions().get::<OriginalUri>().map_or(request.uri(), |whole| &whole.0);
+    let path = whole.path().to_owned();
     let body = app.receive(request).await?;
+    let origin = Origin { path, began: Instant::now() };
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
         let (mut generation, mut api) =
@@ -53,5 +59,5 @@ pub(crate) async fn create<A: Api>(
         Ok((prepare(generation, &shared.engine, &shared.format)?, api))
     };
     let (prepared, api) = app.admission.prepare(body, work).await?;
-    reply(&app, prepared, api).await
+    reply(&app, prepared, api, &origin).await
 }

@@ -13,6 +13,7 @@ use super::updates::Updates;
 use super::{Update, What};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::requests::Origin;
 use serde_json::Value;
 
 /// Wait for the engine's first event, so that an early failure still gets an error status. After
@@ -61,11 +62,12 @@ pub(crate) async fn reply<P: Presenter>(
     app: &Arc<App>,
     prepared: Prepared,
     mut presenter: P,
+    origin: &Origin,
 ) -> Result<Response, ApiError> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
     let head = Head { app: app.clone(), id: app.next_id(P::ID_PREFIX), created, prompt_tokens };
-    let mut updates = Updates::submit(app, &prepared)?;
+    let mut updates = Updates::submit(app, &prepared, &head, origin)?;
     let is_stream = prepared.options.stream;
     drop(prepared);
     if !is_stream {

@@ -8,10 +8,12 @@ use thunder_engine::{Engine, Event, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
 
 use super::prepare::{Parsing, Prepared};
+use super::reply::Head;
 use super::streams::ChoiceStreams;
 use super::{EndReason, Update, What};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::requests::{Origin, Ticket};
 
 /// The updates of all choices of one request, in the order of events.
 #[derive(Debug)]
@@ -20,16 +22,23 @@ pub(crate) struct Updates {
     streams: ChoiceStreams,
     splitters: Vec<Splitter>,
     ready: VecDeque<Update>,
+    ticket: Ticket,
 }
 
 impl Updates {
     /// Submits all engine requests or none.
-    pub fn submit(app: &Arc<App>, prepared: &Prepared) -> Result<Self, ApiError> {
+    pub fn submit(
+        app: &Arc<App>,
+        prepared: &Prepared,
+        head: &Head,
+        origin: &Origin,
+    ) -> Result<Self, ApiError> {
         let closing = app.closing.subscribe();
         let streams =
             ChoiceStreams::submit(&app.engine, closing, prepared.requests(), prepared.prompt_field)?;
         let splitters = (0..streams.len()).map(|_| Splitter::new(&prepared.parsing)).collect();
-        Ok(Self { app: app.clone(), streams, splitters, ready: VecDeque::new() })
+        let ticket = app.requests.begin(&head.id, origin, head.prompt_tokens, streams.len());
+        Ok(Self { app: app.clone(), streams, splitters, ready: VecDeque::new(), ticket })
     }
 
     /// Number of choices, including ended ones.
@@ -49,6 +58,7 @@ impl Updates {
             }
             let (choice, event) = self.streams.next().await?;
             self.app.metrics.note(&event);
+            self.ticket.note(&event);
             let (app, splitter) = (&self.app, &mut self.splitters[choice]);
             let parts = splitter.split(event, &app.engine, || app.next_id("call_"));
             self.ready.extend(parts.into_iter().map(|what| Update { choice, what }));
