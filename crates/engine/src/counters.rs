@@ -16,6 +16,10 @@ pub struct Counters {
     /// How often a sequence lost its slot to an older one because the KV cache was full, to start
     /// over later.
     pub preempted: AtomicU64,
+    /// Prompt tokens computed: not those that were in the cache.
+    pub prompt_tokens: AtomicU64,
+    /// Tokens given to requests.
+    pub generated_tokens: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,
     /// Tokens of drafts that steps verified.

@@ -211,6 +211,8 @@ impl<B: Backend> EngineLoop<B> {
         let message = self.worker.message();
         message.begin(Command::Compute(wanted));
         step.parts().for_each(|part| message.push(&part));
+        let prompt: usize = step.parts().filter(|part| part.prompt).map(|part| part.tokens.len()).sum();
+        self.inbox.counters.prompt_tokens.fetch_add(prompt as u64, Ordering::Relaxed);
         self.publish_load();
         self.worker.exchange_step()?;
         self.worker.compute()?;
@@ -268,6 +270,7 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         self.scheduler.apply(&self.tokens, &mut self.events);
+        self.inbox.counters.generated_tokens.fetch_add(self.events.len() as u64, Ordering::Relaxed);
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
             request.cached_tokens = event.cached_tokens;

@@ -48,6 +48,30 @@ pub fn write(
     layout.write(folder, progress)
 }
 
+/// Writes the outline of a model folder: as [`write`] does, but the weights are holes in the files,
+/// which take no space. For plans, which read headers only; what it computes is of no use.
+///
+/// # Errors
+/// When the shape cannot be quantized like this, the folder is not empty, or the disk fails.
+pub fn outline(shape: &Shape, bits: Option<u32>, group: usize, folder: &Path) -> Result<(), ModelError> {
+    let layout = Layout::new(shape, bits.map(|bits| (bits, group)), 0, SHARD_BYTES)?;
+    fs::create_dir_all(folder).map_err(|error| ModelError::io(folder, "a place to be written to", error))?;
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ModelError::Io { path, source }
+    };
+    for shard in &layout.shards {
+        let path = folder.join(&shard.name);
+        let mut file = File::create_new(&path).map_err(io(&path))?;
+        file.write_all(&shard.header).and_then(|()| file.set_len(shard.bytes())).map_err(io(&path))?;
+    }
+    for (name, text) in &layout.texts {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(io(&path))?;
+    }
+    Ok(())
+}
+
 /// Writes the weights of any spec, without config and texts.
 #[cfg(test)]
 pub(crate) fn write_weights(

@@ -4,6 +4,7 @@
 //! tasks around it carry bytes. No task holds the lock across a wait.
 
 mod addresses;
+mod admin;
 mod approve;
 mod calls;
 pub mod control;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use thunder_dashboard::Extension;
 use tokio::sync::{Notify, watch};
 
 use crate::discovery::{Announcement, Discovery};
@@ -70,6 +72,8 @@ pub struct AgentOptions {
     pub api_keys: Vec<String>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
+    /// Answers administrative requests that are not this crate's: downloads, the planner.
+    pub extension: Option<Arc<dyn Extension>>,
 }
 
 /// Why an agent did not start.
@@ -322,12 +326,13 @@ impl Agent {
         loop {
             ticks.tick().await;
             let now = self.now();
-            let report = (now >= report_at).then(NodeReport::of_this_machine);
-            let mut state = self.lock();
-            if report.is_some() {
+            if now >= report_at {
                 report_at = now + REPORT_EVERY;
-                self.report_ranks(&mut state, report);
+                // Also the addresses: a node that has joined by --join has told nobody its own, and
+                // the others could not call it.
+                self.describe_myself();
             }
+            let mut state = self.lock();
             state.membership.tick(now);
             state.forget_old(now);
             self.settle(&mut state);

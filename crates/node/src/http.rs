@@ -91,7 +91,8 @@ impl Head {
         Ok(Some((head, length)))
     }
 
-    fn header(&self, name: &str) -> Option<&str> {
+    /// The value of a header, whose name is in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 

@@ -36,6 +36,7 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         api: None,
         api_keys: Vec::new(),
         program: "/nonexistent/thunder".into(),
+        extension: None,
     }
 }
 

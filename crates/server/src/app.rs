@@ -15,6 +15,7 @@ use crate::admission::{Admission, ReceivedBody};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::requests::RequestLog;
 use crate::stored::StoredResponses;
 
 /// Always accepted as the model's name, so that clients need not know the real one.
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub admission: Admission,
     /// What Prometheus reads.
     pub metrics: Metrics,
+    /// What the dashboard shows of requests.
+    pub requests: Arc<RequestLog>,
     /// Responses that later ones may continue.
     pub stored: StoredResponses,
     /// Whether a request must name this machine in its `Host`.
@@ -60,6 +63,7 @@ impl App {
         Self {
             engine,
             metrics,
+            requests: Arc::default(),
             stored,
             format,
             config,

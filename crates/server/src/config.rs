@@ -2,11 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use thunder_access::Access;
+use thunder_dashboard::Extension;
 use thunder_traces::Traces;
 
+pub use crate::dashboard::ShardMemory;
 use crate::tls::Certificate;
 
 /// Keys, limits and timeouts of a server.
@@ -54,6 +57,14 @@ pub struct ServerConfig {
     /// Time that completions in flight have after a shutdown begins; then they end with an error.
     /// Longer loses fewer completions, shorter restarts sooner.
     pub grace: Duration,
+    /// Name of this machine, for the dashboard.
+    pub node_name: String,
+    /// Memory of this machine, for the dashboard; `None` if the system does not tell.
+    pub memory_total_bytes: Option<u64>,
+    /// Memory of each rank's shard, for the dashboard.
+    pub shards: Vec<ShardMemory>,
+    /// Answers administrative requests that are not this crate's: downloads, the planner.
+    pub extension: Option<Arc<dyn Extension>>,
 }
 
 impl Default for ServerConfig {
@@ -74,6 +85,10 @@ impl Default for ServerConfig {
             write_timeout: Duration::from_secs(60),
             half_closed_limit: Duration::from_secs(10),
             grace: Duration::from_secs(30),
+            node_name: "this machine".to_owned(),
+            memory_total_bytes: None,
+            shards: Vec::new(),
+            extension: None,
         }
     }
 }

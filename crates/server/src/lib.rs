@@ -50,11 +50,13 @@ mod app;
 mod client;
 mod config;
 mod connections;
+mod dashboard;
 mod error;
 mod generate;
 mod host;
 mod metrics;
 mod request;
+mod requests;
 mod response;
 mod routes;
 mod stored;
@@ -73,7 +75,7 @@ use thunder_engine::Engine;
 use tokio::net::{TcpListener, UnixListener};
 
 pub use crate::admin::ask_store;
-pub use crate::config::{ServerConfig, ServerError, check_binding, check_origins};
+pub use crate::config::{ServerConfig, ServerError, ShardMemory, check_binding, check_origins};
 pub use crate::tls::{Certificate, TlsError};
 
 use crate::app::App;

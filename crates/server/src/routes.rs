@@ -11,7 +11,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::access::require_key;
+use crate::access::{require_admin, require_key};
 use crate::admin;
 use crate::api::chat::Chat;
 use crate::api::completions::Completions;
@@ -20,6 +20,7 @@ use crate::api::ollama::{self, OllamaChat, OllamaGenerate};
 use crate::api::responses::{self, Responses};
 use crate::api::{create, embeddings, models, ollama_models, rerank, tokenize};
 use crate::app::App;
+use crate::dashboard;
 use crate::error::ApiError;
 use crate::host::require_own_host;
 
@@ -77,7 +78,14 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
+    let dashboard = dashboard::endpoints()
+        .layer(from_fn(require_admin))
+        .merge(dashboard::open_endpoints())
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), require_key));
     let router = Router::new()
+        .merge(dashboard::pages())
+        .merge(dashboard)
         .nest("/admin", administration)
         .nest("/v1", v1)
         .nest("/api", ollama)

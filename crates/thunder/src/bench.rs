@@ -4,6 +4,7 @@ mod comm;
 mod generate;
 mod kernels;
 mod membw;
+mod report;
 mod serve;
 
 use clap::{Args, Subcommand};
@@ -24,6 +25,7 @@ enum What {
     Kernels(kernels::KernelsCommand),
     Membw(membw::MembwCommand),
     Comm(comm::CommCommand),
+    Report(report::ReportCommand),
     Serve(serve::ServeCommand),
 }
 
@@ -37,6 +39,7 @@ impl BenchCommand {
             What::Kernels(command) => command.run(),
             What::Membw(command) => command.run(),
             What::Comm(command) => command.run(),
+            What::Report(command) => command.run(),
             What::Serve(command) => command.run(),
         }
     }

@@ -1,9 +1,11 @@
 //! The thunder command.
 
+mod admin;
 mod admin_client;
 mod backup_command;
 mod bench;
 mod builtin;
+mod capacity;
 mod chat;
 mod cluster_command;
 mod completions;
@@ -11,6 +13,8 @@ mod config_command;
 mod demo;
 mod devices;
 mod doctor;
+#[cfg(test)]
+mod documents_tests;
 mod engine_args;
 mod interrupt;
 mod key_args;
@@ -62,6 +66,7 @@ enum Command {
     Chat(chat::ChatCommand),
     Serve(serve::ServeCommand),
     Plan(plan::PlanCommand),
+    Capacity(capacity::CapacityCommand),
     Bench(bench::BenchCommand),
     Model(model_command::ModelCommand),
     Up(up::UpCommand),
@@ -95,6 +100,11 @@ fn end_quietly_on_a_closed_pipe() {
     }));
 }
 
+/// The description of the command line, for the dashboard's settings.
+pub(crate) fn command_line() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 fn main() -> ExitCode {
     completions::answer_shell::<Cli>();
     let arguments = match config_command::expand(std::env::args_os().collect()) {
@@ -109,6 +119,7 @@ fn main() -> ExitCode {
         command,
         Command::Plan(_)
             | Command::Devices(_)
+            | Command::Capacity(_)
             | Command::Doctor(_)
             | Command::Model(_)
             | Command::Completions(_)
@@ -125,6 +136,7 @@ fn main() -> ExitCode {
         Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Capacity(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Model(command) => command.run(),
         Command::Devices(command) => command.run(),

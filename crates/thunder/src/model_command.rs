@@ -88,7 +88,7 @@ impl Find {
 }
 
 /// Bytes of a folder's files, or of a GGUF model's files, following links.
-fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
+pub fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
     if folder.is_file() {
         let bytes = |file: &Path| {
             let metadata =

@@ -1,13 +1,19 @@
 //! `thunder serve`.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
-use thunder_server::ServerConfig;
+use thunder_model::ShardFootprint;
+use thunder_node::report::NodeReport;
+use thunder_server::{ServerConfig, ShardMemory};
 
+use crate::admin::Admin;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::key_args::KeyArgs;
@@ -15,6 +21,7 @@ use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 use crate::store_args::{KeepArgs, Kept, TraceArgs, introduce};
+use crate::up::machine_name;
 
 /// Serve a model with the APIs of OpenAI, Anthropic and Ollama
 ///
@@ -91,10 +98,24 @@ impl ServeCommand {
             relay: self.relay,
             grace: Duration::from_secs(self.grace),
             stored_responses_bytes: (self.stored_responses as usize) << 20,
+            node_name: machine_name(),
+            memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
+            shards: shards(&session),
+            extension: Some(Arc::new(Admin::new(crate::command_line()))),
             ..ServerConfig::default()
         };
         serve(session, listener, config)
     }
+}
+
+/// What each rank's shard takes.
+fn shards(session: &Session) -> Vec<ShardMemory> {
+    let tokens = session.head.engine.counters().kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS;
+    let memory = |footprint: &ShardFootprint| ShardMemory {
+        weight_bytes: footprint.weight_bytes,
+        kv_bytes: footprint.kv_bytes_per_token * tokens as u64,
+    };
+    session.head.footprints.iter().map(memory).collect()
 }
 
 /// The address of a name or address. Of several, the first IPv4 address: clients that are given a
@@ -126,8 +147,10 @@ pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> a
         let address = listener.local_addr()?;
         let until = ended(engine.clone(), Signals::catch()?, config.grace);
         let scheme = if config.certificate.is_some() { "https" } else { "http" };
-        let info = engine.info();
-        eprintln!("serving {} on {scheme}://{address}/v1 ({} rank(s))", info.name, info.ranks);
+        let (model, ranks) = (&engine.info().name, engine.info().ranks);
+        eprintln!(
+            "serving {model} on {scheme}://{address}/v1 ({ranks} rank(s)); dashboard: {scheme}://{address}/"
+        );
         if let Some(certificate) = &config.certificate {
             introduce(certificate);
         }

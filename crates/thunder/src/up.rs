@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::admin::Admin;
 use anyhow::Context;
 use clap::Args;
 use etcetera::BaseStrategy;
@@ -105,6 +107,7 @@ impl UpCommand {
             api: Some(SocketAddr::new(self.host, self.port)),
             api_keys: self.keys.api_keys,
             program: std::env::current_exe().context("cannot find this program")?,
+            extension: Some(Arc::new(Admin::new(crate::command_line()))),
             data: data.clone(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -135,7 +138,7 @@ async fn serve(options: AgentOptions, data: &Path) -> anyhow::Result<()> {
     let agent = Agent::start(options).await?;
     let (mut changes, mut ending) = (agent.changes(), agent.ending());
     if let Some(api) = agent.api() {
-        eprintln!("the models of the cluster are at http://{api}/v1");
+        eprintln!("the models of the cluster are at http://{api}/v1, the dashboard at http://{api}/");
     }
     eprintln!("node {} listens on {}; data in {}", agent.id().short(), agent.address(), data.display());
     let mut shown = Shown::default();

@@ -303,3 +303,23 @@ fn a_disk_that_fails_leaves_nothing_behind() {
     let left: Vec<_> = fs::read_dir(&folder).expect("a folder").map(|f| f.expect("a file").path()).collect();
     assert_eq!(left, [trap]);
 }
+
+#[test]
+fn an_outline_has_the_footprint_of_the_model_and_takes_no_space() {
+    let bytes = |path: &Path| {
+        let folder = ModelFolder::open(path).expect("it opens");
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[2.0, 1.0]).expect("a plan");
+        shard_footprints(&folder, &plan, KvFormat::F16).expect("all tensors")
+    };
+    let (_temporary, path) = written(&tiny(), Some((4, 64)), SHARD_BYTES);
+    let temporary = tempfile::tempdir().expect("a folder");
+    let outlined = temporary.path().join("model");
+    outline(&tiny(), Some(4), 64, &outlined).expect("written");
+    assert_eq!(bytes(&outlined), bytes(&path));
+    assert!(outline(&tiny(), Some(4), 64, &outlined).is_err(), "nothing is overwritten");
+    // 671 billion weights.
+    let large = temporary.path().join("large");
+    outline(&Shape::named("deepseek-v3").expect("it is listed"), Some(4), 64, &large).expect("written");
+    let weights: u64 = bytes(&large).iter().map(|rank| rank.weight_bytes).sum();
+    assert!((370 << 30..400 << 30).contains(&weights), "{weights}");
+}

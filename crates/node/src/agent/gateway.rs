@@ -35,7 +35,7 @@ const MOST_ATTEMPTS: usize = 4;
 const PIECE_BYTES: usize = 16 << 10;
 
 /// A connection to a head's API.
-trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
 
 impl Agent {
@@ -63,6 +63,9 @@ impl Agent {
 
     async fn answer_http(&self, client: &mut TcpStream) -> Result<(), HttpError> {
         let (head, rest) = read_head(client).await?;
+        if let Some(response) = super::admin::page(&head) {
+            return super::admin::write(client, &response).await;
+        }
         self.check_key(&head)?;
         let path = head.path.split('?').next().unwrap_or_default().to_owned();
         match (head.method.as_str(), path.as_str()) {
@@ -73,6 +76,7 @@ impl Agent {
                 let body = read_body(client, &head, rest).await?;
                 self.complete(client, &path, &body).await
             }
+            (_, path) if path.starts_with("/admin/") => self.administer(client, &head, path, rest).await,
             (method, path) => {
                 let message = format!(
                     "no endpoint {method} {path}: this node has POST /v1/chat/completions, POST /v1/completions, \
@@ -190,7 +194,7 @@ impl Agent {
     }
 
     /// Connects to the API of a model's head.
-    async fn open(
+    pub(super) async fn open(
         &self,
         model: &str,
         head: NodeId,

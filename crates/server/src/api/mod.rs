@@ -2,8 +2,9 @@
 //! responses.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{OriginalUri, Request, State};
 use axum::response::Response;
 use serde_json::Value;
 use thunder_engine::Sampling;
@@ -16,6 +17,7 @@ use crate::generate::prepare::prepare;
 use crate::generate::relay::{self, Relay};
 use crate::generate::reply::{Presenter, reply};
 use crate::request::json;
+use crate::requests::Origin;
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -56,7 +58,11 @@ pub(crate) async fn create<A: Api>(
     let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
     let account = Account::open(&app, &request)?;
     let owner = account.owner();
+    // The whole path: a nested router sees only its own part of the URI.
+    let whole = request.extensions().get::<OriginalUri>().map_or(request.uri(), |whole| &whole.0);
+    let path = whole.path().to_owned();
     let body = app.receive(request).await?;
+    let origin = Origin { path, began: Instant::now() };
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
         let (relay, bytes) = match is_relayed {
@@ -75,5 +81,5 @@ pub(crate) async fn create<A: Api>(
         Ok((prepared, api))
     };
     let (prepared, api) = app.admission.prepare(body, work).await?;
-    reply(&app, prepared, api, account).await
+    reply(&app, prepared, api, account, &origin).await
 }

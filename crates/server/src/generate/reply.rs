@@ -14,6 +14,7 @@ use super::{Update, What};
 use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::requests::Origin;
 use serde_json::Value;
 
 /// Wait for the engine's first event, so that an early failure still gets an error status. After
@@ -65,6 +66,7 @@ pub(crate) async fn reply<P: Presenter>(
     prepared: Prepared,
     mut presenter: P,
     mut account: Account,
+    origin: &Origin,
 ) -> Result<Response, ApiError> {
     let created = unix_s();
     let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
@@ -73,13 +75,13 @@ pub(crate) async fn reply<P: Presenter>(
     if let Some(relay) = &prepared.relay {
         (head.id, head.created) = (relay.state.id.clone(), relay.state.created);
         account.begin(&prepared, &head.id)?;
-        let updates = Updates::submit(app, &prepared, account).await?;
+        let updates = Updates::submit(app, &prepared, &head, origin, account).await?;
         return super::relaying::respond(head, updates, presenter, &prepared).await;
     }
     head.id = app.next_id(P::ID_PREFIX);
     account.begin(&prepared, &head.id)?;
     let limits = account.headers();
-    let mut updates = Updates::submit(app, &prepared, account).await?;
+    let mut updates = Updates::submit(app, &prepared, &head, origin, account).await?;
     let is_stream = prepared.options.stream;
     drop(prepared);
     if !is_stream {

@@ -8,11 +8,13 @@ use thunder_engine::{AnsweredToken, Engine, Event, Request, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
 
 use super::prepare::{Parsing, Prepared};
+use super::reply::Head;
 use super::streams::ChoiceStreams;
 use super::{EndReason, Update, What, relay};
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::requests::{Origin, Ticket};
 
 /// The updates of all choices of one request, in the order of events.
 #[derive(Debug)]
@@ -24,6 +26,7 @@ pub(crate) struct Updates {
     ready: VecDeque<Step>,
     /// Makes the ids of calls, if the answer may be made again elsewhere.
     salt: Option<u64>,
+    ticket: Ticket,
 }
 
 /// An update, or the tokens that those before it are made of.
@@ -61,8 +64,15 @@ impl Queued {
 
 impl Updates {
     /// Submits all engine requests or none, at once or when it is their turn.
-    pub async fn submit(app: &Arc<App>, prepared: &Prepared, mut account: Account) -> Result<Self, ApiError> {
+    pub async fn submit(
+        app: &Arc<App>,
+        prepared: &Prepared,
+        head: &Head,
+        origin: &Origin,
+        mut account: Account,
+    ) -> Result<Self, ApiError> {
         let requests: Vec<Request> = prepared.requests().collect();
+        let ticket = app.requests.begin(&head.id, origin, head.prompt_tokens, requests.len());
         let splitters = requests.iter().map(|_| Splitter::new(&prepared.parsing)).collect();
         let prompt_field = prepared.prompt_field;
         let checked = requests.iter().try_for_each(|request| request.check(app.engine.info()));
@@ -76,7 +86,7 @@ impl Updates {
         };
         let state = started.inspect_err(|error| account.note_rejection(error))?;
         let salt = prepared.relay.as_ref().map(|relay| relay.state.salt);
-        Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt })
+        Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
     }
 
     /// Number of choices, including ended ones.
@@ -127,6 +137,7 @@ impl Updates {
                 return Some(Step::Accepted(choice, tokens));
             }
             self.app.metrics.note(&event);
+            self.ticket.note(&event);
             if matches!(event, Event::Delta { .. } | Event::Mark { .. }) {
                 self.account.note_part();
             }

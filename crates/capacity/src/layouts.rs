@@ -1,0 +1,242 @@
+//! A model on machines: what each rank would hold, read and compute.
+//!
+//! Footprints come from the description that loading uses (`thunder plan` shows the same). A model
+//! that is not on the disk is described by its published shape: a folder with true headers whose
+//! weights are holes in the files, so it takes no space.
+
+use std::path::Path;
+
+use serde::Serialize;
+use thunder_compute::KvFormat;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_cost::{LinkSpeed, Parallel, RankLoad, Stage};
+use thunder_engine::Limits;
+use thunder_engine::assembly::assemble::STEP_ROWS;
+use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
+use thunder_model::model::{lookup_bytes, shard_footprints};
+use thunder_model::spec::MixerSpec;
+use thunder_model::synth::{Shape, outline};
+use thunder_model::{ModelError, ModelFolder, Parallelism, ShardFootprint, ShardPlan};
+
+use crate::machines::Machine;
+use crate::{PlanError, simulate::StepCost};
+
+/// All-reduces of a layer: after the mixer, and after the feed-forward.
+const REDUCTIONS_PER_LAYER: usize = 2;
+
+/// A model of a published shape, with weights of `bits` (16: bf16) that nobody has downloaded. The
+/// folder lives as long as the returned guard.
+///
+/// # Errors
+/// When the name or the bits are unknown.
+pub fn published(name: &str, bits: u32) -> Result<(ModelFolder, tempfile::TempDir), PlanError> {
+    let shape = Shape::named(name).ok_or_else(|| PlanError::Field {
+        field: "model",
+        value: name.to_owned(),
+        must_be: format!("use a folder, or one of {}", Shape::names().collect::<Vec<_>>().join(", ")),
+    })?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    outline(&shape, (bits < 16).then_some(bits), 64, &path)?;
+    Ok((ModelFolder::open(&path)?, folder))
+}
+
+/// Opens a folder or a GGUF file.
+///
+/// # Errors
+/// When it is no model.
+pub fn on_disk(path: &Path) -> Result<ModelFolder, PlanError> {
+    Ok(ModelFolder::open(path)?)
+}
+
+/// One way to put a model on machines.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Its figures, for people.
+    pub shown: Layout,
+    /// Its step times.
+    pub cost: Parallel,
+    /// The scheduler's limits; `None` if the model does not fit.
+    pub limits: Option<Limits>,
+    /// Tokens of a prompt and its answer together.
+    pub context: usize,
+    /// Machines that it uses.
+    pub machines: usize,
+}
+
+/// A layout's figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Layout {
+    /// `one machine`, `tensor × 4` or `pipeline × 4`.
+    pub layout: String,
+    /// Whether weights and a KV cache fit.
+    pub fits: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// Bytes of weights on all machines.
+    pub weight_bytes: u64,
+    /// Tokens that the KV cache holds.
+    pub kv_tokens: u64,
+    /// Tokens a second of a single answer, after a prompt of 1000 tokens.
+    pub decode_tokens_s: f64,
+    /// Prompt tokens a second, of a prompt of 2000 tokens.
+    pub prompt_tokens_s: f64,
+}
+
+/// All layouts of a model on these machines: one, tensor parallel and pipeline on all.
+///
+/// # Errors
+/// When the model's files are damaged.
+pub fn candidates(
+    folder: &ModelFolder,
+    machines: &[Machine],
+    link: LinkSpeed,
+    max_batch: usize,
+    context: usize,
+) -> Result<Vec<Candidate>, ModelError> {
+    let mut found = Vec::new();
+    // The machine with the most memory, if they differ: one that holds the model may do alone.
+    let largest = machines.iter().max_by_key(|machine| machine.memory_bytes).copied();
+    let mut add = |name: String, mode, machines: &[Machine]| {
+        // Weighted by bandwidth, as a step waits for the slowest.
+        let weights: Vec<f64> = machines.iter().map(|machine| machine.memory_bytes_s / 1e11).collect();
+        match ShardPlan::new(&folder.spec, mode, &weights) {
+            Ok(plan) => {
+                found.push(candidate(folder, &plan, name, machines, link, max_batch, context)?);
+                Ok(())
+            }
+            // More stages than layers: no layout.
+            Err(ModelError::Plan(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    };
+    if let Some(largest) = largest {
+        add("one machine".to_owned(), Parallelism::Tensor, &[largest])?;
+    }
+    if machines.len() > 1 {
+        add(format!("tensor × {}", machines.len()), Parallelism::Tensor, machines)?;
+        add(format!("pipeline × {}", machines.len()), Parallelism::Pipeline, machines)?;
+    }
+    Ok(found)
+}
+
+fn candidate(
+    folder: &ModelFolder,
+    plan: &ShardPlan,
+    layout: String,
+    machines: &[Machine],
+    link: LinkSpeed,
+    max_batch: usize,
+    context: usize,
+) -> Result<Candidate, ModelError> {
+    let footprints = shard_footprints(folder, plan, KvFormat::F16)?;
+    let context = context.min(folder.spec.context);
+    let cost = step_times(folder, plan, &footprints, machines, link);
+    let request = KvCacheRequest { sequences: max_batch, states: 2 * max_batch, context, is_required: false };
+    let mut tokens = u64::MAX;
+    let mut why = None;
+    for (rank, (footprint, machine)) in footprints.iter().zip(machines).enumerate() {
+        let budget = MemoryBudget { bytes: machine.memory_bytes, is_set: true };
+        match kv_cache_tokens(footprint, rank, Some(budget), request) {
+            Ok(fitting) => tokens = tokens.min(fitting),
+            Err(error @ ModelError::DoesNotFit { .. }) => why = Some(error.to_string()),
+            Err(error) => return Err(error),
+        }
+    }
+    let has_states = footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0);
+    let limits = why.is_none().then(|| Limits {
+        sequences: max_batch,
+        rows: STEP_ROWS,
+        kv_blocks: (tokens as usize).div_ceil(KV_BLOCK_TOKENS),
+        prefix_cache: true,
+        snapshots: has_states.then_some(max_batch),
+        // Guesses depend on the text, which a simulation does not have.
+        draft_rows: 0,
+    });
+    let shown = Layout {
+        layout,
+        fits: why.is_none(),
+        why,
+        weight_bytes: footprints.iter().map(|footprint| footprint.weight_bytes).sum(),
+        kv_tokens: limits.map_or(0, |_| tokens),
+        decode_tokens_s: cost.decode_tokens_s(1000.0),
+        prompt_tokens_s: prompt_rate(&cost, 2000),
+    };
+    Ok(Candidate { shown, cost, limits, context, machines: machines.len() })
+}
+
+/// Tokens a second of a prompt that is read in steps of [`STEP_ROWS`], pipelined if there are
+/// stages.
+fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
+    let limits = Limits {
+        sequences: 1,
+        rows: STEP_ROWS,
+        kv_blocks: tokens / KV_BLOCK_TOKENS + 2,
+        prefix_cache: false,
+        snapshots: None,
+        draft_rows: 0,
+    };
+    let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
+    let outcome =
+        crate::simulate::run(cost, limits, 2 * tokens, crate::simulate::Workload::Open(vec![arrival]));
+    tokens as f64 / outcome.span_s.max(1e-9)
+}
+
+fn step_times(
+    folder: &ModelFolder,
+    plan: &ShardPlan,
+    footprints: &[ShardFootprint],
+    machines: &[Machine],
+    link: LinkSpeed,
+) -> Parallel {
+    // What one token meets, divided among the ranks by what they read for it.
+    let spec = &folder.spec;
+    let work = 2.0 * (spec.layer_weights() as f64 + (spec.vocab * spec.hidden) as f64);
+    let read = |footprint: &ShardFootprint| footprint.read_bytes(1) as f64;
+    let all: f64 = footprints.iter().map(read).sum();
+    let lookups = lookup_bytes(folder) as f64;
+    let of_rank = |footprint: &ShardFootprint| {
+        let share = read(footprint) / all.max(1.0);
+        // Of an embedding for lookups only, a step reads a row for each token.
+        let is_first = footprint.layers.start == 0;
+        let table = if is_first { lookups * footprint.vocab.len() as f64 / spec.vocab as f64 } else { 0.0 };
+        RankLoad {
+            weight_bytes: (footprint.weight_bytes as f64 - table).max(0.0),
+            routed_bytes: footprint.routed_bytes as f64,
+            experts: footprint.experts as f64,
+            chosen: footprint.chosen as f64,
+            kv_bytes_per_token: footprint.kv_bytes_per_token as f64,
+            flops_per_token: work * share,
+            flops_per_pair: flops_per_pair(folder) * share,
+        }
+    };
+    let ranks: Vec<_> = footprints
+        .iter()
+        .zip(machines)
+        .map(|(footprint, machine)| (machine.speed(), of_rank(footprint)))
+        .collect();
+    let size = plan.tensor_ranks();
+    let stages = ranks
+        .chunks(size)
+        .zip(footprints.chunks(size))
+        .map(|(ranks, shards)| Stage {
+            ranks: ranks.to_vec(),
+            // The embedding's and the logits' exchanges are two more.
+            reductions: shards.first().map_or(0, |shard| REDUCTIONS_PER_LAYER * shard.layers.len() + 2),
+            hidden: folder.spec.hidden,
+        })
+        .collect();
+    Parallel { stages, link }
+}
+
+/// Operations of attention for each pair of tokens, in all layers.
+fn flops_per_pair(folder: &ModelFolder) -> f64 {
+    let of_layer = |mixer: &MixerSpec| match mixer {
+        // A score and a weighted value: two operations for each number of a head, twice.
+        MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
+        MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
+        // A state of fixed size: no pairs.
+        MixerSpec::Delta(_) => 0.0,
+    };
+    folder.spec.layers.iter().map(|layer| of_layer(&layer.mixer)).sum()
+}

@@ -1,0 +1,54 @@
+//! How many people machines can serve with a model, how fast, and what it costs.
+//!
+//! Nothing is started. [`simulate`] drives the engine's own scheduler through requests in simulated
+//! time; a step takes as long as [`thunder_cost`] says for machines that are described, or as was
+//! measured ([`measured`]). [`plan`] answers a whole question: what fits, which layout is
+//! fastest, whether the goal is met, how many users would be too many, and the money.
+//!
+//! ```
+//! use thunder_capacity::plan::{Question, plan};
+//!
+//! let question = r#"{
+//!     "model": "llama-8b", "bits": 4, "machines": [{ "machine": "m4-pro-64", "count": 1 }],
+//!     "users": 5, "requests_per_user_day": 20, "prompt_tokens": 500, "answer_tokens": 200
+//! }"#;
+//! let answer = plan(&Question::read(question.as_bytes())?)?;
+//! assert!(answer.load.is_some_and(|load| load.simulated.throughput_tokens_s > 0.0));
+//! # Ok::<(), thunder_capacity::PlanError>(())
+//! ```
+
+mod arrivals;
+mod layouts;
+pub mod machines;
+pub mod measured;
+pub mod money;
+pub mod plan;
+pub mod power;
+mod question;
+pub mod simulate;
+
+use thunder_model::ModelError;
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The question is not the JSON that is expected.
+    #[error("the question is malformed: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A field has a value that makes no sense.
+    #[error("{field} is {value}: {must_be}")]
+    Field {
+        /// Its name.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        must_be: String,
+    },
+    /// The model cannot be described.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No temporary folder.
+    #[error("cannot write the model's outline: {0}")]
+    Io(#[from] std::io::Error),
+}

@@ -1,0 +1,225 @@
+//! Machines and links that are known without measuring them, with the source of each number.
+//!
+//! Memory bandwidth and arithmetic are data-sheet figures times what engines reach of them; the
+//! shares are stated here. Measure your own (`thunder bench report`) where you can.
+
+use serde::Serialize;
+use thunder_cost::{LinkSpeed, MachineSpeed};
+
+const GIB: u64 = 1 << 30;
+
+/// Part of a data sheet's memory bandwidth that decoding reaches: llama.cpp and MLX reach 0.7 to
+/// 0.85 on Apple's chips (docs of llama.cpp, discussion 4167).
+const BANDWIDTH_REACHED: f64 = 0.75;
+/// Part of the arithmetic peak that prompts reach: 0.5 to 0.7 in the same measurements.
+const ARITHMETIC_REACHED: f64 = 0.5;
+/// Time of a step that depends on nothing: launches and bookkeeping.
+const FIXED_S: f64 = 300e-6;
+
+/// A machine.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Machine {
+    /// Its name in questions.
+    pub name: &'static str,
+    /// Its name for people.
+    pub title: &'static str,
+    /// Bytes of memory that a model may take: what its GPU may use.
+    pub memory_bytes: u64,
+    /// The data sheet's bytes of memory a second.
+    pub memory_bytes_s: f64,
+    /// Peak of 16-bit floating point, operations a second.
+    pub peak_flops: f64,
+    /// Watts when idle.
+    pub idle_watts: f64,
+    /// Watts when busy.
+    pub busy_watts: f64,
+    /// Where the numbers are from.
+    pub source: &'static str,
+}
+
+impl Machine {
+    /// The machine of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        MACHINES.iter().find(|machine| machine.name == name)
+    }
+
+    /// What it gives to an engine.
+    pub fn speed(&self) -> MachineSpeed {
+        MachineSpeed {
+            memory_bytes_s: self.memory_bytes_s * BANDWIDTH_REACHED,
+            prompt_flops: self.peak_flops * ARITHMETIC_REACHED,
+            decode_flops: self.peak_flops * ARITHMETIC_REACHED,
+            fixed_s: FIXED_S,
+        }
+    }
+}
+
+/// A kind of link.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Link {
+    /// Its name in questions.
+    pub name: &'static str,
+    /// Its name for people.
+    pub title: &'static str,
+    /// Microseconds of a short message.
+    pub latency_us: f64,
+    /// Bytes a second.
+    pub bytes_s: f64,
+    /// Where the numbers are from.
+    pub source: &'static str,
+}
+
+impl Link {
+    /// The link of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        LINKS.iter().find(|link| link.name == name)
+    }
+
+    /// What it gives to a group.
+    pub fn speed(&self) -> LinkSpeed {
+        LinkSpeed { latency_s: self.latency_us * 1e-6, bytes_s: self.bytes_s }
+    }
+}
+
+const APPLE: &str = "Apple's technical specifications; GPU limit of 75 % of memory (macOS's default); FP16 peak from cores x \
+                     clock; watts from Apple's power consumption page (HT102027, HT213100)";
+const APPLE_M5: &str = "Apple's technical specifications; FP16 peak of the neural accelerators in the GPU from Apple's claim of \
+                        4 x the M4 family's; watts assumed like the M4 family's";
+
+const fn apple(
+    name: &'static str,
+    title: &'static str,
+    memory_gib: u64,
+    bandwidth_gb_s: f64,
+    peak_tflops: f64,
+    watts: [f64; 2],
+    source: &'static str,
+) -> Machine {
+    Machine {
+        name,
+        title,
+        memory_bytes: memory_gib * GIB / 4 * 3,
+        memory_bytes_s: bandwidth_gb_s * 1e9,
+        peak_flops: peak_tflops * 1e12,
+        idle_watts: watts[0],
+        busy_watts: watts[1],
+        source,
+    }
+}
+
+/// All machines.
+pub const MACHINES: [Machine; 13] = [
+    apple("m4-pro-48", "Mac mini M4 Pro, 48 GB", 48, 273.0, 17.0, [5.0, 140.0], APPLE),
+    apple("m4-pro-64", "Mac mini M4 Pro, 64 GB", 64, 273.0, 17.0, [5.0, 140.0], APPLE),
+    apple("m4-max-64", "Mac Studio M4 Max, 64 GB", 64, 546.0, 34.0, [10.0, 145.0], APPLE),
+    apple("m4-max-128", "Mac Studio M4 Max, 128 GB", 128, 546.0, 34.0, [10.0, 145.0], APPLE),
+    apple("m3-ultra-96", "Mac Studio M3 Ultra, 96 GB", 96, 819.0, 57.0, [9.0, 270.0], APPLE),
+    apple("m3-ultra-256", "Mac Studio M3 Ultra, 256 GB", 256, 819.0, 57.0, [9.0, 270.0], APPLE),
+    apple("m3-ultra-512", "Mac Studio M3 Ultra, 512 GB", 512, 819.0, 57.0, [9.0, 270.0], APPLE),
+    apple("m5-32", "MacBook Pro M5, 32 GB", 32, 153.0, 17.0, [4.0, 70.0], APPLE_M5),
+    apple("m5-pro-64", "M5 Pro, 64 GB", 64, 307.0, 35.0, [5.0, 140.0], APPLE_M5),
+    apple("m5-max-128", "M5 Max, 128 GB", 128, 614.0, 70.0, [10.0, 145.0], APPLE_M5),
+    Machine {
+        name: "dgx-spark",
+        title: "NVIDIA DGX Spark, 128 GB",
+        memory_bytes: 119 * GIB,
+        memory_bytes_s: 273e9,
+        peak_flops: 125e12,
+        idle_watts: 35.0,
+        busy_watts: 240.0,
+        source: "NVIDIA's data sheet: 273 GB/s, 1 PFLOP of sparse FP4, hence 125 TFLOP/s of dense FP16; 240 W supply",
+    },
+    Machine {
+        name: "strix-halo-128",
+        title: "AMD Ryzen AI Max+ 395, 128 GB",
+        memory_bytes: 110 * GIB,
+        memory_bytes_s: 256e9,
+        peak_flops: 59e12,
+        idle_watts: 12.0,
+        busy_watts: 140.0,
+        source: "AMD's data sheet: LPDDR5X-8000 of 256 bits, 40 compute units at 2.9 GHz with 512 FP16 operations a clock",
+    },
+    Machine {
+        name: "rtx-4090",
+        title: "PC with an NVIDIA RTX 4090, 24 GB",
+        memory_bytes: 23 * GIB,
+        memory_bytes_s: 1008e9,
+        peak_flops: 165e12,
+        idle_watts: 70.0,
+        busy_watts: 520.0,
+        source: "NVIDIA's data sheet (dense FP16 with FP32 sums) and 70 W for the PC around it",
+    },
+];
+
+/// All links.
+pub const LINKS: [Link; 7] = [
+    Link {
+        name: "thunderbolt5-rdma",
+        title: "Thunderbolt 5, RDMA",
+        latency_us: 15.0,
+        bytes_s: 6.5e9,
+        source: "published measurements of JACCL on M3 Ultra: 5 to 20 us, about 50 to 60 Gbit/s of 80",
+    },
+    Link {
+        name: "thunderbolt-ip",
+        title: "Thunderbolt, IP",
+        latency_us: 120.0,
+        bytes_s: 3e9,
+        source: "published measurements of TCP over Thunderbolt bridges",
+    },
+    Link {
+        name: "roce-200",
+        title: "200 Gbit/s RoCE (ConnectX-7)",
+        latency_us: 5.0,
+        bytes_s: 12e9,
+        source: "DGX Spark's port reaches about 100 Gbit/s a PCIe link (NVIDIA's forum); verbs latency of 2 to 5 us",
+    },
+    Link {
+        name: "ethernet-100",
+        title: "100 Gbit/s Ethernet, TCP",
+        latency_us: 30.0,
+        bytes_s: 9e9,
+        source: "line rate less overhead; latency of TCP between two tuned hosts",
+    },
+    Link {
+        name: "ethernet-10",
+        title: "10 Gbit/s Ethernet, TCP",
+        latency_us: 50.0,
+        bytes_s: 1.15e9,
+        source: "line rate less overhead; latency of TCP through one switch",
+    },
+    Link {
+        name: "usb4",
+        title: "USB4 networking",
+        latency_us: 100.0,
+        bytes_s: 1.8e9,
+        source: "published measurements of thunderbolt-net between two Strix Halo: 10 to 18 Gbit/s",
+    },
+    Link {
+        name: "ethernet-2.5",
+        title: "2.5 Gbit/s Ethernet, TCP",
+        latency_us: 100.0,
+        bytes_s: 0.29e9,
+        source: "line rate less overhead; latency of TCP through one switch",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_entry_is_plausible_and_says_its_source() {
+        for machine in &MACHINES {
+            assert!((100e9..2e12).contains(&machine.memory_bytes_s), "{machine:?}");
+            assert!(machine.memory_bytes > 16 * GIB && machine.source.len() > 20, "{machine:?}");
+            assert!(machine.idle_watts < machine.busy_watts, "{machine:?}");
+            assert_eq!(Machine::named(machine.name), Some(machine), "names are unique");
+        }
+        for link in &LINKS {
+            assert!(link.latency_us > 1.0 && link.bytes_s > 0.1e9 && link.source.len() > 20, "{link:?}");
+            assert_eq!(Link::named(link.name), Some(link), "names are unique");
+        }
+        assert!(Machine::named("m9").is_none() && Link::named("string").is_none());
+    }
+}

@@ -1,0 +1,182 @@
+//! Step times that were measured on real machines (`thunder bench report`), for simulations of the
+//! same machines.
+
+use serde::{Deserialize, Serialize};
+use thunder_cost::StepRows;
+use thunder_engine::Limits;
+
+use crate::PlanError;
+use crate::simulate::StepCost;
+
+/// Step times of one model on one set of machines, whatever the layout: they are of whole steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The model.
+    pub model: String,
+    /// Its ranks.
+    pub ranks: usize,
+    /// Seconds of a step that only decodes, by its rows, fewest first; contexts are short.
+    pub decode: Vec<Point>,
+    /// Seconds of a step that only reads a prompt, by its rows, fewest first.
+    pub prompt: Vec<Point>,
+    /// Further seconds for each token that a decoding row sees.
+    pub decode_pair_s: f64,
+    /// Further seconds for each token that a prompt row sees.
+    pub prompt_pair_s: f64,
+    /// Joules of the processors for each token of full batches; `None` if the system does not tell.
+    #[serde(default)]
+    pub joules_token: Option<f64>,
+    /// Requests that decode together.
+    pub sequences: usize,
+    /// Rows of a step.
+    pub rows: usize,
+    /// Tokens that the KV cache holds.
+    pub kv_tokens: usize,
+    /// Most tokens of prompt and answer together.
+    pub context: usize,
+}
+
+/// A step's rows and its time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Rows.
+    pub rows: usize,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl Measured {
+    /// Reads what `thunder bench report` wrote.
+    ///
+    /// # Errors
+    /// When a field is missing or makes no sense.
+    pub fn read(json: &[u8]) -> Result<Self, PlanError> {
+        let measured: Self = serde_json::from_slice(json)?;
+        let times = measured.decode.iter().chain(&measured.prompt).map(|point| point.seconds);
+        let more = [measured.decode_pair_s, measured.prompt_pair_s, measured.joules_token.unwrap_or(0.0)];
+        let bad = times.chain(more).find(|seconds| !(0.0..=1e6).contains(seconds));
+        if let Some(bad) = bad {
+            return Err(field("seconds", bad, "must be a time in seconds"));
+        }
+        let rises = |points: &[Point]| {
+            !points.is_empty()
+                && points[0].rows > 0
+                && points.windows(2).all(|pair| pair[0].rows < pair[1].rows)
+        };
+        if !rises(&measured.decode) || !rises(&measured.prompt) {
+            return Err(field("rows", measured.decode.len(), "at least one point, each with more rows"));
+        }
+        for (name, value) in [("sequences", measured.sequences), ("rows", measured.rows)] {
+            if !(1..=4096).contains(&value) {
+                return Err(field(name, value, "must be between 1 and 4096"));
+            }
+        }
+        if measured.kv_tokens > 1 << 30 || measured.context > 1 << 30 {
+            return Err(field("kv_tokens", measured.kv_tokens, "must be below 2^30"));
+        }
+        Ok(measured)
+    }
+
+    /// The scheduler's limits on these machines.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            sequences: self.sequences,
+            rows: self.rows,
+            kv_blocks: self.kv_tokens / thunder_compute::step::KV_BLOCK_TOKENS,
+            prefix_cache: true,
+            snapshots: None,
+            draft_rows: 0,
+        }
+    }
+}
+
+fn field(field: &'static str, value: impl ToString, must_be: &str) -> PlanError {
+    PlanError::Field { field, value: value.to_string(), must_be: must_be.to_owned() }
+}
+
+impl StepCost for Measured {
+    fn stages(&self) -> usize {
+        1
+    }
+
+    fn seconds(&self, _stage: usize, rows: &StepRows) -> f64 {
+        // Prompts and generated tokens read the weights apart, so their times add up.
+        let decode = if rows.decode > 0 {
+            between(&self.decode, rows.decode) + self.decode_pair_s * rows.context
+        } else {
+            0.0
+        };
+        let prompt = if rows.prompt > 0 {
+            between(&self.prompt, rows.prompt) + self.prompt_pair_s * rows.prompt_pairs
+        } else {
+            0.0
+        };
+        decode + prompt
+    }
+}
+
+/// The time at `rows`, on the line between the points around it, or that of the nearest two.
+fn between(points: &[Point], rows: usize) -> f64 {
+    let [first, .., last] = points else { return points.first().map_or(0.0, |point| point.seconds) };
+    if rows <= first.rows {
+        return first.seconds;
+    }
+    let next = points.iter().position(|point| point.rows >= rows).unwrap_or(points.len() - 1).max(1);
+    let (a, b) = (points[next - 1], points[next]);
+    let slope = (b.seconds - a.seconds) / (b.rows - a.rows) as f64;
+    let line = a.seconds + slope * (rows as f64 - a.rows as f64);
+    // Noise must not make many rows free.
+    if rows > last.rows { line.max(last.seconds) } else { line }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured() -> Measured {
+        let point = |rows, seconds| Point { rows, seconds };
+        Measured {
+            model: "m".into(),
+            ranks: 1,
+            decode: vec![point(1, 0.010), point(4, 0.016), point(8, 0.032)],
+            prompt: vec![point(64, 0.050), point(256, 0.200)],
+            decode_pair_s: 1e-6,
+            prompt_pair_s: 1e-7,
+            joules_token: Some(0.5),
+            sequences: 8,
+            rows: 256,
+            kv_tokens: 4096,
+            context: 1024,
+        }
+    }
+
+    #[test]
+    fn times_between_the_points_are_on_their_line() {
+        let measured = measured();
+        let decode = |decode| measured.seconds(0, &StepRows { decode, ..StepRows::default() });
+        assert!((decode(2) - 0.012).abs() < 1e-12 && (decode(6) - 0.024).abs() < 1e-12);
+        assert!((decode(16) - 0.064).abs() < 1e-12, "beyond the last point");
+        let mixed =
+            StepRows { decode: 1, context: 1000.0, prompt: 32, prompt_pairs: 1e4, ..StepRows::default() };
+        assert!((measured.seconds(0, &mixed) - (0.010 + 0.001 + 0.050 + 0.001)).abs() < 1e-12);
+        assert_eq!(measured.seconds(0, &StepRows::default()), 0.0);
+    }
+
+    #[test]
+    fn a_file_is_read_back_and_a_damaged_one_is_refused() {
+        let json = serde_json::to_vec(&measured()).expect("JSON");
+        assert_eq!(Measured::read(&json).expect("it is whole"), measured());
+        let wrong = |change: fn(&mut Measured)| {
+            let mut measured = measured();
+            change(&mut measured);
+            Measured::read(&serde_json::to_vec(&measured).expect("JSON")).expect_err("refused").to_string()
+        };
+        assert!(wrong(|measured| measured.decode.clear()).contains("rows"));
+        assert!(wrong(|measured| measured.prompt[1].rows = 64).contains("rows"));
+        assert!(wrong(|measured| measured.decode[0].seconds = -1.0).contains("seconds is -1"));
+        assert!(wrong(|measured| measured.sequences = 0).contains("sequences"));
+        assert!(Measured::read(b"{}").is_err() && Measured::read(b"\xff").is_err());
+    }
+}

@@ -1,0 +1,246 @@
+//! A question about capacity, and its answer.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use thunder_model::ModelFolder;
+use thunder_model::synth::Shape;
+
+use crate::PlanError;
+use crate::layouts::{self, Candidate, Layout};
+use crate::machines::{LINKS, MACHINES, Machine};
+use crate::measured::Measured;
+use crate::money::{Costs, Month, WORKING_DAYS};
+use crate::question::MOST_USERS;
+pub use crate::question::{Goal, Machines, Question};
+use crate::simulate::{self, Summary, WARM_UP, Workload};
+
+/// Requests of a simulation at the busiest time.
+const REQUESTS: usize = 600;
+/// Requests of a simulation with clients that wait, for each client.
+const REQUESTS_A_CLIENT: usize = 6;
+/// Requests at least, so that one slow request is not the slowest twentieth.
+const LEAST_REQUESTS: usize = 100;
+/// Every answer is the same for the same question.
+const SEED: u64 = 1;
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    /// All layouts that were looked at.
+    pub layouts: Vec<Layout>,
+    /// The layout that the rest is about.
+    pub chosen: Option<String>,
+    /// Why there is none, or what is odd about it.
+    pub why: Option<String>,
+    /// The busiest time.
+    pub load: Option<Load>,
+    /// Users like these that get what was promised, at most.
+    pub most_users: Option<u32>,
+    /// Requests at a time that get what was promised, at most.
+    pub most_at_once: Option<usize>,
+    /// Costs, if machines have a price.
+    pub money: Option<Costs>,
+    /// What the answer rests on.
+    pub assumptions: Vec<String>,
+}
+
+/// The busiest time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Load {
+    /// Requests a second.
+    pub requests_s: f64,
+    /// What the users get.
+    pub simulated: Simulated,
+}
+
+/// A simulation's figures and what they mean.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Simulated {
+    /// The figures.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// Whether the goal is met.
+    pub meets_goal: bool,
+}
+
+impl std::ops::Deref for Simulated {
+    type Target = Summary;
+
+    fn deref(&self) -> &Summary {
+        &self.summary
+    }
+}
+
+/// What questions may name, for a form.
+pub fn known() -> Value {
+    json!({ "machines": MACHINES, "links": LINKS, "models": Shape::names().collect::<Vec<_>>() })
+}
+
+/// Answers a question about machines of the table.
+///
+/// # Errors
+/// When a name is unknown, a number makes no sense, or the model's files are damaged.
+pub fn plan(question: &Question) -> Result<Answer, PlanError> {
+    question.check()?;
+    let (machines, link) = (question.machines()?, question.link()?);
+    let path = Path::new(&question.model);
+    let (folder, _outline): (ModelFolder, _) = if path.components().count() > 1 || path.exists() {
+        (layouts::on_disk(path)?, None)
+    } else {
+        let (folder, outline) = layouts::published(&question.model, question.bits)?;
+        (folder, Some(outline))
+    };
+    let candidates = layouts::candidates(&folder, &machines, link, question.max_batch, question.context)?;
+    check_layout(question, &candidates)?;
+    let mut answer = Answer {
+        layouts: candidates.iter().map(|candidate| candidate.shown.clone()).collect(),
+        chosen: None,
+        why: None,
+        load: None,
+        most_users: None,
+        most_at_once: None,
+        money: None,
+        assumptions: assumptions(question),
+    };
+    let Some((candidate, summary)) = best(question, &candidates) else {
+        let why = "the model fits on none of the layouts: take more machines, more memory, or fewer bits";
+        answer.why = Some(why.to_owned());
+        return Ok(answer);
+    };
+    answer.chosen = Some(candidate.shown.layout.clone());
+    answer.most_users = most(MOST_USERS, |users| {
+        try_users(question, candidate, users).is_some_and(|summary| question.goal.is_met(&summary))
+    });
+    answer.most_at_once = most_at_once(question, candidate);
+    answer.money = question.money.costs(&month(question, candidate, &machines, &summary));
+    answer.load = Some(Load {
+        requests_s: question.rate_of_one_s() * f64::from(question.users),
+        simulated: Simulated { summary, meets_goal: question.goal.is_met(&summary) },
+    });
+    Ok(answer)
+}
+
+fn check_layout(question: &Question, candidates: &[Candidate]) -> Result<(), PlanError> {
+    let names: Vec<&str> = candidates.iter().map(|candidate| candidate.shown.layout.as_str()).collect();
+    match &question.layout {
+        Some(wanted) if !names.contains(&wanted.as_str()) => {
+            let must_be = format!("use one of {}", names.join(", "));
+            Err(PlanError::Field { field: "layout", value: wanted.clone(), must_be })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The layout that meets the goal best, and what its users get. If none meets the goal, the one
+/// that comes nearest; `None` if the model fits on none.
+fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Summary)> {
+    let allowed = |candidate: &&Candidate| {
+        question.layout.as_ref().is_none_or(|wanted| candidate.shown.layout == *wanted)
+    };
+    let tried = candidates
+        .iter()
+        .filter(allowed)
+        .filter_map(|candidate| Some((candidate, try_users(question, candidate, question.users)?)));
+    let goal = &question.goal;
+    // How far the first token and the speed are from the goal.
+    let distance = |summary: &Summary| {
+        summary.first_token_p95_s / goal.first_token_s + goal.tokens_s / summary.tokens_s_p5.max(1e-9)
+    };
+    tried.min_by(|(_, a), (_, b)| {
+        let misses = (!goal.is_met(a)).cmp(&!goal.is_met(b));
+        misses.then(distance(a).total_cmp(&distance(b)))
+    })
+}
+
+/// Requests at a time that keep the goal, each sent when the one before it is answered.
+fn most_at_once(question: &Question, candidate: &Candidate) -> Option<usize> {
+    let holds = |clients: u32| {
+        let count = (REQUESTS_A_CLIENT * clients as usize).max(LEAST_REQUESTS);
+        let requests = question.habit(clients).open(1.0, count, SEED);
+        let workload = Workload::Closed { clients: clients as usize, requests };
+        simulate_on(candidate, workload)
+            .is_some_and(|outcome| question.goal.is_met(&outcome.summary(WARM_UP)))
+    };
+    most(4 * question.max_batch as u32, holds).map(|count| count as usize)
+}
+
+fn simulate_on(candidate: &Candidate, workload: Workload) -> Option<simulate::Outcome> {
+    Some(simulate::run(&candidate.cost, candidate.limits?, candidate.context, workload))
+}
+
+/// What a number of users gets at the busiest time.
+fn try_users(question: &Question, candidate: &Candidate, users: u32) -> Option<Summary> {
+    let rate_s = question.rate_of_one_s() * f64::from(users);
+    let arrivals = question.habit(users).open(rate_s, REQUESTS, SEED);
+    Some(simulate_on(candidate, Workload::Open(arrivals))?.summary(WARM_UP))
+}
+
+/// The largest number up to `limit` for which `holds`, which holds for all smaller ones; `None` if
+/// not even for 1.
+fn most(limit: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
+    if !holds(1) {
+        return None;
+    }
+    let (mut good, mut bad) = (1, 2);
+    while bad <= limit && holds(bad) {
+        (good, bad) = (bad, bad.saturating_mul(2));
+    }
+    bad = bad.min(limit.saturating_add(1));
+    // A twentieth is nearer than what users do is known.
+    while bad - good > (good / 20).max(1) {
+        let middle = good + (bad - good) / 2;
+        if holds(middle) { good = middle } else { bad = middle }
+    }
+    Some(good)
+}
+
+fn month(question: &Question, candidate: &Candidate, machines: &[Machine], peak: &Summary) -> Month {
+    let watts = |of: fn(&Machine) -> f64| machines.iter().map(of).sum::<f64>();
+    let days = WORKING_DAYS * f64::from(question.users) * question.requests_per_user_day;
+    // Machines that a layout leaves out idle.
+    let used = candidate.machines as f64 / machines.len() as f64;
+    let (idle, busy) = (watts(|machine| machine.idle_watts), watts(|machine| machine.busy_watts));
+    Month {
+        machines: machines.len() as f64,
+        idle_watts: idle,
+        busy_watts: idle + (busy - idle) * used,
+        busy: peak.busy / question.peak * (question.active_hours / 24.0) * 5.0 / 7.0,
+        users: f64::from(question.users),
+        prompt_tokens: days * question.prompt_tokens as f64,
+        answer_tokens: days * question.answer_tokens as f64,
+    }
+}
+
+fn assumptions(question: &Question) -> Vec<String> {
+    let requests = REQUESTS;
+    vec![
+        "Machines are those of the table, not measured: an engine reaches 75 % of their memory bandwidth and half of their \
+         arithmetic. Thunderhead's own kernels for GPUs are not measured on them."
+            .to_owned(),
+        format!(
+            "The busiest time has {} times the mean rate of {} hours on working days; {requests} requests come at random \
+             times (Poisson), with lengths from half to one and a half of the mean.",
+            question.peak, question.active_hours
+        ),
+        format!("At most {} requests decode together; others wait.", question.max_batch),
+        "95 of 100 requests must keep the goal. Guessing of repeated text, which only makes answers faster, is left out."
+            .to_owned(),
+        "Energy: idle watts all the time, and those of full load for the share of the time in which something is computed."
+            .to_owned(),
+    ]
+}
+
+/// What users get from machines that were measured, at the busiest time of the question.
+pub fn with_measured(question: &Question, measured: &Measured) -> Result<Summary, PlanError> {
+    question.check()?;
+    let rate_s = question.rate_of_one_s() * f64::from(question.users);
+    let arrivals = question.habit(question.users).open(rate_s, REQUESTS, SEED);
+    let outcome = simulate::run(measured, measured.limits(), measured.context, Workload::Open(arrivals));
+    Ok(outcome.summary(WARM_UP))
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

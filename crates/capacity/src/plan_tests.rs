@@ -1,0 +1,60 @@
+//! Questions and their answers.
+
+use super::*;
+
+fn question(model: &str, machine: &str, count: usize, users: u32) -> Question {
+    let json = json!({
+        "model": model, "machines": [{ "machine": machine, "count": count }], "users": users,
+        "requests_per_user_day": 40, "prompt_tokens": 1200, "cached_share": 0.5, "answer_tokens": 300,
+    });
+    Question::read(json.to_string().as_bytes()).expect("a question")
+}
+
+#[test]
+fn four_ultras_hold_deepseek_and_one_mini_does_not() {
+    let large = plan(&question("deepseek-v3", "m3-ultra-512", 4, 100)).expect("an answer");
+    assert_eq!(large.layouts.len(), 3, "{large:?}");
+    assert!(large.layouts.iter().skip(1).all(|layout| layout.fits), "{large:?}");
+    let [one, tensor, ..] = &large.layouts[..] else { panic!("{large:?}") };
+    assert!(tensor.decode_tokens_s > one.decode_tokens_s && tensor.kv_tokens > 100_000, "{large:?}");
+    assert!(large.load.is_some() && large.money.is_none(), "{large:?}");
+    let small = plan(&question("deepseek-v3", "m4-pro-64", 2, 100)).expect("an answer");
+    assert!(small.chosen.is_none() && small.why.is_some_and(|why| why.contains("fewer bits")));
+}
+
+#[test]
+fn more_users_get_less_until_there_are_too_many() {
+    let few = plan(&question("llama-8b", "m4-max-64", 1, 5)).expect("an answer");
+    let most = few.most_users.expect("some users");
+    assert!(few.load.as_ref().is_some_and(|load| load.simulated.meets_goal), "{few:?}");
+    let beyond = plan(&question("llama-8b", "m4-max-64", 1, 2 * most)).expect("an answer");
+    assert!(beyond.load.is_some_and(|load| !load.simulated.meets_goal), "{most}");
+    assert_eq!(few, plan(&question("llama-8b", "m4-max-64", 1, 5)).expect("an answer"), "it repeats");
+}
+
+#[test]
+fn what_makes_no_sense_is_named() {
+    let wrong = |change: fn(&mut Question)| {
+        let mut question = question("llama-8b", "m4-max-64", 1, 5);
+        change(&mut question);
+        plan(&question).expect_err("refused").to_string()
+    };
+    assert!(wrong(|question| question.peak = f64::NAN).contains("peak is NaN"));
+    assert!(wrong(|question| question.machines.clear()).contains("machines is 0"));
+    assert!(wrong(|question| question.machines[0].machine = "m9".into()).contains("m4-pro-48"));
+    assert!(wrong(|question| question.model = "gpt-9".into()).contains("use a folder"));
+    assert!(wrong(|question| question.link = "string".into()).contains("thunderbolt5-rdma"));
+    assert!(wrong(|question| question.layout = Some("ring".into())).contains("one machine"));
+    let unknown = Question::read(br#"{"model":"x","mood":1}"#).expect_err("refused").to_string();
+    assert!(unknown.contains("mood"), "{unknown}");
+}
+
+#[test]
+fn the_most_is_found_within_a_twentieth() {
+    for limit in [1, 2, 7, 100, 5000] {
+        let found = most(100_000, |number| number <= limit).expect("1 holds");
+        assert!(found <= limit && f64::from(found) >= 0.94 * f64::from(limit), "{found} of {limit}");
+    }
+    assert_eq!(most(64, |_| true), Some(64));
+    assert_eq!(most(64, |_| false), None);
+}

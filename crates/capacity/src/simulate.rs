@@ -1,0 +1,306 @@
+//! The engine's scheduler in simulated time.
+//!
+//! The scheduler is the real one ([`thunder_engine::Scheduler`]): admission, pieces of prompts next
+//! to decoding sequences, the prefix cache, preemption. Only the computation is replaced: a step
+//! takes as long as a [`StepCost`] says.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::Serialize;
+use thunder_cost::{Parallel, StepRows};
+use thunder_engine::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+
+pub use crate::arrivals::{Arrival, Habit, Random};
+
+/// The token that simulated answers consist of.
+const ANSWER_TOKEN: u32 = 0;
+/// Events after which a simulation ends, whatever is left: bounds the time of an absurd question.
+const MOST_STEPS: usize = 4_000_000;
+
+/// How long steps take.
+pub trait StepCost {
+    /// Stages of the pipeline.
+    fn stages(&self) -> usize;
+    /// Seconds of a step in a stage, the way to the next one included.
+    fn seconds(&self, stage: usize, rows: &StepRows) -> f64;
+}
+
+impl StepCost for Parallel {
+    fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    fn seconds(&self, stage: usize, rows: &StepRows) -> f64 {
+        self.stage_seconds(stage, rows)
+    }
+}
+
+/// The requests of a simulation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Workload {
+    /// Requests that come whether or not earlier ones are answered.
+    Open(Vec<Arrival>),
+    /// Clients that each send the next request once they have their answer; times are not read.
+    Closed {
+        /// Clients.
+        clients: usize,
+        /// All their requests, in order.
+        requests: Vec<Arrival>,
+    },
+}
+
+/// What became of a request, in seconds from the start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Served {
+    /// When it came.
+    pub at_s: f64,
+    /// When its first token was there.
+    pub first_s: f64,
+    /// When its last token was there.
+    pub end_s: f64,
+    /// Tokens of the answer.
+    pub tokens: usize,
+}
+
+/// The outcome of a simulation.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcome {
+    /// Answered requests, in the order of their ends.
+    pub served: Vec<Served>,
+    /// Requests that the scheduler refused: they are longer than the context.
+    pub refused: usize,
+    /// Seconds in which at least one stage computed.
+    pub busy_s: f64,
+    /// Seconds in all.
+    pub span_s: f64,
+    /// Mean of the requests that ran together, over the busy time.
+    pub running_mean: f64,
+    /// The most requests that waited for a slot.
+    pub waiting_most: usize,
+    /// How often a request lost its slot.
+    pub preemptions: u64,
+}
+
+/// A request between its arrival and its last token.
+struct Active {
+    at_s: f64,
+    first_s: Option<f64>,
+    tokens: usize,
+}
+
+/// A simulation between two steps.
+struct Simulation<'a, C> {
+    cost: &'a C,
+    scheduler: Scheduler,
+    coming: VecDeque<Arrival>,
+    /// Clients that wait for their answers; `None` if requests come at their times.
+    clients: Option<usize>,
+    active: BTreeMap<RequestId, Active>,
+    /// When each stage is free.
+    stage_free: Vec<f64>,
+    /// When the steps in flight end, and the rows that want tokens.
+    in_flight: VecDeque<(f64, usize)>,
+    now: f64,
+    submitted: u32,
+    /// Requests that ran, times seconds.
+    running_s: f64,
+    events: Vec<TokenEvent>,
+    outcome: Outcome,
+}
+
+/// Runs a workload on a scheduler with these limits and a context of `context` tokens.
+pub fn run(cost: &impl StepCost, limits: Limits, context: usize, workload: Workload) -> Outcome {
+    let (coming, clients): (VecDeque<Arrival>, Option<usize>) = match workload {
+        Workload::Open(arrivals) => (arrivals.into(), None),
+        Workload::Closed { clients, requests } => (requests.into(), Some(clients)),
+    };
+    let mut simulation = Simulation {
+        cost,
+        scheduler: Scheduler::new(limits, cost.stages(), context, Vec::new()),
+        coming,
+        clients,
+        active: BTreeMap::new(),
+        stage_free: vec![0.0; cost.stages()],
+        in_flight: VecDeque::new(),
+        now: 0.0,
+        submitted: 0,
+        running_s: 0.0,
+        events: Vec::new(),
+        outcome: Outcome::default(),
+    };
+    for _ in 0..MOST_STEPS {
+        simulation.submit();
+        simulation.issue();
+        if !simulation.apply() {
+            break;
+        }
+    }
+    let Simulation { now, running_s, scheduler, mut outcome, .. } = simulation;
+    outcome.span_s = now;
+    outcome.running_mean = running_s / outcome.busy_s.max(f64::MIN_POSITIVE);
+    outcome.preemptions = scheduler.preemptions();
+    outcome
+}
+
+impl<C: StepCost> Simulation<'_, C> {
+    /// Submits the requests that have come.
+    fn submit(&mut self) {
+        while let Some(arrival) = self.coming.front() {
+            let active = self.active.len();
+            if !self.clients.map_or(arrival.at_s <= self.now, |clients| active < clients) {
+                break;
+            }
+            let max_tokens = Some(arrival.answer.max(1));
+            let generation = Generation { max_tokens, ignore_eos: true, ..Generation::default() };
+            self.submitted += 1;
+            match self.scheduler.submit(&prompt(arrival, self.submitted), generation) {
+                Ok(id) => {
+                    let at_s = if self.clients.is_some() { self.now } else { arrival.at_s };
+                    self.active.insert(id, Active { at_s, first_s: None, tokens: 0 });
+                }
+                Err(_) => self.outcome.refused += 1,
+            }
+            self.coming.pop_front();
+        }
+    }
+
+    /// Issues steps until the pipeline is full or nothing is to be computed.
+    fn issue(&mut self) {
+        while let Some(step) = self.scheduler.next_step() {
+            let (rows, wanted) = (rows_of(&step), step.wanted_rows());
+            let mut at = self.now;
+            for (stage, free) in self.stage_free.iter_mut().enumerate() {
+                at = at.max(*free) + self.cost.seconds(stage, &rows);
+                *free = at;
+            }
+            self.in_flight.push_back((at, wanted));
+        }
+        self.outcome.waiting_most = self.outcome.waiting_most.max(self.scheduler.waiting());
+    }
+
+    /// Goes on to the end of the oldest step, or to the next request; false if there is neither.
+    fn apply(&mut self) -> bool {
+        let Some((done_s, wanted)) = self.in_flight.pop_front() else {
+            let Some(arrival) = self.coming.front() else { return false };
+            self.now = self.now.max(arrival.at_s);
+            return true;
+        };
+        let took = (done_s - self.now).max(0.0);
+        self.outcome.busy_s += took;
+        self.running_s += took * self.scheduler.running() as f64;
+        self.now = self.now.max(done_s);
+        self.scheduler.apply(&vec![ANSWER_TOKEN; wanted], &mut self.events);
+        for event in self.events.drain(..) {
+            let Some(request) = self.active.get_mut(&event.request) else { continue };
+            let first_s = *request.first_s.get_or_insert(self.now);
+            request.tokens += 1;
+            let (at_s, tokens) = (request.at_s, request.tokens);
+            if event.finish.is_some() {
+                self.active.remove(&event.request);
+                self.outcome.served.push(Served { at_s, first_s, end_s: self.now, tokens });
+            }
+        }
+        true
+    }
+}
+
+/// The tokens of a prompt: those of its user first, then some that no prompt of another `number`
+/// has.
+pub fn prompt(arrival: &Arrival, number: u32) -> Vec<u32> {
+    let mix =
+        |a: u32, b: usize| a.wrapping_mul(0x9E37_79B9).wrapping_add(b as u32).wrapping_mul(0x85EB_CA6B) | 1;
+    let shared = (0..arrival.shared).map(|place| mix(arrival.user, place));
+    let own = (arrival.shared..arrival.prompt.max(1)).map(|place| mix(number ^ 0x5555_0000, place));
+    shared.chain(own).collect()
+}
+
+/// The rows of a step, as its cost depends on them.
+fn rows_of(step: &thunder_engine::NextStep<'_>) -> StepRows {
+    let mut rows = StepRows::default();
+    for part in step.parts() {
+        let (start, count) = (part.start as f64, part.tokens.len());
+        let pairs = count as f64 * start + count as f64 * (count as f64 + 1.0) / 2.0;
+        if part.prompt {
+            rows.prompt += count;
+            rows.prompt_pairs += pairs;
+            rows.prompt_context += start + count as f64;
+        } else {
+            rows.decode += count;
+            rows.context += pairs;
+        }
+    }
+    rows
+}
+
+/// Figures of a simulation. Requests at the start, while the machines fill up, are left out.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// Answered requests that count.
+    pub requests: usize,
+    /// Median time to the first token.
+    pub first_token_p50_s: f64,
+    /// The time that 95 of 100 first tokens keep.
+    pub first_token_p95_s: f64,
+    /// Tokens a second of an answer that 95 of 100 answers exceed.
+    pub tokens_s_p5: f64,
+    /// Median tokens a second of an answer.
+    pub tokens_s_p50: f64,
+    /// Tokens a second of all answers together.
+    pub throughput_tokens_s: f64,
+    /// Share of the time in which something was computed.
+    pub busy: f64,
+    /// Mean of the requests that ran together.
+    pub running_mean: f64,
+    /// The most requests that waited.
+    pub waiting_most: usize,
+    /// How often a request lost its slot.
+    pub preemptions: u64,
+}
+
+/// Part of the requests, the first ones, that are left out of a summary of an open workload.
+pub const WARM_UP: f64 = 0.1;
+
+impl Outcome {
+    /// The figures, without the first `warm_up` of the requests.
+    pub fn summary(&self, warm_up: f64) -> Summary {
+        let mut counted: Vec<Served> = self.served.clone();
+        counted.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        counted.drain(..(counted.len() as f64 * warm_up) as usize);
+        let first = |request: &Served| request.first_s - request.at_s;
+        let speed = |request: &Served| {
+            (request.tokens > 1)
+                .then(|| (request.tokens - 1) as f64 / (request.end_s - request.first_s).max(1e-9))
+        };
+        let firsts = sorted(counted.iter().map(first));
+        let speeds = sorted(counted.iter().filter_map(speed));
+        let tokens: usize = self.served.iter().map(|request| request.tokens).sum();
+        Summary {
+            requests: counted.len(),
+            first_token_p50_s: quantile(&firsts, 0.5),
+            first_token_p95_s: quantile(&firsts, 0.95),
+            tokens_s_p5: quantile(&speeds, 0.05),
+            tokens_s_p50: quantile(&speeds, 0.5),
+            throughput_tokens_s: tokens as f64 / self.span_s.max(1e-9),
+            busy: self.busy_s / self.span_s.max(1e-9),
+            running_mean: self.running_mean,
+            waiting_most: self.waiting_most,
+            preemptions: self.preemptions,
+        }
+    }
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The value that a share of sorted values does not exceed; 0 of none.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let place = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len().max(1));
+    sorted.get(place - 1).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+#[path = "simulate_tests.rs"]
+mod tests;

@@ -1,0 +1,95 @@
+//! The scheduler in simulated time.
+
+use super::*;
+use proptest::prelude::*;
+
+/// A step takes 10 ms, and 1 ms for each prompt row.
+struct Flat(usize);
+
+impl StepCost for Flat {
+    fn stages(&self) -> usize {
+        self.0
+    }
+
+    fn seconds(&self, _stage: usize, rows: &StepRows) -> f64 {
+        0.010 + 0.001 * rows.prompt as f64
+    }
+}
+
+const LIMITS: Limits =
+    Limits { sequences: 4, rows: 256, kv_blocks: 64, prefix_cache: true, snapshots: None, draft_rows: 0 };
+
+fn request(at_s: f64, user: u32) -> Arrival {
+    Arrival { at_s, user, prompt: 100, shared: 64, answer: 11 }
+}
+
+#[test]
+fn one_request_takes_its_prompt_and_its_tokens() {
+    let outcome = run(&Flat(1), LIMITS, 1000, Workload::Open(vec![request(5.0, 0)]));
+    let [served] = outcome.served[..] else { panic!("{outcome:?}") };
+    assert!((served.first_s - 5.110).abs() < 1e-9, "{served:?}");
+    assert!((served.end_s - 5.210).abs() < 1e-9 && served.tokens == 11, "{served:?}");
+    let summary = outcome.summary(0.0);
+    assert!((summary.tokens_s_p50 - 100.0).abs() < 1e-6 && summary.busy < 0.05, "{summary:?}");
+}
+
+#[test]
+fn a_prompt_that_begins_like_an_earlier_one_is_read_in_part() {
+    let outcome =
+        run(&Flat(1), LIMITS, 1000, Workload::Open(vec![request(0.0, 7), request(1.0, 7), request(2.0, 8)]));
+    let first: Vec<f64> = outcome.served.iter().map(|served| served.first_s - served.at_s).collect();
+    // 64 of 100 tokens are two whole blocks.
+    assert!((first[1] - (0.010 + 0.036)).abs() < 1e-9, "{first:?}");
+    assert!((first[2] - first[0]).abs() < 1e-9, "another user's prompt: {first:?}");
+}
+
+#[test]
+fn clients_that_wait_keep_the_number_of_requests() {
+    let requests: Vec<Arrival> = (0..40).map(|user| request(0.0, user)).collect();
+    let outcome = run(&Flat(1), LIMITS, 1000, Workload::Closed { clients: 2, requests });
+    assert_eq!((outcome.served.len(), outcome.waiting_most), (40, 0));
+    assert!(outcome.running_mean > 1.5 && outcome.running_mean <= 2.0, "{}", outcome.running_mean);
+}
+
+#[test]
+fn more_load_than_the_machine_takes_queues_up() {
+    let habit = Habit { users: 5, prompt: 100, answer: 50, shared: 0.0 };
+    let at = |rate| run(&Flat(1), LIMITS, 1000, Workload::Open(habit.open(rate, 300, 3))).summary(WARM_UP);
+    let (little, much) = (at(0.5), at(50.0));
+    assert!(little.first_token_p95_s < 0.6 && little.waiting_most <= 2, "{little:?}");
+    assert!(much.first_token_p95_s > 5.0 && much.waiting_most > 100 && much.busy > 0.99, "{much:?}");
+}
+
+#[test]
+fn stages_work_at_the_same_time() {
+    let requests: Vec<Arrival> = (0..40).map(|user| request(0.0, user)).collect();
+    let closed = |stages, clients| {
+        let workload = Workload::Closed { clients, requests: requests.clone() };
+        run(&Flat(stages), LIMITS, 1000, workload).span_s
+    };
+    assert!(closed(2, 1) > 1.9 * closed(1, 1), "one request passes the stages in turn");
+    // With the stages in turn, four clients would be 1.3 times as fast as one.
+    assert!(closed(2, 1) > 2.0 * closed(2, 4), "{} {}: several fill them", closed(2, 1), closed(2, 4));
+}
+
+proptest! {
+    #[test]
+    fn every_request_is_answered_whole_or_refused(
+        lengths in prop::collection::vec((1usize..900, 0usize..900, 1usize..60, 0u32..3), 1..30),
+        blocks in 8usize..40, stages in 1usize..4,
+    ) {
+        let arrivals: Vec<Arrival> = lengths
+            .iter()
+            .enumerate()
+            .map(|(index, &(prompt, shared, answer, user))| Arrival {
+                at_s: index as f64 * 0.05, user, prompt, shared: shared.min(prompt), answer,
+            })
+            .collect();
+        let limits = Limits { kv_blocks: blocks, ..LIMITS };
+        let outcome = run(&Flat(stages), limits, 1000, Workload::Open(arrivals.clone()));
+        prop_assert_eq!(outcome.served.len() + outcome.refused, arrivals.len());
+        for served in &outcome.served {
+            prop_assert!(served.at_s <= served.first_s && served.first_s <= served.end_s && served.tokens > 0);
+        }
+    }
+}

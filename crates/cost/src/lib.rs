@@ -1,0 +1,248 @@
+//! How long a step of a sharded model takes, from what its machines and links give.
+//!
+//! Arithmetic only: no model files, no sockets, no clock. The planner (`thunder-capacity`) and the
+//! placement of a cluster (`thunder-node`) use the same formulas, so they cannot disagree.
+//!
+//! A step waits for memory or for arithmetic, whichever takes longer, then for the reductions:
+//!
+//! ```text
+//! rank   = fixed + read(decode rows) + read(prompt rows)
+//! read   = max(bytes / memory bandwidth, operations / arithmetic rate)
+//! stage  = slowest rank + reductions x (link latency + bytes / link bandwidth)
+//! step   = sum of the stages + one transfer between each two
+//! ```
+//!
+//! ```
+//! use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage, StepRows};
+//!
+//! let machine = MachineSpeed {
+//!     memory_bytes_s: 800e9,
+//!     prompt_flops: 20e12,
+//!     decode_flops: 10e12,
+//!     fixed_s: 50e-6,
+//! };
+//! let half = RankLoad { weight_bytes: 20e9, flops_per_token: 70e9, ..RankLoad::default() };
+//! let stage = Stage { ranks: vec![(machine, half); 2], reductions: 160, hidden: 8192 };
+//! let link = LinkSpeed { latency_s: 10e-6, bytes_s: 4e9 };
+//! let two = Parallel { stages: vec![stage], link };
+//! let step = two.step_seconds(&StepRows { decode: 1, context: 1000.0, ..StepRows::default() });
+//! assert!((0.025..0.030).contains(&step), "20 GB at 800 GB/s and 160 reductions: {step}");
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of an activation on a link between ranks: reductions and transfers send f32.
+const ACTIVATION_BYTES: f64 = 4.0;
+
+/// What one machine, or one rank's part of it, gives. Rates that are reached, not those of a data
+/// sheet.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MachineSpeed {
+    /// Bytes of memory a second.
+    pub memory_bytes_s: f64,
+    /// Operations a second on prompts, an addition and a multiplication being two.
+    pub prompt_flops: f64,
+    /// Operations a second on generated tokens of several sequences.
+    pub decode_flops: f64,
+    /// Seconds of every step that depend on nothing: launches, sampling, bookkeeping.
+    pub fixed_s: f64,
+}
+
+/// A link between two machines.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LinkSpeed {
+    /// Seconds of a short message.
+    pub latency_s: f64,
+    /// Bytes a second of a long one.
+    pub bytes_s: f64,
+}
+
+impl LinkSpeed {
+    /// Between ranks that share memory, or of a single rank.
+    pub const NONE: Self = Self { latency_s: 0.0, bytes_s: f64::INFINITY };
+
+    /// Seconds of a message.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.latency_s + bytes / self.bytes_s
+    }
+}
+
+/// What a rank reads and computes.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct RankLoad {
+    /// Bytes of its weights.
+    pub weight_bytes: f64,
+    /// Of these, bytes of routed experts.
+    pub routed_bytes: f64,
+    /// Routed experts of a layer; 0 without.
+    pub experts: f64,
+    /// Experts that a token takes.
+    pub chosen: f64,
+    /// Bytes of KV cache for each token.
+    pub kv_bytes_per_token: f64,
+    /// Operations for each token, attention aside: two for each weight that the token meets.
+    pub flops_per_token: f64,
+    /// Operations of attention for each pair of a token and a token that it sees.
+    pub flops_per_pair: f64,
+}
+
+impl RankLoad {
+    /// Bytes of weights that `rows` tokens read, on average: each token takes `chosen` of the
+    /// `experts`, independently of the others.
+    pub fn read_bytes(&self, rows: f64) -> f64 {
+        if self.experts <= 0.0 {
+            return self.weight_bytes;
+        }
+        let not_taken = (1.0 - self.chosen / self.experts).clamp(0.0, 1.0);
+        self.weight_bytes - self.routed_bytes * not_taken.powf(rows)
+    }
+}
+
+/// The rows of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepRows {
+    /// Rows of generated tokens.
+    pub decode: usize,
+    /// Tokens in the caches of the sequences that these rows belong to, together.
+    pub context: f64,
+    /// Rows of prompts.
+    pub prompt: usize,
+    /// Pairs of a prompt row and a token that it sees, together.
+    pub prompt_pairs: f64,
+    /// Tokens in the caches of the prompts that are read, together.
+    pub prompt_context: f64,
+}
+
+/// Ranks that split each layer of a stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    /// Each rank's machine and load.
+    pub ranks: Vec<(MachineSpeed, RankLoad)>,
+    /// All-reduces of a step: two for each layer.
+    pub reductions: usize,
+    /// Activations of a row.
+    pub hidden: usize,
+}
+
+/// A model's layout: stages of ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parallel {
+    /// The stages, in order.
+    pub stages: Vec<Stage>,
+    /// The slowest link between two ranks.
+    pub link: LinkSpeed,
+}
+
+impl Stage {
+    /// Seconds of a step in this stage.
+    pub fn seconds(&self, rows: &StepRows, link: &LinkSpeed) -> f64 {
+        let slowest = self.ranks.iter().map(|(machine, load)| rank_seconds(machine, load, rows));
+        let slowest = slowest.fold(0.0, f64::max);
+        let size = self.ranks.len() as f64;
+        if size <= 1.0 {
+            return slowest;
+        }
+        // One exchange for short messages; long ones cross each wire twice, in parts (mesh).
+        let bytes = (rows.decode + rows.prompt) as f64 * self.hidden as f64 * ACTIVATION_BYTES;
+        let one_shot = link.seconds(bytes * (size - 1.0));
+        let mesh = 2.0 * link.seconds(bytes * (size - 1.0) / size);
+        slowest + self.reductions as f64 * one_shot.min(mesh)
+    }
+}
+
+/// Seconds of one rank. Prompts and generated tokens read the weights apart: their products differ.
+fn rank_seconds(machine: &MachineSpeed, load: &RankLoad, rows: &StepRows) -> f64 {
+    let part = |count: usize, context: f64, pairs: f64, rate: f64| {
+        if count == 0 {
+            return 0.0;
+        }
+        let bytes = load.read_bytes(count as f64) + load.kv_bytes_per_token * context;
+        let operations = load.flops_per_token * count as f64 + load.flops_per_pair * pairs;
+        (bytes / machine.memory_bytes_s).max(operations / rate)
+    };
+    machine.fixed_s
+        + part(rows.decode, rows.context, rows.context, machine.decode_flops)
+        + part(rows.prompt, rows.prompt_context, rows.prompt_pairs, machine.prompt_flops)
+}
+
+impl Parallel {
+    /// Seconds that a step spends in a stage, and on the way to the next one.
+    pub fn stage_seconds(&self, stage: usize, rows: &StepRows) -> f64 {
+        let Some(here) = self.stages.get(stage) else { return 0.0 };
+        let own = here.seconds(rows, &self.link);
+        let bytes = (rows.decode + rows.prompt) as f64 * here.hidden as f64 * ACTIVATION_BYTES;
+        own + if stage + 1 < self.stages.len() { self.link.seconds(bytes) } else { 0.0 }
+    }
+
+    /// Seconds of a step through all stages.
+    pub fn step_seconds(&self, rows: &StepRows) -> f64 {
+        (0..self.stages.len()).map(|stage| self.stage_seconds(stage, rows)).sum()
+    }
+
+    /// Tokens a second of one sequence that has `context` tokens.
+    pub fn decode_tokens_s(&self, context: f64) -> f64 {
+        1.0 / self.step_seconds(&StepRows { decode: 1, context, ..StepRows::default() })
+    }
+
+    /// Seconds to read a prompt of `tokens` tokens in one step.
+    pub fn prompt_seconds(&self, tokens: usize) -> f64 {
+        let length = tokens as f64;
+        let rows = StepRows {
+            prompt: tokens,
+            prompt_pairs: length * (length + 1.0) / 2.0,
+            prompt_context: length,
+            ..StepRows::default()
+        };
+        self.step_seconds(&rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: MachineSpeed =
+        MachineSpeed { memory_bytes_s: 100e9, prompt_flops: 1e12, decode_flops: 1e12, fixed_s: 0.0 };
+
+    fn load(weight_bytes: f64) -> RankLoad {
+        RankLoad { weight_bytes, flops_per_token: weight_bytes * 2.0, ..RankLoad::default() }
+    }
+
+    fn layout(ranks: usize, link: LinkSpeed) -> Parallel {
+        let ranks = vec![(MACHINE, load(10e9 / ranks as f64)); ranks];
+        Parallel { stages: vec![Stage { ranks, reductions: 64, hidden: 4096 }], link }
+    }
+
+    #[test]
+    fn one_token_waits_for_memory_and_a_prompt_for_arithmetic() {
+        let one = layout(1, LinkSpeed::NONE);
+        assert!((one.decode_tokens_s(0.0) - 10.0).abs() < 1e-9);
+        // 1000 tokens of 20 GFLOP at 1 TFLOP/s.
+        assert!((one.prompt_seconds(1000) - 20.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn two_ranks_halve_the_step_until_the_link_takes_it_back() {
+        let fast = layout(2, LinkSpeed { latency_s: 10e-6, bytes_s: 5e9 }).decode_tokens_s(0.0);
+        let slow = layout(2, LinkSpeed { latency_s: 1e-3, bytes_s: 5e9 }).decode_tokens_s(0.0);
+        assert!(fast > 19.0 && slow < 10.0, "{fast} {slow}");
+    }
+
+    #[test]
+    fn stages_add_up_and_more_rows_read_more_experts() {
+        let stage = layout(1, LinkSpeed::NONE).stages.remove(0);
+        let two =
+            Parallel { stages: vec![stage.clone(), stage], link: LinkSpeed { latency_s: 0.1, bytes_s: 1e9 } };
+        assert!((two.decode_tokens_s(0.0) - 1.0 / (0.1 + 0.1 + 0.1 + 16384e-9)).abs() < 1e-6);
+        let sparse = RankLoad { routed_bytes: 8e9, experts: 64.0, chosen: 8.0, ..load(10e9) };
+        assert_eq!(sparse.read_bytes(1.0), 3e9);
+        assert!(sparse.read_bytes(16.0) > 7e9 && sparse.read_bytes(1e6) <= 10e9);
+    }
+
+    #[test]
+    fn the_slowest_rank_counts() {
+        let mut uneven = layout(2, LinkSpeed { latency_s: 0.0, bytes_s: 1e12 });
+        uneven.stages[0].ranks[1].0.memory_bytes_s = 50e9;
+        assert!((uneven.decode_tokens_s(0.0) - 10.0).abs() < 0.1);
+    }
+}

@@ -1,0 +1,290 @@
+//! The dashboard's files and its administrative endpoints on every node of a cluster.
+//!
+//! What they do goes through the same requests as the command line (`control.rs`). The shapes are
+//! those of a single server (`crates/server/src/admin.rs`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use thunder_dashboard::{Answer, Ask};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::Agent;
+use super::control::{Reply, Request};
+use crate::http::{Head, HttpError, read_body};
+
+/// A client that takes nothing for this long is disconnected.
+const WRITE_LIMIT: Duration = Duration::from_secs(60);
+/// Time for a head to tell what it counts.
+const HEAD_LIMIT: Duration = Duration::from_secs(2);
+/// The longest such reply.
+const LONGEST_REPLY_BYTES: u64 = 4 << 20;
+/// Requests that are shown, of all models together.
+const MOST_ROWS: usize = 400;
+
+/// The body of `/admin/models/load`: what `thunder model load` takes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadBody {
+    model: String,
+    #[serde(default)]
+    nodes: Vec<String>,
+    #[serde(default)]
+    count: Option<u32>,
+    #[serde(default)]
+    arguments: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelBody {
+    model: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeBody {
+    node: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DrainBody {
+    node: String,
+    drained: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CodeBody {
+    code: String,
+}
+
+/// The response with a file of the dashboard, if the request is for one. Files hold no data, so
+/// they need no key.
+pub(super) fn page(head: &Head) -> Option<Vec<u8>> {
+    if !matches!(head.method.as_str(), "GET" | "HEAD") {
+        return None;
+    }
+    let path = head.path.split('?').next().unwrap_or_default();
+    let given = |name| head.header(name).unwrap_or_default();
+    let page = thunder_dashboard::page(path, given("accept-encoding"), given("if-none-match"))?;
+    let reason = if page.status == 304 { "Not Modified" } else { "OK" };
+    let mut response = format!("HTTP/1.1 {} {reason}\r\nconnection: close\r\n", page.status);
+    for (name, value) in &page.headers {
+        response += &format!("{name}: {value}\r\n");
+    }
+    response += &format!("content-length: {}\r\n\r\n", page.body.len());
+    let mut response = response.into_bytes();
+    if head.method == "GET" {
+        response.extend_from_slice(page.body);
+    }
+    Some(response)
+}
+
+/// Sends a whole response. A client that is gone needs no error.
+pub(super) async fn write(client: &mut (impl AsyncWrite + Unpin), response: &[u8]) -> Result<(), HttpError> {
+    let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(response)).await;
+    Ok(())
+}
+
+impl Agent {
+    /// Answers a request for a path below `/admin`.
+    pub(super) async fn administer<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut S,
+        head: &Head,
+        path: &str,
+        rest: Vec<u8>,
+    ) -> Result<(), HttpError> {
+        let body = if head.method == "GET" {
+            Vec::new()
+        } else {
+            head.check_json()?;
+            read_body(client, head, rest).await?
+        };
+        let answer = match (head.method.as_str(), path) {
+            ("GET", "/admin/cluster") => Answer::ok(self.cluster_status()),
+            ("GET", "/admin/models") => Answer::ok(self.served_models().await),
+            ("GET", "/admin/requests") => Answer::ok(self.all_requests().await),
+            ("POST", path) if CHANGES.contains(&path) => self.change_by(path, &body).await,
+            (method, path) => self.extended(method, path, body).await,
+        };
+        let (status, body) = (answer.status, answer.body.to_string());
+        let head = format!(
+            "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: \
+             close\r\n\r\n",
+            body.len()
+        );
+        write(client, (head + &body).as_bytes()).await
+    }
+
+    fn cluster_status(&self) -> Value {
+        let mut status = serde_json::to_value(self.status()).unwrap_or_default();
+        status["cluster"] = true.into();
+        status
+    }
+
+    /// The models with what their heads count.
+    async fn served_models(&self) -> Value {
+        let models = self.status().models;
+        let loads = self.of_heads(models.iter().map(|model| model.name.clone()), "/admin/models").await;
+        let models = models.into_iter().zip(loads).map(|(model, reply)| {
+            let mut load = reply.map(|mut reply| reply["models"][0]["load"].take()).unwrap_or_default();
+            // The head knows the ranks' shares, the cluster knows where they are.
+            if let Some(shards) = load["shards"].as_array_mut() {
+                for (shard, rank) in shards.iter_mut().zip(&model.ranks) {
+                    shard["node"] = rank.node.clone().into();
+                }
+            }
+            let mut shown = serde_json::to_value(&model).unwrap_or_default();
+            shown["load"] = load;
+            shown
+        });
+        json!({ "cannot_change": null, "models": models.collect::<Vec<_>>() })
+    }
+
+    /// The requests of all models, each model's latest first.
+    async fn all_requests(&self) -> Value {
+        let names: Vec<String> = self.status().models.into_iter().map(|model| model.name).collect();
+        let replies = self.of_heads(names.iter().cloned(), "/admin/requests").await;
+        let (mut rows, mut kept) = (Vec::new(), 0);
+        for (name, reply) in names.iter().zip(replies) {
+            let Some(mut reply) = reply else { continue };
+            kept += reply["kept"].as_u64().unwrap_or(0);
+            let Value::Array(own) = reply["requests"].take() else { continue };
+            rows.extend(own.into_iter().map(|mut row| {
+                row["model"] = name.as_str().into();
+                row
+            }));
+        }
+        rows.sort_by(|a, b| {
+            let began = |row: &Value| row["began"].as_f64().unwrap_or(0.0);
+            began(b).total_cmp(&began(a))
+        });
+        rows.truncate(MOST_ROWS);
+        json!({ "requests": rows, "kept": kept })
+    }
+
+    /// The replies of models' heads to a GET; `None` for a model that is not ready or does not say.
+    async fn of_heads(&self, models: impl Iterator<Item = String>, path: &'static str) -> Vec<Option<Value>> {
+        let asking: Vec<_> = models
+            .map(|model| {
+                let agent = self.clone();
+                let ask = async move { agent.of_head(&model, path).await };
+                tokio::spawn(async move { tokio::time::timeout(HEAD_LIMIT, ask).await.ok().flatten() })
+            })
+            .collect();
+        let mut replies = Vec::new();
+        for reply in asking {
+            replies.push(reply.await.ok().flatten());
+        }
+        replies
+    }
+
+    async fn of_head(&self, model: &str, path: &str) -> Option<Value> {
+        let (head, placement) = self.ready_now(model)?;
+        let (mut api, key) = self.open(model, head, placement).await.ok()?;
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n"
+        );
+        api.write_all(request.as_bytes()).await.ok()?;
+        api.flush().await.ok()?;
+        let mut reply = Vec::new();
+        api.take(LONGEST_REPLY_BYTES).read_to_end(&mut reply).await.ok()?;
+        let body = reply.strip_prefix(b"HTTP/1.1 200")?;
+        let end = body.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
+        serde_json::from_slice(&body[end + 4..]).ok()
+    }
+
+    /// Changes what the operator wants, as the command line does.
+    async fn change_by(&self, path: &str, body: &[u8]) -> Answer {
+        let request = match request_of(path, body) {
+            Ok(request) => request,
+            Err(error) => return Answer::error(400, "invalid_request", &error.to_string()),
+        };
+        match self.answer(request).await {
+            Ok(Reply::Approved(name)) => Answer::ok(json!({ "name": name })),
+            Ok(Reply::Changed { name, spread }) => Answer::ok(json!({ "name": name, "spread": spread })),
+            Ok(_) => Answer::ok(json!({})),
+            Err(why) => Answer::error(409, "refused", &why),
+        }
+    }
+
+    /// What the program around the agent answers.
+    async fn extended(&self, method: &str, path: &str, body: Vec<u8>) -> Answer {
+        let extension: Option<Arc<_>> = self.0.options.extension.clone();
+        let (method, path) = (method.to_owned(), path.to_owned());
+        let answering = tokio::task::spawn_blocking(move || {
+            let ask = Ask { method: &method, path: &path, body: &body };
+            let known = extension.and_then(|extension| extension.answer(&ask));
+            known.unwrap_or_else(|| Answer::unknown(&ask))
+        });
+        answering.await.unwrap_or_else(|error| Answer::error(500, "failed", &error.to_string()))
+    }
+}
+
+/// Paths that change something.
+const CHANGES: [&str; 5] = [
+    "/admin/models/load",
+    "/admin/models/unload",
+    "/admin/cluster/drain",
+    "/admin/cluster/remove",
+    "/admin/cluster/approve",
+];
+
+/// What a change asks for.
+fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
+    fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(body)
+    }
+    Ok(match path {
+        "/admin/models/load" => {
+            let LoadBody { model, nodes, count, arguments } = read(body)?;
+            Request::Load { model, nodes, count, arguments }
+        }
+        "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
+        "/admin/cluster/drain" => {
+            let DrainBody { node, drained } = read(body)?;
+            Request::Drain { node, drained }
+        }
+        "/admin/cluster/remove" => Request::Remove(read::<NodeBody>(body)?.node),
+        _ => Request::Approve(read::<CodeBody>(body)?.code),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_file_is_a_whole_response() {
+        let head = |text: &str| Head::parse(text.as_bytes()).unwrap().unwrap().0;
+        let get = page(&head("GET /app.js?x HTTP/1.1\r\naccept-encoding: gzip\r\n\r\n")).unwrap();
+        let end = get.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+        let text = String::from_utf8(get[..end].to_vec()).unwrap();
+        assert!(text.contains("content-encoding: gzip") && text.contains("default-src 'none'"), "{text}");
+        assert!(text.contains(&format!("content-length: {}", get.len() - end - 4)));
+        let only_head = page(&head("HEAD / HTTP/1.1\r\n\r\n")).unwrap();
+        assert!(only_head.ends_with(b"\r\n\r\n"));
+        for other in
+            ["POST / HTTP/1.1\r\n\r\n", "GET /admin/cluster HTTP/1.1\r\n\r\n", "GET /.. HTTP/1.1\r\n\r\n"]
+        {
+            assert_eq!(page(&head(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn changes_are_the_requests_of_the_command_line() {
+        let load = request_of("/admin/models/load", br#"{"model":"m","count":2}"#).unwrap();
+        assert!(matches!(load, Request::Load { model, count: Some(2), .. } if model == "m"));
+        let error = request_of("/admin/models/load", br#"{"model":"m","nods":[]}"#).unwrap_err();
+        assert!(error.to_string().contains("nods"), "{error}");
+        assert!(request_of("/admin/cluster/drain", b"{}").is_err());
+        assert!(request_of("/admin/cluster/approve", b"\xff").is_err());
+    }
+}

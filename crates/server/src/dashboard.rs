@@ -1,0 +1,168 @@
+//! The dashboard's files and its administrative endpoints, as far as one server has them.
+//!
+//! The shapes are those of a cluster's (`crates/node/src/agent/admin.rs`), so the pages need not
+//! know which they talk to.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Serialize;
+use serde_json::{Value, json};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_dashboard::{Answer, Ask};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::requests::KEPT;
+
+/// Why one server cannot load another model.
+const CANNOT_CHANGE: &str = "`thunder serve` has one model for as long as it runs: start `thunder up` on each machine, and \
+                             load models there";
+
+/// Memory of a rank's shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ShardMemory {
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes of the KV cache and of states.
+    pub kv_bytes: u64,
+}
+
+/// The files of the dashboard. They hold no data, so they need no key.
+pub(crate) fn pages() -> Router<Arc<App>> {
+    thunder_dashboard::paths().fold(Router::new(), |router, path| {
+        router.route(path, get(move |headers: HeaderMap| async move { page(path, &headers) }))
+    })
+}
+
+fn page(path: &str, headers: &HeaderMap) -> Response {
+    let given =
+        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let Some(page) =
+        thunder_dashboard::page(path, given(header::ACCEPT_ENCODING), given(header::IF_NONE_MATCH))
+    else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let status = StatusCode::from_u16(page.status).unwrap_or(StatusCode::OK);
+    let mut response = (status, page.body).into_response();
+    for (name, value) in page.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+/// The endpoints below `/admin` that any key may read, without the middleware that checks keys.
+pub(crate) fn open_endpoints() -> Router<Arc<App>> {
+    Router::new().route("/admin/models", get(models))
+}
+
+/// The endpoints below `/admin` for administrators, without the middleware that checks keys.
+pub(crate) fn endpoints() -> Router<Arc<App>> {
+    Router::new()
+        .route("/admin/cluster", get(cluster))
+        .route("/admin/models/load", post(cannot_change))
+        .route("/admin/models/unload", post(cannot_change))
+        .route("/admin/requests", get(requests))
+        .route("/admin/planner", get(extension).post(extension))
+        .route("/admin/downloads", get(extension).post(extension))
+        .route("/admin/settings", get(extension))
+        .route("/admin/energy", get(extension))
+}
+
+/// GET /admin/cluster: one server as a cluster of one node.
+async fn cluster(State(app): State<Arc<App>>) -> Json<Value> {
+    let status = json!({
+        "cluster": false, "me": "here", "code": null, "removed": false, "disk_error": null, "newcomers": [],
+        "members": [{
+            "id": "here", "short": "here", "name": app.config.node_name, "up": true, "cut_off_from": [], "drained": false,
+            "addresses": [],
+            "report": {
+                "version": env!("CARGO_PKG_VERSION"),
+                "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+                "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+                "memory_total": app.config.memory_total_bytes,
+                "memory_free": thunder_compute::memory::available_bytes(),
+                "api": null,
+            },
+        }],
+        "models": [{
+            "name": app.engine.info().name, "ready": app.engine.stopped().is_none(), "generation": 1, "ranks": ranks(&app),
+        }],
+    });
+    Json(status)
+}
+
+fn ranks(app: &App) -> Vec<Value> {
+    let state = match app.engine.stopped() {
+        None => json!("Ready"),
+        Some(why) => json!({ "Ended": why }),
+    };
+    (0..app.engine.info().ranks).map(|_| json!({ "node": app.config.node_name, "state": state })).collect()
+}
+
+/// GET /admin/models.
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let model = json!({
+        "name": app.engine.info().name, "ready": app.engine.stopped().is_none(), "generation": 1, "ranks": ranks(&app),
+        "load": load(&app),
+    });
+    Json(json!({ "cannot_change": CANNOT_CHANGE, "models": [model] }))
+}
+
+/// What the engine counts.
+fn load(app: &App) -> Value {
+    let (info, counters) = (app.engine.info(), app.engine.counters());
+    let (running, waiting) = app.engine.load();
+    let tokens = |blocks: usize| blocks * KV_BLOCK_TOKENS;
+    let step_ns = counters.step_ns.load(Ordering::Relaxed);
+    let reduce_ns = counters.reduce_ns.load(Ordering::Relaxed);
+    let shard = |shard: &ShardMemory| json!({ "node": app.config.node_name, "weight_bytes": shard.weight_bytes, "kv_bytes": shard.kv_bytes });
+    json!({
+        "ranks": info.ranks, "context": info.context_length, "running": running, "waiting": waiting,
+        "kv_tokens": tokens(counters.kv_blocks.load(Ordering::Relaxed)),
+        "kv_tokens_used": tokens(counters.kv_blocks_used.load(Ordering::Relaxed)),
+        "prompt_tokens": counters.prompt_tokens.load(Ordering::Relaxed),
+        "generated_tokens": counters.generated_tokens.load(Ordering::Relaxed),
+        "reduce_share": (step_ns > 0).then(|| reduce_ns as f64 / step_ns as f64),
+        "shards": app.config.shards.iter().map(shard).collect::<Vec<_>>(),
+    })
+}
+
+async fn cannot_change() -> ApiError {
+    ApiError::invalid(CANNOT_CHANGE).status(StatusCode::CONFLICT).code("one_model")
+}
+
+/// GET /admin/requests.
+async fn requests(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let failed = |error: serde_json::Error| ApiError::engine_failed(error.to_string());
+    let model = &app.engine.info().name;
+    let rows = app.requests.rows().into_iter().map(|row| {
+        let mut row = serde_json::to_value(row).map_err(failed)?;
+        (row["model"], row["queue_s"]) = (model.as_str().into(), Value::Null);
+        Ok(row)
+    });
+    let rows = rows.collect::<Result<Vec<_>, ApiError>>()?;
+    Ok(Json(json!({ "requests": rows, "kept": KEPT })))
+}
+
+/// What the program around the server answers.
+async fn extension(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    let body = if method == "GET" { Vec::new() } else { app.receive(request).await?.bytes };
+    let answering = tokio::task::spawn_blocking(move || {
+        let ask = Ask { method: &method, path: &path, body: &body };
+        let known = app.config.extension.as_ref().and_then(|extension| extension.answer(&ask));
+        known.unwrap_or_else(|| Answer::unknown(&ask))
+    });
+    let answer = answering.await.map_err(|error| ApiError::engine_failed(error.to_string()))?;
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Ok((status, Json(answer.body)).into_response())
+}

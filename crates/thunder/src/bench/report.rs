@@ -1,0 +1,329 @@
+//! `thunder bench report`: step times of a model here, for `thunder capacity --measured`.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use thunder_capacity::measured::{Measured, Point};
+use thunder_capacity::power::Meter;
+use thunder_capacity::simulate::{self, Arrival, Habit, Outcome, Served, Workload};
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_engine::assembly::assemble::STEP_ROWS;
+use thunder_engine::{Engine, Request, Sampling, Usage};
+
+use crate::engine_args::EngineArgs;
+use crate::model_arg::ModelArg;
+use crate::session::{self, Session};
+use crate::{progress, prompt, table};
+
+/// Rounds; the median of each time counts.
+const ROUNDS: usize = 3;
+/// Tokens of a prompt whose reading shall not count.
+const SHORT_PROMPT: usize = 8;
+/// Tokens of an answer whose steps are timed.
+const TIMED_TOKENS: usize = 40;
+/// Requests that are timed together, as many as may run.
+const BATCHES: [usize; 11] = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256];
+/// Rows of the prompts that are timed.
+const PROMPT_ROWS: [usize; 5] = [2, 16, 64, 128, STEP_ROWS];
+
+/// Numbers of the workloads' requests: beyond those of the measurements and never twice, so that
+/// the cache has no prompt.
+static NUMBERS: AtomicU32 = AtomicU32::new(1 << 20);
+
+/// Measure a model's step times here, to plan capacity with `thunder capacity --measured`
+///
+/// Prints one JSON object. The machine should do nothing else meanwhile. Guessing of repeated text
+/// is off, as simulations have no text.
+#[derive(Args)]
+pub struct ReportCommand {
+    #[command(flatten)]
+    model: ModelArg,
+    /// Also run ten workloads, simulate them with the times just measured, and print both to
+    /// standard error
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl ReportCommand {
+    /// Runs the command.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.engine.no_speculation = true;
+        let Some(session) = session::open(self.model.name(), &self.engine)? else { return Ok(()) };
+        let sequences = usize::from(self.engine.cache.max_batch);
+        let outcome = measure(&session, sequences).and_then(|measured| {
+            println!("{}", serde_json::to_string(&measured)?);
+            if self.verify { verify(&session.head.engine, &measured) } else { Ok(()) }
+        });
+        let closed = session.close();
+        outcome.and(closed)
+    }
+}
+
+/// Answers requests with prompts of `prompt` tokens together; returns their usages.
+fn answer(
+    engine: &Engine,
+    count: usize,
+    prompt: usize,
+    tokens: usize,
+    seed: &mut u32,
+) -> anyhow::Result<Vec<Usage>> {
+    let streams = (0..count).map(|_| {
+        *seed += 1;
+        let arrival = Arrival { at_s: 0.0, user: 0, prompt, shared: 0, answer: tokens };
+        Ok(engine.submit(request(engine, &arrival, *seed))?)
+    });
+    let streams = streams.collect::<anyhow::Result<Vec<_>>>()?;
+    streams.into_iter().map(|stream| Ok(prompt::read(stream, || false, |_| Ok(()))?.usage)).collect()
+}
+
+fn request(engine: &Engine, arrival: &Arrival, number: u32) -> Request {
+    let vocab = engine.info().vocab_size as u32;
+    Request {
+        prompt: simulate::prompt(arrival, number).into_iter().map(|token| token % vocab).collect(),
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(arrival.answer),
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// Medians of the times of one step, in seconds.
+struct Times {
+    batches: Vec<usize>,
+    /// A step of each of these batches.
+    decode: Vec<f64>,
+    /// The first token after a prompt of each of [`PROMPT_ROWS`].
+    prompt: Vec<f64>,
+    /// The first token after a long prompt.
+    long_first: f64,
+    /// A step of one request after a long prompt.
+    long_step: f64,
+}
+
+/// Seconds of a step, from the usages of requests that decoded together.
+fn step_s(usages: &[Usage]) -> f64 {
+    let of = |usage: &Usage| usage.decode_time.as_secs_f64() / (usage.completion_tokens.max(2) - 1) as f64;
+    usages.iter().map(of).sum::<f64>() / usages.len().max(1) as f64
+}
+
+fn first_s(usages: &[Usage]) -> f64 {
+    usages.first().map_or(0.0, |usage| usage.time_to_first_token.as_secs_f64())
+}
+
+/// Measures all times [`ROUNDS`] times, after a round that warms up.
+fn times(engine: &Engine, sequences: usize, long: usize, seed: &mut u32) -> anyhow::Result<Times> {
+    let batches: Vec<usize> = BATCHES.into_iter().filter(|rows| *rows <= sequences).collect();
+    let kinds = batches.len() + PROMPT_ROWS.len() + 2;
+    let bar = progress::measurements(ROUNDS * kinds);
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); kinds];
+    for round in 0..=ROUNDS {
+        let mut row = Vec::new();
+        for &batch in &batches {
+            row.push(step_s(&answer(engine, batch, SHORT_PROMPT, TIMED_TOKENS, seed)?));
+        }
+        for rows in PROMPT_ROWS {
+            row.push(first_s(&answer(engine, 1, rows, 1, seed)?));
+        }
+        row.push(first_s(&answer(engine, 1, long, 1, seed)?));
+        row.push(step_s(&answer(engine, 1, long, TIMED_TOKENS, seed)?));
+        if round > 0 {
+            times.iter_mut().zip(row).for_each(|(times, time)| times.push(time));
+            bar.inc(kinds as u64);
+        }
+    }
+    bar.finish_and_clear();
+    let mut medians = times.into_iter().map(|mut times| median(&mut times));
+    let decode = medians.by_ref().take(batches.len()).collect();
+    let prompt = medians.by_ref().take(PROMPT_ROWS.len()).collect();
+    let (long_first, long_step) = (medians.next().unwrap_or(0.0), medians.next().unwrap_or(0.0));
+    Ok(Times { batches, decode, prompt, long_first, long_step })
+}
+
+fn measure(session: &Session, sequences: usize) -> anyhow::Result<Measured> {
+    let engine = &session.head.engine;
+    let (info, counters) = (engine.info(), engine.counters());
+    let long = 1024.min(info.context_length / 2);
+    if long <= STEP_ROWS {
+        bail!("the context of {} tokens is too short: give --context 1024 or more", info.context_length);
+    }
+    let mut seed = 0;
+    let times = times(engine, sequences, long, &mut seed)?;
+    let pairs = |tokens: usize| (tokens * (tokens + 1) / 2) as f64;
+    // A long prompt is read in whole steps: what it takes beyond their time is for its pairs.
+    let steps = long as f64 / STEP_ROWS as f64;
+    let whole = times.prompt.last().copied().unwrap_or(0.0);
+    let prompt_pair_s =
+        ((times.long_first - steps * whole) / (pairs(long) - steps * pairs(STEP_ROWS))).max(0.0);
+    let alone = times.decode.first().copied().unwrap_or(0.0);
+    let decode_pair_s = ((times.long_step - alone) / (long - SHORT_PROMPT) as f64).max(0.0);
+    // The points are without pairs, which a simulation adds by their number.
+    let seen = (SHORT_PROMPT + TIMED_TOKENS / 2) as f64;
+    let point = |rows: usize, seconds: f64| Point { rows, seconds: seconds.max(0.0) };
+    let decode = times.batches.iter().zip(&times.decode);
+    let prompt = PROMPT_ROWS.iter().zip(&times.prompt);
+    Ok(Measured {
+        model: info.name.clone(),
+        ranks: info.ranks,
+        decode: decode.map(|(&rows, s)| point(rows, s - decode_pair_s * seen * rows as f64)).collect(),
+        prompt: prompt.map(|(&rows, s)| point(rows, s - prompt_pair_s * pairs(rows))).collect(),
+        decode_pair_s,
+        prompt_pair_s,
+        joules_token: joules_token(engine, sequences, &mut seed)?,
+        sequences,
+        rows: STEP_ROWS,
+        kv_tokens: counters.kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS,
+        context: info.context_length,
+    })
+}
+
+/// Joules for each token while as many requests are answered as run together; `None` without a
+/// meter.
+fn joules_token(engine: &Engine, sequences: usize, seed: &mut u32) -> anyhow::Result<Option<f64>> {
+    let Some(mut meter) = Meter::open() else {
+        eprintln!(
+            "no energy: no RAPL counter that this user may read (root may, on Linux on a machine that has them)"
+        );
+        return Ok(None);
+    };
+    let before = meter.joules();
+    let usages = answer(engine, sequences, SHORT_PROMPT, TIMED_TOKENS, seed)?;
+    let tokens: usize = usages.iter().map(|usage| usage.completion_tokens).sum();
+    Ok(Some((meter.joules() - before) / tokens.max(1) as f64))
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Ten workloads that differ in clients, lengths, shared beginnings and rate.
+fn workloads(measured: &Measured) -> Vec<(String, Workload)> {
+    let (most, limit) = (measured.sequences, measured.context / 4);
+    let habit = |prompt: usize, answer: usize, shared: f64| Habit {
+        users: 4,
+        prompt: prompt.min(limit),
+        answer,
+        shared,
+    };
+    let closed = |clients: usize, habit: Habit| {
+        let Habit { prompt, answer, shared, .. } = habit;
+        let name = format!("{clients} client(s), {prompt} + {answer} tokens, {:.0} % shared", shared * 100.0);
+        (name, Workload::Closed { clients, requests: habit.open(1.0, (6 * clients).max(16), 5) })
+    };
+    let mut workloads = vec![
+        closed(1, habit(64, 48, 0.0)),
+        closed(1, habit(400, 16, 0.0)),
+        closed(2, habit(128, 48, 0.0)),
+        closed(4, habit(64, 64, 0.0)),
+        closed((most / 2).max(1), habit(128, 32, 0.0)),
+        closed(most, habit(48, 48, 0.0)),
+        closed(4, habit(384, 32, 0.7)),
+    ];
+    let usual = habit(128, 40, 0.0);
+    let requests = usual.open(1.0, 6 * most, 9);
+    let full = simulated(measured, Workload::Closed { clients: most, requests });
+    let capacity = full.served.len() as f64 / full.span_s.max(1e-9);
+    for share in [0.3, 0.5, 0.7] {
+        let name = format!("at random times, {:.0} % of capacity", share * 100.0);
+        workloads.push((name, Workload::Open(usual.open(share * capacity, 80, 11))));
+    }
+    workloads
+}
+
+fn simulated(measured: &Measured, workload: Workload) -> Outcome {
+    simulate::run(measured, measured.limits(), measured.context, workload)
+}
+
+/// Runs ten workloads, simulates them, and prints both.
+fn verify(engine: &Engine, measured: &Measured) -> anyhow::Result<()> {
+    let mut table = table::new(&[
+        "workload",
+        "tokens/s",
+        "simulated",
+        "off by",
+        "first token, 95 %",
+        "simulated",
+        "off by",
+    ]);
+    for (name, workload) in workloads(measured) {
+        let real = run(engine, &workload).with_context(|| name.clone())?.summary(0.0);
+        let model = simulated(measured, workload).summary(0.0);
+        let off = |model: f64, real: f64| format!("{:+.0} %", (model / real - 1.0) * 100.0);
+        table.add_row([
+            name,
+            format!("{:.1}", real.throughput_tokens_s),
+            format!("{:.1}", model.throughput_tokens_s),
+            off(model.throughput_tokens_s, real.throughput_tokens_s),
+            format!("{:.1} ms", real.first_token_p95_s * 1e3),
+            format!("{:.1} ms", model.first_token_p95_s * 1e3),
+            off(model.first_token_p95_s, real.first_token_p95_s),
+        ]);
+    }
+    eprintln!("{table}");
+    Ok(())
+}
+
+/// Runs a workload on the engine itself.
+fn run(engine: &Engine, workload: &Workload) -> anyhow::Result<Outcome> {
+    let began = Instant::now();
+    let (served, failed) = (Mutex::new(Vec::new()), Mutex::new(None));
+    let note = |number: u32, arrival: &Arrival| {
+        let at_s = began.elapsed().as_secs_f64();
+        match engine
+            .submit(request(engine, arrival, number))
+            .map_err(anyhow::Error::from)
+            .and_then(|stream| Ok(prompt::read(stream, || false, |_| Ok(()))?.usage))
+        {
+            Ok(usage) => {
+                let first_s = at_s + usage.time_to_first_token.as_secs_f64();
+                let end_s = first_s + usage.decode_time.as_secs_f64();
+                let request = Served { at_s, first_s, end_s, tokens: usage.completion_tokens };
+                served.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+            }
+            Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
+        }
+    };
+    let numbered = |requests: &[Arrival]| -> VecDeque<(u32, Arrival)> {
+        let first = NUMBERS.fetch_add(requests.len() as u32, Ordering::Relaxed);
+        requests
+            .iter()
+            .enumerate()
+            .map(|(index, arrival)| (first.wrapping_add(index as u32), *arrival))
+            .collect()
+    };
+    std::thread::scope(|scope| match workload {
+        Workload::Open(requests) => {
+            for (number, arrival) in numbered(requests) {
+                let wait = Duration::from_secs_f64(arrival.at_s).saturating_sub(began.elapsed());
+                std::thread::sleep(wait);
+                let note = &note;
+                scope.spawn(move || note(number, &arrival));
+            }
+        }
+        Workload::Closed { clients, requests } => {
+            let left = std::sync::Arc::new(Mutex::new(numbered(requests)));
+            for _ in 0..*clients {
+                let (left, note) = (left.clone(), &note);
+                scope.spawn(move || {
+                    loop {
+                        let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                        let Some((number, arrival)) = next else { return };
+                        note(number, &arrival);
+                    }
+                });
+            }
+        }
+    });
+    if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let served = served.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let span_s = served.iter().map(|request| request.end_s).fold(0.0, f64::max);
+    Ok(Outcome { served, span_s, busy_s: span_s, ..Outcome::default() })
+}

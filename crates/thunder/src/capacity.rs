@@ -1,0 +1,286 @@
+//! `thunder capacity`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use thunder_capacity::machines::{LINKS, MACHINES};
+use thunder_capacity::measured::Measured;
+use thunder_capacity::money::Costs;
+use thunder_capacity::plan::{Answer, Question, plan, with_measured};
+use thunder_capacity::simulate::Summary;
+use thunder_model::error::human_bytes;
+use thunder_model::synth::Shape;
+
+use crate::table;
+
+/// Plan capacity: what fits, how fast, how many users, what it costs
+///
+/// Describes machines that you may not have yet. Nothing is started: the engine's scheduler is
+/// driven through the load in simulated time, over a model of each machine's bandwidth, arithmetic
+/// and links. With --measured, over step times that `thunder bench report` has measured.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  thunder capacity qwen3-30b-a3b --machines m4-pro-64 --users 20
+  thunder capacity deepseek-v3 --machines 4xm3-ultra-512 --users 100 --prompt 2000 --answer 500
+  thunder capacity llama-70b --machines 2xdgx-spark --link roce-200 --price 4000 --currency EUR
+  thunder bench report builtin > here.json; thunder capacity builtin --measured here.json --users 10
+  thunder capacity --list")]
+pub struct CapacityCommand {
+    /// A published shape (--list), a folder or a GGUF file
+    #[arg(value_name = "MODEL", required_unless_present = "list")]
+    model: Option<String>,
+    /// Machines, e.g. 4xm3-ultra-512, with commas between kinds
+    #[arg(long, value_name = "N×MACHINE", value_delimiter = ',', default_value = "m4-pro-64")]
+    machines: Vec<String>,
+    /// What joins the machines
+    #[arg(long, value_name = "LINK", default_value = LINKS[0].name)]
+    link: String,
+    /// Bits of a weight, for a published shape: 2, 3, 4, 5, 6, 8, or 16 for bf16
+    #[arg(long, value_name = "BITS", default_value_t = 4)]
+    bits: u32,
+    /// Layout to use, as the table names it [default: the one that serves these users best]
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<String>,
+    /// Users
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    users: u32,
+    /// Requests of each user on a working day
+    #[arg(long, value_name = "N", default_value_t = 40.0)]
+    requests: f64,
+    /// Hours of the day in which they come
+    #[arg(long, value_name = "HOURS", default_value_t = 8.0)]
+    hours: f64,
+    /// The busiest time's rate, as a multiple of the mean rate of these hours
+    #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
+    peak: f64,
+    /// Mean tokens of a prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 1500)]
+    prompt: usize,
+    /// Part of a prompt, 0 to 1, that the user's earlier prompts began with
+    ///
+    /// A conversation sends its earlier turns again; the prefix cache has them.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    cached: f64,
+    /// Mean tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 400)]
+    answer: usize,
+    /// Goal for 95 of 100 requests: seconds to the first token
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    first_token: f64,
+    /// Goal for 95 of 100 requests: tokens a second
+    #[arg(long, value_name = "RATE", default_value_t = 10.0)]
+    speed: f64,
+    /// Requests that decode together, as for `thunder serve`
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    max_batch: usize,
+    /// Most tokens of prompt and answer together
+    #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
+    context: usize,
+    /// Currency of all prices
+    #[arg(long, value_name = "LETTERS", default_value = "EUR")]
+    currency: String,
+    /// Price of each machine; without it there are no costs
+    #[arg(long, value_name = "AMOUNT")]
+    price: Option<f64>,
+    /// Years that a machine is used
+    #[arg(long, value_name = "YEARS", default_value_t = 3.0)]
+    years: f64,
+    /// Price of a kilowatt hour
+    #[arg(long, value_name = "AMOUNT", default_value_t = 0.30)]
+    kwh: f64,
+    /// Other costs a month
+    #[arg(long, value_name = "AMOUNT", default_value_t = 0.0)]
+    other: f64,
+    /// An API's price of a million prompt tokens, to compare with
+    #[arg(long, value_name = "AMOUNT", requires = "api_output")]
+    api_input: Option<f64>,
+    /// An API's price of a million answer tokens
+    #[arg(long, value_name = "AMOUNT", requires = "api_input")]
+    api_output: Option<f64>,
+    /// Simulate on the step times of a file that `thunder bench report` wrote, not on --machines
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// List the machines, links and shapes that are known, with their sources
+    #[arg(long)]
+    list: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl CapacityCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        if self.list {
+            return list(self.json);
+        }
+        let question = self.question()?;
+        if let Some(path) = &self.measured {
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let measured = Measured::read(&bytes).with_context(|| path.display().to_string())?;
+            let summary = with_measured(&question, &measured)?;
+            if self.json {
+                println!("{}", serde_json::to_string(&summary)?);
+            } else {
+                println!("{} on {} rank(s), as measured:", measured.model, measured.ranks);
+                print_summary(&summary);
+            }
+            return Ok(());
+        }
+        let answer = plan(&question)?;
+        if self.json {
+            println!("{}", serde_json::to_string(&answer)?);
+        } else {
+            print(&question, &answer);
+        }
+        Ok(())
+    }
+
+    /// The question, as the planner's page sends it.
+    fn question(&self) -> anyhow::Result<Question> {
+        let machines =
+            self.machines.iter().map(|text| some_machines(text)).collect::<anyhow::Result<Vec<_>>>()?;
+        let question = json!({
+            "model": self.model, "bits": self.bits, "machines": machines, "link": self.link, "layout": self.layout,
+            "max_batch": self.max_batch, "context": self.context, "users": self.users,
+            "requests_per_user_day": self.requests, "active_hours": self.hours, "peak": self.peak,
+            "prompt_tokens": self.prompt, "cached_share": self.cached, "answer_tokens": self.answer,
+            "goal": { "first_token_s": self.first_token, "tokens_s": self.speed },
+            "money": {
+                "currency": self.currency, "machine_price": self.price, "years": self.years, "kwh_price": self.kwh,
+                "other_month": self.other, "api_input": self.api_input, "api_output": self.api_output,
+            },
+        });
+        Ok(Question::read(question.to_string().as_bytes())?)
+    }
+}
+
+/// `4xm3-ultra-512`, or a name for one machine.
+fn some_machines(text: &str) -> anyhow::Result<Value> {
+    let counted = text.split_once(['x', '×']).filter(|(count, _)| count.parse::<usize>().is_ok());
+    let (count, machine) = match counted {
+        Some((count, machine)) => (count.parse::<usize>()?, machine),
+        None => (1, text),
+    };
+    if count == 0 {
+        bail!("--machines {text}: at least one machine is needed");
+    }
+    Ok(json!({ "machine": machine, "count": count }))
+}
+
+fn print(question: &Question, answer: &Answer) {
+    let mut layouts =
+        table::new(&["layout", "fits", "weights", "KV cache", "tokens/s of one", "prompt tokens/s"]);
+    for layout in &answer.layouts {
+        let is_chosen = answer.chosen.as_ref() == Some(&layout.layout);
+        layouts.add_row([
+            format!("{}{}", layout.layout, if is_chosen { " (chosen)" } else { "" }),
+            if layout.fits { "yes".to_owned() } else { "no".to_owned() },
+            human_bytes(layout.weight_bytes),
+            format!("{} tokens", layout.kv_tokens),
+            format!("{:.1}", layout.decode_tokens_s),
+            format!("{:.0}", layout.prompt_tokens_s),
+        ]);
+    }
+    println!("{layouts}");
+    if let Some(why) = &answer.why {
+        println!("{why}");
+    }
+    if let Some(load) = &answer.load {
+        let users = question.users;
+        println!("{users} users at the busiest time ({:.2} requests/s):", load.requests_s);
+        print_summary(&load.simulated.summary);
+        let verdict = if load.simulated.meets_goal { "get" } else { "do not get" };
+        let (first, speed) = (question.goal.first_token_s, question.goal.tokens_s);
+        println!("95 of 100 requests {verdict} a first token within {first} s and {speed} tokens/s.");
+        println!(
+            "At most about {} users like these, or {} requests at a time.",
+            answer.most_users.unwrap_or(0),
+            answer.most_at_once.unwrap_or(0)
+        );
+    }
+    if let Some(costs) = &answer.money {
+        print_costs(costs);
+    }
+    println!("What this rests on:");
+    answer.assumptions.iter().for_each(|text| println!("- {text}"));
+}
+
+fn print_summary(summary: &Summary) {
+    println!(
+        "  first token: median {:.2} s, 95 % within {:.2} s; an answer: median {:.1} tokens/s, 95 % above {:.1}",
+        summary.first_token_p50_s, summary.first_token_p95_s, summary.tokens_s_p50, summary.tokens_s_p5
+    );
+    println!(
+        "  {:.1} tokens/s in all, busy for {:.0} % of the time, {:.1} requests at a time",
+        summary.throughput_tokens_s,
+        summary.busy * 100.0,
+        summary.running_mean
+    );
+}
+
+fn print_costs(costs: &Costs) {
+    let Costs { currency, amortisation_month, energy_month, energy_kwh_month, other_month, .. } = costs;
+    println!(
+        "A month: machines {currency} {amortisation_month:.2}, energy {currency} {energy_month:.2} ({energy_kwh_month:.0} kWh), \
+         other {currency} {other_month:.2}; {currency} {:.2} in all, {currency} {:.2} a user",
+        costs.total_month, costs.user_month
+    );
+    if let Some(api) = costs.api_user_month {
+        println!("By the API's prices: {currency} {api:.2} a user");
+    }
+    if let Some(joules) = costs.joules_token {
+        println!("Energy above idle: {joules:.2} J for each token of an answer");
+    }
+}
+
+fn list(json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", thunder_capacity::plan::known());
+        return Ok(());
+    }
+    let mut machines = table::new(&["machine", "what", "for models", "GB/s", "TFLOP/s", "watts"]);
+    for machine in &MACHINES {
+        machines.add_row([
+            machine.name.to_owned(),
+            machine.title.to_owned(),
+            human_bytes(machine.memory_bytes),
+            format!("{:.0}", machine.memory_bytes_s / 1e9),
+            format!("{:.0}", machine.peak_flops / 1e12),
+            format!("{:.0} to {:.0}", machine.idle_watts, machine.busy_watts),
+        ]);
+    }
+    let mut links = table::new(&["link", "what", "µs", "GB/s"]);
+    for link in &LINKS {
+        let gigabytes = format!("{:.2}", link.bytes_s / 1e9);
+        links.add_row([
+            link.name.to_owned(),
+            link.title.to_owned(),
+            format!("{:.0}", link.latency_us),
+            gigabytes,
+        ]);
+    }
+    println!("{machines}\n{links}\nShapes: {}", Shape::names().collect::<Vec<_>>().join(", "));
+    println!("Sources:");
+    let sources = MACHINES.iter().map(|machine| (machine.name, machine.source));
+    for (name, source) in sources.chain(LINKS.iter().map(|link| (link.name, link.source))) {
+        println!("- {name}: {source}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_counted() {
+        let read = |text| some_machines(text).expect("machines");
+        assert_eq!(read("4xm3-ultra-512"), json!({ "machine": "m3-ultra-512", "count": 4 }));
+        assert_eq!(read("rtx-4090"), json!({ "machine": "rtx-4090", "count": 1 }));
+        assert_eq!(read("2×dgx-spark"), json!({ "machine": "dgx-spark", "count": 2 }));
+        assert!(some_machines("0xrtx-4090").is_err());
+    }
+}

@@ -1,0 +1,106 @@
+import { render } from "preact";
+import type { ComponentType } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { saveKey, savedKey, whenKeyIsMissing } from "./api";
+import { Button, Dialog, Input } from "./parts";
+import { ChatPage } from "./pages/chat";
+import { ClusterPage } from "./pages/cluster";
+import { KeysPage } from "./pages/keys";
+import { ModelsPage } from "./pages/models";
+import { PlannerPage } from "./pages/planner";
+import { RequestsPage } from "./pages/requests";
+import { SettingsPage } from "./pages/settings";
+import { UsagePage } from "./pages/usage";
+import { applyTheme } from "./theme";
+
+const PAGES: [string, string, ComponentType][] = [
+  ["chat", "Chat", ChatPage],
+  ["models", "Models", ModelsPage],
+  ["cluster", "Cluster", ClusterPage],
+  ["requests", "Requests", RequestsPage],
+  ["usage", "Usage", UsagePage],
+  ["keys", "Keys", KeysPage],
+  ["planner", "Planner", PlannerPage],
+  ["settings", "Settings", SettingsPage],
+];
+
+function pageNow(): string {
+  const name = location.hash.replace(/^#\/?/, "").split("?")[0]!;
+  return PAGES.some(([known]) => known === name) ? name : "chat";
+}
+
+function App() {
+  const [page, setPage] = useState(pageNow);
+  const [missing, setMissing] = useState<string | null>(null);
+  // A new key makes every page ask again.
+  const [keys, setKeys] = useState(0);
+  const main = useRef<HTMLElement>(null);
+  useEffect(() => {
+    whenKeyIsMissing((message) => setMissing(message));
+    const moved = () => {
+      setPage(pageNow());
+      main.current?.focus();
+      window.scrollTo(0, 0);
+    };
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  const [, title, Page] = PAGES.find(([name]) => name === page)!;
+  useEffect(() => {
+    document.title = `${title} · Thunderhead`;
+  }, [title]);
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); main.current?.focus(); }}>
+        Skip to the page
+      </a>
+      <nav aria-label="Pages">
+        <span class="brand">Thunderhead</span>
+        <ul>
+          {PAGES.map(([name, text]) => (
+            <li key={name}>
+              <a href={`#/${name}`} aria-current={name === page ? "page" : undefined}>{text}</a>
+            </li>
+          ))}
+        </ul>
+      </nav>
+      <main id="main" tabIndex={-1} ref={main} key={`${page}${keys}`}>
+        <Page />
+      </main>
+      {missing && <KeyDialog message={missing} onDone={(saved) => { setMissing(null); if (saved) setKeys(keys + 1); }} />}
+    </>
+  );
+}
+
+function KeyDialog(props: { message: string; onDone: (saved: boolean) => void }) {
+  const [key, setKey] = useState(savedKey());
+  const [forGood, setForGood] = useState(false);
+  return (
+    <Dialog title="The server needs an API key" onClose={() => props.onDone(false)}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (key.trim() === "") return;
+          saveKey(key.trim(), forGood);
+          props.onDone(true);
+        }}
+      >
+        <p>{props.message}</p>
+        <Input label="API key" type="password" value={key} onInput={setKey} />
+        <label class="check">
+          <input type="checkbox" checked={forGood} onChange={(event) => setForGood(event.currentTarget.checked)} />
+          Keep it in this browser after the tab is closed
+        </label>
+        <div class="row">
+          <Button submit kind="main" onClick={() => {}} why={key.trim() === "" ? "Type the key first." : null}>Use this key</Button>
+          <Button onClick={() => props.onDone(false)}>Not now</Button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+applyTheme();
+const place = document.getElementById("app")!;
+place.replaceChildren();
+render(<App />, place);

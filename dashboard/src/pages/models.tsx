@@ -1,0 +1,183 @@
+import { useId, useState } from "preact/hooks";
+import { call, usePolled } from "../api";
+import { bytes, number, percent } from "../format";
+import { Button, Card, Confirm, Input, Outcome, Problem, Shares, Table, useAction } from "../parts";
+import { useRates } from "../rates";
+import type { Cluster, ModelList, ServedModel } from "../shapes";
+import { stateOf } from "../shapes";
+
+interface Downloads {
+  available: { name: string; bytes: number }[];
+  downloads: { name: string; state: "running" | "done" | "failed"; done: number; total: number; error: string | null }[];
+}
+
+export function ModelsPage() {
+  const models = usePolled<ModelList>("/admin/models", 1000);
+  const cluster = usePolled<Cluster>("/admin/cluster", 2000);
+  const files = usePolled<Downloads>("/admin/downloads", 2000);
+  const rates = useRates(models.data?.models, models.at);
+  const action = useAction();
+  const [unloading, setUnloading] = useState<string | null>(null);
+  const cannot = models.data?.cannot_change ?? null;
+  return (
+    <>
+      <h1>Models</h1>
+      <Problem error={models.error} missing="This server does not tell its models: it is of an older version." />
+      <Card title="Loaded">
+        {(models.data?.models ?? []).map((model) => (
+          <Loaded key={model.name} model={model} speed={rates.get(model.name)?.generated} cannot={cannot} unload={() => setUnloading(model.name)} />
+        ))}
+        {models.data?.models.length === 0 && <p class="empty">No model is loaded.</p>}
+        <Outcome action={action} />
+      </Card>
+      <Load cannot={cannot} cluster={cluster.data} files={files.data} again={models.again} />
+      <Files files={files.data} error={files.error} again={files.again} />
+      {unloading && (
+        <Confirm
+          text={`Unload ${unloading}? Answers under way are cut off.`}
+          yes="Unload"
+          onNo={() => setUnloading(null)}
+          onYes={() => {
+            const name = unloading;
+            setUnloading(null);
+            action.run(async () => {
+              await call("POST", "/admin/models/unload", { model: name });
+              models.again();
+              return `${name} is unloaded.`;
+            });
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function Loaded(props: { model: ServedModel; speed: number | undefined; cannot: string | null; unload: () => void }) {
+  const { model } = props;
+  const load = model.load;
+  const ended = model.ranks.filter((rank) => rank.state !== null && typeof rank.state === "object");
+  return (
+    <article class="model" aria-label={model.name}>
+      <header>
+        <h3>{model.name}</h3>
+        <span class={model.ready ? "good" : "bad"}>{model.ready ? "ready" : model.ranks.length === 0 ? "waits for a node" : "starting"}</span>
+        <Button kind="danger" label={`Unload ${model.name}`} onClick={props.unload} why={props.cannot}>Unload</Button>
+      </header>
+      <p>
+        {model.ranks.map((rank, index) => `rank ${index} on ${rank.node} (${stateOf(rank)})`).join(", ")}
+        {model.generation > 1 && ` · formed ${model.generation} times`}
+      </p>
+      {ended.map((rank) => <p class="error" key={rank.node}>{rank.node}: {stateOf(rank)}</p>)}
+      {load && (
+        <>
+          <p>
+            {number(load.running)} running, {number(load.waiting)} waiting · {number(props.speed, 1)} tokens/s · context {number(load.context)} tokens ·
+            KV cache {number(load.kv_tokens_used)} of {number(load.kv_tokens)} tokens ({percent(load.kv_tokens_used / Math.max(load.kv_tokens, 1))})
+          </p>
+          <Shares
+            label="KV cache"
+            total={load.kv_tokens}
+            parts={[
+              { name: "used", value: load.kv_tokens_used, text: `${number(load.kv_tokens_used)} tokens`, tone: 2 },
+              { name: "free", value: load.kv_tokens - load.kv_tokens_used, text: `${number(load.kv_tokens - load.kv_tokens_used)} tokens`, tone: 4 },
+            ]}
+          />
+        </>
+      )}
+    </article>
+  );
+}
+
+function Load(props: { cannot: string | null; cluster: Cluster | null; files: Downloads | null; again: () => void }) {
+  const list = useId();
+  const action = useAction();
+  const [model, setModel] = useState("");
+  const [nodes, setNodes] = useState<string[]>([]);
+  const [options, setOptions] = useState("");
+  const members = props.cluster?.members ?? [];
+  const why = props.cannot ?? (model.trim() === "" ? "Name a model first." : action.busy ? "The request is on its way." : null);
+  return (
+    <Card title="Load a model">
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (why) return;
+          action.run(async () => {
+            const body: Record<string, unknown> = { model: model.trim() };
+            if (nodes.length > 0) body["nodes"] = nodes;
+            if (options.trim()) body["arguments"] = options.trim().split(/\s+/);
+            await call("POST", "/admin/models/load", body);
+            props.again();
+            return `${model} is being loaded: its ranks are shown above.`;
+          });
+        }}
+      >
+        <datalist id={list}>
+          <option value="builtin" />
+          {(props.files?.available ?? []).map((file) => <option value={file.name} key={file.name}>{bytes(file.bytes)}</option>)}
+        </datalist>
+        <div class="grid">
+          <Input label="Model" list={list} value={model} onInput={setModel} hint="A name of the Hugging Face cache, a folder or GGUF file that every node has, or builtin." />
+          <Input label="Options" value={options} onInput={setOptions} hint="As for thunder serve, e.g. --context 4096 --memory 8G" />
+        </div>
+        <fieldset>
+          <legend>Nodes that run it together</legend>
+          {members.map((member) => (
+            <label class="check" key={member.id}>
+              <input
+                type="checkbox"
+                checked={nodes.includes(member.id)}
+                onChange={(event) => setNodes(event.currentTarget.checked ? [...nodes, member.id] : nodes.filter((id) => id !== member.id))}
+              />
+              {member.name}{member.report && ` (${bytes(member.report.memory_free)} free)`}{!member.up && ", down"}
+            </label>
+          ))}
+          <p class="hint">None chosen: all nodes.</p>
+        </fieldset>
+        <Button submit kind="main" onClick={() => {}} why={why}>Load</Button>
+      </form>
+      <Outcome action={action} />
+    </Card>
+  );
+}
+
+function Files(props: { files: Downloads | null; error: Parameters<typeof Problem>[0]["error"]; again: () => void }) {
+  const [name, setName] = useState("");
+  const action = useAction();
+  const running = props.files?.downloads ?? [];
+  return (
+    <Card title="On this machine's disk">
+      <Problem error={props.error} missing="This server does not download models: use `thunder model pull`." />
+      <form
+        class="row"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (name.trim() === "") return;
+          action.run(async () => {
+            await call("POST", "/admin/downloads", { model: name.trim() });
+            props.again();
+            return `${name} is being downloaded.`;
+          });
+        }}
+      >
+        <Input label="Download from the Hugging Face hub" value={name} onInput={setName} placeholder="mlx-community/Qwen3-0.6B-4bit" />
+        <Button submit onClick={() => {}} why={props.error ? "The server does not download." : name.trim() === "" ? "Name a model first." : null}>Pull</Button>
+      </form>
+      <Outcome action={action} />
+      {running.map((download) => (
+        <div class="download" key={download.name}>
+          <span>{download.name}: {download.state === "failed" ? download.error : `${bytes(download.done)} of ${bytes(download.total)}`}</span>
+          {download.state === "running" && <progress aria-label={`Download of ${download.name}`} max={Math.max(download.total, 1)} value={download.done} />}
+          {download.state === "done" && <span class="good">complete</span>}
+        </div>
+      ))}
+      <Table
+        caption="Models in the Hugging Face cache"
+        head={["Model", "Bytes"]}
+        numeric={[1]}
+        empty="The cache has no models."
+        rows={(props.files?.available ?? []).map((file) => [file.name, bytes(file.bytes)])}
+      />
+    </Card>
+  );
+}

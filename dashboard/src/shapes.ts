@@ -1,0 +1,82 @@
+// What /admin/cluster and /admin/models say, as the command line prints with --json.
+
+export interface NodeReport {
+  version: string;
+  system: string;
+  cores: number;
+  memory_total: number;
+  memory_free: number;
+  api: string | null;
+  memory_bytes_s?: number;
+  temperature_c?: number;
+}
+
+export interface Member {
+  id: string;
+  short: string;
+  name: string;
+  up: boolean;
+  cut_off_from: string[];
+  drained: boolean;
+  addresses: string[];
+  report: NodeReport | null;
+}
+
+export interface Rank {
+  node: string;
+  state: "Starting" | "Ready" | { Ended: string } | null;
+}
+
+export interface Link {
+  from: string;
+  to: string;
+  latency_us?: number;
+  bytes_s?: number;
+  kind?: string;
+}
+
+export interface Cluster {
+  /** False for a single `thunder serve`. */
+  cluster: boolean;
+  me: string;
+  code: string | null;
+  removed: boolean;
+  disk_error: string | null;
+  members: Member[];
+  newcomers: { short: string; name: string; addresses: string[] }[];
+  models: { name: string; ready: boolean; generation: number; ranks: Rank[] }[];
+  links?: Link[];
+}
+
+/** What a model's engine counts. */
+export interface Load {
+  ranks: number;
+  context: number;
+  running: number;
+  waiting: number;
+  kv_tokens: number;
+  kv_tokens_used: number;
+  prompt_tokens: number;
+  generated_tokens: number;
+  reduce_share: number | null;
+  shards?: { node: string; weight_bytes: number; kv_bytes: number }[];
+}
+
+export interface ServedModel {
+  name: string;
+  ready: boolean;
+  generation: number;
+  ranks: Rank[];
+  load: Load | null;
+}
+
+export interface ModelList {
+  /** Whether models can be loaded and unloaded here; else why not. */
+  cannot_change: string | null;
+  models: ServedModel[];
+}
+
+export function stateOf(rank: Rank): string {
+  if (rank.state === null) return "not heard of";
+  return typeof rank.state === "string" ? rank.state.toLowerCase() : `ended: ${rank.state.Ended}`;
+}

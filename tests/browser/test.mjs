@@ -1,0 +1,335 @@
+// Every page of the dashboard in headless Chromium. tests/browser/run starts this.
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { cluster, command, endAll, serve, stop } from "./cluster.mjs";
+import { withKeys } from "./keys.mjs";
+
+const require = createRequire(new URL("../../dashboard/package.json", import.meta.url));
+const { chromium } = require("playwright-core");
+const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+const shots = process.argv.includes("--screenshots");
+const pictures = new URL("../../docs/pictures/", import.meta.url).pathname;
+if (shots) mkdirSync(pictures, { recursive: true });
+
+const PAGES = ["chat", "models", "cluster", "requests", "usage", "keys", "planner", "settings"];
+/** The first page's budget. */
+const MOST_BYTES = 300_000;
+const USABLE_WITHIN_MS = 1000;
+
+let passed = 0;
+let failed = 0;
+async function check(name, test) {
+  const began = performance.now();
+  try {
+    await test();
+    passed += 1;
+    console.log(`ok      ${name} (${Math.round(performance.now() - began)} ms)`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAILED  ${name}\n${error.stack}`);
+  }
+}
+
+/** A page that notes what its console, its policy and its network complain about. */
+async function open(browser, url, prepare = () => {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
+  await prepare(context);
+  const page = await context.newPage();
+  page.setDefaultTimeout(15_000);
+  const troubles = [];
+  page.on("pageerror", (error) => troubles.push(String(error)));
+  page.on("console", (message) => {
+    // Pages ask for what a server may not have, and say so; the browser logs the 404 as well.
+    if (message.type() === "error" && !/Failed to load resource/.test(message.text())) troubles.push(message.text());
+  });
+  page.on("request", (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith("data:")) troubles.push(`asks ${request.url()}`);
+  });
+  await page.goto(url);
+  return { page, troubles, close: () => context.close() };
+}
+
+/** Serious findings of axe on the page as it is. */
+async function accessibility(page) {
+  // Through the debugger, which the page's policy does not bind.
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return violations
+    .filter((found) => ["serious", "critical"].includes(found.impact))
+    .map((found) => `${found.id}: ${found.nodes.map((node) => `${node.html.slice(0, 120)} ${node.failureSummary ?? ""}`).join("; ")}`);
+}
+
+async function picture(page, name) {
+  if (shots) await page.screenshot({ path: `${pictures}${name}.png` });
+}
+
+const goTo = async (page, name) => {
+  await page.evaluate((hash) => (location.hash = hash), `#/${name}`);
+  await page.getByRole("heading", { level: 1 }).waitFor();
+};
+
+// Ended from outside, the nodes end too.
+for (const signal of ["SIGTERM", "SIGINT"]) process.once(signal, () => endAll().finally(() => process.exit(1)));
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox", "--disable-gpu"] });
+try {
+  const nodes = await cluster(["anvil", "bellows", "crucible"]);
+  const [anvil, bellows, crucible] = nodes;
+  const { page, troubles, close } = await open(browser, anvil.url);
+
+  await check("the first page is small and soon usable", async () => {
+    const context = await browser.newContext();
+    const fresh = await context.newPage();
+    let bytes = 0;
+    fresh.on("response", async (response) => {
+      const sizes = await response.request().sizes().catch(() => null);
+      if (sizes) bytes += sizes.responseBodySize + sizes.responseHeadersSize;
+    });
+    const began = performance.now();
+    await fresh.goto(anvil.url);
+    await fresh.getByRole("textbox", { name: "Message" }).waitFor();
+    const took = performance.now() - began;
+    await fresh.waitForTimeout(200);
+    await context.close();
+    console.log(`        ${bytes} bytes, usable after ${Math.round(took)} ms`);
+    assert.ok(bytes > 10_000 && bytes < MOST_BYTES, `${bytes} bytes`);
+    assert.ok(took < USABLE_WITHIN_MS * (process.env.CI ? 3 : 2), `${took} ms`);
+  });
+
+  await check("the cluster page shows three nodes", async () => {
+    await goTo(page, "cluster");
+    for (const node of nodes) await page.getByRole("cell", { name: node.name }).first().waitFor();
+    await page.getByText("3 of 3 nodes answer.").waitFor();
+  });
+
+  await check("a model is loaded on chosen nodes", async () => {
+    await goTo(page, "models");
+    assert.equal(await page.getByRole("button", { name: "Load", exact: true }).getAttribute("aria-disabled"), "true");
+    await page.getByText("Name a model first.").first().waitFor();
+    await page.getByLabel("Model", { exact: true }).fill("builtin");
+    await page.getByLabel("Options").fill("--context 1024 --threads 1");
+    await page.getByLabel(/anvil/).check();
+    await page.getByLabel(/bellows/).check();
+    await page.getByRole("button", { name: "Load", exact: true }).click();
+    const model = page.getByRole("article", { name: "builtin" });
+    await model.getByText("ready", { exact: true }).waitFor({ timeout: 60_000 });
+    await model.getByText(/KV cache/).first().waitFor();
+    const ranks = await model.getByText(/rank 0 on/).textContent();
+    assert.match(ranks, /anvil/);
+    assert.match(ranks, /bellows/);
+    await picture(page, "models");
+  });
+
+  await check("a chat streams, is kept, and is answered again", async () => {
+    await goTo(page, "chat");
+    // Two ranks wait for each other at every token: on a machine that does other things, few are enough.
+    await page.getByText("Model and parameters").click();
+    await page.getByLabel("Most tokens").fill("24");
+    await page.getByText("Model and parameters").click();
+    await page.getByRole("textbox", { name: "Message" }).fill("What is Thunderhead?");
+    await page.keyboard.press("Enter");
+    const answer = page.getByRole("article", { name: "Model" });
+    await answer.getByText(/tokens\/s|tokens ·/).waitFor({ timeout: 60_000 });
+    const text = await answer.locator(".prose").textContent();
+    assert.ok(text.trim().length > 5, `the answer is ${JSON.stringify(text)}`);
+    await picture(page, "chat");
+    await page.getByRole("button", { name: "Regenerate" }).click();
+    await answer.getByText(/tokens\/s|tokens ·/).waitFor({ timeout: 60_000 });
+    assert.equal(await page.getByRole("article", { name: "Model" }).count(), 1, "an answer in place of the other");
+    await page.reload();
+    await page.getByRole("heading", { level: 1, name: "What is Thunderhead?" }).waitFor();
+    assert.ok((await page.getByRole("article").count()) >= 2, "the conversation is kept");
+  });
+
+  await check("an answer is stopped", async () => {
+    await page.getByRole("button", { name: "New conversation" }).click();
+    await page.getByText("Model and parameters").click();
+    await page.getByLabel("Temperature").fill("1.5");
+    await page.getByText("Model and parameters").click();
+    await page.getByRole("textbox", { name: "Message" }).fill("Tell me everything, at length, about each of its parts. ".repeat(30));
+    await page.getByRole("button", { name: "Send" }).click();
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.getByText("Stopped.").first().waitFor();
+    await page.getByRole("button", { name: "Send" }).waitFor();
+  });
+
+  await check("text of a model is never HTML", async () => {
+    // The pages' own code on a conversation whose answer attacks.
+    await page.evaluate(() => {
+      const text = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\n\n[a](javascript:window.hacked=1) ![p](https://evil.example/x.png)\n\n```js\nlet x = 1; // <b>\n```\n\n| a | b |\n|---|---|\n| 1 | **2** |';
+      const parameters = { model: "", system: "", temperature: "", topP: "", maxTokens: "", seed: "", thinking: "" };
+      const chat = { id: "attack", title: "Attack", changed: Date.now() + 1e6, parameters, messages: [{ role: "user", text: "x" }, { role: "assistant", text, thinking: "<b>hm</b>" }] };
+      localStorage.setItem("thunder.chat.attack", JSON.stringify(chat));
+    });
+    await page.reload();
+    await page.getByRole("heading", { level: 1, name: "Attack" }).waitFor();
+    const answer = page.getByRole("article", { name: "Model" });
+    await answer.getByRole("table").waitFor();
+    await answer.getByText("<img src=x").waitFor();
+    assert.equal(await answer.locator("img, script, iframe").count(), 0);
+    assert.deepEqual(await answer.locator("a").evaluateAll((links) => links.map((link) => link.protocol)), ["https:"]);
+    assert.equal(await page.evaluate(() => window.hacked), undefined);
+    assert.equal(await answer.locator("details").getAttribute("open"), null, "thinking is folded");
+    await page.getByRole("button", { name: "Delete “Attack”" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+    await page.getByRole("heading", { level: 1, name: "Attack" }).waitFor({ state: "detached" });
+  });
+
+  await check("requests show where their time went", async () => {
+    await goTo(page, "requests");
+    await page.getByRole("cell", { name: "/v1/chat/completions" }).first().waitFor();
+    const time = page.getByRole("img", { name: /prefill .* decode/ }).first();
+    await time.waitFor();
+    await page.getByText("client left").waitFor();
+    await picture(page, "requests");
+  });
+
+  await check("a node that is killed is seen, and the model is formed again", async () => {
+    await goTo(page, "cluster");
+    await stop(bellows.child, "SIGKILL");
+    await page.getByRole("row", { name: /bellows/ }).getByText("down").waitFor({ timeout: 10_000 });
+    await page.getByText("2 of 3 nodes answer.").waitFor();
+    await picture(page, "cluster-node-lost");
+    // The other chosen node goes on alone.
+    await page.getByRole("row", { name: /^builtin ready anvil \(ready\) / }).waitFor({ timeout: 60_000 });
+  });
+
+  await check("a node is drained and taken back", async () => {
+    await page.getByRole("button", { name: "Drain crucible" }).click();
+    await page.getByText("up, drained").first().waitFor();
+    await page.getByRole("button", { name: "Resume crucible" }).click();
+    await page.getByRole("button", { name: "Drain crucible" }).waitFor();
+    const status = JSON.parse(await command("cluster", "--data", anvil.data, "status", "--json"));
+    assert.equal(status.members.filter((member) => member.drained).length, 0, "the command line says the same");
+  });
+
+  await check("the model is unloaded after a question", async () => {
+    await goTo(page, "models");
+    await page.getByRole("button", { name: "Unload builtin" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Unload" }).click();
+    await page.getByText("No model is loaded.").waitFor();
+  });
+
+  await check("the planner answers", async () => {
+    await goTo(page, "planner");
+    await page.getByLabel("Price of a machine").fill("9000");
+    await page.getByRole("button", { name: "Plan" }).click();
+    await page.getByRole("heading", { name: "Answer" }).waitFor({ timeout: 60_000 });
+    await page.getByRole("row", { name: /A user/ }).waitFor();
+    await picture(page, "planner");
+  });
+
+  for (const theme of ["light", "dark"]) {
+    await check(`all pages are accessible, ${theme}`, async () => {
+      await page.emulateMedia({ colorScheme: theme });
+      for (const name of PAGES) {
+        await goTo(page, name);
+        await page.waitForTimeout(300);
+        assert.deepEqual(await accessibility(page), [], name);
+      }
+    });
+  }
+
+  await check("the keyboard reaches every page, and disabled controls say why", async () => {
+    await goTo(page, "settings");
+    await page.reload();
+    await page.getByRole("heading", { level: 1, name: "Settings" }).waitFor();
+    await page.keyboard.press("Tab");
+    assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the page");
+    for (const name of PAGES) {
+      await goTo(page, name);
+      const mute = await page.locator('button[aria-disabled="true"]').evaluateAll((buttons) =>
+        buttons.filter((button) => !document.getElementById(button.getAttribute("aria-describedby") ?? "")?.textContent).map((button) => button.textContent),
+      );
+      assert.deepEqual(mute, [], name);
+      assert.equal(await page.locator("button:disabled").count(), 0, `${name}: a disabled button takes no focus, so nobody reads its reason`);
+    }
+  });
+
+  await check("a narrow page does not scroll sideways", async () => {
+    await page.setViewportSize({ width: 360, height: 700 });
+    for (const name of PAGES) {
+      await goTo(page, name);
+      const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+      assert.ok(over <= 0, `${name}: ${over} pixels`);
+    }
+  });
+
+  await check("nothing else was asked, and nothing complained", async () => assert.deepEqual(troubles, []));
+  await close();
+  await Promise.all([stop(anvil.child), stop(crucible.child)]);
+
+  const server = await serve("--api-key", "sesame", "--context", "1024");
+  const keyed = await open(browser, server.url);
+  await check("a single server asks for its key, and takes it", async () => {
+    const dialog = keyed.page.getByRole("dialog");
+    await dialog.waitFor();
+    assert.deepEqual(await accessibility(keyed.page), []);
+    await dialog.getByLabel("API key").fill("sesame");
+    await dialog.getByRole("button", { name: "Use this key" }).click();
+    await keyed.page.getByRole("textbox", { name: "Message" }).fill("Hello");
+    await keyed.page.getByRole("button", { name: "Send" }).click();
+    await keyed.page.getByRole("article", { name: "Model" }).getByText(/tokens ·/).waitFor({ timeout: 60_000 });
+  });
+  await check("a single server says why it loads no other model", async () => {
+    await goTo(keyed.page, "models");
+    await keyed.page.getByText(/has one model for as long as it runs/).first().waitFor();
+    await goTo(keyed.page, "cluster");
+    await keyed.page.getByText("This is one server, without a cluster").waitFor();
+    await goTo(keyed.page, "settings");
+    await keyed.page.getByText("1 set, not shown").waitFor();
+    assert.ok(!(await keyed.page.content()).includes("sesame"));
+    assert.deepEqual(keyed.troubles, []);
+  });
+  await keyed.close();
+
+  let asked;
+  const unlock = (context) => context.addInitScript(() => sessionStorage.setItem("thunder.key", "sesame"));
+  const admin = await open(browser, server.url, async (context) => {
+    await unlock(context);
+    asked = await withKeys(context);
+  });
+  await check("a key is made, shown once, and revoked", async () => {
+    await goTo(admin.page, "keys");
+    await admin.page.getByLabel("Name", { exact: true }).fill("ci");
+    await admin.page.getByText("Limits", { exact: true }).first().click();
+    await admin.page.getByLabel("Requests a minute").fill("60");
+    await admin.page.getByRole("button", { name: "Create" }).click();
+    const dialog = admin.page.getByRole("dialog");
+    await dialog.getByText("th-0-very-secret").waitFor();
+    await dialog.getByRole("button", { name: "I have kept it" }).click();
+    assert.ok(!(await admin.page.content()).includes("very-secret"), "the secret is gone from the page");
+    await admin.page.getByRole("cell", { name: "Requests a minute: 60" }).waitFor();
+    assert.deepEqual(await accessibility(admin.page), []);
+    await admin.page.getByRole("button", { name: "Revoke ci" }).click();
+    await admin.page.getByRole("dialog").getByRole("button", { name: "Revoke" }).click();
+    await admin.page.getByRole("cell", { name: "revoked", exact: true }).waitFor();
+    await admin.page.getByText("It is revoked.").first().waitFor();
+    assert.deepEqual(asked, [["create", { name: "ci", role: "user", limits: { requests_per_minute: 60 } }], ["revoke", null]]);
+  });
+  await check("usage is shown by day and by model", async () => {
+    await goTo(admin.page, "usage");
+    await admin.page.getByRole("cell", { name: "2026-11-23" }).waitFor();
+    await admin.page.getByLabel("By", { exact: true }).selectOption("key,model");
+    await admin.page.getByRole("cell", { name: "model 1" }).waitFor();
+    assert.deepEqual(await accessibility(admin.page), []);
+  });
+  await admin.close();
+  const user = await open(browser, server.url, async (context) => {
+    await unlock(context);
+    await withKeys(context, "user");
+  });
+  await check("a user sees the own usage, and why keys are not shown", async () => {
+    await goTo(user.page, "usage");
+    await user.page.getByRole("heading", { name: "My usage" }).waitFor();
+    await user.page.getByRole("cell", { name: "key ci" }).waitFor();
+    await goTo(user.page, "keys");
+    await user.page.getByText("only an admin's key may see keys").first().waitFor();
+  });
+  await user.close();
+} finally {
+  await browser.close();
+  await endAll();
+}
+console.log(`browser: ${passed} passed, ${failed} failed`);
+process.exit(failed === 0 ? 0 : 1);
