@@ -1,0 +1,206 @@
+use serde_json::json;
+
+use super::*;
+use crate::audit::Actor;
+use crate::key::{KeyChange, NewKey};
+use crate::limits::{LimitKind, Limits, ModelPolicy, Price};
+use crate::store::AuditFilter;
+use crate::usage::By;
+use crate::{restore, time::DAY_MS};
+
+const MODEL: &str = "org/model";
+
+fn now() -> Now {
+    Now { steady_ms: 1000, time: "2026-11-23T08:30:00Z".parse().unwrap() }
+}
+
+fn open(folder: &Path) -> Access {
+    Access::open(folder, Retention::default(), None).unwrap()
+}
+
+fn new(name: &str) -> NewKey {
+    NewKey { name: name.into(), ..NewKey::default() }
+}
+
+fn record(outcome: Outcome, prompt_tokens: u64, completion_tokens: u64) -> UsageRecord {
+    UsageRecord {
+        outcome,
+        prompt_tokens,
+        completion_tokens,
+        cached_tokens: 0,
+        cost_nanos: 0,
+        time: now().time,
+        key: None,
+        key_id: None,
+        team: None,
+        ..crate::journal::tests::record(0)
+    }
+}
+
+fn ask(prompt_tokens: u64, answer_tokens: u64) -> Ask {
+    Ask { prompt_tokens, answer_tokens: Some(answer_tokens), answers: 1, ..Ask::default() }
+}
+
+#[test]
+fn a_keys_life() {
+    let folder = tempfile::tempdir().unwrap();
+    let (actor, time) = (Actor::local(), now().time);
+    let access = open(folder.path());
+    assert!(!access.has_keys());
+    let (key, secret) = access.create_key(new("ci"), &actor, time).unwrap();
+    let opens =
+        |access: &Access, secret: &str, at: Time| access.authenticate(secret, at).map(|caller| caller.role());
+    assert_eq!(opens(&access, &secret, time), Ok(Role::User));
+    for wrong in
+        ["", "th-", &secret[..secret.len() - 1], &secret.replace("th-", "th_"), &format!("{secret}x")]
+    {
+        assert_eq!(opens(&access, wrong, time), Err(AuthError::Unknown), "{wrong}");
+    }
+    assert!(matches!(access.create_key(new("ci"), &actor, time), Err(AccessError::KeyExists(_))));
+    // One process has the folder at a time.
+    assert!(matches!(Access::open(folder.path(), Retention::default(), None), Err(AccessError::InUse(_))));
+    let (_, second) = access.rotate_key("ci", 60, &actor, time).unwrap();
+    let later = Time(time.0 + 60_000);
+    assert!(opens(&access, &secret, time).is_ok() && opens(&access, &second, time).is_ok());
+    assert_eq!(opens(&access, &secret, later), Err(AuthError::Unknown));
+    let change: KeyChange = serde_json::from_value(json!({"expires": "2026-11-24"})).unwrap();
+    access.change_key(&key.id, change, &actor, time).unwrap();
+    let expired = opens(&access, &second, Time(time.0 + DAY_MS)).unwrap_err();
+    assert!(matches!(expired, AuthError::Expired { .. }));
+    drop(access);
+    let access = open(folder.path());
+    assert!(access.has_keys() && opens(&access, &second, time).is_ok());
+    access.revoke_key("ci", &actor, time).unwrap();
+    assert!(matches!(opens(&access, &second, time), Err(AuthError::Revoked { .. })));
+    // The name is free again, the key is not.
+    assert!(matches!(access.rotate_key(&key.id, 0, &actor, time), Err(AccessError::Revoked(_))));
+    access.create_key(new("ci"), &actor, time).unwrap();
+    assert!(access.has_keys() && access.key("ci", time).unwrap().id != key.id);
+    let actions: Vec<String> = access
+        .audit(&AuditFilter::default(), None, 100)
+        .unwrap()
+        .iter()
+        .map(|(_, sealed)| serde_json::from_str::<crate::Entry>(&sealed.text).unwrap().action)
+        .collect();
+    assert_eq!(actions, ["key.create", "key.revoke", "key.update", "key.rotate", "key.create"]);
+    assert_eq!(access.verify_audit().unwrap().entries, 5);
+    // No secret, and no hash of one, is in what administrators see.
+    let shown = format!("{:?} {:?}", access.keys(), access.audit(&AuditFilter::default(), None, 100));
+    assert!(![&secret, &second].iter().any(|secret| shown.contains(&secret["th-".len() + 9..])));
+}
+
+#[test]
+fn the_last_admin_key_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (access, time) = (open(folder.path()), now().time);
+    let admin = |name: &str| NewKey { role: Role::Admin, ..new(name) };
+    access.create_key(admin("ann"), &Actor::local(), time).unwrap();
+    let remote = Actor { name: "key k_1 (ann)".into(), remote: Some("10.0.0.5".into()) };
+    assert!(matches!(access.revoke_key("ann", &remote, time), Err(AccessError::LastAdmin(_))));
+    let demote = || serde_json::from_value::<KeyChange>(json!({"role": "user"})).unwrap();
+    assert!(matches!(access.change_key("ann", demote(), &remote, time), Err(AccessError::LastAdmin(_))));
+    access.create_key(admin("bob"), &remote, time).unwrap();
+    access.change_key("ann", demote(), &remote, time).unwrap();
+    assert!(matches!(access.revoke_key("bob", &remote, time), Err(AccessError::LastAdmin(_))));
+    access.revoke_key("bob", &Actor::local(), time).unwrap();
+}
+
+#[test]
+fn usage_is_summed_priced_and_there_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(folder.path());
+    let price = Price { input: 1.0, cached: None, output: 10.0 };
+    let mut policy = Policy { currency: Some("EUR".into()), ..Policy::default() };
+    policy.models.insert("model".into(), ModelPolicy { price: Some(price), ..ModelPolicy::default() });
+    access.set_policy(policy, &Actor::local(), now().time).unwrap();
+    let lab = NewKey {
+        team: Some("lab".into()),
+        limits: Limits { tokens_per_day: Some(1000), ..Limits::default() },
+        ..new("ci")
+    };
+    let (_, secret) = access.create_key(lab, &Actor::local(), now().time).unwrap();
+    let caller = access.authenticate(&secret, now().time).unwrap();
+    for _ in 0..3 {
+        let reservation = access.begin(&caller, MODEL, &ask(100, 50), now()).unwrap();
+        access.finish(&caller, Some(reservation), record(Outcome::Stop, 100, 20), now());
+    }
+    access.finish(&caller, None, UsageRecord { status: 429, ..record(Outcome::Refused, 0, 0) }, now());
+    let check = |access: &Access| {
+        let groups = access.sums(&Filter::default(), &[By::Team, By::Day]).unwrap();
+        let totals = groups[&vec![Some("lab".to_owned()), Some("2026-11-23".to_owned())]].totals();
+        assert_eq!(
+            (totals.requests, totals.refused, totals.prompt_tokens, totals.completion_tokens),
+            (3, 1, 300, 60)
+        );
+        // 100 × 1 + 20 × 10 per million, three times.
+        assert!((totals.cost - 0.0009).abs() < 1e-12);
+        let records =
+            access.records(&Filter { key: Some("ci".into()), ..Filter::default() }, None, 3).unwrap();
+        assert_eq!(records.iter().map(|record| record.number).collect::<Vec<_>>(), [4, 3, 2]);
+        let standing = &access.standings(&caller, None, now())[0];
+        assert_eq!((standing.limit, standing.used, standing.left), (LimitKind::TokensPerDay, 360.0, 640.0));
+    };
+    check(&access);
+    drop(access);
+    check(&open(folder.path()));
+}
+
+#[test]
+fn a_backup_restores_everything_and_damage_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(&folder.path().join("a"));
+    let (key, secret) = access.create_key(new("ci"), &Actor::local(), now().time).unwrap();
+    let caller = access.authenticate(&secret, now().time).unwrap();
+    (0..50).for_each(|_| access.finish(&caller, None, record(Outcome::Length, 7, 3), now()));
+    std::fs::write(folder.path().join("a/config.toml"), "port = 1").unwrap();
+    let file = folder.path().join("backup");
+    let report = access.backup(&file, now().time).unwrap();
+    assert_eq!((report.keys, report.records, report.audit, report.files), (1, 50, 1, 1));
+    let to = folder.path().join("b");
+    assert_eq!(restore(&file, &to).unwrap(), report);
+    let restored = open(&to);
+    assert_eq!(restored.keys(), [key]);
+    assert!(restored.authenticate(&secret, now().time).is_ok());
+    assert_eq!(
+        restored.sums(&Filter::default(), &[By::Key]).unwrap(),
+        access.sums(&Filter::default(), &[By::Key]).unwrap()
+    );
+    assert_eq!(restored.verify_audit().unwrap().head, access.verify_audit().unwrap().head);
+    assert_eq!(std::fs::read_to_string(to.join("config.toml")).unwrap(), "port = 1");
+    // A new record does not take an old number.
+    restored.finish(&caller, None, record(Outcome::Stop, 1, 1), now());
+    assert_eq!(restored.records(&Filter::default(), None, 1).unwrap()[0].number, 51);
+    assert!(matches!(restore(&file, &to), Err(AccessError::System { .. })), "over a store");
+    let whole = std::fs::read(&file).unwrap();
+    let damaged = folder.path().join("damaged");
+    for (cut, flip) in
+        [(whole.len() - 40, false), (whole.len() / 2, false), (whole.len() / 2, true), (0, false)]
+    {
+        let mut bytes = whole.clone();
+        if flip {
+            bytes[cut] ^= 1
+        } else {
+            bytes.truncate(cut)
+        }
+        std::fs::write(&damaged, bytes).unwrap();
+        let refused = restore(&damaged, &folder.path().join("c"));
+        assert!(matches!(refused, Err(AccessError::BadBackup { .. })), "{cut} {refused:?}");
+    }
+    assert!(!folder.path().join("c").exists());
+}
+
+#[test]
+fn old_usage_is_forgotten_and_sums_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(folder.path());
+    let old = UsageRecord { time: Time(now().time.0 - 40 * DAY_MS), ..record(Outcome::Stop, 10, 10) };
+    access.finish(&Caller::Open, None, old, now());
+    access.finish(&Caller::Open, None, record(Outcome::Stop, 10, 10), now());
+    access.move_records().unwrap();
+    let before = |days: u64| Time(now().time.0 - days * DAY_MS);
+    assert_eq!(access.0.store.forget(before(30), before(1100)).unwrap(), 1);
+    assert_eq!(access.records(&Filter::default(), None, 9).unwrap().len(), 1);
+    assert_eq!(access.sums(&Filter::default(), &[]).unwrap()[&vec![]].totals().requests, 2);
+    access.0.store.forget(before(30), before(35)).unwrap();
+    assert_eq!(access.sums(&Filter::default(), &[]).unwrap()[&vec![]].totals().requests, 1);
+}

@@ -1,0 +1,38 @@
+//! Who may use a server, how much, and what was used.
+//!
+//! [`Access`] owns a data folder: keys, limits, usage and the audit log, in one embedded store. A
+//! server asks it at two places: [`Access::authenticate`] and [`Access::begin`] when a request
+//! comes, [`Access::finish`] when it ends. Everything else is for administrators.
+//!
+//! This crate knows no HTTP, no engine and no async runtime. Clocks are passed in, so tests choose
+//! the time.
+
+mod access;
+mod audit;
+mod backup;
+mod error;
+mod fair;
+mod gate;
+mod journal;
+mod key;
+mod limits;
+mod meter;
+mod secret;
+mod store;
+mod time;
+mod usage;
+mod window;
+
+pub use access::{Access, AuthError, Caller, Retention, StartError};
+pub use audit::{Actor, Broken, Chain, Entry, FIRST_PREVIOUS, Sealed, hash};
+pub use backup::{BackupReport, restore};
+pub use error::AccessError;
+pub use fair::{Claimant, FairQueue};
+pub use gate::{Full, Gate, Turn};
+pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role};
+pub use limits::{BadLimit, LimitKind, Limits, ModelPolicy, Policy, Price, TeamPolicy};
+pub use meter::{Ask, Limited, Meter, Refusal, Reservation, Scope, Standing, Used};
+pub use secret::{RandomError, hex};
+pub use store::AuditFilter;
+pub use time::{BadTime, DAY_MS, HOUR_MS, Now, Time};
+pub use usage::{By, Dimensions, Filter, Groups, Outcome, Sums, Totals, UsageRecord, UsageView};

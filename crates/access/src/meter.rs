@@ -1,0 +1,397 @@
+//! Counts what keys, teams and models use, and admits a request if all their limits allow it.
+//!
+//! A request reserves its prompt and the longest answer that it asks for. When it ends, the
+//! reservation becomes what it used. So no limit is passed by requests that say how long their
+//! answer may be.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::limits::{LimitKind, Limits};
+use crate::time::{DAY_MS, Now, Time};
+use crate::window::{Slice, Window};
+
+/// Tokens of an answer that are expected of a key without history.
+const FIRST_EXPECTED_TOKENS: f64 = 256.0;
+/// Weight of the latest answer in the mean that the next one is expected to have.
+const EXPECTED_WEIGHT: f64 = 0.1;
+
+/// What a limit is of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// A key, by its id.
+    Key(String),
+    /// A team, by its name.
+    Team(String),
+    /// A model, by its name.
+    Model(String),
+}
+
+impl Scope {
+    /// `key`, `team` or `model`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Key(_) => "key",
+            Self::Team(_) => "team",
+            Self::Model(_) => "model",
+        }
+    }
+
+    /// Its id or name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Key(name) | Self::Team(name) | Self::Model(name) => name,
+        }
+    }
+}
+
+/// A scope with its limits, and the name that people know it by.
+#[derive(Debug, Clone)]
+pub struct Limited {
+    /// What is limited.
+    pub scope: Scope,
+    /// How people call it.
+    pub label: String,
+    /// Its limits.
+    pub limits: Limits,
+}
+
+/// What a request may use at most, as far as it is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Ask {
+    /// Tokens of its prompts.
+    pub prompt_tokens: u64,
+    /// Most tokens of all its answers, if it says.
+    pub answer_tokens: Option<u64>,
+    /// Answers.
+    pub answers: u64,
+    /// Cost of a prompt token, and of an answer's token, in billionths of the currency's unit.
+    pub token_nanos: (f64, f64),
+}
+
+/// What a request used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Tokens of its prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of its answers.
+    pub answer_tokens: u64,
+    /// Its cost in billionths of the currency's unit.
+    pub nanos: u64,
+}
+
+/// Why a request has to wait.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    /// `key`, `team` or `model`.
+    pub scope: &'static str,
+    /// Name of that key, team or model.
+    pub name: String,
+    /// The limit that was hit.
+    pub limit: LimitKind,
+    /// What it allows.
+    pub allowed: u64,
+    /// What is in use.
+    pub used: u64,
+    /// What the request would add.
+    pub asked: u64,
+    /// When to try again; `None`: the request alone is above the limit.
+    pub retry_after_ms: Option<u64>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, name, limit, allowed, used, asked, .. } = self;
+        let money = |nanos: u64| format!("{:.4}", nanos as f64 / 1e9);
+        let show =
+            |count: u64| if *limit == LimitKind::CostPerMonth { money(count) } else { count.to_string() };
+        let (allowed, used, asked) = (show(*allowed), show(*used), show(*asked));
+        write!(formatter, "the limit of {allowed} {limit} of {scope} \"{name}\"")?;
+        match self.retry_after_ms {
+            None if *limit == LimitKind::CostPerMonth => {
+                write!(formatter, " is below what this request may cost ({asked}): lower max_tokens")
+            }
+            None => write!(
+                formatter,
+                " is below what this request may use ({asked}, its prompt and max_tokens): lower max_tokens"
+            ),
+            Some(ms) => write!(
+                formatter,
+                " is reached: {used} in use, this request needs {asked}; try again in {}",
+                Wait(ms)
+            ),
+        }
+    }
+}
+
+/// A time to wait, for people.
+struct Wait(u64);
+
+impl fmt::Display for Wait {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.div_ceil(1000);
+        match seconds {
+            0..=119 => write!(formatter, "{seconds} s"),
+            120..=7199 => write!(formatter, "{} minutes", seconds.div_ceil(60)),
+            _ => write!(formatter, "{} hours", seconds.div_ceil(3600)),
+        }
+    }
+}
+
+/// The state of one limit.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Standing {
+    /// `key`, `team` or `model`.
+    pub scope: &'static str,
+    /// Name of that key, team or model.
+    pub name: String,
+    /// Which limit.
+    pub limit: LimitKind,
+    /// What it allows.
+    pub allowed: f64,
+    /// What is in use.
+    pub used: f64,
+    /// What is left.
+    pub left: f64,
+    /// Seconds until nothing of it counts any more; `null` for requests at a time.
+    pub resets_s: Option<f64>,
+}
+
+/// What one scope used.
+#[derive(Debug, Default)]
+struct Counts {
+    requests: Window,
+    tokens: Window,
+    parallel: u64,
+    day: u64,
+    day_tokens: u64,
+    month: u64,
+    month_tokens: u64,
+    month_nanos: u64,
+    /// Mean length of answers.
+    expected: Option<f64>,
+    last_used: Option<Time>,
+}
+
+impl Counts {
+    fn roll(&mut self, time: Time) {
+        if self.day != time.day() {
+            (self.day, self.day_tokens) = (time.day(), 0);
+        }
+        if self.month != time.month() {
+            (self.month, self.month_tokens, self.month_nanos) = (time.month(), 0, 0);
+        }
+    }
+
+    /// What is in use of a limit.
+    fn used(&mut self, kind: LimitKind, now: Now) -> u64 {
+        self.roll(now.time);
+        match kind {
+            LimitKind::RequestsPerMinute => self.requests.total(now.steady_ms),
+            LimitKind::TokensPerMinute => self.tokens.total(now.steady_ms),
+            LimitKind::ParallelRequests => self.parallel,
+            LimitKind::TokensPerDay => self.day_tokens,
+            LimitKind::TokensPerMonth => self.month_tokens,
+            LimitKind::CostPerMonth => self.month_nanos,
+        }
+    }
+
+    /// Milliseconds until at most `left` of a limit is in use.
+    fn wait(&mut self, kind: LimitKind, left: u64, now: Now) -> u64 {
+        match kind {
+            LimitKind::RequestsPerMinute => self.requests.wait_until(now.steady_ms, left),
+            LimitKind::TokensPerMinute => self.tokens.wait_until(now.steady_ms, left),
+            // Nobody knows when an answer ends.
+            LimitKind::ParallelRequests => 1000,
+            LimitKind::TokensPerDay => DAY_MS - now.time.0 % DAY_MS,
+            LimitKind::TokensPerMonth | LimitKind::CostPerMonth => now.time.next_month().0 - now.time.0,
+        }
+    }
+
+    fn reserve(&mut self, held: &Held, now: Now) -> (Slice, u64, u64) {
+        self.roll(now.time);
+        self.requests.add(now.steady_ms, 1);
+        self.parallel += 1;
+        self.day_tokens += held.tokens;
+        self.month_tokens += held.tokens;
+        self.month_nanos += held.nanos;
+        self.last_used = Some(now.time);
+        (self.tokens.add(now.steady_ms, held.tokens), self.day, self.month)
+    }
+
+    /// Replaces a reservation by what was used.
+    fn settle(&mut self, held: &Held, at: (Slice, u64, u64), used: &Used, now: Now) {
+        self.roll(now.time);
+        self.parallel = self.parallel.saturating_sub(1);
+        let (slice, day, month) = at;
+        let tokens = used.prompt_tokens + used.answer_tokens;
+        if tokens >= held.tokens {
+            self.tokens.add(now.steady_ms, tokens - held.tokens);
+        } else {
+            self.tokens.take_back(now.steady_ms, slice, held.tokens - tokens);
+        }
+        if day == self.day {
+            self.day_tokens = self.day_tokens.saturating_sub(held.tokens);
+        }
+        if month == self.month {
+            self.month_tokens = self.month_tokens.saturating_sub(held.tokens);
+            self.month_nanos = self.month_nanos.saturating_sub(held.nanos);
+        }
+        self.day_tokens += tokens;
+        self.month_tokens += tokens;
+        self.month_nanos += used.nanos;
+    }
+}
+
+/// What a request holds.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    tokens: u64,
+    nanos: u64,
+}
+
+/// A request that was admitted. It counts until it is settled.
+#[derive(Debug)]
+#[must_use = "a reservation counts until it is settled"]
+pub struct Reservation {
+    held: Held,
+    answers: u64,
+    places: Vec<(Scope, (Slice, u64, u64))>,
+}
+
+impl Reservation {
+    /// Tokens that it holds.
+    pub fn tokens(&self) -> u64 {
+        self.held.tokens
+    }
+}
+
+/// Counts of all scopes.
+#[derive(Debug, Default)]
+pub struct Meter {
+    counts: HashMap<Scope, Counts>,
+}
+
+impl Meter {
+    /// Sets what a scope has used of its day and its month, after a start.
+    pub fn resume(&mut self, scope: Scope, day_tokens: u64, month: (u64, u64), now: Now) {
+        let counts = self.counts.entry(scope).or_default();
+        counts.roll(now.time);
+        counts.day_tokens = day_tokens;
+        (counts.month_tokens, counts.month_nanos) = month;
+    }
+
+    /// Admits a request if all limits allow it, and counts it.
+    ///
+    /// # Errors
+    /// The limit that is hit: of several, the one with the longest wait.
+    pub fn admit(&mut self, limited: &[Limited], ask: &Ask, now: Now) -> Result<Reservation, Refusal> {
+        let expected = limited.first().and_then(|first| self.counts.get(&first.scope)?.expected);
+        let answers = ask.answers.max(1);
+        let guess = (expected.unwrap_or(FIRST_EXPECTED_TOKENS) * answers as f64).ceil() as u64;
+        let answer = ask.answer_tokens.unwrap_or(guess);
+        let (input, output) = ask.token_nanos;
+        let nanos = (ask.prompt_tokens as f64 * input + answer as f64 * output).ceil() as u64;
+        let held = Held { tokens: ask.prompt_tokens.saturating_add(answer), nanos };
+        if let Some(refusal) = self.refusal(limited, &held, now) {
+            return Err(refusal);
+        }
+        let places = limited.iter().map(|limited| {
+            let at = self.counts.entry(limited.scope.clone()).or_default().reserve(&held, now);
+            (limited.scope.clone(), at)
+        });
+        Ok(Reservation { held, answers, places: places.collect() })
+    }
+
+    /// Whether a request of this key would be refused whatever it asks for. Counts nothing.
+    ///
+    /// # Errors
+    /// The limit that is hit.
+    pub fn check(&mut self, limited: &[Limited], now: Now) -> Result<(), Refusal> {
+        self.refusal(limited, &Held { tokens: 1, nanos: 0 }, now).map_or(Ok(()), Err)
+    }
+
+    fn refusal(&mut self, limited: &[Limited], held: &Held, now: Now) -> Option<Refusal> {
+        let mut worst: Option<Refusal> = None;
+        for Limited { scope, label, limits } in limited {
+            let counts = self.counts.entry(scope.clone()).or_default();
+            for limit in LimitKind::ALL {
+                let Some(allowed) = limits.get(limit) else { continue };
+                let asked = match limit {
+                    LimitKind::RequestsPerMinute | LimitKind::ParallelRequests => 1,
+                    LimitKind::CostPerMonth => held.nanos,
+                    _ => held.tokens,
+                };
+                let used = counts.used(limit, now);
+                // A budget that is used up refuses what is free as well as what costs.
+                let is_full = limit == LimitKind::CostPerMonth && used >= allowed;
+                if used.saturating_add(asked) <= allowed && !is_full {
+                    continue;
+                }
+                let left = allowed.checked_sub(asked);
+                let retry_after_ms = left.map(|left| counts.wait(limit, left, now).max(1));
+                let (kind, name) = (scope.kind(), label.clone());
+                let refusal = Refusal { scope: kind, name, limit, allowed, used, asked, retry_after_ms };
+                let wait = |refusal: &Refusal| refusal.retry_after_ms.unwrap_or(u64::MAX);
+                if worst.as_ref().is_none_or(|worst| wait(worst) < wait(&refusal)) {
+                    worst = Some(refusal);
+                }
+            }
+        }
+        worst
+    }
+
+    /// Ends a request: its reservation becomes what it used.
+    pub fn settle(&mut self, reservation: Reservation, used: &Used, now: Now) {
+        for (nth, (scope, at)) in reservation.places.into_iter().enumerate() {
+            let counts = self.counts.entry(scope).or_default();
+            counts.settle(&reservation.held, at, used, now);
+            if nth == 0 && used.answer_tokens > 0 {
+                let mean = used.answer_tokens as f64 / reservation.answers as f64;
+                let before = counts.expected.unwrap_or(mean);
+                counts.expected = Some(before + (mean - before) * EXPECTED_WEIGHT);
+            }
+        }
+    }
+
+    /// The state of all limits that are set.
+    pub fn standings(&mut self, limited: &[Limited], now: Now) -> Vec<Standing> {
+        let mut standings = Vec::new();
+        for Limited { scope, label, limits } in limited {
+            let counts = self.counts.entry(scope.clone()).or_default();
+            for limit in LimitKind::ALL {
+                let Some(allowed) = limits.get(limit) else { continue };
+                let used = counts.used(limit, now);
+                let unit = if limit == LimitKind::CostPerMonth { 1e9 } else { 1.0 };
+                let resets_ms = (limit != LimitKind::ParallelRequests)
+                    .then(|| if used == 0 { 0 } else { counts.wait(limit, 0, now) });
+                standings.push(Standing {
+                    scope: scope.kind(),
+                    name: label.clone(),
+                    limit,
+                    allowed: allowed as f64 / unit,
+                    used: used as f64 / unit,
+                    left: allowed.saturating_sub(used) as f64 / unit,
+                    resets_s: resets_ms.map(|ms| ms as f64 / 1e3),
+                });
+            }
+        }
+        standings
+    }
+
+    /// When a scope last began a request.
+    pub fn last_used(&self, scope: &Scope) -> Option<Time> {
+        self.counts.get(scope)?.last_used
+    }
+
+    /// Forgets a scope that is gone for good.
+    pub fn forget(&mut self, scope: &Scope) {
+        self.counts.remove(scope);
+    }
+}
+
+#[cfg(test)]
+#[path = "meter_tests.rs"]
+mod tests;

@@ -1,0 +1,151 @@
+//! Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP with JSON.
+//!
+//! A trace is one span for the request and one for each of its stages. Spans are handed to a thread
+//! and sent in batches; if the collector does not keep up, spans are dropped and counted, and
+//! requests are never delayed.
+
+mod context;
+mod document;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+pub use context::TraceContext;
+pub use document::{Attribute, RequestTrace, Stage};
+
+/// Traces that wait to be sent. More are dropped.
+const MOST_WAITING: usize = 2048;
+/// Traces of one message.
+const BATCH: usize = 256;
+/// A batch that is not full is sent after this time.
+const SEND_AFTER: Duration = Duration::from_secs(1);
+/// Time for the collector to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// While sending fails, it is logged this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// Why traces cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TracesError {
+    /// No address.
+    #[error(
+        "the collector's address \"{0}\" must begin with http:// or https://, e.g. http://127.0.0.1:4318"
+    )]
+    Address(String),
+    /// A header that is none.
+    #[error("the header number {0} for the collector must be NAME=VALUE")]
+    Header(usize),
+    /// No thread.
+    #[error("cannot start the thread that sends traces: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Takes traces, and sends them. Cheap to clone; the thread ends with the last clone, after it has
+/// sent what waits.
+#[derive(Debug, Clone)]
+pub struct Traces {
+    sender: SyncSender<RequestTrace>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Traces {
+    /// Sends to `endpoint`, the collector's base address; traces go to its path `/v1/traces`.
+    /// `headers` are sent with each message, each as `NAME=VALUE`; `service` names this program.
+    ///
+    /// # Errors
+    /// When the address or a header is malformed.
+    pub fn start(endpoint: &str, headers: &[String], service: &str) -> Result<Self, TracesError> {
+        if !(endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
+            return Err(TracesError::Address(endpoint.chars().take(100).collect()));
+        }
+        let pairs = headers.iter().zip(1..).map(|(header, number)| {
+            let (name, value) = header.split_once('=').ok_or(TracesError::Header(number))?;
+            let is_name =
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            let is_value = value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            if !(is_name && is_value) {
+                return Err(TracesError::Header(number));
+            }
+            Ok((name.to_owned(), value.to_owned()))
+        });
+        let headers = pairs.collect::<Result<Vec<_>, _>>()?;
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(ANSWER_LIMIT))
+            .build()
+            .into();
+        let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+        let (sender, receiver) = sync_channel(MOST_WAITING);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let exporter = Exporter { agent, url, headers, service: service.to_owned(), warned: None };
+        let lost = dropped.clone();
+        std::thread::Builder::new().name("traces".into()).spawn(move || exporter.run(&receiver, &lost))?;
+        Ok(Self { sender, dropped })
+    }
+
+    /// Hands a trace over. Never waits.
+    pub fn send(&self, trace: RequestTrace) {
+        if self.sender.try_send(trace).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Traces that were not delivered.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+struct Exporter {
+    agent: ureq::Agent,
+    url: String,
+    headers: Vec<(String, String)>,
+    service: String,
+    warned: Option<Instant>,
+}
+
+impl Exporter {
+    fn run(mut self, receiver: &Receiver<RequestTrace>, dropped: &AtomicU64) {
+        loop {
+            let Ok(first) = receiver.recv() else { return };
+            let (mut batch, deadline) = (vec![first], Instant::now() + SEND_AFTER);
+            let mut is_over = false;
+            while batch.len() < BATCH && !is_over {
+                match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(trace) => batch.push(trace),
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => is_over = true,
+                }
+            }
+            if let Err(why) = self.send(&batch) {
+                dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
+                    self.warned = Some(Instant::now());
+                    let lost = dropped.load(Ordering::Relaxed);
+                    tracing::warn!(lost, "traces do not reach {}: {why}", self.url);
+                }
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    fn send(&self, batch: &[RequestTrace]) -> Result<(), String> {
+        let body = document::document(&self.service, batch).to_string();
+        let mut request = self.agent.post(&self.url).header("content-type", "application/json");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let response = request.send(body).map_err(|error| error.to_string())?;
+        if response.status().is_success() {
+            return Ok(());
+        }
+        Err(format!("the collector answers with {}", response.status()))
+    }
+}
+
+#[cfg(test)]
+mod tests;
