@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use subtle::ConstantTimeEq;
 use thunder_engine::Engine;
 use thunder_model::chat::AnswerFormat;
 use tokio::sync::watch;
@@ -57,7 +56,7 @@ impl App {
         let info = engine.info();
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
         let stored = StoredResponses::new(config.stored_responses_bytes);
-        let metrics = Metrics::new(&engine);
+        let metrics = Metrics::new(&engine, config.access.as_ref());
         Self {
             engine,
             metrics,
@@ -108,35 +107,11 @@ impl App {
             Err(ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT))
         })
     }
-
-    /// Checks the `Authorization` header against the keys.
-    pub fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let keys = &self.config.api_keys;
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-        // Anthropic's clients send the key in a header of its own.
-        let own = headers.get("x-api-key").map(|value| value.as_bytes()).unwrap_or_default();
-        let token = match given.split_at_checked(b"bearer ".len()) {
-            Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => token,
-            _ => own,
-        };
-        if token.is_empty() {
-            let message = "an API key is required: send the header \"Authorization: Bearer KEY\"";
-            return Err(ApiError::unauthorized(message));
-        }
-        // All keys are compared, each in constant time, so that timing reveals nothing about near
-        // misses.
-        let known =
-            keys.iter().fold(subtle::Choice::from(0), |known, key| known | key.as_bytes().ct_eq(token));
-        if bool::from(known) { Ok(()) } else { Err(ApiError::unauthorized("the API key is not valid")) }
-    }
 }
 
 /// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but
 /// JSON only if the server allows it, so this check protects a server without keys from web pages.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = given.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {

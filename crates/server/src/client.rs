@@ -16,17 +16,26 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::{Request, service::Service};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 use tokio_io_timeout::TimeoutWriter;
 
+use crate::access::Peer;
 use crate::connections::ConnectionLimits;
 
 /// Answers that are not complete yet: each holds a clone.
 type Answering = Arc<()>;
 
+/// A connection's bytes: plain, encrypted, or of this machine.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+
 /// The two ends of one connection: its bytes, and the service that answers its requests.
-pub(crate) fn client(stream: TcpStream, limits: &ConnectionLimits, router: Router) -> (Client, Answers) {
+pub(crate) fn client(
+    stream: Box<dyn Socket>,
+    peer: Peer,
+    limits: &ConnectionLimits,
+    router: Router,
+) -> (Client, Answers) {
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(limits.write_timeout));
     let answering = Answering::default();
@@ -36,12 +45,12 @@ pub(crate) fn client(stream: TcpStream, limits: &ConnectionLimits, router: Route
         half_closed_limit: limits.half_closed_limit,
         ended: None,
     };
-    (client, Answers { router: TowerToHyperService::new(router), answering })
+    (client, Answers { router: TowerToHyperService::new(router), peer, answering })
 }
 
 /// The bytes of a connection.
 pub(crate) struct Client {
-    stream: Pin<Box<TimeoutWriter<TcpStream>>>,
+    stream: Pin<Box<TimeoutWriter<Box<dyn Socket>>>>,
     answering: Answering,
     half_closed_limit: Duration,
     /// The client has ended its sending side; until then its answer may take.
@@ -106,6 +115,7 @@ impl AsyncWrite for Client {
 /// Answers a connection's requests.
 pub(crate) struct Answers {
     router: TowerToHyperService<Router>,
+    peer: Peer,
     answering: Answering,
 }
 
@@ -114,7 +124,8 @@ impl Service<Request<Incoming>> for Answers {
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
         let (answering, response) = (self.answering.clone(), self.router.call(request));
         Box::pin(async move {
             let response = response.await?;

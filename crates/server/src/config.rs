@@ -1,7 +1,13 @@
 //! The server's limits and keys, and the checks before it starts.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use thunder_access::Access;
+use thunder_traces::Traces;
+
+use crate::tls::Certificate;
 
 /// Keys, limits and timeouts of a server.
 #[derive(Debug, Clone)]
@@ -9,6 +15,17 @@ pub struct ServerConfig {
     /// A client must send one of these keys to use anything but `/health` and `/openapi.json`. When
     /// empty, no key is needed, which is allowed on loopback only ([`check_binding`]).
     pub api_keys: Vec<String>,
+    /// Keys, limits, usage and the audit log. With it, `api_keys` are further keys of users;
+    /// without it, nothing is limited or recorded.
+    pub access: Option<Access>,
+    /// Where traces of requests go.
+    pub traces: Option<Traces>,
+    /// This node's name, for usage records.
+    pub node: Option<String>,
+    /// The certificate to serve HTTPS with; `None` serves HTTP.
+    pub certificate: Option<Certificate>,
+    /// A Unix socket for the commands of the user that the server runs as. They need no key.
+    pub local_socket: Option<PathBuf>,
     /// Origins (`https://chat.example`) whose web pages may use the server; `*` allows all. None by
     /// default.
     pub allowed_origins: Vec<String>,
@@ -40,6 +57,11 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            access: None,
+            traces: None,
+            node: None,
+            certificate: None,
+            local_socket: None,
             allowed_origins: Vec::new(),
             host_names: Vec::new(),
             body_limit_bytes: 8 << 20,
@@ -56,7 +78,10 @@ impl Default for ServerConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address is not loopback and there are no keys: any machine could use the engine.
-    #[error("refusing to listen on {0} without an API key: give a key, or listen on 127.0.0.1")]
+    #[error(
+        "refusing to listen on {0} without an API key: make one with `thunder keys create NAME`, give one by --api-key, \
+         or listen on 127.0.0.1"
+    )]
     OpenToAll(SocketAddr),
     /// A key that no client can send in a header. Holds its position, from 1.
     #[error(
@@ -66,6 +91,14 @@ pub enum ServerError {
     /// An origin that no browser sends.
     #[error("allowed origin \"{0}\": an origin is SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")]
     BadOrigin(String),
+    /// The socket for local commands cannot be made.
+    #[error("cannot listen on the socket {path}: {why}")]
+    LocalSocket {
+        /// The socket.
+        path: PathBuf,
+        /// The system's error.
+        why: std::io::Error,
+    },
 }
 
 /// Checks that other machines cannot use the server without a key, and that clients can send the
@@ -74,10 +107,15 @@ pub enum ServerError {
 /// # Errors
 /// When `address` is not loopback and there are no keys, or when a key has characters other than
 /// printable ASCII.
-pub fn check_binding(address: SocketAddr, keys: &[String]) -> Result<(), ServerError> {
+pub fn check_binding(
+    address: SocketAddr,
+    keys: &[String],
+    access: Option<&Access>,
+) -> Result<(), ServerError> {
     check_keys(keys)?;
     // An IPv4-mapped IPv6 address (::ffff:127.0.0.1) is loopback if the IPv4 address is.
-    if keys.is_empty() && !address.ip().to_canonical().is_loopback() {
+    let has_keys = !keys.is_empty() || access.is_some_and(Access::has_keys);
+    if !has_keys && !address.ip().to_canonical().is_loopback() {
         return Err(ServerError::OpenToAll(address));
     }
     Ok(())

@@ -1,7 +1,8 @@
-//! TCP connections: accepted until shutdown, then closed within a time limit.
+//! Connections: accepted until shutdown, then closed within a time limit.
 
 use std::future::Future;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -9,14 +10,18 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
-use crate::client::client;
+use crate::access::Peer;
+use crate::client::{Socket, client};
 use crate::config::ServerConfig;
 
 /// Pause after an accept failed for lack of a resource, most likely file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Time for a TLS handshake.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// While accepting fails, it is logged this often.
 const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
 /// Ended connections after which freed memory is given back to the system.
@@ -49,11 +54,63 @@ pub(crate) struct Connections {
     graceful: GracefulShutdown,
 }
 
+/// Where connections come from.
+pub(crate) struct Doors {
+    pub network: TcpListener,
+    /// Encrypts connections from the network.
+    pub tls: Option<TlsAcceptor>,
+    /// Connections of the server's user on this machine.
+    pub local: Option<UnixListener>,
+}
+
+impl Doors {
+    /// The next connection, before its handshake.
+    async fn accept(&self) -> std::io::Result<Knock> {
+        let local = async {
+            match &self.local {
+                Some(local) => local.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = self.network.accept() => {
+                let (stream, address) = accepted?;
+                // Nagle's algorithm would delay the small packets of a token stream. Failure only
+                // costs latency.
+                let _ = stream.set_nodelay(true);
+                Ok(Knock::Network(stream, address, self.tls.clone()))
+            }
+            accepted = local => Ok(Knock::Local(accepted?.0)),
+        }
+    }
+}
+
+/// A connection before its handshake.
+enum Knock {
+    Network(TcpStream, SocketAddr, Option<TlsAcceptor>),
+    Local(UnixStream),
+}
+
+impl Knock {
+    /// The connection's bytes; `None` if the client does not do the handshake in time.
+    async fn open(self) -> Option<(Box<dyn Socket>, Peer)> {
+        match self {
+            Self::Local(stream) => Some((Box::new(stream), Peer::Local)),
+            Self::Network(stream, address, None) => Some((Box::new(stream), Peer::Network(address))),
+            Self::Network(stream, address, Some(tls)) => {
+                // An error is the client's: it speaks no TLS, or does not trust the certificate.
+                let stream = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await.ok()?.ok()?;
+                Some((Box::new(stream), Peer::Network(address)))
+            }
+        }
+    }
+}
+
 impl Connections {
     /// Accepts connections until `shutdown` is ready. A connection is closed when a request's head
     /// is not complete within its time limit, or when it is idle for that long.
     pub async fn accept(
-        listener: TcpListener,
+        doors: Doors,
         service: Router,
         limits: ConnectionLimits,
         shutdown: impl Future<Output = ()>,
@@ -74,18 +131,18 @@ impl Connections {
                     }
                     continue;
                 }
-                accepted = listener.accept() => accepted,
+                accepted = doors.accept() => accepted,
             };
             match accepted {
-                Ok((connection, _)) => {
-                    // Nagle's algorithm would delay the small packets of a token stream. Failure
-                    // only costs latency.
-                    let _ = connection.set_nodelay(true);
-                    let (client, answers) = client(connection, &limits, service.clone());
-                    let serving = http.serve_connection(TokioIo::new(client), answers);
-                    let serving = open.graceful.watch(serving);
-                    // An error here is the client's: it disconnected or did not speak HTTP.
-                    open.tasks.spawn(async { drop(serving.await) });
+                Ok(knock) => {
+                    let (http, service, watcher) = (http.clone(), service.clone(), open.graceful.watcher());
+                    open.tasks.spawn(async move {
+                        let Some((stream, peer)) = knock.open().await else { return };
+                        let (client, answers) = client(stream, peer, &limits, service);
+                        let serving = http.serve_connection(TokioIo::new(client), answers);
+                        // An error here is the client's: it disconnected or did not speak HTTP.
+                        drop(watcher.watch(serving).await);
+                    });
                 }
                 Err(error) if is_client_error(error.kind()) => {}
                 Err(error) => {

@@ -4,10 +4,13 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use thunder_access::{LimitKind, Refusal};
 use thunder_engine::{PromptError, SubmitError};
 
-/// The `Retry-After` header when the engine's queue is full, in seconds.
-const RETRY_AFTER_S: u16 = 1;
+/// The `Retry-After` header when the engine's queue is full.
+const RETRY_AFTER_MS: u64 = 1000;
+/// Clients that wait longer than this should give up instead.
+const LONGEST_RETRY_MS: u64 = 120_000;
 
 /// A refused or failed request: an HTTP status and OpenAI's error object.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -20,11 +23,13 @@ pub(crate) struct ApiError {
     /// The field that is wrong.
     pub param: Option<String>,
     pub code: Option<&'static str>,
+    /// When to try again; `None`: trying again does not help.
+    pub retry_after_ms: Option<u64>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, error_type: &'static str, message: impl Into<String>) -> Self {
-        Self { status, error_type, message: message.into(), param: None, code: None }
+        Self { status, error_type, message: message.into(), param: None, code: None, retry_after_ms: None }
     }
 
     /// 400: the request is malformed.
@@ -56,8 +61,8 @@ impl ApiError {
     }
 
     /// 401.
-    pub fn unauthorized(message: &str) -> Self {
-        Self::invalid(message).status(StatusCode::UNAUTHORIZED).code("invalid_api_key")
+    pub fn unauthorized(message: &str, code: &'static str) -> Self {
+        Self::invalid(message).status(StatusCode::UNAUTHORIZED).code(code)
     }
 
     /// 500: the engine could not finish a completion.
@@ -78,7 +83,23 @@ impl ApiError {
 
     /// 429: there is too much to do already.
     pub fn busy(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).code("rate_limit_exceeded")
+        let retry_after_ms = Some(RETRY_AFTER_MS);
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        Self { retry_after_ms, ..error.code("rate_limit_exceeded") }
+    }
+
+    /// 429: a limit of a key, a team or a model is reached.
+    pub fn over_limit(message: String, refusal: &Refusal) -> Self {
+        let code = match (refusal.retry_after_ms, refusal.limit) {
+            (None, _) => "request_too_large",
+            (_, LimitKind::TokensPerDay | LimitKind::TokensPerMonth | LimitKind::CostPerMonth) => {
+                "insufficient_quota"
+            }
+            _ => "rate_limit_exceeded",
+        };
+        let param = Some(format!("{}.{}", refusal.scope, refusal.limit.name()));
+        let retry_after_ms = refusal.retry_after_ms;
+        Self { code: Some(code), param, retry_after_ms, ..Self::busy(message) }
     }
 
     /// The text of field `param` is no prompt.
@@ -118,7 +139,15 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if self.status == StatusCode::TOO_MANY_REQUESTS {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+            let wait_ms = self.retry_after_ms.filter(|ms| *ms <= LONGEST_RETRY_MS);
+            if let Some(ms) = self.retry_after_ms {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
+                headers.insert("retry-after-ms", HeaderValue::from(ms));
+            }
+            // OpenAI's clients obey this: they neither wait for tomorrow nor repeat what cannot
+            // pass.
+            let should_retry = if wait_ms.is_some() { "true" } else { "false" };
+            headers.insert("x-should-retry", HeaderValue::from_static(should_retry));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

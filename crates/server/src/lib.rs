@@ -11,7 +11,7 @@
 //! # async fn run(engine: thunder_engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
 //! let address: std::net::SocketAddr = "127.0.0.1:8000".parse()?;
 //! let config = ServerConfig { api_keys: vec!["a-secret".into()], ..ServerConfig::default() };
-//! check_binding(address, &config.api_keys)?;
+//! check_binding(address, &config.api_keys, None)?;
 //! let listener = tokio::net::TcpListener::bind(address).await?;
 //! // Runs until the future is ready.
 //! serve(engine, listener, config, std::future::pending()).await?;
@@ -41,6 +41,9 @@
 //! - Without keys on loopback, a request must be for localhost, an address, or one of
 //!   [`ServerConfig::host_names`].
 
+mod access;
+mod account;
+mod admin;
 mod admission;
 mod api;
 mod app;
@@ -55,20 +58,27 @@ mod request;
 mod response;
 mod routes;
 mod stored;
+mod tls;
 
+use std::fs::Permissions;
 use std::future::Future;
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use thunder_engine::Engine;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 
+pub use crate::admin::ask_store;
 pub use crate::config::{ServerConfig, ServerError, check_binding, check_origins};
+pub use crate::tls::{Certificate, TlsError};
 
 use crate::app::App;
 use crate::config::check_keys;
-use crate::connections::{ConnectionLimits, Connections};
+use crate::connections::{ConnectionLimits, Connections, Doors};
 
 /// After the grace time, the wait for final error events to reach clients that still read.
 const FINAL_ERROR_WAIT: Duration = Duration::from_secs(1);
@@ -98,8 +108,11 @@ pub async fn serve(
     let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let checks_host = is_loopback && config.api_keys.is_empty();
     let (grace, limits) = (config.grace, ConnectionLimits::of(&config));
+    let local = config.local_socket.as_deref().map(open_local).transpose()?;
+    let tls = config.certificate.as_ref().map(Certificate::acceptor);
+    let doors = Doors { network: listener, tls, local };
     let app = Arc::new(App::new(engine, config, checks_host));
-    let mut open = Connections::accept(listener, routes::build(app.clone()), limits, shutdown).await;
+    let mut open = Connections::accept(doors, routes::build(app.clone()), limits, shutdown).await;
     open.close();
     if !open.closed(grace).await {
         app.closing.send_replace(true);
@@ -107,4 +120,17 @@ pub async fn serve(
         open.closed(FINAL_ERROR_WAIT).await;
     }
     Ok(())
+}
+
+/// Opens the socket for commands of the user that the server runs as.
+fn open_local(path: &Path) -> Result<UnixListener, ServerError> {
+    let failed = |why| ServerError::LocalSocket { path: path.to_owned(), why };
+    // The store's lock shows that no other server uses the folder.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
 }

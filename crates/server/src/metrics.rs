@@ -11,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use thunder_access::{Access, LimitKind};
 use thunder_engine::{Engine, Event, FinishReason, Usage};
 
 /// Media type of [`Metrics::text`].
@@ -33,6 +34,7 @@ pub(crate) struct Metrics {
     generated_tokens: Counter,
     finished: Family<FinishedLabels, Counter>,
     failed: Counter,
+    refused: Family<RefusedLabels, Counter>,
     first_token: Histogram,
     next_token: Histogram,
     request: Histogram,
@@ -43,9 +45,16 @@ struct FinishedLabels {
     finished_reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedLabels {
+    /// Of a key, a team or a model.
+    scope: &'static str,
+    limit: &'static str,
+}
+
 impl Metrics {
     /// Metrics of the engine's model, all zero.
-    pub fn new(engine: &Engine) -> Self {
+    pub fn new(engine: &Engine, access: Option<&Access>) -> Self {
         let model = ("model_name".into(), engine.info().name.clone().into());
         let mut registry = Registry::with_labels([model].into_iter());
         let metrics = Self {
@@ -54,6 +63,7 @@ impl Metrics {
             generated_tokens: Counter::default(),
             finished: Family::default(),
             failed: Counter::default(),
+            refused: Family::default(),
             first_token: Histogram::new(FIRST_TOKEN_S),
             next_token: Histogram::new(NEXT_TOKEN_S),
             request: Histogram::new(REQUEST_S),
@@ -74,6 +84,8 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("vllm:request_success", "Finished requests", metrics.finished.clone());
+        let refused = metrics.refused.clone();
+        registry.register("thunder:requests_refused", "Requests that a limit refused", refused);
         let times = [
             ("vllm:time_to_first_token", "From submission to the first token", &metrics.first_token),
             ("vllm:inter_token_latency", "Mean time between a request's tokens", &metrics.next_token),
@@ -82,7 +94,13 @@ impl Metrics {
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        registry.register_collector(Box::new(EngineLoad(engine.clone())));
+        registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned())));
+        // Rates begin with the first request, not with the second.
+        for finished_reason in ["stop", "length"] {
+            let _ = metrics.finished.get_or_create(&FinishedLabels { finished_reason });
+        }
+        let limit = LimitKind::RequestsPerMinute.name();
+        let _ = metrics.refused.get_or_create(&RefusedLabels { scope: "key", limit });
         Self { registry, ..metrics }
     }
 
@@ -95,6 +113,11 @@ impl Metrics {
             }
             _ => {}
         }
+    }
+
+    /// Counts a request that a limit refused.
+    pub fn note_refusal(&self, scope: &'static str, limit: LimitKind) {
+        self.refused.get_or_create(&RefusedLabels { scope, limit: limit.name() }).inc();
     }
 
     fn note_done(&self, reason: FinishReason, usage: &Usage) {
@@ -127,7 +150,7 @@ impl Metrics {
 
 /// What the engine counts itself, read when Prometheus asks.
 #[derive(Debug)]
-struct EngineLoad(Engine);
+struct EngineLoad(Engine, Option<Access>);
 
 impl Collector for EngineLoad {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -140,7 +163,18 @@ impl Collector for EngineLoad {
             ("vllm:num_requests_waiting", "Requests that wait for a slot", waiting as f64),
             ("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1", used),
         ];
-        for (name, help, value) in gauges {
+        let access = self.1.as_ref();
+        let queued = access.and_then(Access::gate).map_or(0, thunder_access::Gate::waiting);
+        let is_failing = access.is_some_and(Access::is_failing);
+        let kept = [
+            ("thunder:requests_queued", "Requests that wait for their team's turn", queued as f64),
+            (
+                "thunder:usage_recording_failing",
+                "1 if requests are refused because the store's disk takes no records",
+                f64::from(u8::from(is_failing)),
+            ),
+        ];
+        for (name, help, value) in gauges.into_iter().chain(kept) {
             let gauge = ConstGauge::new(value);
             let encoder = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(encoder)?;

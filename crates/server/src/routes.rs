@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{OriginalUri, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::extract::{OriginalUri, Request};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use crate::access::require_key;
+use crate::admin;
 use crate::api::chat::Chat;
 use crate::api::completions::Completions;
 use crate::api::messages::{self, Messages};
@@ -23,6 +25,17 @@ use crate::host::require_own_host;
 
 /// How long a browser may remember that an origin is allowed.
 const ALLOWED_FOR: Duration = Duration::from_secs(3600);
+
+/// Headers that pages of other origins may read.
+const EXPOSED: [&str; 7] = [
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+];
 
 /// The router with all paths.
 pub(crate) fn build(app: Arc<App>) -> Router {
@@ -55,7 +68,12 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
+    let administration = admin::routes(app.config.access.clone())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), require_key));
     let router = Router::new()
+        .nest("/admin", administration)
         .nest("/v1", v1)
         .nest("/api", ollama)
         .merge(tokens)
@@ -85,10 +103,10 @@ fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
     };
     let layer = CorsLayer::new()
         .allow_origin(origins)
-        .allow_methods([Method::GET, Method::POST, Method::DELETE])
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE])
         // OpenAI's clients send headers of their own.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([header::RETRY_AFTER])
+        .expose_headers(EXPOSED.map(HeaderName::from_static))
         .max_age(ALLOWED_FOR);
     Some(layer)
 }
@@ -120,13 +138,6 @@ async fn errors_of_the_api(request: Request, next: Next) -> Response {
         *response.body_mut() = body.into();
     }
     response
-}
-
-async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    match app.check_key(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
-    }
 }
 
 async fn unknown_path(method: Method, OriginalUri(uri): OriginalUri) -> ApiError {

@@ -24,6 +24,8 @@ struct Kept {
 
 #[derive(Debug)]
 struct Stored {
+    /// Key that may read it; `None` if it came without one of the store's keys.
+    owner: Option<String>,
     /// JSON as text: a value of numbers takes many times as much memory.
     body: String,
     conversation: Vec<Message>,
@@ -41,7 +43,7 @@ impl StoredResponses {
     }
 
     /// Keeps a response, and forgets the oldest ones beyond the limit.
-    pub fn keep(&self, id: String, body: &Value, conversation: Vec<Message>) {
+    pub fn keep(&self, id: String, owner: Option<String>, body: &Value, conversation: Vec<Message>) {
         let body = body.to_string();
         let bytes = body.len() + conversation.iter().map(message_bytes).sum::<usize>();
         if bytes > self.most_bytes {
@@ -50,7 +52,7 @@ impl StoredResponses {
         let mut kept = self.lock();
         kept.bytes += bytes;
         kept.order.push_back(id.clone());
-        kept.responses.insert(id, Stored { body, conversation, bytes });
+        kept.responses.insert(id, Stored { owner, body, conversation, bytes });
         while kept.bytes > self.most_bytes {
             let Some(oldest) = kept.order.front().cloned() else { return };
             kept.forget(&oldest);
@@ -58,22 +60,28 @@ impl StoredResponses {
     }
 
     /// What was said up to the end of a response.
-    pub fn conversation(&self, id: &str) -> Option<Vec<Message>> {
-        self.lock().responses.get(id).map(|stored| stored.conversation.clone())
+    pub fn conversation(&self, id: &str, owner: Option<&str>) -> Option<Vec<Message>> {
+        self.lock().of(id, owner).map(|stored| stored.conversation.clone())
     }
 
     /// A response's body, as JSON text.
-    pub fn body(&self, id: &str) -> Option<String> {
-        self.lock().responses.get(id).map(|stored| stored.body.clone())
+    pub fn body(&self, id: &str, owner: Option<&str>) -> Option<String> {
+        self.lock().of(id, owner).map(|stored| stored.body.clone())
     }
 
     /// Forgets a response; false if there is none.
-    pub fn forget(&self, id: &str) -> bool {
-        self.lock().forget(id)
+    pub fn forget(&self, id: &str, owner: Option<&str>) -> bool {
+        let mut kept = self.lock();
+        kept.of(id, owner).is_some() && kept.forget(id)
     }
 }
 
 impl Kept {
+    /// A response, if it is this key's.
+    fn of(&self, id: &str, owner: Option<&str>) -> Option<&Stored> {
+        self.responses.get(id).filter(|stored| stored.owner.as_deref() == owner)
+    }
+
     fn forget(&mut self, id: &str) -> bool {
         let Some(stored) = self.responses.remove(id) else { return false };
         self.bytes -= stored.bytes;
@@ -110,14 +118,15 @@ mod tests {
         let stored = StoredResponses::new(10_000);
         for id in 0..20 {
             let said = vec![Message::new(Role::User, "x".repeat(1500))];
-            stored.keep(id.to_string(), &json!({"id": id}), said);
+            stored.keep(id.to_string(), None, &json!({"id": id}), said);
             assert!(stored.lock().bytes <= 10_000);
-            assert!(stored.conversation(&id.to_string()).is_some(), "the newest is kept");
+            assert!(stored.conversation(&id.to_string(), None).is_some(), "the newest is kept");
         }
-        assert!(stored.body("0").is_none());
-        stored.keep("large".into(), &json!({}), vec![Message::new(Role::User, "x".repeat(20_000))]);
-        assert!(stored.body("large").is_none(), "it is larger than the limit");
-        assert!(stored.forget("19") && !stored.forget("19"));
+        assert!(stored.body("0", None).is_none());
+        stored.keep("large".into(), None, &json!({}), vec![Message::new(Role::User, "x".repeat(20_000))]);
+        assert!(stored.body("large", None).is_none(), "it is larger than the limit");
+        assert!(stored.body("19", Some("k_other")).is_none() && !stored.forget("19", Some("k_other")));
+        assert!(stored.forget("19", None) && !stored.forget("19", None));
         let kept = stored.lock();
         assert_eq!(kept.order.len(), kept.responses.len());
         assert_eq!(kept.bytes, kept.responses.values().map(|stored| stored.bytes).sum::<usize>());

@@ -8,6 +8,7 @@ use axum::response::Response;
 use serde_json::Value;
 use thunder_engine::Sampling;
 
+use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Generation;
@@ -33,7 +34,13 @@ pub(crate) trait Api: Presenter + Sized {
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError>;
 
     /// Completes a checked request with what the server keeps.
-    fn complete(&mut self, _generation: &mut Generation, _app: &App) -> Result<(), ApiError> {
+    /// `owner` is the key that the request came with.
+    fn complete(
+        &mut self,
+        _generation: &mut Generation,
+        _app: &App,
+        _owner: Option<&str>,
+    ) -> Result<(), ApiError> {
         Ok(())
     }
 }
@@ -43,15 +50,17 @@ pub(crate) async fn create<A: Api>(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let account = Account::open(&app, &request)?;
+    let owner = account.owner();
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
         let (mut generation, mut api) =
             A::parse(json::parse(bytes)?, &shared.engine.info().default_sampling)?;
         shared.check_model(&generation.options.model)?;
-        api.complete(&mut generation, &shared)?;
+        api.complete(&mut generation, &shared, owner.as_deref())?;
         Ok((prepare(generation, &shared.engine, &shared.format)?, api))
     };
     let (prepared, api) = app.admission.prepare(body, work).await?;
-    reply(&app, prepared, api).await
+    reply(&app, prepared, api, account).await
 }

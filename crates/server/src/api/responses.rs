@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 use thunder_engine::Sampling;
 use thunder_model::chat::{Message, Role, Tool, ToolCall};
 
@@ -93,9 +94,14 @@ impl Api for Responses {
         Ok((generation, Self { previous, store, said, echo, items, choices: Vec::new(), sequence: 0 }))
     }
 
-    fn complete(&mut self, generation: &mut Generation, app: &App) -> Result<(), ApiError> {
+    fn complete(
+        &mut self,
+        generation: &mut Generation,
+        app: &App,
+        owner: Option<&str>,
+    ) -> Result<(), ApiError> {
         let Some(id) = &self.previous else { return Ok(()) };
-        let Some(earlier) = app.stored.conversation(id) else {
+        let Some(earlier) = app.stored.conversation(id, owner) else {
             return Err(not_found(id, "previous_response_id"));
         };
         if let Input::Chat(messages) = &mut generation.input {
@@ -296,7 +302,7 @@ impl Responses {
             answer.reasoning = Some(choice.reasoning.clone()).filter(|text| !text.is_empty());
             let mut said = std::mem::take(&mut self.said);
             said.push(answer);
-            head.app.stored.keep(head.id.clone(), &body, said);
+            head.app.stored.keep(head.id.clone(), head.owner.clone(), &body, said);
         }
         body
     }
@@ -352,18 +358,28 @@ impl Presenter for Responses {
     }
 }
 
-/// GET /v1/responses/{id}.
-pub(crate) async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let body = app.stored.body(&id).ok_or_else(|| not_found(&id, "response_id"))?;
+/// The key that responses are kept for.
+fn owner(caller: Option<&Extension<Caller>>) -> Option<&str> {
+    caller.and_then(|Extension(caller)| caller.key()).map(|key| key.id.as_str())
+}
+
+/// GET /v1/responses/{id}. Another key's response is not found.
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    caller: Option<Extension<Caller>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let body = app.stored.body(&id, owner(caller.as_ref())).ok_or_else(|| not_found(&id, "response_id"))?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
 }
 
 /// DELETE /v1/responses/{id}.
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
+    caller: Option<Extension<Caller>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    if !app.stored.forget(&id) {
+    if !app.stored.forget(&id, owner(caller.as_ref())) {
         return Err(not_found(&id, "response_id"));
     }
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))

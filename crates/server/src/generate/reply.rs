@@ -11,6 +11,7 @@ use super::frames::{Frames, StreamKind};
 use super::prepare::Prepared;
 use super::updates::Updates;
 use super::{Update, What};
+use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use serde_json::Value;
@@ -28,6 +29,8 @@ pub(crate) struct Head {
     pub created: u64,
     /// Tokens of all prompts. A prompt counts once, whatever its number of completions.
     pub prompt_tokens: usize,
+    /// Key that the request came with: the response is kept for it alone.
+    pub owner: Option<String>,
 }
 
 impl Head {
@@ -61,11 +64,15 @@ pub(crate) async fn reply<P: Presenter>(
     app: &Arc<App>,
     prepared: Prepared,
     mut presenter: P,
+    mut account: Account,
 ) -> Result<Response, ApiError> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
-    let head = Head { app: app.clone(), id: app.next_id(P::ID_PREFIX), created, prompt_tokens };
-    let mut updates = Updates::submit(app, &prepared)?;
+    let (id, owner) = (app.next_id(P::ID_PREFIX), account.owner());
+    account.begin(&prepared, &id)?;
+    let limits = account.headers();
+    let head = Head { app: app.clone(), id, created, prompt_tokens, owner };
+    let mut updates = Updates::submit(app, &prepared, account).await?;
     let is_stream = prepared.options.stream;
     drop(prepared);
     if !is_stream {
@@ -73,11 +80,13 @@ pub(crate) async fn reply<P: Presenter>(
         while let Some(update) = updates.next().await {
             choices.absorb(update).map_err(ApiError::engine_failed)?;
         }
-        return Ok(Json(presenter.whole(&head, choices)).into_response());
+        return Ok((limits, Json(presenter.whole(&head, choices))).into_response());
     }
     let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next()).await.ok().flatten();
     if let Some(Update { what: What::Failed(message), .. }) = first {
         return Err(ApiError::engine_failed(message));
     }
-    Ok(super::frames::stream(head, updates, presenter, first))
+    let mut response = super::frames::stream(head, updates, presenter, first);
+    response.headers_mut().extend(limits);
+    Ok(response)
 }

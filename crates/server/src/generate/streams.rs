@@ -34,11 +34,6 @@ impl ChoiceStreams {
         Ok(Self { streams, first: 0, engine: engine.clone(), closing })
     }
 
-    /// Number of choices, including ended ones.
-    pub fn len(&self) -> usize {
-        self.streams.len()
-    }
-
     /// Cancels the choices that still run.
     pub fn cancel(&mut self) {
         self.streams.clear();

@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use thunder_engine::{Engine, Event, TokenLogprob};
+use thunder_engine::{Engine, Event, Request, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
 
 use super::prepare::{Parsing, Prepared};
 use super::streams::ChoiceStreams;
 use super::{EndReason, Update, What};
+use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -17,24 +18,72 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub(crate) struct Updates {
     app: Arc<App>,
-    streams: ChoiceStreams,
+    account: Account,
+    state: State,
     splitters: Vec<Splitter>,
     ready: VecDeque<Update>,
 }
 
-impl Updates {
+/// Where a request is.
+#[derive(Debug)]
+enum State {
+    /// It waits for its turn.
+    Queued(Queued),
+    /// The engine has it.
+    Running(ChoiceStreams),
+}
+
+/// What is submitted when it is its turn.
+#[derive(Debug)]
+struct Queued {
+    requests: Vec<Request>,
+    prompt_field: &'static str,
+    closing: tokio::sync::watch::Receiver<bool>,
+}
+
+impl Queued {
     /// Submits all engine requests or none.
-    pub fn submit(app: &Arc<App>, prepared: &Prepared) -> Result<Self, ApiError> {
-        let closing = app.closing.subscribe();
-        let streams =
-            ChoiceStreams::submit(&app.engine, closing, prepared.requests(), prepared.prompt_field)?;
-        let splitters = (0..streams.len()).map(|_| Splitter::new(&prepared.parsing)).collect();
-        Ok(Self { app: app.clone(), streams, splitters, ready: VecDeque::new() })
+    fn submit(&mut self, engine: &Engine) -> Result<ChoiceStreams, ApiError> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        ChoiceStreams::submit(engine, self.closing.clone(), requests, self.prompt_field)
+    }
+}
+
+impl Updates {
+    /// Submits all engine requests or none, at once or when it is their turn.
+    pub async fn submit(app: &Arc<App>, prepared: &Prepared, mut account: Account) -> Result<Self, ApiError> {
+        let requests: Vec<Request> = prepared.requests().collect();
+        let splitters = requests.iter().map(|_| Splitter::new(&prepared.parsing)).collect();
+        let prompt_field = prepared.prompt_field;
+        let checked = requests.iter().try_for_each(|request| request.check(app.engine.info()));
+        let mut queued = Queued { requests, prompt_field, closing: app.closing.subscribe() };
+        let is_first = futures_util::FutureExt::now_or_never(account.turn()).is_some();
+        // What the engine would refuse does not wait first.
+        let started = match checked {
+            Err(error) => Err(ApiError::refused(&error, prompt_field)),
+            Ok(()) if is_first => queued.submit(&app.engine).map(State::Running),
+            Ok(()) => Ok(State::Queued(queued)),
+        };
+        let state = started.inspect_err(|error| account.note_rejection(error))?;
+        Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new() })
     }
 
     /// Number of choices, including ended ones.
     pub fn len(&self) -> usize {
-        self.streams.len()
+        self.splitters.len()
+    }
+
+    /// The streams, when it is the request's turn.
+    async fn streams(&mut self) -> Result<&mut ChoiceStreams, ApiError> {
+        if let State::Queued(queued) = &mut self.state {
+            let turn = turn_or_end(&mut self.account, &mut queued.closing).await;
+            turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
+            self.state = State::Running(queued.submit(&self.app.engine)?);
+        }
+        match &mut self.state {
+            State::Running(streams) => Ok(streams),
+            State::Queued(_) => Err(ApiError::engine_failed("the request was not submitted")),
+        }
     }
 
     /// The next update; `None` when all choices have ended.
@@ -42,15 +91,31 @@ impl Updates {
         loop {
             if let Some(update) = self.ready.pop_front() {
                 if matches!(update.what, What::Failed(_)) {
-                    self.streams.cancel();
+                    if let State::Running(streams) = &mut self.state {
+                        streams.cancel();
+                    }
                     self.ready.clear();
                 }
                 return Some(update);
             }
-            let (choice, event) = self.streams.next().await?;
+            let next = match self.streams().await {
+                Ok(streams) => streams.next().await,
+                Err(error) => Some((0, Event::Failed { message: error.message })),
+            };
+            let (choice, event) = next?;
             self.app.metrics.note(&event);
+            if matches!(event, Event::Delta { .. } | Event::Mark { .. }) {
+                self.account.note_part();
+            }
             let (app, splitter) = (&self.app, &mut self.splitters[choice]);
             let parts = splitter.split(event, &app.engine, || app.next_id("call_"));
+            for part in &parts {
+                match part {
+                    What::End { reason, usage } => self.account.note_end(*reason, usage),
+                    What::Failed(_) => self.account.note_failure(500),
+                    _ => {}
+                }
+            }
             self.ready.extend(parts.into_iter().map(|what| Update { choice, what }));
         }
     }

@@ -95,16 +95,16 @@ fn other_machines_need_a_key() {
     let address = |text: &str| text.parse::<SocketAddr>().unwrap();
     let key = ["a-key".to_owned()];
     for local in ["127.0.0.1:80", "127.8.8.8:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
-        check_binding(address(local), &[]).unwrap();
+        check_binding(address(local), &[], None).unwrap();
     }
     for open in ["0.0.0.0:80", "192.168.1.2:80", "[::]:80", "[fe80::1]:80"] {
-        let error = check_binding(address(open), &[]).unwrap_err();
+        let error = check_binding(address(open), &[], None).unwrap_err();
         assert!(error.to_string().contains("127.0.0.1"), "{error}");
-        check_binding(address(open), &key).unwrap();
+        check_binding(address(open), &key, None).unwrap();
     }
     for bad in ["", " ", "a b", "ключ", "a\n"] {
         let keys = ["good".to_owned(), bad.to_owned()];
-        assert!(matches!(check_binding(address("127.0.0.1:80"), &keys), Err(ServerError::BadKey(2))));
+        assert!(matches!(check_binding(address("127.0.0.1:80"), &keys, None), Err(ServerError::BadKey(2))));
     }
 }
 

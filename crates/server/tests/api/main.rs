@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod access;
 mod chat;
 mod completions;
 mod document;
@@ -11,4 +12,5 @@ mod limits;
 mod metrics;
 mod security;
 mod support;
+mod tls;
 mod tools;

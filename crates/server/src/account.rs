@@ -1,0 +1,330 @@
+//! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
+//! when it ends, whatever way it ends.
+
+mod trace;
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::{OriginalUri, Request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use thunder_access::{
+    Access, Ask, Caller, LimitKind, Now, Outcome, Reservation, Standing, StartError, Turn, UsageRecord,
+};
+use thunder_engine::Usage;
+use thunder_traces::TraceContext;
+
+use crate::access::refused;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generate::EndReason;
+use crate::generate::choices::Tally;
+use crate::generate::prepare::Prepared;
+
+/// A request's account. If it is dropped before its answer ended, the client has gone away.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// `None` once it is closed, and for a server without a store.
+    open: Option<Open>,
+    caller: Caller,
+}
+
+#[derive(Debug)]
+struct Open {
+    app: Arc<App>,
+    /// `None`: only a trace is made.
+    access: Option<Access>,
+    trace: Option<TraceContext>,
+    path: String,
+    began: Instant,
+    /// When the prompt was ready.
+    prepared: Option<Duration>,
+    id: String,
+    reservation: Option<Reservation>,
+    turn: Option<Turn>,
+    /// When it was the request's turn.
+    passed: Option<Duration>,
+    first_token: Option<Duration>,
+    prompt_tokens: u64,
+    /// Answers that have not ended.
+    left: usize,
+    /// Parts of the answers that have not ended: each is at least a token.
+    parts: u64,
+    used: Tally,
+    outcome: Outcome,
+}
+
+impl Account {
+    /// Opens the account of a request. Refuses what its caller's limits would refuse anyway.
+    pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
+        let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
+        let access = app.config.access.clone();
+        let trace = app.config.traces.as_ref().map(|_| trace::context(request.headers()));
+        if access.is_none() && trace.is_none() {
+            return Ok(Self { open: None, caller });
+        }
+        let model = &app.engine.info().name;
+        if let Some(key) = caller.key()
+            && !key.allows(model)
+        {
+            let message = format!(
+                "the key \"{}\" may not use \"{model}\", only {}: ask an administrator",
+                key.name,
+                key.models.join(", ")
+            );
+            return Err(ApiError::field("model", message)
+                .status(StatusCode::FORBIDDEN)
+                .code("model_not_allowed"));
+        }
+        let original = request.extensions().get::<OriginalUri>().map(|uri| uri.0.path());
+        let path = original.unwrap_or_else(|| request.uri().path()).to_owned();
+        let checked = access.as_ref().map_or(Ok(()), |access| access.check(&caller, model, Now::read()));
+        let mut account = Self { open: Some(Open::new(app, access, trace, path)), caller };
+        checked.map_err(|error| account.refuse_start(&error))?;
+        Ok(account)
+    }
+
+    /// Who the request is from: the id of its key. Responses are kept for this caller only.
+    pub fn owner(&self) -> Option<String> {
+        self.caller.key().map(|key| key.id.clone())
+    }
+
+    /// Admits the request, and queues it.
+    pub fn begin(&mut self, prepared: &Prepared, id: &str) -> Result<(), ApiError> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let answers = prepared.prompts.len() * prepared.options.n;
+        let context = open.app.engine.info().context_length;
+        let each = |prompt: &Vec<u32>, most: usize| most.min(context.saturating_sub(prompt.len())) as u64;
+        let most = prepared.options.max_tokens.map(|most| {
+            let prompts = prepared.prompts.iter().map(|prompt| each(prompt, most));
+            prompts.sum::<u64>() * prepared.options.n as u64
+        });
+        open.prompt_tokens = prepared.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        (open.left, open.id) = (answers, id.to_owned());
+        let ask = Ask {
+            prompt_tokens: open.prompt_tokens,
+            answer_tokens: most,
+            answers: answers as u64,
+            ..Ask::default()
+        };
+        open.prepared = Some(open.began.elapsed());
+        let Some(access) = open.access.clone() else { return Ok(()) };
+        let admitted = access.begin(&self.caller, &open.app.engine.info().name, &ask, Now::read());
+        let reservation = admitted.map_err(|error| self.refuse_start(&error))?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let tokens = reservation.tokens();
+        open.reservation = Some(reservation);
+        if let Some(gate) = access.gate() {
+            let claimant = self.caller.claimant(&access.policy());
+            let turn = gate.enter(claimant, answers, tokens);
+            let turn = turn.map_err(|full| self.refuse(&ApiError::busy(full.to_string())))?;
+            if let Some(open) = &mut self.open {
+                open.turn = Some(turn);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until it is the request's turn. Cancelling the wait keeps its place.
+    pub async fn turn(&mut self) {
+        if let Some(open) = &mut self.open {
+            if let Some(turn) = &mut open.turn {
+                turn.pass().await;
+            }
+            open.passed.get_or_insert_with(|| open.began.elapsed());
+        }
+    }
+
+    /// Headers that tell clients what is left of their limits, with OpenAI's names. Of several
+    /// limits of a kind, the one with the least left.
+    pub fn headers(&self) -> HeaderMap {
+        let access = self.open.as_ref().and_then(|open| Some((open, open.access.as_ref()?)));
+        let Some((open, access)) = access else { return HeaderMap::new() };
+        let model = &open.app.engine.info().name;
+        limit_headers(&access.standings(&self.caller, Some(model), Now::read()))
+    }
+
+    /// Notes a part of an answer.
+    pub fn note_part(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.first_token.get_or_insert_with(|| open.began.elapsed());
+            open.parts += 1;
+        }
+    }
+
+    /// Notes the end of an answer. After the last one, the record is written when this returns.
+    pub fn note_end(&mut self, reason: EndReason, usage: &Usage) {
+        let Some(open) = &mut self.open else { return };
+        open.first_token.get_or_insert_with(|| open.began.elapsed());
+        open.used.add(usage);
+        open.outcome = match reason {
+            EndReason::Stop => Outcome::Stop,
+            EndReason::Length => Outcome::Length,
+            EndReason::Calls => Outcome::Calls,
+        };
+        open.left = open.left.saturating_sub(1);
+        if open.left == 0 {
+            let (outcome, tokens) = (open.outcome, open.used.generated as u64);
+            self.close(outcome, 200, tokens);
+        }
+    }
+
+    /// Notes that the engine failed.
+    pub fn note_failure(&mut self, status: u16) {
+        if let Some(open) = &self.open {
+            let tokens = open.seen();
+            self.close(Outcome::Failed, status, tokens);
+        }
+    }
+
+    /// Notes that the engine did not take the request. Wrong requests are not recorded.
+    pub fn note_rejection(&mut self, error: &ApiError) {
+        if error.status.is_server_error() {
+            self.note_failure(error.status.as_u16());
+        } else if let Some(Open { reservation: Some(reservation), access: Some(access), .. }) =
+            self.open.take()
+        {
+            access.cancel(reservation, Now::read());
+        }
+    }
+
+    fn refuse_start(&mut self, error: &StartError) -> ApiError {
+        if let (StartError::Limit(refusal), Some(open)) = (error, &self.open) {
+            open.app.metrics.note_refusal(refusal.scope, refusal.limit);
+        }
+        self.refuse(&refused(error))
+    }
+
+    fn refuse(&mut self, error: &ApiError) -> ApiError {
+        if let Some(open) = &mut self.open {
+            open.prompt_tokens = 0;
+        }
+        self.close(Outcome::Refused, error.status.as_u16(), 0);
+        error.clone()
+    }
+
+    fn close(&mut self, outcome: Outcome, status: u16, answer_tokens: u64) {
+        let Some(mut open) = self.open.take() else { return };
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let duration = open.began.elapsed();
+        let cached = open.used.cached() as u64;
+        let now = Now::read();
+        let record = UsageRecord {
+            number: 0,
+            id: std::mem::take(&mut open.id),
+            time: now.time,
+            key: None,
+            key_id: None,
+            owner: None,
+            team: None,
+            model: open.app.engine.info().name.clone(),
+            api: std::mem::take(&mut open.path),
+            node: open.app.config.node.clone(),
+            outcome,
+            status,
+            count: 1,
+            prompt_tokens: open.prompt_tokens,
+            cached_tokens: cached,
+            completion_tokens: answer_tokens,
+            cost_nanos: 0,
+            queue_us: us(open.passed.unwrap_or(duration)),
+            first_token_us: us(open.first_token.unwrap_or(duration)),
+            duration_us: us(duration),
+        };
+        if let Some(turn) = &mut open.turn {
+            turn.note_tokens(open.prompt_tokens.saturating_sub(cached) + answer_tokens);
+        }
+        trace::send(&open, &self.caller, &record);
+        if let Some(access) = &open.access {
+            access.finish(&self.caller, open.reservation.take(), record, now);
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let Some(open) = &self.open else { return };
+        // What was never admitted was never counted: its body was wrong, or did not arrive.
+        if open.prepared.is_none() {
+            return;
+        }
+        let tokens = open.seen();
+        // A prompt that was still waiting took nothing.
+        if open.passed.is_none()
+            && let Some(open) = &mut self.open
+        {
+            open.prompt_tokens = 0;
+        }
+        // nginx's status for a client that has closed the connection.
+        self.close(Outcome::Cancelled, 499, tokens);
+    }
+}
+
+impl Open {
+    fn new(app: &Arc<App>, access: Option<Access>, trace: Option<TraceContext>, path: String) -> Self {
+        Self {
+            app: app.clone(),
+            access,
+            trace,
+            path,
+            began: Instant::now(),
+            prepared: None,
+            id: String::new(),
+            reservation: None,
+            turn: None,
+            passed: None,
+            first_token: None,
+            prompt_tokens: 0,
+            left: 0,
+            parts: 0,
+            used: Tally::default(),
+            outcome: Outcome::Stop,
+        }
+    }
+
+    /// Tokens of an answer that did not end: those of ended choices, and at least those that were
+    /// seen of the others.
+    fn seen(&self) -> u64 {
+        (self.used.generated as u64).max(self.parts)
+    }
+}
+
+/// The wait of [`Account::turn`], ended by the server's end.
+pub(crate) async fn turn_or_end(
+    account: &mut Account,
+    closing: &mut tokio::sync::watch::Receiver<bool>,
+) -> Result<(), &'static str> {
+    let ends = async {
+        if closing.wait_for(|closing| *closing).await.is_err() {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = account.turn() => Ok(()),
+        () = ends => Err("the server is shutting down"),
+    }
+}
+
+/// OpenAI's headers of these limits.
+fn limit_headers(standings: &[Standing]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (what, limit) in [("requests", LimitKind::RequestsPerMinute), ("tokens", LimitKind::TokensPerMinute)]
+    {
+        let of_kind = standings.iter().filter(|standing| standing.limit == limit);
+        let Some(least) = of_kind.min_by(|a, b| a.left.total_cmp(&b.left)) else { continue };
+        let reset = format!("{}s", least.resets_s.unwrap_or(0.0));
+        for (name, value) in [
+            ("limit", (least.allowed as u64).to_string()),
+            ("remaining", (least.left as u64).to_string()),
+            ("reset", reset),
+        ] {
+            let name = HeaderName::try_from(format!("x-ratelimit-{name}-{what}"));
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
+                headers.insert(name, value);
+            }
+        }
+    }
+    headers
+}

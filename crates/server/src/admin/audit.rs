@@ -1,0 +1,84 @@
+//! `/admin/audit`: what administrators did.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use thunder_access::{AccessError, AuditFilter, Entry, Sealed};
+
+use super::export::{Format, Row, export};
+use super::usage::{page_size, time};
+use super::{Admin, Query, blocking, store};
+use crate::error::ApiError;
+
+pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result<Response, ApiError> {
+    let mut query = Query::of(&request)?;
+    let filter = AuditFilter {
+        since: time(&mut query, "since")?,
+        until: time(&mut query, "until")?,
+        action: query.text("action"),
+    };
+    let format = Format::take(&mut query)?;
+    let limit = page_size(&mut query)?;
+    let before = query.parse::<u64>("before", "the number of an entry")?;
+    query.finish()?;
+    if format != Format::Json {
+        let access = store(&admin)?;
+        let page = move |before, count| access.audit(&filter, before, count);
+        return Ok(export(format, COLUMNS, before, page));
+    }
+    let entries = blocking(&admin, move |access| access.audit(&filter, before, limit)).await?;
+    let next = if entries.len() == limit { entries.last().map(|(number, _)| *number) } else { None };
+    // The text is what was hashed, so it is passed on as it is.
+    let raw = entries.iter().map(|(_, sealed)| RawValue::from_string(sealed.line()));
+    let raw =
+        raw.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::engine_failed(error.to_string()))?;
+    #[derive(serde::Serialize)]
+    struct Page {
+        entries: Vec<Box<RawValue>>,
+        next: Option<u64>,
+    }
+    Ok(Json(Page { entries: raw, next }).into_response())
+}
+
+pub(crate) async fn verify(State(admin): State<Admin>) -> Result<Json<Value>, ApiError> {
+    let verified = blocking(&admin, |access| match access.verify_audit() {
+        Ok(chain) => Ok(json!({"intact": true, "entries": chain.entries, "head": chain.head})),
+        Err(AccessError::Audit(broken)) => {
+            Ok(json!({"intact": false, "first_bad": broken.number, "why": broken.why}))
+        }
+        Err(error) => Err(error),
+    });
+    verified.await.map(Json)
+}
+
+const COLUMNS: &[&str] =
+    &["number", "time", "actor", "remote", "action", "subject", "details", "previous", "hash"];
+
+impl Row for (u64, Sealed) {
+    fn number(&self) -> u64 {
+        self.0
+    }
+
+    fn line(&self) -> String {
+        self.1.line()
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let Ok(entry) = serde_json::from_str::<Entry>(&self.1.text) else {
+            return vec![self.0.to_string(), self.1.text.clone()];
+        };
+        vec![
+            entry.number.to_string(),
+            entry.time.to_string(),
+            entry.actor,
+            entry.remote.unwrap_or_default(),
+            entry.action,
+            entry.subject.unwrap_or_default(),
+            entry.details.to_string(),
+            entry.previous,
+            self.1.hash.clone(),
+        ]
+    }
+}

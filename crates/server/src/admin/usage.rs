@@ -1,0 +1,213 @@
+//! `/admin/usage`: what was used. A user's key sees its own usage only.
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde_json::{Map, Value, json};
+use thunder_access::{By, Caller, Filter, Now, Outcome, Role, Sums, Time, UsageRecord};
+
+use super::export::{self, Format, Row, export};
+use super::{Admin, Query, blocking, store};
+use crate::error::ApiError;
+
+/// Rows of a page, unless the request says.
+const PAGE: usize = 100;
+/// The largest page.
+const LARGEST_PAGE: usize = 1000;
+/// Most things that sums are divided by.
+const MOST_BY: usize = 3;
+
+/// A moment of the query.
+pub(super) fn time(query: &mut Query, name: &str) -> Result<Option<Time>, ApiError> {
+    query.parse(name, "a date like 2026-11-23 or a time like 2026-11-23T08:30:00Z")
+}
+
+/// The parameter `limit`.
+pub(super) fn page_size(query: &mut Query) -> Result<usize, ApiError> {
+    let limit = query.parse::<usize>("limit", "an integer")?.unwrap_or(PAGE);
+    if (1..=LARGEST_PAGE).contains(&limit) {
+        return Ok(limit);
+    }
+    Err(ApiError::field("limit", format!("`limit` is {limit}, but must be 1 to {LARGEST_PAGE}")))
+}
+
+/// Which requests the caller asks for, and may see.
+fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiError> {
+    let outcome = match query.text("outcome") {
+        None => None,
+        Some(name) => Some(serde_json::from_value::<Outcome>(name.clone().into()).map_err(|_| {
+            let name: String = name.chars().take(40).collect();
+            let must_be = "stop, length, calls, cancelled, failed or refused";
+            ApiError::field("outcome", format!("`outcome` is \"{name}\", but must be {must_be}"))
+        })?),
+    };
+    let mut filter = Filter {
+        since: time(query, "since")?,
+        until: time(query, "until")?,
+        key: query.text("key"),
+        team: query.text("team"),
+        model: query.text("model"),
+        outcome,
+    };
+    if caller.role() != Role::Admin {
+        // Keys that the server was started with are not told apart: they have no usage to show.
+        let own = caller.key().map(|key| key.id.clone()).unwrap_or_else(|| "none".to_owned());
+        filter.key = Some(own);
+    }
+    Ok(filter)
+}
+
+/// GET /admin/usage.
+pub(crate) async fn sums(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&request)?;
+    let mut filter = filter(&mut query, &caller)?;
+    let format = Format::take(&mut query)?;
+    let by = by(query.text("by"))?;
+    query.finish()?;
+    let now = Now::read().time;
+    let since = *filter.since.get_or_insert(now.month_begin());
+    let until = *filter.until.get_or_insert(Time(now.0 + 1));
+    let divided = by.clone();
+    let (groups, currency) = blocking(&admin, move |access| {
+        Ok((access.sums(&filter, &divided)?, access.policy().currency.clone()))
+    })
+    .await?;
+    let mut total = Sums::default();
+    let mut rows = Vec::new();
+    for (values, sums) in &groups {
+        total.merge(sums);
+        let mut row = Map::new();
+        for (by, value) in by.iter().zip(values) {
+            row.insert(by.name().to_owned(), json!(value));
+        }
+        if let Ok(Value::Object(totals)) = serde_json::to_value(sums.totals()) {
+            row.extend(totals);
+        }
+        rows.push(SumRow(row));
+    }
+    if format != Format::Json {
+        let mut columns: Vec<&str> = by.iter().map(|by| by.name()).collect();
+        let names: Vec<String> = match serde_json::to_value(total.totals()) {
+            Ok(Value::Object(totals)) => totals.keys().cloned().collect(),
+            _ => Vec::new(),
+        };
+        columns.extend(names.iter().map(String::as_str));
+        let text = export::heading(format, &columns) + &export::rows(format, &rows);
+        return Ok(export::whole(format, text));
+    }
+    let names: Vec<&str> = by.iter().map(|by| by.name()).collect();
+    let rows: Vec<Value> = rows.into_iter().map(|row| row.0.into()).collect();
+    let body = json!({
+        "since": since, "until": until, "by": names, "currency": currency, "rows": rows, "total": total.totals(),
+    });
+    Ok(Json(body).into_response())
+}
+
+/// The parameter `by`.
+fn by(text: Option<String>) -> Result<Vec<By>, ApiError> {
+    let text = text.unwrap_or_else(|| By::Key.name().to_owned());
+    let known = || By::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let one = |name: &str| {
+        let found = By::ALL.iter().find(|(known, _)| *known == name).map(|(_, by)| *by);
+        found.ok_or_else(|| {
+            let name: String = name.chars().take(40).collect();
+            ApiError::field("by", format!("`by` has \"{name}\", but must be some of {}", known()))
+        })
+    };
+    let by = text.split(',').map(str::trim).map(one).collect::<Result<Vec<_>, _>>()?;
+    if by.len() > MOST_BY {
+        return Err(ApiError::field("by", format!("`by` has {} names, but may have {MOST_BY}", by.len())));
+    }
+    Ok(by)
+}
+
+/// GET /admin/usage/records.
+pub(crate) async fn records(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&request)?;
+    let filter = filter(&mut query, &caller)?;
+    let format = Format::take(&mut query)?;
+    let limit = page_size(&mut query)?;
+    let before = query.parse::<u64>("before", "the number of a record")?;
+    query.finish()?;
+    if format != Format::Json {
+        let access = store(&admin)?;
+        let page = move |before, count| access.records(&filter, before, count);
+        return Ok(export(format, COLUMNS, before, page));
+    }
+    let records = blocking(&admin, move |access| access.records(&filter, before, limit)).await?;
+    let next = if records.len() == limit { records.last().map(|record| record.number) } else { None };
+    let views: Vec<_> = records.iter().map(UsageRecord::view).collect();
+    Ok(Json(json!({"records": views, "next": next})).into_response())
+}
+
+const COLUMNS: &[&str] = &[
+    "number",
+    "id",
+    "time",
+    "key",
+    "key_id",
+    "owner",
+    "team",
+    "model",
+    "api",
+    "node",
+    "outcome",
+    "status",
+    "count",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost",
+    "queue_s",
+    "time_to_first_token_s",
+    "duration_s",
+];
+
+impl Row for UsageRecord {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn line(&self) -> String {
+        serde_json::to_string(&self.view()).unwrap_or_default()
+    }
+
+    fn cells(&self) -> Vec<String> {
+        cells(serde_json::to_value(self.view()).ok().as_ref().and_then(Value::as_object))
+    }
+}
+
+/// A sum, with what its requests have in common.
+struct SumRow(Map<String, Value>);
+
+impl Row for SumRow {
+    fn number(&self) -> u64 {
+        0
+    }
+
+    fn line(&self) -> String {
+        serde_json::to_string(&self.0).unwrap_or_default()
+    }
+
+    fn cells(&self) -> Vec<String> {
+        cells(Some(&self.0))
+    }
+}
+
+/// Values in the order of their fields.
+fn cells(fields: Option<&Map<String, Value>>) -> Vec<String> {
+    let cell = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    fields.map(|fields| fields.values().map(cell).collect()).unwrap_or_default()
+}
