@@ -169,7 +169,7 @@ fn problems(status: &Status) -> Vec<String> {
 }
 
 /// A time with a unit.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number with a unit: s, m, h or d, e.g. 30m".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;
     let seconds = match unit {

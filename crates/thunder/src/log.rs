@@ -1,7 +1,11 @@
-//! Logging to standard error, filtered by `RUST_LOG`, with the rank before each line.
+//! Logging to standard error, filtered by `RUST_LOG`: lines for people with the rank before each,
+//! or a JSON object in each line (`THUNDER_LOG_FORMAT=json`).
 
 use std::fmt;
 
+use serde_json::{Map, Value};
+use thunder_access::Now;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, Writer};
@@ -11,6 +15,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 const VARIABLE: &str = "RUST_LOG";
+const FORMAT_VARIABLE: &str = "THUNDER_LOG_FORMAT";
 
 /// Starts logging at the levels that `RUST_LOG` names (`debug`, `thunder=debug`,
 /// `thunder_server=info`); warnings by default.
@@ -29,10 +34,72 @@ pub fn start() {
         if filter.default_level().is_none() { filter.with_default(LevelFilter::WARN) } else { filter };
     let rank =
         std::env::var("THUNDER_RANK").or_else(|_| std::env::var("MLX_RANK")).unwrap_or_else(|_| "0".into());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .event_format(WithRank { rank, format: Format::default().with_ansi(false) });
-    tracing_subscriber::registry().with(filter).with(lines).init();
+    let format = std::env::var(FORMAT_VARIABLE).unwrap_or_default();
+    if !["", "text", "json"].contains(&format.as_str()) {
+        eprintln!("warning: {FORMAT_VARIABLE}={format}: it takes text or json; the log is text");
+    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = tracing_subscriber::registry().with(filter);
+    if format == "json" {
+        log.with(lines.event_format(Json { rank })).init();
+    } else {
+        log.with(lines.event_format(WithRank { rank, format: Format::default().with_ansi(false) })).init();
+    }
+}
+
+/// A JSON object in each line: time, level, rank, target, message, and the event's fields.
+struct Json {
+    rank: String,
+}
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut line = Map::new();
+        line.insert("time".into(), Now::read().time.to_string().into());
+        line.insert("level".into(), event.metadata().level().to_string().into());
+        line.insert("rank".into(), self.rank.clone().into());
+        line.insert("target".into(), event.metadata().target().into());
+        event.record(&mut Fields(&mut line));
+        writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+/// Collects an event's fields.
+struct Fields<'a>(&'a mut Map<String, Value>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
 }
 
 /// The default line format, after the rank.
@@ -54,5 +121,45 @@ where
     ) -> fmt::Result {
         write!(writer, "rank {} ", self.rank)?;
         self.format.format_event(context, writer, event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_json_line_has_the_events_fields() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(move || writer.clone())
+            .event_format(Json { rank: "3".into() });
+        let log = tracing_subscriber::registry().with(lines);
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(count = 7u64, path = "/v1/\"x\"\n", ms = 0.5, "it\nhappened");
+        });
+        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let line: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&line["level"], &line["rank"], &line["count"]), (&"WARN".into(), &"3".into(), &7.into()));
+        assert_eq!((&line["message"], &line["path"]), (&"it\nhappened".into(), &"/v1/\"x\"\n".into()));
+        assert!(line["time"].as_str().unwrap().ends_with('Z'));
     }
 }

@@ -1,16 +1,21 @@
 //! The thunder command.
 
+mod admin_client;
+mod backup_command;
 mod bench;
 mod builtin;
 mod chat;
 mod cluster_command;
 mod completions;
+mod config_command;
 mod demo;
 mod doctor;
 mod engine_args;
 mod interrupt;
 mod key_args;
+mod keys_command;
 mod launch_command;
+mod limits_command;
 mod log;
 mod mlx_launch;
 mod model_arg;
@@ -22,9 +27,13 @@ mod prompt;
 mod report;
 mod run;
 mod serve;
+mod service_command;
 mod session;
+mod store_args;
+mod support_command;
 mod table;
 mod up;
+mod usage_command;
 mod wrap;
 
 use std::process::ExitCode;
@@ -55,6 +64,15 @@ enum Command {
     Model(model_command::ModelCommand),
     Up(up::UpCommand),
     Cluster(cluster_command::ClusterCommand),
+    Config(config_command::ConfigCommand),
+    Keys(keys_command::KeysCommand),
+    Limits(limits_command::LimitsCommand),
+    Usage(usage_command::UsageCommand),
+    Audit(usage_command::AuditCommand),
+    Backup(backup_command::BackupCommand),
+    Restore(backup_command::RestoreCommand),
+    Service(service_command::ServiceCommand),
+    Support(support_command::SupportCommand),
     Launch(launch_command::LaunchCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
@@ -75,7 +93,14 @@ fn end_quietly_on_a_closed_pipe() {
 
 fn main() -> ExitCode {
     completions::answer_shell::<Cli>();
-    let command = Cli::parse().command;
+    let arguments = match config_command::expand(std::env::args_os().collect()) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("error: {}", report::line(&error));
+            return ExitCode::FAILURE;
+        }
+    };
+    let command = Cli::parse_from(arguments).command;
     if matches!(command, Command::Plan(_) | Command::Doctor(_) | Command::Model(_) | Command::Completions(_))
     {
         // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
@@ -94,6 +119,15 @@ fn main() -> ExitCode {
         Command::Model(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Up(command) => command.run(),
+        Command::Config(command) => command.run(),
+        Command::Keys(command) => command.run(),
+        Command::Limits(command) => command.run(),
+        Command::Usage(command) => command.run(),
+        Command::Audit(command) => command.run(),
+        Command::Backup(command) => command.run(),
+        Command::Restore(command) => command.run(),
+        Command::Service(command) => command.run(),
+        Command::Support(command) => command.run(),
         Command::Completions(command) => command.run(),
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {

@@ -14,12 +14,13 @@ use crate::key_args::KeyArgs;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
+use crate::store_args::{KeepArgs, Kept, TraceArgs, introduce};
 
 /// Serve a model with the APIs of OpenAI, Anthropic and Ollama
 ///
 /// Point any OpenAI client to http://HOST:PORT/v1, Anthropic's and Ollama's to http://HOST:PORT;
-/// /openapi.json lists all endpoints. Other machines can connect only with --host, which requires
-/// --api-key.
+/// /openapi.json lists all endpoints. Other machines can connect only with --host, which requires a
+/// key: `thunder keys create`, or --api-key.
 /// After Ctrl-C, answers in flight are completed; a second Ctrl-C ends at once.
 #[derive(Args)]
 pub struct ServeCommand {
@@ -36,6 +37,10 @@ pub struct ServeCommand {
     port: u16,
     #[command(flatten)]
     keys: KeyArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
     /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
     /// allows all [default: none]
     ///
@@ -58,18 +63,26 @@ impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let address = resolve(&self.host, self.port)?;
-        thunder_server::check_binding(address, &self.keys.api_keys)
-            .context("use --api-key or --host 127.0.0.1")?;
         thunder_server::check_origins(&self.allowed_origins)?;
         mlx_launch::fill_input();
-        // A port that is in use is an error before the model is loaded, not after.
-        let listener = if session::is_head()? { Some(listen(address)?) } else { None };
+        // A port or a store that is in use is an error before the model is loaded, not after.
+        let is_head = session::is_head()?;
+        let (mut kept, mut listener) = (Kept::default(), None);
+        if is_head {
+            kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
+            thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
+            listener = Some(listen(address)?);
+        }
         let (Some(session), Some(listener)) = (session::open(self.model.name(), &self.engine)?, listener)
         else {
             return Ok(());
         };
         let config = ServerConfig {
             api_keys: self.keys.api_keys,
+            traces: if is_head { self.traces.open()? } else { None },
+            access: kept.access,
+            local_socket: kept.socket,
+            certificate: kept.certificate,
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
             grace: Duration::from_secs(self.grace),
@@ -108,7 +121,12 @@ pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> a
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         let until = ended(engine.clone(), Signals::catch()?, config.grace);
-        eprintln!("serving {} on http://{address}/v1 ({} rank(s))", engine.info().name, engine.info().ranks);
+        let scheme = if config.certificate.is_some() { "https" } else { "http" };
+        let info = engine.info();
+        eprintln!("serving {} on {scheme}://{address}/v1 ({} rank(s))", info.name, info.ranks);
+        if let Some(certificate) = &config.certificate {
+            introduce(certificate);
+        }
         thunder_server::serve(engine, listener, config, until).await?;
         anyhow::Ok(())
     });

@@ -122,7 +122,7 @@ fn has_ipv6() -> bool {
 }
 
 /// The machine's name, without its domain.
-fn machine_name() -> String {
+pub fn machine_name() -> String {
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();
     let short = name.split('.').next().unwrap_or_default();

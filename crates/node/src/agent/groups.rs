@@ -26,12 +26,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A group that ran for this long has not failed at once.
 const RAN_WELL: Duration = Duration::from_secs(60);
 /// Variables that the user of the agent may have set, and that would mislead a rank.
-const NOT_INHERITED: [&str; 7] = [
+const NOT_INHERITED: [&str; 9] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
     "THUNDER_COORDINATOR",
     "THUNDER_SECRET",
     "THUNDER_TOKEN",
+    "THUNDER_STORE",
+    "THUNDER_CONFIG",
     "MLX_RANK",
     "MLX_HOSTFILE",
 ];
@@ -278,7 +280,9 @@ impl Agent {
     fn start_rank(&self, start: &StartRank, coordinator: SocketAddr) -> Result<(), String> {
         let key = random_text().map_err(|error| error.to_string())?;
         let mut command = Command::new(&self.0.options.program);
-        command.args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0"]).args(&start.arguments);
+        command
+            .args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0", "--no-store"])
+            .args(&start.arguments);
         NOT_INHERITED.iter().for_each(|name| {
             command.env_remove(name);
         });

@@ -1,0 +1,347 @@
+//! The configuration file of `thunder serve`, and `thunder config`.
+//!
+//! A setting is the name of an option, without its dashes. So the file needs no description of its
+//! own: names, values and defaults are those that `thunder serve --help` shows, and a setting is
+//! checked by the parser that checks the option.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
+use toml::Value;
+
+use crate::store_args::StoreArgs;
+
+/// The file in the store's folder.
+const FILE: &str = "config.toml";
+/// Options that say which file, so they cannot be in it.
+const NOT_IN_FILE: [&str; 4] = ["config", "store", "help", "version"];
+
+/// Write, check or show the configuration file of `thunder serve`
+///
+/// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The file
+/// is config.toml in the --store folder; `thunder serve --config FILE` uses another. Options on the
+/// command line and environment variables override it.
+#[derive(Args)]
+pub struct ConfigCommand {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Write a file with every setting, its meaning and its default, all commented out
+    Init {
+        /// File to write [default: config.toml in the --store folder]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Check a file, and name what is wrong in it
+    Check {
+        /// File to check [default: config.toml in the --store folder]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Show the settings that `thunder serve` would use now, and where each comes from
+    Show {
+        /// File to read [default: config.toml in the --store folder]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+}
+
+impl ConfigCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let (Action::Init { file } | Action::Check { file } | Action::Show { file }) = &self.action;
+        let file = file.clone().map_or_else(|| Ok(self.store.folder()?.join(FILE)), anyhow::Ok)?;
+        match &self.action {
+            Action::Init { .. } => init(&file),
+            Action::Check { .. } => check(&file),
+            Action::Show { .. } => {
+                print!("{}", shown(Some(&file).filter(|file| file.exists()).map(PathBuf::as_path))?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The options of `thunder serve` that a file may set.
+fn settings() -> Vec<Arg> {
+    let mut cli = crate::Cli::command();
+    cli.build();
+    let serve = cli.find_subcommand("serve").cloned().unwrap_or_default();
+    let in_file = |arg: &&Arg| arg.get_long().is_some_and(|long| !NOT_IN_FILE.contains(&long));
+    serve.get_arguments().filter(in_file).cloned().collect()
+}
+
+fn init(file: &Path) -> anyhow::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    // It may hold API keys.
+    let made = File::options().write(true).create_new(true).mode(0o600).open(file);
+    let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
+    made.write_all(template().as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
+    println!("{}", file.display());
+    Ok(())
+}
+
+/// A file with all settings commented out.
+fn template() -> String {
+    let mut text = String::from(
+        "# Settings of `thunder serve`. Remove the # before a setting to change it, then\n\
+         # `thunder config check`. Options on the command line override this file.\n",
+    );
+    for arg in settings() {
+        let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+        text.push('\n');
+        for line in help.lines().flat_map(|line| wrapped(line, 96)) {
+            let _ = writeln!(text, "{}", format!("# {line}").trim_end());
+        }
+        let values: Vec<String> =
+            arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+        if !values.is_empty() && takes_value(&arg) {
+            let _ = writeln!(text, "# One of: {}", values.join(", "));
+        }
+        let _ = writeln!(text, "# {} = {}", arg.get_long().unwrap_or_default(), example(&arg));
+    }
+    text
+}
+
+/// A line in parts of at most `width` characters.
+fn wrapped(line: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in line.split_whitespace() {
+        let last = lines.last_mut().filter(|last| last.is_empty() || last.len() + word.len() < width);
+        match last {
+            Some(last) if last.is_empty() => last.push_str(word),
+            Some(last) => *last = format!("{last} {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn takes_value(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
+}
+
+/// The default of a setting, or a place for a value.
+fn example(arg: &Arg) -> String {
+    if !takes_value(arg) {
+        return "false".to_owned();
+    }
+    let default = arg.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
+    let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str());
+    let value = default.unwrap_or_else(|| name.to_owned());
+    let quoted = if value.parse::<f64>().is_ok() { value } else { format!("{value:?}") };
+    if matches!(arg.get_action(), ArgAction::Append) { format!("[{quoted}]") } else { quoted }
+}
+
+fn check(file: &Path) -> anyhow::Result<()> {
+    let arguments = from_file(file, None)?;
+    let words = ["thunder", "serve"].map(OsString::from).into_iter().chain(arguments);
+    if let Err(error) = crate::Cli::command().try_get_matches_from(words) {
+        let text = error.to_string();
+        let text = text.split("\n\nUsage").next().unwrap_or_default();
+        bail!("{}: {}", file.display(), text.trim_start_matches("error: ").trim());
+    }
+    println!("{} is right", file.display());
+    Ok(())
+}
+
+/// The settings in force, one in each line. Secrets are left out.
+pub fn shown(file: Option<&Path>) -> anyhow::Result<String> {
+    let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(file, None))?;
+    let words = ["thunder", "serve"].map(OsString::from).into_iter().chain(arguments);
+    let matches = crate::Cli::command().try_get_matches_from(words)?;
+    let (_, matches) = matches.subcommand().context("the file does not set options of `thunder serve`")?;
+    let mut text = String::new();
+    for arg in settings() {
+        let id = arg.get_id().as_str();
+        let source = match matches.value_source(id) {
+            Some(ValueSource::CommandLine) => "file",
+            Some(ValueSource::EnvVariable) => "environment",
+            Some(_) => "default",
+            None => continue,
+        };
+        let is_secret = arg.is_hide_env_values_set();
+        let raw = matches.get_raw(id).into_iter().flatten();
+        let values: Vec<String> = raw.map(|value| value.to_string_lossy().into_owned()).collect();
+        let value = match values.as_slice() {
+            _ if is_secret => format!("{} hidden", values.len()),
+            [] => matches.get_flag(id).to_string(),
+            values => values.join(", "),
+        };
+        let _ = writeln!(text, "{:<18} {value:<28} {source}", arg.get_long().unwrap_or_default());
+    }
+    Ok(text)
+}
+
+/// Adds the settings of the configuration file to the arguments of `thunder serve`.
+///
+/// # Errors
+/// When the file cannot be read, or has a setting that is none.
+pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
+    if arguments.get(1).is_none_or(|word| word != "serve") {
+        return Ok(arguments);
+    }
+    // What is wrong with the arguments themselves is told when they are parsed for good.
+    let Ok(matches) = crate::Cli::command().try_get_matches_from(&arguments) else { return Ok(arguments) };
+    let Some((_, given)) = matches.subcommand() else { return Ok(arguments) };
+    let file = match given.get_one::<PathBuf>("config") {
+        Some(file) => file.clone(),
+        None => {
+            let store = StoreArgs { store: given.get_one::<PathBuf>("store").cloned() };
+            match store.folder() {
+                Ok(folder) if !given.get_flag("no_store") && folder.join(FILE).exists() => folder.join(FILE),
+                _ => return Ok(arguments),
+            }
+        }
+    };
+    let settings = from_file(&file, Some(given))?;
+    let mut expanded = arguments;
+    expanded.splice(2..2, settings);
+    Ok(expanded)
+}
+
+/// The settings of a file as arguments, without those that the command line or the environment has.
+fn from_file(file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<Vec<OsString>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let table: toml::Table = text.parse().with_context(|| format!("{} is not TOML", file.display()))?;
+    let known = settings();
+    let mut arguments = Vec::new();
+    for (name, value) in &table {
+        let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(name)) else {
+            let near = known.iter().filter_map(Arg::get_long).find(|long| long.replace('-', "_") == *name);
+            let hint = near.map(|near| format!(": write {near}")).unwrap_or_default();
+            bail!("{}: no setting \"{name}\"{hint}; `thunder config init` writes all", file.display());
+        };
+        let option = format!("--{name}");
+        let source = |id: &str| given.and_then(|given| given.value_source(id));
+        let is_set =
+            |id: &str| matches!(source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+        // The model has a name without dashes too.
+        if is_set(arg.get_id().as_str()) || name == "model" && is_set("model") {
+            continue;
+        }
+        let wrong = || format!("{}: {name}", file.display());
+        match value {
+            Value::Boolean(on) if !takes_value(arg) => arguments.extend(on.then(|| option.clone().into())),
+            _ if !takes_value(arg) => bail!("{}: must be true or false", wrong()),
+            Value::Array(values) if matches!(arg.get_action(), ArgAction::Append) => {
+                for value in values {
+                    let text = scalar(value).with_context(wrong)?;
+                    arguments.push(format!("{option}={text}").into());
+                }
+            }
+            value => arguments.push(format!("{option}={}", scalar(value).with_context(wrong)?).into()),
+        }
+    }
+    Ok(arguments)
+}
+
+fn scalar(value: &Value) -> anyhow::Result<String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Float(number) => Ok(number.to_string()),
+        _ => bail!("must be a text in quotes or a number"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words_of(arguments: &[OsString]) -> Vec<String> {
+        arguments.iter().map(|word| word.to_str().unwrap().to_owned()).collect()
+    }
+
+    fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        std::fs::write(&path, text).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn the_template_is_a_file_that_changes_nothing_and_names_every_setting() {
+        let text = template();
+        assert!(text.lines().all(|line| line.is_empty() || line.starts_with('#')), "{text}");
+        let (_folder, path) = file(&text);
+        assert!(from_file(&path, None).unwrap().is_empty());
+        for arg in settings() {
+            let line = format!("\n# {} = ", arg.get_long().unwrap());
+            assert!(text.contains(&line), "{line}");
+        }
+        // Settings with a default can be uncommented as they are.
+        for arg in settings().iter().filter(|arg| !arg.get_default_values().is_empty()) {
+            let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
+            check(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_gives_options_that_the_command_line_overrides() {
+        let text = "host = \"0.0.0.0\"\nport = 9000\ntls = true\nmodel = \"other\"\nallow-origin = [\"https://a.example\"]";
+        let (_folder, path) = file(text);
+        let all = |more: &[&str]| {
+            let words = ["thunder", "serve", "--config", path.to_str().unwrap()];
+            let words = words.iter().chain(more).map(OsString::from).collect();
+            let mut expanded: Vec<String> = words_of(&expand(words).unwrap());
+            expanded.drain(..2);
+            expanded
+        };
+        let settings = ["--host=0.0.0.0", "--port=9000", "--tls", "--allow-origin=https://a.example"];
+        for setting in settings {
+            assert!(all(&[]).iter().any(|word| word == setting), "{setting}");
+        }
+        let overridden = all(&["--port", "1", "--allow-origin=https://c.example", "some/model"]);
+        assert!(overridden.contains(&"--tls".to_owned()));
+        for setting in ["--port=9000", "--allow-origin=https://a.example", "--model=other"] {
+            assert!(!overridden.iter().any(|word| word == setting), "{setting}");
+        }
+        assert!(all(&[]).contains(&"--model=other".to_owned()));
+        let plan = vec!["thunder".into(), "plan".into()];
+        assert_eq!(words_of(&expand(plan).unwrap()), ["thunder", "plan"]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, expected) in [
+            ("ports = 1", "no setting \"ports\""),
+            ("max_batch = 1", "write max-batch"),
+            ("tls = 1", "true or false"),
+            ("port = [1]", "must be a text"),
+            ("port = \"x", "is not TOML"),
+            ("store = \"/x\"", "no setting \"store\""),
+        ] {
+            let (_folder, path) = file(text);
+            let error = format!("{:#}", from_file(&path, None).unwrap_err());
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let (_folder, path) = file("port = 99999");
+        let error = check(&path).unwrap_err().to_string();
+        assert!(error.contains("99999") && error.contains("--port"), "{error}");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let (_folder, path) = file("api-key = [\"very-secret\"]\nport = 7");
+        let text = shown(Some(&path)).unwrap();
+        assert!(!text.contains("very-secret") && text.contains("1 hidden"), "{text}");
+        assert!(
+            text.lines().any(|line| line.starts_with("port") && line.contains('7') && line.ends_with("file"))
+        );
+    }
+}

@@ -1,0 +1,305 @@
+//! `thunder keys`: who may use a server.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+use thunder_access::Time;
+
+use crate::admin_client::{AdminArgs, encoded};
+use crate::cluster_command::parse_time;
+use crate::table;
+
+/// Make, rotate and revoke the API keys of a server
+///
+/// Works on the running server, or on its store if none runs. From the first key on, every request
+/// needs one. `thunder limits` sets what teams and models may use.
+#[derive(Args)]
+pub struct KeysCommand {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Make a key and print its secret, once
+    Create {
+        /// Name of the key, unique among those that work
+        #[arg(value_name = "NAME")]
+        name: String,
+        #[command(flatten)]
+        fields: KeyFields,
+    },
+    /// List the keys
+    List {
+        /// Also those that are revoked or expired
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show one key
+    Show {
+        /// Name or id of the key
+        #[arg(value_name = "KEY")]
+        key: String,
+    },
+    /// Change a key; what is not given stays
+    Change {
+        /// Name or id of the key
+        #[arg(value_name = "KEY")]
+        key: String,
+        /// New name
+        #[arg(long, value_name = "NAME")]
+        rename: Option<String>,
+        #[command(flatten)]
+        fields: KeyFields,
+    },
+    /// Give a key a new secret and print it, once
+    Rotate {
+        /// Name or id of the key
+        #[arg(value_name = "KEY")]
+        key: String,
+        /// How long the former secret still works, e.g. 30m, 12h or 7d; without it, it ends at once
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        grace: Option<Duration>,
+    },
+    /// End a key at once and for good
+    Revoke {
+        /// Name or id of the key
+        #[arg(value_name = "KEY")]
+        key: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum RoleArg {
+    /// Uses models, and sees its own usage
+    User,
+    /// Also makes keys, sets limits and sees everything
+    Admin,
+}
+
+/// What a key has besides its name.
+#[derive(Args)]
+struct KeyFields {
+    /// Person or service that the key is for
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    /// Team that its usage counts for; under load, teams share the engine
+    #[arg(long, value_name = "NAME")]
+    team: Option<String>,
+    /// What the key may do [default: user]
+    #[arg(long, value_enum)]
+    role: Option<RoleArg>,
+    /// When the key ends: a time from now on like 90d, or a date like 2027-01-31 [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_end)]
+    expires: Option<Time>,
+    /// Model that the key may use; may be repeated [default: all]
+    #[arg(long = "model", value_name = "MODEL")]
+    models: Vec<String>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Limits of a key, a team or a model.
+#[derive(Args)]
+pub struct LimitArgs {
+    /// Requests that may begin within any 60 s
+    #[arg(long, value_name = "N")]
+    requests_per_minute: Option<u64>,
+    /// Tokens of prompts and answers within any 60 s
+    ///
+    /// A request holds its prompt and its max_tokens until it ends.
+    #[arg(long, value_name = "N")]
+    tokens_per_minute: Option<u64>,
+    /// Requests at a time
+    #[arg(long, value_name = "N")]
+    parallel_requests: Option<u64>,
+    /// Tokens within a day of UTC
+    #[arg(long, value_name = "N")]
+    tokens_per_day: Option<u64>,
+    /// Tokens within a month of UTC
+    #[arg(long, value_name = "N")]
+    tokens_per_month: Option<u64>,
+    /// Cost within a month of UTC, in the currency of `thunder limits`
+    #[arg(long, value_name = "AMOUNT")]
+    cost_per_month: Option<f64>,
+}
+
+impl LimitArgs {
+    /// The limits that are given, as JSON.
+    pub fn given(&self) -> Map<String, Value> {
+        let mut limits = Map::new();
+        for (name, value) in [
+            ("requests_per_minute", self.requests_per_minute),
+            ("tokens_per_minute", self.tokens_per_minute),
+            ("parallel_requests", self.parallel_requests),
+            ("tokens_per_day", self.tokens_per_day),
+            ("tokens_per_month", self.tokens_per_month),
+        ] {
+            if let Some(value) = value {
+                limits.insert(name.into(), value.into());
+            }
+        }
+        if let Some(cost) = self.cost_per_month {
+            limits.insert("cost_per_month".into(), cost.into());
+        }
+        limits
+    }
+}
+
+impl KeyFields {
+    /// The fields that are given, as JSON.
+    fn given(&self) -> Map<String, Value> {
+        let mut fields = Map::new();
+        let mut put = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                fields.insert(name.to_owned(), value);
+            }
+        };
+        put("owner", self.owner.clone().map(Value::from));
+        put("team", self.team.clone().map(Value::from));
+        put(
+            "role",
+            self.role.map(|role| match role {
+                RoleArg::User => json!("user"),
+                RoleArg::Admin => json!("admin"),
+            }),
+        );
+        put("expires", self.expires.map(|expires| json!(expires)));
+        put("models", (!self.models.is_empty()).then(|| json!(self.models)));
+        fields
+    }
+}
+
+/// A moment: a date, or a time from now on.
+fn parse_end(text: &str) -> Result<Time, String> {
+    if let Ok(time) = text.parse::<Time>() {
+        return Ok(time);
+    }
+    let from_now =
+        parse_time(text).map_err(|_| "write a date like 2027-01-31, or a time like 90d or 12h".to_owned())?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ms = u64::try_from((now + from_now).as_millis());
+    ms.map(Time).map_err(|_| format!("{text} is too long"))
+}
+
+impl KeysCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let admin = &self.admin;
+        let path = |key: &str| format!("/admin/keys/{}", encoded(key));
+        match &self.action {
+            Action::Create { name, fields } => {
+                let mut body = fields.given();
+                body.insert("name".into(), name.clone().into());
+                body.insert("limits".into(), fields.limits.given().into());
+                self.show_secret(&admin.ask("POST", "/admin/keys", Some(&body.into()))?);
+            }
+            Action::List { all } => {
+                let answer = admin.ask("GET", "/admin/keys", None)?;
+                self.list(&answer, *all);
+            }
+            Action::Show { key } => self.show(&admin.ask("GET", &path(key), None)?),
+            Action::Change { key, rename, fields } => {
+                let mut body = fields.given();
+                if let Some(name) = rename {
+                    body.insert("name".into(), name.clone().into());
+                }
+                let given = fields.limits.given();
+                if !given.is_empty() {
+                    // The server replaces all limits of a key at once.
+                    let before = admin.ask("GET", &path(key), None)?;
+                    let mut limits = before["key"]["limits"].as_object().cloned().unwrap_or_default();
+                    limits.extend(given);
+                    body.insert("limits".into(), limits.into());
+                }
+                self.show(&admin.ask("PATCH", &path(key), Some(&body.into()))?);
+            }
+            Action::Rotate { key, grace } => {
+                let body = json!({"grace_s": grace.map_or(0, |grace| grace.as_secs())});
+                self.show_secret(&admin.ask("POST", &format!("{}/rotate", path(key)), Some(&body))?);
+            }
+            Action::Revoke { key } => {
+                let answer = admin.ask("POST", &format!("{}/revoke", path(key)), None)?;
+                match self.json {
+                    true => println!("{answer}"),
+                    false => println!("{} is revoked", text(&answer["key"]["name"])),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn show_secret(&self, answer: &Value) {
+        if self.json {
+            println!("{answer}");
+            return;
+        }
+        let key = &answer["key"];
+        eprintln!("key {} ({}), shown this once:", text(&key["name"]), text(&key["id"]));
+        // Alone on standard output, for `KEY=$(thunder keys create …)`.
+        println!("{}", text(&answer["secret"]));
+        if let Some(until) = key["grace_until"].as_str() {
+            eprintln!("the former secret works until {until}");
+        }
+    }
+
+    fn show(&self, answer: &Value) {
+        if self.json {
+            println!("{answer}");
+            return;
+        }
+        for (name, value) in answer["key"].as_object().into_iter().flatten() {
+            let shown = match value {
+                Value::Object(limits) => limits
+                    .iter()
+                    .filter(|(_, value)| !value.is_null())
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+                Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(", "),
+                other => text(other),
+            };
+            println!("{:<14} {}", name.replace('_', " "), if shown.is_empty() { "-" } else { &shown });
+        }
+    }
+
+    fn list(&self, answer: &Value, all: bool) {
+        let works = |key: &&Value| all || matches!(text(&key["state"]).as_str(), "active" | "rotating");
+        let keys: Vec<&Value> = answer["keys"].as_array().into_iter().flatten().filter(works).collect();
+        if self.json {
+            println!("{}", json!({"keys": keys}));
+            return;
+        }
+        let mut shown = table::new(&["name", "id", "state", "role", "owner", "team", "expires", "last used"]);
+        for key in keys {
+            let day = |name: &str| text(&key[name]).chars().take(10).collect::<String>();
+            let cell = |name: &str| text(&key[name]);
+            shown.add_row([
+                cell("name"),
+                cell("id"),
+                cell("state"),
+                cell("role"),
+                cell("owner"),
+                cell("team"),
+                day("expires"),
+                cell("last_used").chars().take(16).collect(),
+            ]);
+        }
+        println!("{shown}");
+    }
+}
+
+/// A value for people.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,298 @@
+//! `thunder service`: the server as a service of systemd or launchd.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use etcetera::BaseStrategy;
+
+/// Install thunder as a service that starts with the machine (systemd, launchd)
+///
+/// Without --system, the service is the user's: on Linux, `loginctl enable-linger` starts it before
+/// the user logs in.
+#[derive(Args)]
+pub struct ServiceCommand {
+    #[command(subcommand)]
+    action: Action,
+    /// Name of the service
+    #[arg(long, value_name = "NAME", default_value = "thunder", global = true, value_parser = parse_name)]
+    name: String,
+    /// A service of the machine, not of the user; needs root
+    #[arg(long, global = true)]
+    system: bool,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Write the service's file, and start it now and with the machine
+    Install {
+        /// Only print the file
+        #[arg(long)]
+        print: bool,
+        /// Write the file, but do not start the service
+        #[arg(long)]
+        no_start: bool,
+        /// Command of thunder to run, after `--`, e.g. -- serve --host 0.0.0.0 --tls MODEL
+        #[arg(value_name = "COMMAND", last = true, default_values = ["serve"])]
+        command: Vec<String>,
+    },
+    /// End the service and remove its file; its store stays
+    Uninstall,
+    /// Show whether it runs
+    Status,
+}
+
+/// Names go into file names and commands.
+fn parse_name(name: &str) -> Result<String, String> {
+    let is_name = (1..=64).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && !name.starts_with(['-', '.']);
+    if is_name { Ok(name.to_owned()) } else { Err("use letters, digits, -, _ and .".to_owned()) }
+}
+
+/// What starts services on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manager {
+    Systemd,
+    Launchd,
+}
+
+const MANAGER: Manager = if cfg!(target_os = "macos") { Manager::Launchd } else { Manager::Systemd };
+
+impl ServiceCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let file = self.file(MANAGER)?;
+        match &self.action {
+            Action::Install { print, no_start, command } => {
+                let program = std::env::current_exe().context("cannot find this program")?;
+                let text = match MANAGER {
+                    Manager::Systemd => unit(&program, command, self.system)?,
+                    Manager::Launchd => {
+                        plist(&self.name, &program, command, &log_file(&self.name, self.system)?)?
+                    }
+                };
+                if *print {
+                    print!("{text}");
+                    return Ok(());
+                }
+                self.install(&file, &text, *no_start)
+            }
+            Action::Uninstall => {
+                if !file.exists() {
+                    bail!("no service: {} is not there", file.display());
+                }
+                match MANAGER {
+                    Manager::Systemd => self.systemctl(&["disable", "--now", &self.unit_name()])?,
+                    Manager::Launchd => {
+                        tool("launchctl", &["bootout", &self.domain(), &file.display().to_string()])?
+                    }
+                }
+                std::fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+                println!("{} is removed", file.display());
+                Ok(())
+            }
+            Action::Status => match MANAGER {
+                Manager::Systemd => self.systemctl(&["--no-pager", "status", &self.unit_name()]),
+                Manager::Launchd => {
+                    tool("launchctl", &["print", &format!("{}/{}", self.domain(), label(&self.name))])
+                }
+            },
+        }
+    }
+
+    fn install(&self, file: &Path, text: &str, no_start: bool) -> anyhow::Result<()> {
+        if let Some(folder) = file.parent() {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}", file.display());
+        if no_start {
+            return Ok(());
+        }
+        match MANAGER {
+            Manager::Systemd => {
+                self.systemctl(&["daemon-reload"])?;
+                self.systemctl(&["enable", "--now", &self.unit_name()])?;
+                let user = if self.system { "" } else { "--user " };
+                println!("it runs; its log: journalctl {user}-u {} -f", self.name);
+            }
+            Manager::Launchd => {
+                tool("launchctl", &["bootstrap", &self.domain(), &file.display().to_string()])?;
+                println!("it runs; its log: {}", log_file(&self.name, self.system)?.display());
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, manager: Manager) -> anyhow::Result<PathBuf> {
+        let base = || etcetera::choose_base_strategy().context("no home folder: use --system");
+        Ok(match (manager, self.system) {
+            (Manager::Systemd, true) => Path::new("/etc/systemd/system").join(self.unit_name()),
+            (Manager::Systemd, false) => base()?.config_dir().join("systemd/user").join(self.unit_name()),
+            (Manager::Launchd, true) => {
+                Path::new("/Library/LaunchDaemons").join(format!("{}.plist", label(&self.name)))
+            }
+            (Manager::Launchd, false) => {
+                base()?.home_dir().join("Library/LaunchAgents").join(format!("{}.plist", label(&self.name)))
+            }
+        })
+    }
+
+    fn unit_name(&self) -> String {
+        format!("{}.service", self.name)
+    }
+
+    fn systemctl(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        if self.system {
+            return tool("systemctl", arguments);
+        }
+        tool("systemctl", &[&["--user"], arguments].concat())
+    }
+
+    fn domain(&self) -> String {
+        if self.system { "system".to_owned() } else { format!("gui/{}", rustix::process::getuid().as_raw()) }
+    }
+}
+
+fn label(name: &str) -> String {
+    format!("org.thunderhead.{name}")
+}
+
+fn log_file(name: &str, system: bool) -> anyhow::Result<PathBuf> {
+    if system {
+        return Ok(Path::new("/var/log").join(format!("{name}.log")));
+    }
+    let base = etcetera::choose_base_strategy().context("no home folder: use --system")?;
+    Ok(base.home_dir().join("Library/Logs").join(format!("{name}.log")))
+}
+
+fn tool(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let shown = || format!("{program} {}", arguments.join(" "));
+    let status = Command::new(program).args(arguments).status();
+    let status = status
+        .with_context(|| format!("cannot run `{}`: is {program} this machine's service manager?", shown()))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", shown());
+    }
+    Ok(())
+}
+
+/// A word of systemd's ExecStart.
+fn quoted(word: &str) -> anyhow::Result<String> {
+    if word.contains(['\n', '\r', '\0']) {
+        bail!("an argument of the service has a line break: {word:?}");
+    }
+    let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
+    let is_plain = escaped.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte));
+    Ok(if is_plain && !escaped.is_empty() { escaped } else { format!("\"{escaped}\"") })
+}
+
+/// The unit of systemd.
+fn unit(program: &Path, command: &[String], system: bool) -> anyhow::Result<String> {
+    let words = std::iter::once(program.display().to_string()).chain(command.iter().cloned());
+    let words = words.map(|word| quoted(&word)).collect::<Result<Vec<_>, _>>()?;
+    let mut text =
+        String::from("[Unit]\nDescription=Thunderhead, an LLM server\nAfter=network-online.target\n");
+    // A service of a user cannot wait for the machine's units.
+    text.push_str(if system { "Wants=network-online.target\n" } else { "" });
+    let _ = write!(
+        text,
+        "\n[Service]\nExecStart={}\nRestart=on-failure\nRestartSec=5\n\
+         # Answers in flight have 30 s to complete (--grace).\nTimeoutStopSec=45\n\
+         LimitNOFILE=65536\nLimitMEMLOCK=infinity\nUMask=0077\nNoNewPrivileges=yes\n",
+        words.join(" ")
+    );
+    if system {
+        text.push_str(
+            "DynamicUser=yes\nStateDirectory=thunder\nEnvironment=THUNDER_STORE=/var/lib/thunder HOME=/var/lib/thunder\n\
+             ProtectSystem=strict\nProtectHome=read-only\nPrivateTmp=yes\n",
+        );
+    }
+    let target = if system { "multi-user.target" } else { "default.target" };
+    let _ = write!(text, "\n[Install]\nWantedBy={target}\n");
+    Ok(text)
+}
+
+/// The property list of launchd.
+fn plist(name: &str, program: &Path, command: &[String], log: &Path) -> anyhow::Result<String> {
+    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let words = std::iter::once(program.display().to_string()).chain(command.iter().cloned());
+    let words: String = words.map(|word| format!("    <string>{}</string>\n", escaped(&word))).collect();
+    let log = escaped(&log.display().to_string());
+    if words.contains('\0') {
+        bail!("an argument of the service has a zero byte");
+    }
+    Ok(format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">\n\
+         <plist version=\"1.0\">\n<dict>\n  <key>Label</key>\n  <string>{label}</string>\n  <key>ProgramArguments</key>\n  \
+         <array>\n{words}  </array>\n  <key>RunAtLoad</key>\n  <true/>\n  <key>KeepAlive</key>\n  <dict>\n    \
+         <key>SuccessfulExit</key>\n    <false/>\n  </dict>\n  <key>ExitTimeOut</key>\n  <integer>45</integer>\n  \
+         <key>SoftResourceLimits</key>\n  <dict>\n    <key>NumberOfFiles</key>\n    <integer>65536</integer>\n  </dict>\n  \
+         <key>StandardErrorPath</key>\n  <string>{log}</string>\n  <key>StandardOutPath</key>\n  <string>{log}</string>\n\
+         </dict>\n</plist>\n",
+        label = label(name),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_unit_starts_the_command_as_it_was_given() {
+        let command = words(&["serve", "--api-key", "a b\"c", "100%", "$HOME"]);
+        let text = unit(Path::new("/opt/thunder"), &command, true).unwrap();
+        let expected = r#"ExecStart=/opt/thunder serve --api-key "a b\"c" 100%% "$$HOME""#;
+        assert!(text.lines().any(|line| line == expected), "{text}");
+        assert!(
+            text.contains("WantedBy=multi-user.target") && text.contains("THUNDER_STORE=/var/lib/thunder")
+        );
+        let user = unit(Path::new("/opt/thunder"), &command, false).unwrap();
+        assert!(user.contains("WantedBy=default.target") && !user.contains("DynamicUser"));
+        assert!(unit(Path::new("/t"), &words(&["a\nUser=root"]), true).is_err());
+    }
+
+    /// systemd's own check, where it is installed.
+    #[test]
+    fn systemd_accepts_the_unit() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("thunder-test.service");
+        let program = std::env::current_exe().unwrap();
+        std::fs::write(&file, unit(&program, &words(&["serve", "a b"]), true).unwrap()).unwrap();
+        match Command::new("systemd-analyze").arg("verify").arg(&file).output() {
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr);
+                let own = text.lines().filter(|line| line.contains("thunder-test"));
+                assert_eq!(own.collect::<Vec<_>>(), Vec::<&str>::new());
+            }
+            Err(_) => thunder_testing::skip("systemd_accepts_the_unit", "systemd-analyze is not installed"),
+        }
+    }
+
+    #[test]
+    fn a_property_list_is_xml() {
+        let text =
+            plist("thunder", Path::new("/opt/a&b"), &words(&["serve", "<x>"]), Path::new("/l")).unwrap();
+        assert!(
+            text.contains("<string>/opt/a&amp;b</string>") && text.contains("<string>&lt;x&gt;</string>")
+        );
+        assert_eq!(text.matches("<dict>").count(), text.matches("</dict>").count());
+        assert!(text.starts_with("<?xml") && text.contains("<string>org.thunderhead.thunder</string>"));
+    }
+
+    #[test]
+    fn names_are_file_names() {
+        assert!(parse_name("thunder-2").is_ok());
+        for bad in ["", "../x", "a/b", "-x", ".x", "a b"] {
+            assert!(parse_name(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The options of what a server keeps, and of HTTPS, shared by the commands that serve.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use etcetera::BaseStrategy;
+use thunder_access::{Access, Retention};
+use thunder_server::Certificate;
+use thunder_traces::Traces;
+
+/// The socket for local commands, in the store's folder.
+pub const SOCKET: &str = "admin.sock";
+
+/// Where a server keeps its keys, limits, usage and audit log.
+#[derive(Args, Debug, Clone)]
+pub struct StoreArgs {
+    /// Folder of the server's keys, limits, usage and audit log [default: thunderhead/server in the
+    /// user's data folder, once `thunder keys create` or `thunder config init` has made it]
+    ///
+    /// One server uses a folder at a time.
+    #[arg(long, value_name = "FOLDER", env = "THUNDER_STORE", global = true)]
+    pub store: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    /// The folder, whether it is there or not.
+    ///
+    /// # Errors
+    /// When none is given and the user has no home.
+    pub fn folder(&self) -> anyhow::Result<PathBuf> {
+        if let Some(folder) = &self.store {
+            return Ok(folder.clone());
+        }
+        let base = etcetera::choose_base_strategy().context("no home folder: name a folder by --store")?;
+        Ok(base.data_dir().join("thunderhead").join("server"))
+    }
+}
+
+/// What a server keeps, and how clients reach it.
+#[derive(Args)]
+pub struct KeepArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// File with settings for these options [default: config.toml in the --store folder, if it is
+    /// there]
+    ///
+    /// `thunder config init` writes one. Options on the command line override it.
+    #[arg(long, value_name = "FILE", env = "THUNDER_CONFIG")]
+    config: Option<PathBuf>,
+    /// Keep nothing, even if there is a store: no keys but --api-key, no limits, no usage
+    #[arg(long)]
+    no_store: bool,
+    /// Days that single requests are kept in the usage report; sums are kept for --keep-usage
+    #[arg(long, value_name = "DAYS", default_value_t = 30)]
+    keep_requests: u32,
+    /// Days that sums of usage (each hour, key and model) are kept
+    #[arg(long, value_name = "DAYS", default_value_t = 1100)]
+    keep_usage: u32,
+    /// Serve HTTPS with a certificate of this server's own, made at first start in the --store
+    /// folder
+    ///
+    /// Clients have to trust its file tls-cert.pem. Choose --tls-cert for a certificate that they
+    /// trust already.
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls: bool,
+    /// Serve HTTPS with this certificate: a PEM file with the chain to its authority
+    ///
+    /// A renewed file is picked up within seconds, without a restart.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Where traces of requests go.
+#[derive(Args)]
+pub struct TraceArgs {
+    /// Address of an OpenTelemetry collector to send traces of requests to (OTLP over HTTP), e.g.
+    /// http://127.0.0.1:4318
+    ///
+    /// A trace has the request's stages: gateway, queue, prefill, decode.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
+    /// Header for the collector as NAME=VALUE; may be repeated
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        env = "OTEL_EXPORTER_OTLP_HEADERS",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    otlp_header: Vec<String>,
+}
+
+impl TraceArgs {
+    /// Starts to send, if there is a collector.
+    ///
+    /// # Errors
+    /// When the address or a header is malformed.
+    pub fn open(&self) -> anyhow::Result<Option<Traces>> {
+        let service = std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| "thunder".to_owned());
+        let start = |address: &String| Traces::start(address, &self.otlp_header, &service);
+        Ok(self.otlp.as_ref().filter(|address| !address.is_empty()).map(start).transpose()?)
+    }
+}
+
+/// What [`KeepArgs`] open.
+#[derive(Default)]
+pub struct Kept {
+    /// The store.
+    pub access: Option<Access>,
+    /// The socket for local commands.
+    pub socket: Option<PathBuf>,
+    /// The certificate.
+    pub certificate: Option<Certificate>,
+}
+
+impl KeepArgs {
+    /// Opens the store and the certificate. `at_once` answers are computed at a time; `host` is the
+    /// name that clients know the server by.
+    ///
+    /// # Errors
+    /// When the store is in use or damaged, or the certificate cannot be used.
+    pub fn open(&self, at_once: usize, host: &str) -> anyhow::Result<Kept> {
+        let folder = self.store.folder();
+        let wanted = self.store.store.is_some() || self.tls;
+        let found = folder.as_ref().is_ok_and(|folder| Access::exists(folder));
+        let mut kept = Kept::default();
+        if !self.no_store && (wanted || found) {
+            let folder = folder?;
+            let retention = Retention { records_days: self.keep_requests, sums_days: self.keep_usage };
+            let access = Access::open(&folder, retention, Some(at_once));
+            let access =
+                access.context("choose another --store, or --no-store for a server that keeps nothing")?;
+            kept.socket = Some(folder.join(SOCKET));
+            kept.access = Some(access);
+        }
+        kept.certificate = self.certificate(host)?;
+        Ok(kept)
+    }
+
+    fn certificate(&self, host: &str) -> anyhow::Result<Option<Certificate>> {
+        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            return Ok(Some(Certificate::open(certificate, key)?));
+        }
+        if !self.tls {
+            return Ok(None);
+        }
+        let mut names = vec![crate::up::machine_name()];
+        // An address that means all addresses is no name of this machine.
+        let is_name = host.parse::<std::net::IpAddr>().map_or(true, |address| !address.is_unspecified());
+        names.extend(is_name.then(|| host.to_owned()));
+        let folder = self.store.folder()?;
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Some(Certificate::self_signed(&folder, &names)?))
+    }
+}
+
+/// Tells people how to trust a certificate.
+pub fn introduce(certificate: &Certificate) {
+    eprintln!("the certificate {} has the SHA-256 fingerprint", certificate.path().display());
+    eprintln!("    {}", certificate.fingerprint());
+}

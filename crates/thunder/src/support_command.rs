@@ -1,0 +1,154 @@
+//! `thunder support`: what helpers need to know, without secrets.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+use thunder_access::Now;
+use thunder_compute::Isa;
+
+use crate::admin_client::AdminArgs;
+use crate::config_command;
+
+/// Collect what helpers need to know about a problem
+#[derive(Args)]
+pub struct SupportCommand {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Write a JSON file about this machine and its server; it has no secrets and no prompts
+    ///
+    /// It has: version, system, `thunder doctor`, settings, health and metrics of the running
+    /// server, sums and the latest requests without names of keys, owners and teams.
+    Bundle {
+        /// New file for the bundle
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+impl SupportCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Action::Bundle { file } = &self.action;
+        let text = serde_json::to_string_pretty(&self.bundle())?;
+        let made = File::options().write(true).create_new(true).mode(0o600).open(file);
+        let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
+        made.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}: read it before you pass it on", file.display());
+        Ok(())
+    }
+
+    /// A part that cannot be had says why.
+    fn bundle(&self) -> Value {
+        let or_why = |part: anyhow::Result<Value>| {
+            part.unwrap_or_else(|error| json!({"missing": crate::report::line(&error)}))
+        };
+        let ask = |path: &str| or_why(self.admin.ask("GET", path, None));
+        let text = |path: &str| {
+            let bytes = self.admin.ask_bytes("GET", path, None);
+            or_why(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned().into()))
+        };
+        let config = self.admin.store.folder().map(|folder| folder.join("config.toml"));
+        let config = config.ok().filter(|file| file.exists());
+        let settings = config_command::shown(config.as_deref())
+            .map(|text| Value::from(text.lines().map(str::to_owned).collect::<Vec<_>>()));
+        json!({
+            "made": Now::read().time,
+            "version": env!("CARGO_PKG_VERSION"),
+            "machine": machine(),
+            "environment": environment(std::env::vars_os().map(|(name, value)| {
+                (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+            })),
+            "settings": or_why(settings),
+            "health": ask("/health"),
+            "metrics": text("/metrics"),
+            "limits": ask("/admin/limits"),
+            "keys": or_why(self.admin.ask("GET", "/admin/keys", None).map(|answer| states(&answer))),
+            "usage": ask("/admin/usage?by=day,outcome"),
+            "requests": or_why(self.admin.ask("GET", "/admin/usage/records?limit=200", None).map(nameless)),
+            "audit": ask("/admin/audit/verify"),
+        })
+    }
+}
+
+fn machine() -> Value {
+    let system = rustix::system::uname();
+    let kernels: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+    json!({
+        "system": system.sysname().to_string_lossy(),
+        "release": system.release().to_string_lossy(),
+        "architecture": system.machine().to_string_lossy(),
+        "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        "memory_available_bytes": thunder_compute::memory::available_bytes(),
+        "kernels": kernels,
+        "rdma": thunder_verbs::doctor::examine(),
+    })
+}
+
+/// Variables that change what thunder does. Values that may be secret are hidden.
+fn environment(variables: impl Iterator<Item = (String, String)>) -> Value {
+    let ours = ["THUNDER_", "MLX_", "JACCL_", "RUST_LOG", "HF_", "OTEL_"];
+    let is_secret =
+        |name: &str| ["KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS"].iter().any(|word| name.contains(word));
+    let ours = variables.filter(|(name, _)| ours.iter().any(|begin| name.starts_with(begin)));
+    let shown = ours.map(|(name, value)| {
+        let value = if is_secret(&name) { "hidden".to_owned() } else { value };
+        (name, Value::from(value))
+    });
+    Value::Object(shown.collect::<Map<_, _>>())
+}
+
+/// How many keys there are in each state.
+fn states(answer: &Value) -> Value {
+    let mut counts = Map::new();
+    for key in answer["keys"].as_array().into_iter().flatten() {
+        let state = key["state"].as_str().unwrap_or("unknown");
+        let count = counts.get(state).and_then(Value::as_u64).unwrap_or(0);
+        counts.insert(state.to_owned(), (count + 1).into());
+    }
+    counts.into()
+}
+
+/// Requests without who sent them.
+fn nameless(mut answer: Value) -> Value {
+    for record in answer["records"].as_array_mut().into_iter().flatten() {
+        if let Some(fields) = record.as_object_mut() {
+            ["key", "key_id", "owner", "team", "id"].iter().for_each(|name| drop(fields.remove(*name)));
+        }
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_and_names_are_left_out() {
+        let variables = [
+            ("THUNDER_API_KEY", "s3cret"),
+            ("HF_TOKEN", "s3cret"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x=s3cret"),
+            ("AWS_SECRET", "s3cret"),
+            ("THUNDER_TRANSPORT", "tcp"),
+        ];
+        let shown =
+            environment(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter());
+        assert_eq!(shown["THUNDER_TRANSPORT"], "tcp");
+        assert!(!shown.to_string().contains("s3cret") && shown["AWS_SECRET"].is_null());
+        let record = json!({"records": [{"key": "ann's", "owner": "ann", "team": "x", "prompt_tokens": 3}]});
+        assert_eq!(nameless(record), json!({"records": [{"prompt_tokens": 3}]}));
+        let keys = json!({"keys": [{"state": "active"}, {"state": "active"}, {"state": "revoked"}]});
+        assert_eq!(states(&keys), json!({"active": 2, "revoked": 1}));
+    }
+}

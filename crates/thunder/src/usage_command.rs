@@ -1,0 +1,249 @@
+//! `thunder usage` and `thunder audit`: who used what, and who changed what.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use crate::admin_client::{AdminArgs, query};
+use crate::keys_command::text;
+use crate::table;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FormatArg {
+    /// A table for people
+    Table,
+    /// One JSON object
+    Json,
+    /// One JSON object in each line
+    Jsonl,
+    /// Comma-separated values, for spreadsheets
+    Csv,
+}
+
+impl FormatArg {
+    /// The parameter of the server; a table is made here.
+    fn parameter(self) -> Option<String> {
+        match self {
+            Self::Table | Self::Json => None,
+            Self::Jsonl => Some("jsonl".into()),
+            Self::Csv => Some("csv".into()),
+        }
+    }
+}
+
+/// Report what keys, teams and models used
+///
+/// Sums are of whole hours. Prompts and answers are never kept.
+#[derive(Args)]
+pub struct UsageCommand {
+    /// What to divide by: up to three of key, team, model, owner, outcome, node, day, hour
+    #[arg(long, value_name = "NAME,…", default_value = "key", conflicts_with = "requests")]
+    by: String,
+    /// List single requests, the newest first
+    #[arg(long)]
+    requests: bool,
+    /// From this date or time on, e.g. 2026-11-01 [default: this month's first day]
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Before this date or time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only this key, by name or id
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only this team
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only this model
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Only requests that ended so: stop, length, calls, cancelled, failed or refused
+    #[arg(long, value_name = "OUTCOME")]
+    outcome: Option<String>,
+    /// Most rows of --requests in a table or JSON; jsonl and csv have all
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u16,
+    /// Form of the report
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl UsageCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        let is_page = self.requests && matches!(self.format, FormatArg::Table | FormatArg::Json);
+        let path = if self.requests { "/admin/usage/records" } else { "/admin/usage" };
+        let parameters = query(&[
+            ("by", (!self.requests).then(|| self.by.clone())),
+            ("since", self.since.clone()),
+            ("until", self.until.clone()),
+            ("key", self.key.clone()),
+            ("team", self.team.clone()),
+            ("model", self.model.clone()),
+            ("outcome", self.outcome.clone()),
+            ("limit", is_page.then(|| self.limit.to_string())),
+            ("format", self.format.parameter()),
+        ]);
+        let bytes = self.admin.ask_bytes("GET", &format!("{path}{parameters}"), None)?;
+        if self.format != FormatArg::Table {
+            return print(&bytes);
+        }
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        if self.requests {
+            show(&answer["records"], REQUEST_COLUMNS, None);
+            return Ok(());
+        }
+        let by: Vec<&str> = answer["by"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let columns: Vec<&str> = by.into_iter().chain(SUM_COLUMNS.iter().copied()).collect();
+        show(&answer["rows"], &columns, Some(&answer["total"]));
+        println!(
+            "{} to {}, cost in {}",
+            text(&answer["since"]),
+            text(&answer["until"]),
+            answer["currency"].as_str().unwrap_or("no currency (`thunder limits model` sets prices)")
+        );
+        Ok(())
+    }
+}
+
+const SUM_COLUMNS: &[&str] = &[
+    "requests",
+    "failed",
+    "cancelled",
+    "refused",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost",
+    "time_to_first_token_s",
+    "duration_s",
+];
+const REQUEST_COLUMNS: &[&str] = &[
+    "time",
+    "key",
+    "team",
+    "model",
+    "outcome",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost",
+    "queue_s",
+    "time_to_first_token_s",
+    "duration_s",
+];
+
+fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
+    let headings: Vec<String> = columns
+        .iter()
+        .map(|name| match *name {
+            "time_to_first_token_s" => "first token s".to_owned(),
+            "completion_tokens" => "answer".to_owned(),
+            "prompt_tokens" => "prompt".to_owned(),
+            "cached_tokens" => "cached".to_owned(),
+            name => name.strip_suffix("_s").map_or_else(|| name.to_owned(), |name| format!("{name} s")),
+        })
+        .collect();
+    let mut shown = table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let row = |row: &Value| -> Vec<String> {
+        let cell = |name: &&str| match &row[*name] {
+            Value::Number(number) if number.is_f64() => {
+                let digits = if *name == "cost" { 4 } else { 2 };
+                format!("{:.digits$}", number.as_f64().unwrap_or_default())
+            }
+            Value::Null => "-".to_owned(),
+            value => text(value),
+        };
+        columns.iter().map(cell).collect()
+    };
+    for one in rows.as_array().into_iter().flatten() {
+        shown.add_row(row(one));
+    }
+    if let Some(total) = total {
+        let mut last = row(total);
+        if let Some(first) = last.first_mut() {
+            *first = "total".to_owned();
+        }
+        shown.add_row(last);
+    }
+    println!("{shown}");
+}
+
+fn print(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes)?;
+    if !bytes.ends_with(b"\n") {
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+/// Show what administrators did, or check that the log was not changed
+///
+/// Every entry has the hash of the one before, so a changed or removed entry shows.
+#[derive(Args)]
+pub struct AuditCommand {
+    /// Check the whole log, print its length and the hash of its last entry
+    ///
+    /// Keep the hash elsewhere: whoever can write the store could write the whole log anew.
+    #[arg(long)]
+    verify: bool,
+    /// From this date or time on, e.g. 2026-11-01
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Before this date or time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only these acts, e.g. key.create
+    #[arg(long, value_name = "ACTION")]
+    action: Option<String>,
+    /// Most entries in a table or JSON; jsonl and csv have all
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u16,
+    /// Form of the log
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl AuditCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        if self.verify {
+            let answer = self.admin.ask("GET", "/admin/audit/verify", None)?;
+            if answer["intact"] == true {
+                println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
+                println!("{}", text(&answer["head"]));
+                return Ok(());
+            }
+            anyhow::bail!(
+                "the audit log was changed: entry {}: {}",
+                text(&answer["first_bad"]),
+                text(&answer["why"])
+            );
+        }
+        let is_page = matches!(self.format, FormatArg::Table | FormatArg::Json);
+        let parameters = query(&[
+            ("since", self.since.clone()),
+            ("until", self.until.clone()),
+            ("action", self.action.clone()),
+            ("limit", is_page.then(|| self.limit.to_string())),
+            ("format", self.format.parameter()),
+        ]);
+        let bytes = self.admin.ask_bytes("GET", &format!("/admin/audit{parameters}"), None)?;
+        if self.format != FormatArg::Table {
+            return print(&bytes);
+        }
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        show(
+            &answer["entries"],
+            &["number", "time", "actor", "remote", "action", "subject", "details"],
+            None,
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Keys, usage, audit, backup and configuration as an operator uses them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::common::{Server, thunder};
+
+fn run(args: &[&str], store: &Path) -> Output {
+    let output = thunder(args).env("THUNDER_STORE", store).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn json_of(args: &[&str], store: &Path) -> Value {
+    serde_json::from_slice(&run(args, store).stdout).unwrap()
+}
+
+fn text_of(args: &[&str], store: &Path) -> String {
+    String::from_utf8(run(args, store).stdout).unwrap().trim().to_owned()
+}
+
+/// The status of a completion of two tokens.
+fn complete(server: &Server, key: &str) -> u16 {
+    let url = server.url("");
+    let body = json!({"model": "default", "prompt": "What is a rank?", "max_tokens": 2, "ignore_eos": true})
+        .to_string();
+    let mut stream = TcpStream::connect(&url).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.0\r\nhost: {url}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer[9..12].parse().unwrap()
+}
+
+#[test]
+fn keys_usage_and_audit_of_a_server_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let store_arg = store.to_str().unwrap();
+    // Without a server the commands open the store themselves.
+    let admin = text_of(&["keys", "create", "boss", "--role", "admin"], &store);
+    assert!(admin.starts_with("th-"), "{admin}");
+    let limit = ["--requests-per-minute", "4", "--team", "lab", "--expires", "30d"];
+    let mut answered = 0;
+    let mut secret = String::new();
+    for round in 0..3 {
+        let server = Server::start(&["builtin", "--store", store_arg]);
+        if round == 0 {
+            secret = text_of(&[&["keys", "create", "ci"][..], &limit].concat(), &store);
+            let twice = thunder(&["serve", "--port", "0", "--store", store_arg, "builtin"]).output().unwrap();
+            assert!(String::from_utf8_lossy(&twice.stderr).contains("--no-store"), "{twice:?}");
+        }
+        assert_eq!((complete(&server, "wrong"), complete(&server, "")), (401, 401));
+        let own = complete(&server, &secret);
+        let other = complete(&server, &admin);
+        answered += u64::from(own == 200) + u64::from(other == 200);
+        assert_eq!((own, other), (200, 200));
+        // SIGKILL, when the answers are out.
+        server.signal(libc::SIGKILL);
+    }
+    let usage = json_of(&["usage", "--by", "key", "--format", "json"], &store);
+    assert_eq!(
+        (&usage["total"]["requests"], &usage["total"]["completion_tokens"]),
+        (&json!(answered), &json!(answered * 2))
+    );
+    let rows = text_of(&["usage", "--requests", "--format", "csv"], &store);
+    assert_eq!(rows.lines().count() as u64, answered + 1, "{rows}");
+    let head = text_of(&["audit", "--verify"], &store);
+    assert!(head.starts_with("2 entries are intact"), "{head}");
+    let backup = folder.path().join("backup");
+    run(&["backup", backup.to_str().unwrap()], &store);
+    let restored = folder.path().join("restored");
+    run(&["restore", backup.to_str().unwrap()], &restored);
+    let keys = json_of(&["keys", "list", "--json"], &restored);
+    assert_eq!(keys["keys"].as_array().unwrap().len(), 2);
+    assert!(text_of(&["audit", "--verify"], &restored).starts_with("3 entries"), "the backup is an act");
+    let bundle = folder.path().join("bundle");
+    run(&["support", "bundle", bundle.to_str().unwrap()], &store);
+    let text = std::fs::read_to_string(&bundle).unwrap();
+    for hidden in [&secret["th-".len() + 9..], &admin["th-".len() + 9..], "boss", "\"lab\""] {
+        assert!(!text.contains(hidden), "{hidden} is in the bundle");
+    }
+}
+
+#[test]
+fn a_limit_holds_and_settings_come_from_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    run(&["config", "init"], &store);
+    let file = store.join("config.toml");
+    std::fs::write(&file, "model = \"builtin\"\nmax-batch = 2\nkeep-requests = 7\n").unwrap();
+    assert!(text_of(&["config", "check"], &store).ends_with("is right"));
+    assert!(
+        text_of(&["config", "show"], &store)
+            .lines()
+            .any(|line| line.starts_with("max-batch") && line.ends_with("file"))
+    );
+    let secret = text_of(&["keys", "create", "ci", "--requests-per-minute", "3"], &store);
+    let server = Server::start(&["--store", store.to_str().unwrap()]);
+    let statuses: Vec<u16> = (0..5).map(|_| complete(&server, &secret)).collect();
+    assert_eq!(statuses, [200, 200, 200, 429, 429]);
+    // Through the running server; the limit holds for the next request.
+    run(&["keys", "change", "ci", "--requests-per-minute", "9"], &store);
+    assert_eq!(complete(&server, &secret), 200);
+    run(&["keys", "revoke", "ci"], &store);
+    assert_eq!(complete(&server, &secret), 401);
+    let refused = json_of(&["usage", "--by", "outcome", "--format", "json"], &store);
+    assert_eq!(refused["total"]["refused"], 2, "{refused}");
+    std::fs::write(&file, "max-batches = 2\n").unwrap();
+    let wrong = thunder(&["config", "check"]).env("THUNDER_STORE", &store).output().unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("max-batches"), "{wrong:?}");
+}
+
+#[test]
+fn no_secret_is_in_a_log_of_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let secret = text_of(&["keys", "create", "ci"], &store);
+    let log = folder.path().join("log");
+    let mut child = thunder(&["serve", "builtin", "--port", "0", "--store", store.to_str().unwrap()])
+        .env("RUST_LOG", "trace")
+        .env("THUNDER_LOG_FORMAT", "json")
+        .env("THUNDER_API_KEY", "another-secret-key")
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let read = || std::fs::read_to_string(&log).unwrap();
+    let began = Instant::now();
+    let address = loop {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", read());
+        let text = read();
+        let found = text
+            .lines()
+            .find_map(|line| line.split_once("http://")?.1.split_once("/v1"))
+            .map(|found| found.0.to_owned());
+        match found {
+            Some(address) => break address,
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    for key in [secret.as_str(), "another-secret-key", "wrong-secret-key"] {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let head =
+            format!("GET /admin/me HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+    }
+    run(&["keys", "rotate", "ci"], &store);
+    // SAFETY: our own child, not yet waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    child.wait().unwrap();
+    let text = read();
+    let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(lines.iter().any(|line| line["action"] == "key.rotate"), "{text}");
+    assert!(lines.iter().any(|line| line["path"] == "/admin/me" && line["status"] == 401), "{text}");
+    for hidden in [&secret["th-".len() + 9..], "another-secret", "wrong-secret"] {
+        assert!(!text.contains(hidden), "{hidden} is in the log");
+    }
+}
+
+/// Prometheus' own tool reads the alert rules, and fires them when it should.
+#[test]
+fn promtool_accepts_the_alert_rules() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus");
+    for arguments in [["check", "rules", "thunder.rules.yml"], ["test", "rules", "thunder.rules.test.yml"]] {
+        match std::process::Command::new("promtool").args(arguments).current_dir(&folder).output() {
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stdout).into_owned()
+                    + &String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success() && text.contains("SUCCESS"), "{arguments:?}: {text}");
+            }
+            Err(_) => thunder_testing::skip("promtool_accepts_the_alert_rules", "promtool is not installed"),
+        }
+    }
+}
