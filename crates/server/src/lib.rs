@@ -43,7 +43,7 @@
 
 mod access;
 mod account;
-mod admin;
+mod administer;
 mod admission;
 mod api;
 mod app;
@@ -72,7 +72,7 @@ use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::{TcpListener, UnixListener};
 
-pub use crate::admin::ask_store;
+pub use crate::administer::ask_store;
 pub use crate::config::{ServerConfig, ServerError, check_binding, check_origins};
 pub use crate::tls::{Certificate, TlsError};
 

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::access::require_key;
-use crate::admin;
+use crate::administer;
 use crate::api::chat::Chat;
 use crate::api::completions::Completions;
 use crate::api::messages::{self, Messages};
@@ -68,7 +68,7 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
-    let administration = admin::routes(app.config.access.clone())
+    let administration = administer::routes(app.config.access.clone())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key));
