@@ -236,7 +236,7 @@ fn flops_per_pair(folder: &ModelFolder) -> f64 {
         MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
         MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
         // A state of fixed size: no pairs.
-        MixerSpec::Delta(_) => 0.0,
+        MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) => 0.0,
     };
     folder.spec.layers.iter().map(|layer| of_layer(&layer.mixer)).sum()
 }

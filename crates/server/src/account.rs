@@ -90,9 +90,9 @@ impl Account {
         self.caller.key().map(|key| key.id.clone())
     }
 
-    /// Admits the request, and queues it.
+    /// Admits a request for text, and queues it.
     pub fn begin(&mut self, prepared: &Prepared, id: &str) -> Result<(), ApiError> {
-        let Some(open) = &mut self.open else { return Ok(()) };
+        let Some(open) = &self.open else { return Ok(()) };
         let answers = prepared.prompts.len() * prepared.options.n;
         let context = open.app.engine.info().context_length;
         let each = |prompt: &Vec<u32>, most: usize| most.min(context.saturating_sub(prompt.len())) as u64;
@@ -100,7 +100,24 @@ impl Account {
             let prompts = prepared.prompts.iter().map(|prompt| each(prompt, most));
             prompts.sum::<u64>() * prepared.options.n as u64
         });
-        open.prompt_tokens = prepared.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        self.admit(&prepared.prompts, (answers, most), answers, id)
+    }
+
+    /// Admits a request for one result of each prompt, and queues it. It computes `at_once` of them
+    /// at a time.
+    pub fn begin_results(&mut self, prompts: &[Vec<u32>], at_once: usize, id: &str) -> Result<(), ApiError> {
+        self.admit(prompts, (prompts.len(), Some(0)), at_once.min(prompts.len()), id)
+    }
+
+    fn admit(
+        &mut self,
+        prompts: &[Vec<u32>],
+        (answers, most): (usize, Option<u64>),
+        at_once: usize,
+        id: &str,
+    ) -> Result<(), ApiError> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        open.prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         (open.left, open.id) = (answers, id.to_owned());
         let ask = Ask {
             prompt_tokens: open.prompt_tokens,
@@ -117,7 +134,7 @@ impl Account {
         open.reservation = Some(reservation);
         if let Some(gate) = access.gate() {
             let claimant = self.caller.claimant(&access.policy());
-            let turn = gate.enter(claimant, answers, tokens);
+            let turn = gate.enter(claimant, at_once, tokens);
             let turn = turn.map_err(|full| self.refuse(&ApiError::busy(full.to_string())))?;
             if let Some(open) = &mut self.open {
                 open.turn = Some(turn);

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use thunder_engine::{ModelInfo, Output, PromptError};
 use thunder_model::Pooling;
 
+use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Prompt;
@@ -120,6 +121,7 @@ async fn embed(
     request: Request,
     read: impl FnOnce(Fields, &ModelInfo) -> Result<Inputs, ApiError> + Send + 'static,
 ) -> Result<Embedded, ApiError> {
+    let account = Account::open(app, &request)?;
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
@@ -131,7 +133,8 @@ async fn embed(
         read(fields, info)
     };
     let Inputs { prompts, field, dimensions, as_base64 } = app.admission.prepare(body, work).await?;
-    let mut vectors = vectors::compute(app, &prompts, &Output::Hidden, field).await?;
+    let names = (field, "embd-");
+    let (mut vectors, _) = vectors::compute(app, account, &prompts, &Output::Hidden, names).await?;
     for vector in &mut vectors {
         cut(vector, dimensions)?;
     }

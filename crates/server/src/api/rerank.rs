@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use thunder_engine::Output;
 use thunder_model::chat::{Message, Role};
 
+use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::prepare::prepare;
@@ -36,12 +37,14 @@ struct Rerank {
 
 /// Orders documents by how well they answer a query.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let account = Account::open(&app, &request)?;
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| read(bytes, &shared);
     let Rerank { prompts, documents, most, returns_documents } = app.admission.prepare(body, work).await?;
     let answers = answers(&app)?;
-    let likelihoods = vectors::compute(&app, &prompts, &answers, "documents").await?;
+    let names = ("documents", "rerank-");
+    let (likelihoods, id) = vectors::compute(&app, account, &prompts, &answers, names).await?;
     let score = |logprobs: &Vec<f32>| 1.0 / (1.0 + f64::from(logprobs[1] - logprobs[0]).exp());
     let mut ranked: Vec<(usize, f64)> = likelihoods.iter().map(score).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -55,7 +58,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let results: Vec<Value> = ranked[..most].iter().map(result).collect();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     Ok(Json(json!({
-        "id": app.next_id("rerank-"), "model": app.engine.info().name, "results": results,
+        "id": id, "model": app.engine.info().name, "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
 }
