@@ -13,6 +13,7 @@ mod key_args;
 mod launch_command;
 mod log;
 mod mac_command;
+mod man;
 mod mlx_launch;
 mod model_arg;
 mod model_command;
@@ -60,6 +61,7 @@ enum Command {
     Mac(mac_command::MacCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
+    Man(man::ManCommand),
 }
 
 /// Ends the process quietly when println or eprintln panics because its reader has closed the pipe,
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Up(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run::<Cli>(),
         Command::Mac(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));

@@ -123,7 +123,7 @@ fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {
 
 /// Asks each machine how commands run as root; for those whose `sudo` wants a password, asks the
 /// person once.
-pub fn with_sudo(shells: &[(String, ProcessShell)], wanted: &[String]) -> Result<Hosts<'_>> {
+pub fn with_sudo<'a>(shells: &'a [(String, ProcessShell)], wanted: &[String]) -> Result<Hosts<'a>> {
     let mut password: Option<String> = None;
     let mut hosts = Hosts::new();
     for (name, shell) in shells.iter().filter(|(name, _)| wanted.contains(name)) {
