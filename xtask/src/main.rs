@@ -2,6 +2,7 @@
 
 mod bench;
 mod cross;
+mod dist;
 mod golden;
 mod lines;
 mod macos;
@@ -33,6 +34,8 @@ enum Command {
     TestNeon(neon::Args),
     /// Make the golden fixtures again with MLX-LM
     Golden(golden::Args),
+    /// Make archives with their SHA-256 and the Homebrew formula, for what can be built here
+    Dist(dist::Args),
     /// List long files, functions and comments, and banned phrases
     Lines(lines::Args),
 }
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Command::CheckMacos(args) => macos::run(&args),
         Command::TestNeon(args) => neon::run(&args),
         Command::Golden(args) => golden::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Lines(args) => lines::run(&args),
     }
 }

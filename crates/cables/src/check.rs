@@ -147,12 +147,13 @@ fn rdma(machine: &Machine, add: Add<'_>) {
 
 fn access(machine: &Machine, add: Add<'_>) {
     if machine.remote_login == Some(false) {
-        add(
-            Severity::Warning,
-            "remote-login-off",
-            "Remote Login is off: no other machine can start ranks here over ssh".to_owned(),
-            "System Settings, General, Sharing, Remote Login; or start `thunder up` here",
-        );
+        let (name, remedy) = if machine.is_mac() {
+            ("Remote Login", "System Settings, General, Sharing, Remote Login; or start `thunder up` here")
+        } else {
+            ("the ssh server", "sudo systemctl enable --now ssh; or start `thunder up` here")
+        };
+        let text = format!("{name} is off: no other machine can start ranks here over ssh");
+        add(Severity::Warning, "remote-login-off", text, remedy);
     }
     if machine.firewall == Some(true) {
         add(

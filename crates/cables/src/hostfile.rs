@@ -10,7 +10,8 @@ use crate::plan::Link;
 use crate::route::{self, Route, Way};
 
 /// The file for `thunder launch`: addresses that all machines reach, the devices of each pair, and
-/// the cables' networks, which ranks prefer for TCP. Machines are in the shape's order.
+/// the cables' networks, which ranks prefer for TCP. Machines are in the shape's order. `links`
+/// says what each pair talks over, for `thunder plan`; launchers do not read it.
 pub fn thunder(desk: &Desk, links: &[Link]) -> String {
     let order = desk.shape().order;
     let routes = route::routes(desk, links);
@@ -29,7 +30,16 @@ pub fn thunder(desk: &Desk, links: &[Link]) -> String {
         })
         .collect();
     let cables = cable_list(links);
-    let mut file = json!({ "envs": [format!("THUNDER_CABLES={cables}")], "hosts": hosts });
+    let rank = |machine: usize| order.iter().position(|ranked| *ranked == machine);
+    let pairs: Vec<Value> = routes
+        .iter()
+        .map(|route| {
+            let mut ranks = route.machines.map(rank);
+            ranks.sort_unstable();
+            json!({ "ranks": ranks, "over": route.way.name(), "gbits": route.gbits, "why": route.why })
+        })
+        .collect();
+    let mut file = json!({ "envs": [format!("THUNDER_CABLES={cables}")], "hosts": hosts, "links": pairs });
     if is_rdma_mesh(&routes) {
         file["backend"] = "jaccl".into();
     }

@@ -9,6 +9,7 @@
 //! into the bridge when it configures networks anew.
 
 use std::fmt::Write as _;
+use std::io::Read;
 
 use crate::machine::System;
 use crate::network::Network;
@@ -55,6 +56,15 @@ impl Paths {
             System::Unknown => None,
         }
     }
+}
+
+/// `THUNDER_CABLES` for ranks of this machine, as a setup has left it; `None` without a setup.
+pub fn installed_cables() -> Option<String> {
+    const LONGEST_BYTES: u64 = 4096;
+    let path = if cfg!(target_os = "macos") { MACOS.cables } else { LINUX.cables };
+    let mut text = String::new();
+    std::fs::File::open(path).ok()?.take(LONGEST_BYTES).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// One end of a cable, as the job keeps it.

@@ -190,18 +190,10 @@ mod tests {
 
     #[test]
     fn cables_with_devices_are_found_by_the_ranks_at_their_ends() {
-        let endpoint = |addresses: &[&str]| Endpoint {
-            host: String::new(),
-            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            port: 1,
-            connections: 1,
-            local: String::new(),
-            session: String::new(),
-        };
         let table = [
-            endpoint(&["10.0.7.1", "10.0.7.5", "192.168.1.1"]),
-            endpoint(&["10.0.7.2", "10.0.7.6", "192.168.1.2"]),
-            endpoint(&["192.168.1.3"]),
+            Endpoint::at(&["10.0.7.1", "10.0.7.5", "192.168.1.1"]),
+            Endpoint::at(&["10.0.7.2", "10.0.7.6", "192.168.1.2"]),
+            Endpoint::at(&["192.168.1.3"]),
         ];
         let mut config = Config::new(0, 3, "127.0.0.1:1");
         let names = "10.0.7.4/30=rdma_en3,10.0.7.0/30=rdma_en2,10.0.9.0/30=rdma_en4,192.168.1.0/24";

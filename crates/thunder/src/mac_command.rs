@@ -9,6 +9,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use thunder_cables::awake::Awake;
 
 /// Check, draw, set up and undo the Thunderbolt cables of several Macs or Linux machines
 ///
@@ -48,4 +49,12 @@ impl MacCommand {
             Action::Recovery(command) => command.run(),
         }
     }
+}
+
+/// Keeps a Mac from sleeping for as long as the result lives; warns if that is not possible.
+pub fn keep_awake() -> Option<Awake> {
+    Awake::hold().unwrap_or_else(|warning| {
+        eprintln!("warning: {warning}");
+        None
+    })
 }

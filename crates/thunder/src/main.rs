@@ -23,6 +23,7 @@ mod launch_command;
 mod limits_command;
 mod log;
 mod mac_command;
+mod man;
 mod mlx_launch;
 mod model_arg;
 mod model_command;
@@ -85,6 +86,7 @@ enum Command {
     Mac(mac_command::MacCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
+    Man(man::ManCommand),
 }
 
 /// Ends the process quietly when println or eprintln panics because its reader has closed the pipe,
@@ -152,6 +154,7 @@ fn main() -> ExitCode {
         Command::Service(command) => command.run(),
         Command::Support(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run::<Cli>(),
         Command::Mac(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));

@@ -1,7 +1,12 @@
 //! `thunder plan`.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
+use thunder_cluster::hostfile::{Devices, Hostfile};
 use thunder_engine::assembly::device::available_bytes;
 use thunder_engine::assembly::memory::KvCacheRequest;
 use thunder_engine::assembly::spec::PlanError;
@@ -32,6 +37,9 @@ pub struct PlanCommand {
     /// The device whose memory is planned for: auto, cpu, gpu or gpu:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
     device: DeviceChoice,
+    /// Host file of `thunder mac setup`: also say what each pair of ranks talks over
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -45,16 +53,23 @@ impl PlanCommand {
         let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
         thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
         let cache = self.kv_cache(&folder, &footprints)?;
+        let links = self.hostfile.as_deref().map(links).transpose()?;
         if self.json {
             let mut json = to_json(&folder, &plan, &footprints);
             json["kv_cache"] = match &cache {
                 Ok(size) => json!({ "tokens": size.tokens, "bytes": size.bytes, "most_tokens": size.wanted }),
                 Err(_) => serde_json::Value::Null,
             };
+            if let Some(links) = &links {
+                json["links"] = serde_json::to_value(links)?;
+            }
             println!("{json}");
             return Ok(());
         }
         print(&folder, &plan, &footprints);
+        for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
+            println!("rank {one} ({here}) – rank {other} ({there}): {over}");
+        }
         let memory = self.memory()?.map_or_else(|| "unknown".to_owned(), human_bytes);
         let whose = if self.cache.memory.is_some() { "of --memory" } else { "available here now" };
         println!("With all ranks on one machine ({memory} {whose}):");
@@ -101,6 +116,41 @@ impl PlanCommand {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What a pair of ranks talks over.
+#[derive(Serialize)]
+struct PairLink {
+    ranks: [usize; 2],
+    hosts: [String; 2],
+    over: String,
+}
+
+/// What each pair of a host file talks over: as `thunder mac setup` has noted it, else RDMA where
+/// both name a device for each other.
+fn links(path: &Path) -> anyhow::Result<Vec<PairLink>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("host file {}", path.display()))?;
+    let hostfile = Hostfile::parse(&text).with_context(|| format!("host file {}", path.display()))?;
+    let value: serde_json::Value = serde_json::from_str(&text)?;
+    let noted = |one: usize, other: usize| {
+        let links = value.get("links")?.as_array()?;
+        let link = links.iter().find(|link| link["ranks"] == json!([one, other]))?;
+        let gbits = link["gbits"].as_u64().map(|gbits| format!(", {gbits} Gbit/s")).unwrap_or_default();
+        Some(format!("{}{gbits}", link["over"].as_str()?))
+    };
+    let hosts = &hostfile.hosts;
+    let device =
+        |one: usize, other: usize| hosts[one].rdma.get(other).is_some_and(|found| *found != Devices::None);
+    let pairs = (0..hosts.len()).flat_map(|one| (one + 1..hosts.len()).map(move |other| [one, other]));
+    Ok(pairs
+        .map(|[one, other]| PairLink {
+            ranks: [one, other],
+            hosts: [hosts[one].ssh.clone(), hosts[other].ssh.clone()],
+            over: noted(one, other).unwrap_or_else(|| {
+                if device(one, other) && device(other, one) { "RDMA" } else { "TCP" }.to_owned()
+            }),
+        })
+        .collect())
 }
 
 fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]) -> serde_json::Value {

@@ -17,6 +17,7 @@ use crate::admin::Admin;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::key_args::KeyArgs;
+use crate::mac_command::keep_awake;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
@@ -139,6 +140,7 @@ pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let engine = session.head.engine.clone();
+    let _awake = keep_awake();
     // The first Ctrl-C or TERM is for `Signals`, the second one ends the process.
     let _first = interrupt::on_next(|_| true);
     let served = runtime.block_on(async move {

@@ -14,6 +14,7 @@ use thunder_node::joining::token::Token;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::key_args::KeyArgs;
+use crate::mac_command::keep_awake;
 
 /// Make this machine a node of a cluster
 ///
@@ -136,6 +137,7 @@ async fn serve(options: AgentOptions, data: &Path) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let agent = Agent::start(options).await?;
+    let _awake = keep_awake();
     let (mut changes, mut ending) = (agent.changes(), agent.ending());
     if let Some(api) = agent.api() {
         eprintln!("the models of the cluster are at http://{api}/v1, the dashboard at http://{api}/");

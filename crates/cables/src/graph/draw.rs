@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Desk, End, LooseKind};
+use super::{Desk, End, LooseKind, ShapeKind};
 use crate::machine::Attached;
 
 impl Desk {
@@ -23,7 +23,10 @@ impl Desk {
             let _ = write!(text, "\n{}", self.matrix());
         }
         let shape = self.shape();
-        let _ = writeln!(text, "\nThe cables form {}.", shape.kind.name());
+        text.push('\n');
+        if shape.kind != ShapeKind::Alone {
+            let _ = writeln!(text, "The cables form {}.", shape.kind.name());
+        }
         for advice in self.advice() {
             let _ = writeln!(text, "- {advice}");
         }

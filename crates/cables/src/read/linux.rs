@@ -60,8 +60,10 @@ pub(super) fn fill(machine: &mut Machine, sections: &Sections) {
     }
     machine.devices = devices(sections.partial("rdma-devices"));
     machine.rdma = if machine.devices.is_empty() { RdmaState::Missing } else { RdmaState::Enabled };
+    // Without systemd, nothing is said of ssh.
+    let has_systemctl = sections.status("ssh").is_some_and(|status| status != 127);
     machine.remote_login =
-        sections.status("ssh").map(|_| sections.partial("ssh").lines().any(|line| line == "active"));
+        has_systemctl.then(|| sections.partial("ssh").lines().any(|line| line == "active"));
     machine.job.possible = sections.status("systemd") == Some(0);
     machine.job.loaded = sections.line("job") == Some("enabled");
 }

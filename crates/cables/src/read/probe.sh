@@ -1,5 +1,5 @@
-# Prints what `thunder mac` reads of a machine, section by section: a line "@@ NAME STATUS", then the
-# command's output. Changes nothing and needs no sudo.
+# Prints what `thunder mac` reads of a machine, section by section: a line "@@ NAME STATUS", then
+# the command's output. Changes nothing and needs no sudo.
 LC_ALL=C
 export LC_ALL
 PATH=$PATH:/usr/sbin:/sbin:/usr/libexec/ApplicationFirewall
@@ -10,7 +10,10 @@ section() { # name, command...
   shift
   text=$("$@" 2>/dev/null)
   printf '@@ %s %s\n' "$name" "$?"
-  printf '%s\n' "$text" | sed 's/^@@/ @@/'
+  case $text in
+    *@@*) printf '%s\n' "$text" | sed 's/^@@/ @@/' ;;
+    *) printf '%s\n' "$text" ;;
+  esac
 }
 
 # The value of each file that exists, as PATH=VALUE.
@@ -63,9 +66,13 @@ linux() {
   section rdma-devices values "$root"/sys/class/infiniband/*/ports/1/state \
     "$root"/sys/class/infiniband/*/ports/1/gid_attrs/ndevs/0
   # Peers answer with their hardware addresses, which tell two cables of one controller apart.
-  for net in $names; do
-    ping -6 -c 1 -w 1 -I "${net##*/}" ff02::1 >/dev/null 2>&1
-  done
+  case $names in
+    *' '*' '*)
+      for net in $names; do
+        ping -6 -c 2 -i 0.3 -w 1 -I "${net##*/}" ff02::1 >/dev/null 2>&1 &
+      done
+      wait ;;
+  esac
   section interfaces ip -json -details address show
   section routes ip -json -4 route show table all
   section neighbours ip -json neigh show

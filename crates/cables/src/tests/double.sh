@@ -14,19 +14,29 @@ due() {
   return 1
 }
 
+# Without other programs: ifconfig is run often.
 show() { # interface
   read -r flags <"$FAKE/interfaces/$1/flags"
+  read -r mtu <"$FAKE/interfaces/$1/mtu"
+  read -r mac <"$FAKE/interfaces/$1/mac"
+  read -r status <"$FAKE/interfaces/$1/status"
   member=
-  if grep -qx "$1" "$FAKE/members"; then member=PROMISC,; fi
+  while read -r name; do
+    if [ "$name" = "$1" ]; then member=PROMISC,; fi
+  done <"$FAKE/members"
   printf '%s: flags=8863<%sBROADCAST,SMART,RUNNING,%sSIMPLEX,MULTICAST> mtu %s\n\tether %s\n' \
-    "$1" "$flags" "$member" "$(cat "$FAKE/interfaces/$1/mtu")" "$(cat "$FAKE/interfaces/$1/mac")"
-  sed 's/^\([^ ]*\) \(.*\)/\tinet \1 netmask \2/' "$FAKE/interfaces/$1/inet"
-  printf '\tstatus: %s\n' "$(cat "$FAKE/interfaces/$1/status")"
+    "$1" "$flags" "$member" "$mtu" "$mac"
+  while read -r address mask; do
+    printf '\tinet %s netmask %s\n' "$address" "$mask"
+  done <"$FAKE/interfaces/$1/inet"
+  printf '\tstatus: %s\n' "$status"
 }
 
 show_bridge() {
   echo 'bridge0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500'
-  sed 's/.*/\tmember: & flags=3<LEARNING,DISCOVER>/' "$FAKE/members"
+  while read -r name; do
+    printf '\tmember: %s flags=3<LEARNING,DISCOVER>\n' "$name"
+  done <"$FAKE/members"
 }
 
 hex() { # a mask like 255.255.255.252

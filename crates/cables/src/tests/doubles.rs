@@ -199,3 +199,23 @@ fn output_and_time_of_commands_are_bounded() {
     assert_eq!((long.status, long.out.len(), long.err.trim()), (3, 4 << 20, "no"));
     assert_eq!(shell.run("cat", "what it reads", minute).unwrap().out, "what it reads");
 }
+
+#[test]
+fn the_power_assertion_ends_with_what_holds_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("caffeinate");
+    let log = folder.path().join("log");
+    let script = format!("#!/bin/sh\necho \"$*\" >{0}.new; mv {0}.new {0}\nexec sleep 60\n", log.display());
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let started = std::time::Instant::now();
+    let awake = crate::awake::Awake::hold_with(program.to_str().unwrap()).unwrap();
+    while !log.exists() && started.elapsed().as_secs() < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(fs::read_to_string(&log).unwrap(), format!("-i -m -s -w {}\n", std::process::id()));
+    drop(awake);
+    assert!(started.elapsed().as_secs() < 50, "dropping it ends the program");
+    let error = crate::awake::Awake::hold_with("/nonexistent/caffeinate").unwrap_err();
+    assert!(error.contains("may sleep"), "{error}");
+}

@@ -98,3 +98,161 @@ fn a_plan_for_linux_uses_ip_and_systemd() {
         before: 1500
     }));
 }
+
+/// Two machines as network namespaces, with veth pairs for cables.
+#[cfg(target_os = "linux")]
+mod namespaces {
+    use std::fs;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use super::UUIDS;
+    use crate::apply::{self, Host, Hosts, Sudo};
+    use crate::graph::Desk;
+    use crate::machine::Machine;
+    use crate::plan::Plan;
+    use crate::record::Record;
+    use crate::shell::{ProcessShell, Shell};
+
+    struct Namespace(Child);
+
+    impl Drop for Namespace {
+        fn drop(&mut self) {
+            // Fails if it has ended by itself.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    impl Namespace {
+        fn new() -> Self {
+            let child = Command::new("unshare")
+                .args(["--net", "cat"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn();
+            let namespace = Self(child.unwrap());
+            // `cat` runs once unshare has made the namespace.
+            let own = || fs::read_link("/proc/self/ns/net").unwrap();
+            let its = || fs::read_link(format!("/proc/{}/ns/net", namespace.0.id()));
+            for _ in 0..500 {
+                if its().is_ok_and(|its| its != own()) {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            namespace
+        }
+
+        fn shell(&self, name: &str, root: &Path) -> ProcessShell {
+            let enter =
+                ["nsenter".to_owned(), format!("--net=/proc/{}/ns/net", self.0.id()), "env".to_owned()];
+            let root = format!("THUNDER_ROOT={}", root.display());
+            // The host's name comes first, as with ssh.
+            let run = ["sh", "-c", "eval \"$2\"", "sh"].map(str::to_owned);
+            ProcessShell::through(&enter.into_iter().chain([root]).chain(run).collect::<Vec<_>>(), name)
+        }
+    }
+
+    fn run(shell: &ProcessShell, script: &str) -> String {
+        let output = shell.run(script, "", std::time::Duration::from_secs(30)).unwrap();
+        assert_eq!(output.status, 0, "{script}: {}", output.err);
+        output.out
+    }
+
+    /// The tree of a machine with two cables; their interfaces are `cable0` and `cable1`.
+    fn write_tree(root: &Path, own: &str, other: &str) {
+        let devices = root.join("sys/bus/thunderbolt/devices");
+        let write = |name: &str, text: &str| {
+            fs::create_dir_all(devices.join(name).parent().unwrap()).unwrap();
+            fs::write(devices.join(name), text).unwrap();
+        };
+        write("0-0/unique_id", own);
+        write("0-0/generation", "4\n");
+        for (route, interface) in [(1, "cable0"), (3, "cable1")] {
+            write(&format!("0-{route}/unique_id"), other);
+            write(&format!("0-{route}/rx_speed"), "20.0 Gb/s\n");
+            write(&format!("0-{route}/rx_lanes"), "2\n");
+            fs::create_dir_all(devices.join(format!("0-{route}.0/net/{interface}"))).unwrap();
+        }
+        fs::create_dir_all(root.join("sys/module/thunderbolt_net")).unwrap();
+        fs::create_dir_all(root.join("etc")).unwrap();
+    }
+
+    #[test]
+    fn cables_between_namespaces_are_set_up_used_and_undone() {
+        let can = Command::new("unshare").args(["--net", "sh", "-c", "ping -V && ip -json link"]).output();
+        if !can.is_ok_and(|output| output.status.success()) {
+            let test = "cables_between_namespaces_are_set_up_used_and_undone";
+            thunder_testing::skip(test, "needs root, ip and ping to make network namespaces");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let namespaces = [Namespace::new(), Namespace::new()];
+        let roots = ["x", "y"].map(|name| folder.path().join(name));
+        write_tree(&roots[0], UUIDS[0], UUIDS[1]);
+        write_tree(&roots[1], UUIDS[1], UUIDS[0]);
+        let shells = [namespaces[0].shell("x", &roots[0]), namespaces[1].shell("y", &roots[1])];
+        let other = namespaces[1].0.id();
+        // A new interface else looks for its own address for two seconds before it sends.
+        shells
+            .iter()
+            .for_each(|shell| drop(run(shell, "echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad")));
+        // They cross, which the tree does not tell.
+        for (one, peer) in [("cable0", "cable1"), ("cable1", "cable0")] {
+            run(
+                &shells[0],
+                &format!(
+                    "ip link add {one} type veth peer name {peer} netns {other} && ip link set {one} up"
+                ),
+            );
+            run(&shells[1], &format!("ip link set {peer} up"));
+        }
+        // One of them is in a bridge, as a distribution may set it up.
+        run(&shells[0], "ip link add br0 type bridge && ip link set cable0 master br0");
+        let state = || {
+            shells.each_ref().map(|shell| {
+                run(shell, "ip -o -4 address show; ip -o link show | sed 's/NO-CARRIER,//;s/state [A-Z]*//'")
+            })
+        };
+        let files = || roots.each_ref().map(|root| root.join("etc/thunderhead").exists());
+        let read = || {
+            Desk::new(
+                shells
+                    .iter()
+                    .zip(["x", "y"])
+                    .map(|(shell, name)| Machine::read(name, &apply::probe(shell).unwrap()).unwrap())
+                    .collect(),
+            )
+        };
+        let before = state();
+        // Links come up a moment after both ends are.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+
+        let desk = read();
+        let certain: Vec<bool> = desk.cables.iter().map(|cable| cable.certain).collect();
+        assert_eq!(certain, [true, true], "an answer to a ping tells which cable is which");
+        let plan = Plan::new(&desk).unwrap();
+        let hosts: Hosts<'_> = ["x", "y"]
+            .into_iter()
+            .zip(&shells)
+            .map(|(name, shell)| (name.to_owned(), Host { shell: shell as &dyn Shell, sudo: Sudo::Root }))
+            .collect();
+        let mut record = Record::default();
+        apply::apply(&plan.machines, &desk.machines, &hosts, &mut record, &mut |_| Ok(()), &mut |_| {})
+            .unwrap();
+        assert!(Plan::new(&read()).unwrap().is_done());
+        for link in &plan.links {
+            let there = link.addresses[1].address;
+            // Jumbo frames pass whole.
+            run(&shells[0], &format!("ping -c 1 -W 5 -M do -s 9000 {there}"));
+        }
+        assert_eq!(files(), [true, true]);
+
+        assert_eq!(
+            apply::undo(&hosts, &mut record, &mut |_| Ok(()), &mut |_| {}).unwrap(),
+            Vec::<String>::new()
+        );
+        assert_eq!((state(), files()), (before, [false, false]));
+    }
+}

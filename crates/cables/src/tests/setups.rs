@@ -3,12 +3,12 @@
 
 use super::fake::{FakeMac, FakePort};
 
+/// Two ends, each a machine and a port, and Gbit/s.
+pub type Wire = ((usize, usize), (usize, usize), u32);
+
 /// Machines with their numbers of ports and their ports' most Gbit/s, and the cables between them
 /// with their Gbit/s.
-pub fn composed(
-    machines: &[(&str, usize, u32)],
-    cables: &[((usize, usize), (usize, usize), u32)],
-) -> Vec<FakeMac> {
+pub fn composed(machines: &[(&str, usize, u32)], cables: &[Wire]) -> Vec<FakeMac> {
     let uuid = |machine: usize, port: usize| format!("{machine:08X}-0000-4000-8000-{port:012X}");
     let mac = |(index, (name, count, most)): (usize, &(&str, usize, u32))| {
         let plug = |port: usize| {

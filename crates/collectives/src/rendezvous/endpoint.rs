@@ -48,6 +48,19 @@ impl Endpoint {
         sorted
     }
 
+    /// A rank that has these addresses, and nothing else that matters.
+    #[cfg(test)]
+    pub fn at(addresses: &[&str]) -> Self {
+        Self {
+            host: String::new(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            port: 1,
+            connections: 1,
+            local: String::new(),
+            session: String::new(),
+        }
+    }
+
     /// True when one of the addresses is in `network`.
     pub fn is_in(&self, network: &CableNetwork) -> bool {
         self.addresses.iter().any(|address| network.contains(address))
@@ -58,24 +71,13 @@ impl Endpoint {
 mod tests {
     use super::*;
 
-    fn endpoint(addresses: &[&str]) -> Endpoint {
-        Endpoint {
-            host: String::new(),
-            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            port: 1,
-            connections: 1,
-            local: String::new(),
-            session: String::new(),
-        }
-    }
-
     #[test]
     fn networks_that_both_ranks_are_in_come_first() {
         let networks: Vec<CableNetwork> =
             ["10.0.7.0/30=rdma_en2", "10.0.7.4/30", "10.0.1.0/24"].map(|text| text.parse().unwrap()).into();
-        let peer = endpoint(&["192.168.1.9", "10.0.1.9", "10.0.7.6", "10.0.7.2"]);
+        let peer = Endpoint::at(&["192.168.1.9", "10.0.1.9", "10.0.7.6", "10.0.7.2"]);
         let sorted = |own: &[&str]| {
-            let sorted = peer.preferring(&endpoint(own), &networks).addresses;
+            let sorted = peer.preferring(&Endpoint::at(own), &networks).addresses;
             sorted.iter().map(IpAddr::to_string).collect::<Vec<_>>()
         };
         let at_the_first_cable = ["10.0.7.2", "10.0.1.9", "192.168.1.9", "10.0.7.6"];
@@ -88,7 +90,7 @@ mod tests {
     fn the_address_on_the_cable_comes_first() {
         let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
         let listed = ["fe80::1", "10.0.1.9", "10.0.7.2", "127.0.0.1"];
-        let endpoint = endpoint(&listed);
+        let endpoint = Endpoint::at(&listed);
         let sorted: Vec<IpAddr> = addresses(&["10.0.7.2", "10.0.1.9", "127.0.0.1", "fe80::1"]);
         let ours = ["192.168.3.1", "10.0.7.1"].map(|text| text.parse().unwrap());
         assert_eq!(endpoint.nearest_first(&ours).addresses, sorted);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thunder_cables::job::installed_cables;
 use thunder_cluster::watched::WatchedRank;
 
 use super::Agent;
@@ -37,6 +38,9 @@ const NOT_INHERITED: [&str; 9] = [
     "MLX_RANK",
     "MLX_HOSTFILE",
 ];
+
+/// Variable: the networks of the cables, which ranks prefer.
+const CABLES: &str = "THUNDER_CABLES";
 
 /// What a rank of a group needs to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -293,6 +297,10 @@ impl Agent {
                 .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
                 .env("THUNDER_COORDINATOR", coordinator.to_string())
                 .env("THUNDER_SECRET", &start.secret);
+            // What `thunder mac setup` has left here: the ranks then use the cables.
+            if let Some(cables) = installed_cables().filter(|_| std::env::var_os(CABLES).is_none()) {
+                command.env(CABLES, cables);
+            }
         }
         let heard = Arc::new(Mutex::new(Heard::default()));
         let (hear, name, version) = (heard.clone(), start.name.clone(), self.0.version.clone());

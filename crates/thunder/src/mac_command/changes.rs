@@ -123,7 +123,7 @@ impl SetupCommand {
             Some(path) => path.clone(),
             None => folder()?.join("hosts.json"),
         };
-        let mlx = self.mlx_hostfile.clone().unwrap_or_else(|| beside(&ours));
+        let mlx = self.mlx_hostfile.clone().unwrap_or_else(|| mlx_name(&ours));
         for (path, text) in
             [(&ours, hostfile::thunder(desk, &plan.links)), (&mlx, hostfile::mlx(desk, &plan.links))]
         {
@@ -169,7 +169,7 @@ pub fn carry_out(
     )
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn mlx_name(path: &Path) -> PathBuf {
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let extension =
         path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();

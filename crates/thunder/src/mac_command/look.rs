@@ -62,7 +62,9 @@ fn print_machine(machine: &Machine) {
         None => "no such setting".to_owned(),
     };
     println!("  RDMA            {rdma}");
-    println!("  GPU may hold    {gpu}");
+    if machine.is_mac() {
+        println!("  GPU may hold    {gpu}");
+    }
     for port in &machine.ports {
         let interface = port.interface.as_deref().unwrap_or("no interface");
         let speed = match (port.link_gbits, port.most_gbits) {

@@ -1,0 +1,128 @@
+//! `thunder mac` between two network namespaces with veth pairs for cables: checked, drawn, set
+//! up, measured by `thunder bench comm`, undone.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use common::machine::{Machine, can_make_machines};
+use common::thunder;
+use serde_json::Value;
+
+const NAMES: [&str; 2] = ["left", "right"];
+const UUIDS: [&str; 2] = ["d6030000-0080-7518-2391-a4e51a82e819", "c7010000-0070-6418-a3f5-1c0b52d1f102"];
+
+/// `/sys/bus/thunderbolt` of a machine with one cable, whose interface is `cable0`.
+fn write_tree(root: &Path, own: &str, other: &str) {
+    let devices = root.join("sys/bus/thunderbolt/devices");
+    fs::create_dir_all(devices.join("0-1.0/net/cable0")).unwrap();
+    fs::create_dir_all(root.join("sys/module/thunderbolt_net")).unwrap();
+    fs::create_dir_all(root.join("etc")).unwrap();
+    for (name, text) in [
+        ("0-0/unique_id", own),
+        ("0-0/generation", "4"),
+        ("0-1/unique_id", other),
+        ("0-1/rx_speed", "20.0 Gb/s"),
+        ("0-1/rx_lanes", "2"),
+    ] {
+        fs::create_dir_all(devices.join(name).parent().unwrap()).unwrap();
+        fs::write(devices.join(name), text).unwrap();
+    }
+}
+
+/// A program that takes ssh's arguments and enters a namespace.
+fn write_ssh(folder: &Path, machines: &[Machine; 2]) -> String {
+    let cases: String = NAMES
+        .iter()
+        .zip(machines)
+        .map(|(name, machine)| format!("  {name}) id={} ;;\n", machine.id()))
+        .collect();
+    let script = format!(
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do\n  case $1 in -o) shift 2 ;; -*) shift ;; *) break ;; esac\ndone\ncase $1 in\n{cases}\
+         \x20 *) echo \"no host $1\" >&2; exit 255 ;;\nesac\nTHUNDER_ROOT={}/$1\nexport THUNDER_ROOT\nshift\n\
+         exec nsenter --target $id --net --uts -- sh -c \"$*\"\n",
+        folder.display()
+    );
+    let path = folder.join("enter");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+fn addresses(machine: &Machine) -> String {
+    let output = machine
+        .command(&[
+            "sh",
+            "-c",
+            "ip -o -4 address show; ip -o link show | sed 's/NO-CARRIER,//;s/state [A-Z]*//'",
+        ])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
+    if !can_make_machines() {
+        thunder_testing::skip("cables", "this user or system cannot make network namespaces");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let machines = NAMES.map(Machine::new);
+    for (index, name) in NAMES.iter().enumerate() {
+        write_tree(&folder.path().join(name), UUIDS[index], UUIDS[1 - index]);
+    }
+    machines[0].run(&format!("ip link add cable0 type veth peer name cable0 netns {}", machines[1].id()));
+    machines[0].run("ip link set cable0 up");
+    machines[1].run("ip link set cable0 up");
+    let before = machines.each_ref().map(addresses);
+    let ssh = write_ssh(folder.path(), &machines);
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (record, hosts) = (file("record.json"), file("hosts.json"));
+    let run = |action: &str, more: &[&str]| {
+        let desk = ["mac", action, "--hosts", "left,right", "--ssh", &ssh];
+        let output = thunder(&[&desk, more].concat()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), error)
+    };
+
+    let (fine, check, error) = run("check", &["--json"]);
+    let check: Value = serde_json::from_str(&check).unwrap_or_else(|_| panic!("{check}{error}"));
+    let codes: Vec<&str> = check["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["code"].as_str().unwrap())
+        .collect();
+    assert!(!fine && codes.contains(&"no-address"), "{codes:?}");
+    let (_, graph, _) = run("graph", &[]);
+    assert!(graph.contains("port 0-1 (cable0) ─── 40 Gbit/s ─── right port 0-1  TCP"), "{graph}");
+
+    let (fine, plan, error) = run("setup", &["--dry-run"]);
+    assert!(fine && plan.contains("sudo ip address add 10.84.72.1/30 dev cable0"), "{plan}{error}");
+    assert_eq!(machines.each_ref().map(addresses), before, "--dry-run changes nothing");
+    let setup = ["--yes", "--record", &record, "--hostfile", &hosts, "--time", "20"];
+    let (fine, done, error) = run("setup", &setup);
+    assert!(fine && done.contains("left port 0-1 → right port 0-1"), "{done}{error}");
+    assert!(addresses(&machines[1]).contains("10.84.72.2/30"));
+    let (fine, measured, error) = run("verify", &["--json", "--time", "20"]);
+    let measured: Value = serde_json::from_str(&measured).unwrap_or_else(|_| panic!("{measured}{error}"));
+    assert!(fine && measured["cables"][0]["measured_gbits"].as_f64().unwrap() > 0.1, "{measured}");
+    let (fine, again, error) = run("setup", &[&setup[..], &["--no-verify"]].concat());
+    assert!(fine && again.contains("nothing to do"), "{again}{error}");
+
+    let plan = thunder(&["plan", "--ranks", "2", "--hostfile", &hosts]).output().unwrap();
+    let plan = String::from_utf8(plan.stdout).unwrap();
+    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 40 Gbit/s"), "{plan}");
+
+    let (fine, undone, error) = run("undo", &["--yes", "--record", &record]);
+    assert!(fine && undone.contains("Everything is as it was"), "{undone}{error}");
+    assert_eq!(machines.each_ref().map(addresses), before);
+    let left = NAMES.iter().any(|name| folder.path().join(name).join("etc/thunderhead").exists());
+    assert!(!left && !Path::new(&hosts).exists() && !Path::new(&record).exists());
+}
