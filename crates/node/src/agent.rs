@@ -11,6 +11,9 @@ mod gateway;
 mod groups;
 mod host;
 mod links;
+mod log;
+mod measure;
+mod ranks;
 mod state;
 mod status;
 
@@ -34,7 +37,8 @@ use crate::storage::{DataFolder, StorageError};
 use crate::tls::{Protocol, Tls, Trusted};
 use state::State;
 
-pub use status::{MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
+pub use log::LogLine;
+pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
 /// The port of nodes, unless another is chosen.
 pub const DEFAULT_PORT: u16 = 7470;
@@ -131,6 +135,12 @@ struct Inner {
     groups: Mutex<groups::Groups>,
     /// Where the API is served.
     api: Option<SocketAddr>,
+    /// What has happened lately.
+    log: log::Log,
+    /// This node's links, as measured last.
+    measured: Mutex<Vec<crate::report::LinkReport>>,
+    /// Wakes the task that writes the document.
+    wake_writer: Notify,
     /// Wakes the task that connects to members.
     wake_links: Notify,
     /// Counts changes of what [`Agent::status`] shows.
@@ -171,6 +181,9 @@ impl Agent {
             state: Mutex::new(state),
             groups: Mutex::default(),
             api,
+            log: log::Log::default(),
+            measured: Mutex::default(),
+            wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),
             ending: watch::Sender::new(false),
@@ -183,7 +196,9 @@ impl Agent {
         agent.spawn(Self::keep_time);
         agent.spawn(Self::keep_links);
         agent.spawn(Self::keep_joining);
+        agent.spawn(Self::keep_written);
         agent.spawn(Self::keep_groups);
+        agent.spawn(Self::keep_links_measured);
         if let Some(listener) = api_listener {
             tokio::spawn(agent.clone().serve_api(listener));
         }
@@ -327,6 +342,7 @@ impl Agent {
             if report.is_some() {
                 report_at = now + REPORT_EVERY;
                 self.report_ranks(&mut state, report);
+                self.write_again(&mut state);
             }
             state.membership.tick(now);
             state.forget_old(now);

@@ -22,7 +22,9 @@ mod prompt;
 mod report;
 mod run;
 mod serve;
+mod service;
 mod session;
+mod stats;
 mod table;
 mod up;
 mod wrap;
@@ -55,6 +57,9 @@ enum Command {
     Model(model_command::ModelCommand),
     Up(up::UpCommand),
     Cluster(cluster_command::ClusterCommand),
+    Service(service::ServiceCommand),
+    Devices(stats::DevicesCommand),
+    Stats(stats::StatsCommand),
     Launch(launch_command::LaunchCommand),
     Doctor(doctor::DoctorCommand),
     Completions(completions::CompletionsCommand),
@@ -95,6 +100,9 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Up(command) => command.run(),
         Command::Completions(command) => command.run(),
+        Command::Service(command) => command.run(),
+        Command::Devices(command) => command.run(),
+        Command::Stats(command) => command.run(),
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));
