@@ -63,6 +63,15 @@ impl WatchedRank {
         })
     }
 
+    /// Whether the rank's process is stopped (SIGSTOP), where the system says so.
+    pub fn is_stopped(&self) -> bool {
+        let Some(group) = self.set.guarded_groups().first().copied() else { return false };
+        // The state follows the program's name, which is in parentheses and may have any character.
+        let stat = std::fs::read_to_string(format!("/proc/{group}/stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+        state.is_some_and(|state| state.starts_with('T'))
+    }
+
     /// Ends the rank: TERM, and KILL after a grace time. Blocks until it has ended.
     pub fn stop(mut self) {
         self.set.terminate(Instant::now());

@@ -38,6 +38,7 @@ mod platform;
 mod progress;
 mod pull;
 mod url;
+mod verify;
 
 pub use environment::cache_root;
 pub use error::HubError;
@@ -46,3 +47,4 @@ pub use locate::{Located, gguf_names_in, locate, locate_in};
 pub use options::PullOptions;
 pub use progress::PullEvent;
 pub use pull::pull;
+pub use verify::{Verified, verify};

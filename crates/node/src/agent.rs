@@ -12,6 +12,9 @@ mod gateway;
 mod groups;
 mod host;
 mod links;
+mod log;
+mod measure;
+mod ranks;
 mod state;
 mod status;
 
@@ -36,7 +39,8 @@ use crate::storage::{DataFolder, StorageError};
 use crate::tls::{Protocol, Tls, Trusted};
 use state::State;
 
-pub use status::{MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
+pub use log::LogLine;
+pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
 /// The port of nodes, unless another is chosen.
 pub const DEFAULT_PORT: u16 = 7470;
@@ -135,6 +139,12 @@ struct Inner {
     groups: Mutex<groups::Groups>,
     /// Where the API is served.
     api: Option<SocketAddr>,
+    /// What has happened lately.
+    log: log::Log,
+    /// This node's links, as measured last.
+    measured: Mutex<Vec<crate::report::LinkReport>>,
+    /// Wakes the task that writes the document.
+    wake_writer: Notify,
     /// Wakes the task that connects to members.
     wake_links: Notify,
     /// Counts changes of what [`Agent::status`] shows.
@@ -175,6 +185,9 @@ impl Agent {
             state: Mutex::new(state),
             groups: Mutex::default(),
             api,
+            log: log::Log::default(),
+            measured: Mutex::default(),
+            wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),
             ending: watch::Sender::new(false),
@@ -187,7 +200,9 @@ impl Agent {
         agent.spawn(Self::keep_time);
         agent.spawn(Self::keep_links);
         agent.spawn(Self::keep_joining);
+        agent.spawn(Self::keep_written);
         agent.spawn(Self::keep_groups);
+        agent.spawn(Self::keep_links_measured);
         if let Some(listener) = api_listener {
             tokio::spawn(agent.clone().serve_api(listener));
         }
@@ -331,6 +346,7 @@ impl Agent {
                 // Also the addresses: a node that has joined by --join has told nobody its own, and
                 // the others could not call it.
                 self.describe_myself();
+                self.write_again(&mut self.lock());
             }
             let mut state = self.lock();
             state.membership.tick(now);

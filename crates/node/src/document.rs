@@ -70,7 +70,7 @@ pub struct MemberEntry {
 }
 
 /// A model that the cluster should serve.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelWish {
     /// What `thunder serve` takes: `builtin`, a folder, a file or a name.
     pub model: String,
@@ -80,6 +80,9 @@ pub struct ModelWish {
     pub count: Option<u32>,
     /// More arguments for `thunder serve`.
     pub arguments: Vec<String>,
+    /// Shares of the model; a node without one has 1. Empty: what `thunder serve` does by itself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub weights: BTreeMap<NodeId, u32>,
 }
 
 /// Where a model runs.
@@ -295,7 +298,10 @@ impl Document {
     ) -> Result<(), DocumentError> {
         if let Some(wish) = &wish {
             check_text("model's name", &wish.model)?;
-            if wish.arguments.len() > MOST_ARGUMENTS || wish.nodes.len() > MOST_MEMBERS {
+            if wish.arguments.len() > MOST_ARGUMENTS
+                || wish.nodes.len() > MOST_MEMBERS
+                || wish.weights.len() > MOST_MEMBERS
+            {
                 return Err(DocumentError::TooMany { what: "arguments of a model", limit: MOST_ARGUMENTS });
             }
             wish.arguments.iter().try_for_each(|argument| check_text("argument", argument))?;

@@ -34,7 +34,7 @@ fn apply(document: &mut Document, change: &Change) {
                 model: name.to_string(),
                 nodes: vec![node(author)],
                 count: None,
-                arguments: Vec::new(),
+                ..ModelWish::default()
             });
             document.set_model(node(author), &name.to_string(), wish)
         }
@@ -141,6 +141,12 @@ fn limits_are_named() {
     document.set_member(node(0), node(200), member("x")).unwrap();
     let error = document.set_setting(node(0), "a", Some("x".repeat(5000))).unwrap_err().to_string();
     assert!(error.contains("5000"), "{error}");
-    let long = ModelWish { model: "x".repeat(5000), nodes: Vec::new(), count: None, arguments: Vec::new() };
+    let long = ModelWish {
+        model: "x".repeat(5000),
+        nodes: Vec::new(),
+        count: None,
+        arguments: Vec::new(),
+        ..ModelWish::default()
+    };
     assert!(document.set_model(node(0), "m", Some(long)).is_err());
 }

@@ -137,13 +137,13 @@ async fn accept<F>(
 
 /// Tasks of connections that have proved nothing, oldest first.
 #[derive(Default)]
-struct Unproven {
-    tasks: JoinSet<()>,
+pub(crate) struct Unproven {
+    pub tasks: JoinSet<()>,
     oldest: VecDeque<AbortHandle>,
 }
 
 impl Unproven {
-    fn add(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    pub fn add(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         if self.oldest.len() >= MOST_UNPROVEN {
             self.oldest.retain(|task| !task.is_finished());
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The longest head of a request.
@@ -12,8 +12,10 @@ const LONGEST_HEAD_BYTES: usize = 64 << 10;
 const LONGEST_BODY_BYTES: usize = 8 << 20;
 /// Most headers of a request.
 const MOST_HEADERS: usize = 100;
-/// Time for a head, and again for its body, to arrive.
-const READ_LIMIT: Duration = Duration::from_secs(60);
+/// Time for a head to arrive.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// Time for a body to arrive.
+const BODY_LIMIT: Duration = Duration::from_secs(60);
 
 /// An error in the form of OpenAI's API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +31,46 @@ impl HttpError {
         Self { status, code, message: message.to_owned() }
     }
 
-    /// The whole response.
+    fn kind(&self) -> &'static str {
+        if self.status < 500 { "invalid_request_error" } else { "server_error" }
+    }
+
+    /// The body in the form of the API that `path` belongs to.
+    fn body(&self, path: &str) -> Value {
+        let Self { code, message, .. } = self;
+        if path.starts_with("/api/") {
+            return json!({ "error": message });
+        }
+        if path.starts_with("/v1/messages") {
+            let kind = if self.status < 500 { "invalid_request_error" } else { "api_error" };
+            return json!({ "type": "error", "error": { "type": kind, "message": message } });
+        }
+        json!({ "error": { "message": message, "type": self.kind(), "param": null, "code": code } })
+    }
+
+    /// The last frame of a stream of the API that `path` belongs to.
+    pub fn frame(&self, path: &str) -> String {
+        let body = self.body(path);
+        match path {
+            "/v1/messages" => format!("event: error\ndata: {body}\n\n"),
+            "/v1/responses" => {
+                let event = json!({
+                    "type": "error", "code": self.code, "message": self.message, "param": null, "sequence_number": 0,
+                });
+                format!("event: error\ndata: {event}\n\n")
+            }
+            path if path.starts_with("/api/") => format!("{body}\n"),
+            _ => format!("data: {body}\n\n"),
+        }
+    }
+
+    /// The whole response in OpenAI's form.
     pub fn response(&self) -> Vec<u8> {
+        self.response_of("")
+    }
+
+    /// The whole response in the form of the API that `path` belongs to.
+    pub fn response_of(&self, path: &str) -> Vec<u8> {
         let reason = match self.status {
             400 => "Bad Request",
             401 => "Unauthorized",
@@ -41,12 +81,10 @@ impl HttpError {
             413 => "Content Too Large",
             415 => "Unsupported Media Type",
             431 => "Request Header Fields Too Large",
+            500 => "Internal Server Error",
             _ => "Service Unavailable",
         };
-        let kind = if self.status < 500 { "invalid_request_error" } else { "server_error" };
-        let body =
-            json!({ "error": { "message": self.message, "type": kind, "param": null, "code": self.code } });
-        let body = body.to_string();
+        let body = self.body(path).to_string();
         let retry = if self.status == 503 { "retry-after: 5\r\n" } else { "" };
         let (status, length) = (self.status, body.len());
         format!(
@@ -100,6 +138,11 @@ impl Head {
     pub fn bearer(&self) -> Option<&str> {
         let (scheme, key) = self.header("authorization")?.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    }
+
+    /// The client's key, as OpenAI's or as Anthropic's clients send it.
+    pub fn key(&self) -> Option<&str> {
+        self.bearer().or_else(|| self.header("x-api-key"))
     }
 
     /// Refuses a request for another host than localhost or an address.
@@ -179,7 +222,7 @@ pub async fn read_head(client: &mut (impl AsyncRead + Unpin)) -> Result<(Head, V
             }
         }
     };
-    tokio::time::timeout(READ_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow()))
+    tokio::time::timeout(HEAD_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow(HEAD_LIMIT)))
 }
 
 /// Reads a request's body. `bytes` is the part that came with the head.
@@ -200,8 +243,8 @@ pub async fn read_body(
         client.take(left).read_to_end(&mut bytes).await?;
         Ok::<_, std::io::Error>(())
     };
-    match tokio::time::timeout(READ_LIMIT, read).await {
-        Err(_) => Err(too_slow()),
+    match tokio::time::timeout(BODY_LIMIT, read).await {
+        Err(_) => Err(too_slow(BODY_LIMIT)),
         Ok(Ok(())) if bytes.len() >= length => {
             bytes.truncate(length);
             Ok(bytes)
@@ -210,8 +253,8 @@ pub async fn read_body(
     }
 }
 
-fn too_slow() -> HttpError {
-    HttpError::new(408, "timeout", &format!("the request did not arrive within {READ_LIMIT:?}"))
+fn too_slow(limit: Duration) -> HttpError {
+    HttpError::new(408, "timeout", &format!("the request did not arrive within {limit:?}"))
 }
 
 #[cfg(test)]

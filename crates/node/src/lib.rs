@@ -14,6 +14,7 @@ pub mod discovery;
 pub mod document;
 pub mod gate;
 mod http;
+mod http_response;
 pub mod id;
 pub mod identity;
 pub mod joining;

@@ -73,6 +73,8 @@ pub struct Membership {
     report: Option<Arc<NodeReport>>,
     report_number: u64,
     peers: BTreeMap<NodeId, Peer>,
+    /// The document is not on the disk.
+    volatile: bool,
     heartbeat_at: Duration,
     changes: u64,
     watched: VecDeque<Watched>,
@@ -93,6 +95,7 @@ impl Membership {
             report: None,
             report_number: 0,
             peers: BTreeMap::new(),
+            volatile: false,
             heartbeat_at: Duration::ZERO,
             changes: 0,
             watched: VecDeque::new(),
@@ -189,14 +192,16 @@ impl Membership {
             return;
         }
         match message {
-            Message::Heartbeat { boot, digest, report, reaches } => {
+            Message::Heartbeat { boot, digest, report, reaches, volatile } => {
                 self.heard(from, boot, reaches, now);
                 let known = self.peers.get(&from).map(|peer| peer.report_id);
                 if report > 0 && known != Some((boot, report)) {
                     self.send(from, Message::ReportWanted);
                 }
                 if digest == self.digest {
-                    self.held(&digest);
+                    if !volatile {
+                        self.held(&digest);
+                    }
                 } else {
                     self.offer(from, now);
                 }
@@ -267,6 +272,11 @@ impl Membership {
         self.report_number += 1;
         let peers: Vec<NodeId> = self.peers.keys().copied().collect();
         peers.into_iter().for_each(|id| self.send_report(id));
+    }
+
+    /// Says whether the document is on the disk. Others count this node as holding it only then.
+    pub fn set_volatile(&mut self, volatile: bool) {
+        self.volatile = volatile;
     }
 
     fn send_report(&mut self, to: NodeId) {
@@ -380,6 +390,7 @@ impl Membership {
             digest: self.digest.clone(),
             report: self.report_number,
             reaches,
+            volatile: self.volatile,
         }
     }
 

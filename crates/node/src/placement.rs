@@ -45,18 +45,21 @@ pub fn decide(
     reachable: &BTreeMap<NodeId, Candidate<'_>>,
 ) -> Decision {
     let Some(wanted) = &wish.value else { return Decision::Wait };
-    let mut after_failure = false;
-    if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
-        let is_there = placement.nodes.iter().all(|node| reachable.contains_key(node));
-        after_failure = is_there && has_failed(name, stamp, placement, reachable);
-        if is_there && !after_failure {
-            return Decision::Keep;
-        }
-    }
     let may = |(id, node): &(&NodeId, &Candidate<'_>)| {
         !node.drained && (wanted.nodes.is_empty() || wanted.nodes.contains(id))
     };
     let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
+    let mut after_failure = false;
+    if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
+        let is_there = placement.nodes.iter().all(|node| reachable.contains_key(node));
+        after_failure = is_there && has_failed(name, stamp, placement, reachable);
+        let is_drained = |node| reachable.get(node).is_some_and(|candidate| candidate.drained);
+        // A drained node keeps its work if no other may take it.
+        let moves = placement.nodes.iter().any(is_drained) && !candidates.is_empty();
+        if is_there && !after_failure && !moves {
+            return Decision::Keep;
+        }
+    }
     if candidates.first().is_none_or(|(first, _)| **first != me) {
         return Decision::Wait;
     }
@@ -93,7 +96,13 @@ mod tests {
     const C: NodeId = NodeId([3; 32]);
 
     fn wish(nodes: &[NodeId], count: Option<u32>) -> Register<ModelWish> {
-        let wish = ModelWish { model: "m".into(), nodes: nodes.to_vec(), count, arguments: Vec::new() };
+        let wish = ModelWish {
+            model: "m".into(),
+            nodes: nodes.to_vec(),
+            count,
+            arguments: Vec::new(),
+            ..ModelWish::default()
+        };
         Register { stamp: stamp(5), value: Some(wish) }
     }
 
@@ -167,13 +176,19 @@ mod tests {
     }
 
     #[test]
-    fn drained_nodes_get_no_new_group_and_nobody_is_better_than_none() {
+    fn work_leaves_a_drained_node_if_another_may_have_it() {
         let quiet = report(1);
         let mut all = nodes(&[(A, &quiet), (B, &quiet)]);
         all.entry(A).and_modify(|node| node.drained = true);
         assert_eq!(decide(A, "m", &wish(&[], None), None, &all), Decision::Wait);
         assert_eq!(placed(decide(B, "m", &wish(&[], None), None, &all)), (vec![B], 1, false));
+        // Work moves from a drained node to others, if any may have it.
+        let group = Placement { nodes: vec![A, B], generation: 4 };
+        let now = Some((stamp(6), &group));
+        assert_eq!(placed(decide(B, "m", &wish(&[], None), now, &all)), (vec![B], 5, false));
+        assert_eq!(decide(B, "m", &wish(&[A], None), now, &all), Decision::Keep);
         all.entry(B).and_modify(|node| node.drained = true);
+        assert_eq!(decide(B, "m", &wish(&[], None), now, &all), Decision::Keep);
         assert_eq!(decide(B, "m", &wish(&[], None), None, &all), Decision::Wait);
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::document::Stamp;
+use crate::id::NodeId;
 
 /// A node's machine and ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -22,6 +23,54 @@ pub struct NodeReport {
     pub api: Option<String>,
     /// The ranks that run here.
     pub ranks: Vec<RankReport>,
+    /// The links to other nodes, as this node measured them last.
+    #[serde(default)]
+    pub links: Vec<LinkReport>,
+}
+
+/// A link from one node to another, as a TLS connection over it was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The other node.
+    pub to: NodeId,
+    /// Median round trip of 8 bytes.
+    pub latency_us: u64,
+    /// Bytes in a second.
+    pub bytes_s: u64,
+    /// Name of this node's interface.
+    pub interface: String,
+    /// What the interface is.
+    pub kind: LinkKind,
+    /// Bits in a second that the interface claims; `None` if it does not say.
+    pub claimed_bits_s: Option<u64>,
+}
+
+/// What an interface is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkKind {
+    /// The machine itself.
+    Loopback,
+    /// A cable, or what looks like one.
+    Ethernet,
+    /// Radio.
+    WiFi,
+    /// A Thunderbolt or USB4 cable.
+    Thunderbolt,
+    /// InfiniBand, by IP.
+    InfiniBand,
+    /// Made by software, as between namespaces.
+    Virtual,
+    /// The system does not say.
+    Unknown,
+}
+
+impl LinkReport {
+    /// The share of what the interface claims, if that is less than a third.
+    pub fn far_below(&self) -> Option<f64> {
+        let share = self.bytes_s as f64 * 8.0 / self.claimed_bits_s.filter(|claimed| *claimed > 0)? as f64;
+        (share < 1.0 / 3.0).then_some(share)
+    }
 }
 
 /// A rank of a model's group.
@@ -63,6 +112,7 @@ impl NodeReport {
             memory_free: free / MEMORY_STEP_BYTES * MEMORY_STEP_BYTES,
             api: None,
             ranks: Vec::new(),
+            links: Vec::new(),
         }
     }
 }
@@ -94,6 +144,22 @@ fn memory() -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_far_below_its_claim_is_called_so() {
+        let link = |gigabits: f64, claimed| LinkReport {
+            to: NodeId([1; 32]),
+            latency_us: 40,
+            bytes_s: (gigabits * 1e9 / 8.0) as u64,
+            interface: "eth0".into(),
+            kind: LinkKind::Ethernet,
+            claimed_bits_s: claimed,
+        };
+        let share = link(13.0, Some(200_000_000_000)).far_below();
+        assert!(share.is_some_and(|share| (share - 0.065).abs() < 1e-3), "{share:?}");
+        assert_eq!(link(8.0, Some(10_000_000_000)).far_below(), None);
+        assert_eq!((link(1.0, None).far_below(), link(1.0, Some(0)).far_below()), (None, None));
+    }
 
     #[test]
     fn this_machine_has_memory_and_cores() {

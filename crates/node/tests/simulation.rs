@@ -264,7 +264,7 @@ impl World {
                         model: "m".into(),
                         nodes: vec![author],
                         count: None,
-                        arguments: Vec::new(),
+                        ..ModelWish::default()
                     };
                     document.set_model(author, "shared", Some(wish))?;
                     document.set_setting(author, &name, Some("kept".into()))

@@ -1,5 +1,8 @@
 //! `thunder cluster`: what a person does with the cluster of this machine's node.
 
+mod demo;
+mod logs;
+mod start;
 pub mod status;
 
 use std::path::Path;
@@ -56,7 +59,10 @@ enum Action {
     ///
     /// Forgets the cluster and the node's key. `thunder up` then starts a new node.
     Leave,
-    /// Give a node no new work
+    /// Move a node's work to others, and give it no new work
+    ///
+    /// Each model on the node is formed again on the nodes that may run it; answers in flight go
+    /// on there. A model that no other node may run stays.
     Drain {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
@@ -68,13 +74,24 @@ enum Action {
         #[arg(value_name = "NODE")]
         node: String,
     },
+    /// Start the agent on this machine in the background, as `thunder up` does in the foreground
+    Start(start::StartArgs),
     /// End the agent on this machine
     Stop,
+    /// Show what the nodes use, or measure the network between them
+    Stats(crate::stats::StatsCommand),
+    /// Print what has happened on a node lately
+    Logs(logs::LogsArgs),
+    Demo(demo::ClusterDemo),
 }
 
 impl ClusterCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        // It has its own runtime.
+        if let Action::Stats(stats) = self.action {
+            return stats.run().map(|()| ExitCode::SUCCESS);
+        }
         let data = self.data.folder()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.action.run(&data))
@@ -85,6 +102,10 @@ impl Action {
     async fn run(self, data: &Path) -> anyhow::Result<ExitCode> {
         let request = match self {
             Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Start(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Logs(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Demo(demo) => return demo.run().map(|()| ExitCode::SUCCESS),
+            Self::Stats(stats) => return stats.run().map(|()| ExitCode::SUCCESS),
             Self::Health => return health(data).await,
             Self::Approve { code } => Request::Approve(code),
             Self::Token { expires } => Request::Token(expires.as_secs()),
@@ -100,13 +121,15 @@ impl Action {
             Reply::Changed { name, spread } => {
                 let done = match request {
                     Request::Remove(_) => "is removed",
-                    Request::Drain { drained: true, .. } => "gets no new work",
+                    Request::Drain { drained: true, .. } => {
+                        "gets no new work; its models move to other nodes"
+                    }
                     _ => "gets work again",
                 };
                 let note = if spread { "" } else { "; no other node has heard of it yet" };
                 eprintln!("{name} {done}{note}");
             }
-            Reply::Status(_) | Reply::Done | Reply::Failed(_) => {}
+            Reply::Status(_) | Reply::Logs(_) | Reply::Done | Reply::Failed(_) => {}
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -2,7 +2,10 @@
 
 use clap::{Args, Subcommand};
 
-/// The GPUs that `--device` can name
+use crate::stats;
+use crate::up::DataArgs;
+
+/// This machine's GPUs, and the cluster's machines
 #[derive(Args)]
 pub struct DevicesCommand {
     #[command(subcommand)]
@@ -11,7 +14,7 @@ pub struct DevicesCommand {
 
 #[derive(Subcommand)]
 enum DevicesSubcommand {
-    /// List GPUs: adapter, driver, memory and the features that kernels can use
+    /// List GPUs with driver, memory and features, and the machines of this node's cluster
     ///
     /// Their numbers are those of --device gpu:N. Software devices compute on the CPU, for tests:
     /// --device auto never takes one.
@@ -20,19 +23,28 @@ enum DevicesSubcommand {
 
 #[derive(Args)]
 struct ListCommand {
-    /// Print one JSON array instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    data: DataArgs,
 }
 
 impl DevicesCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let DevicesSubcommand::List(list) = self.command;
+        let cluster = stats::cluster(&list.data);
         if list.json {
-            println!("{}", json());
-        } else {
-            lines().iter().for_each(|line| println!("{line}"));
+            let machines = cluster.map(|status| status.members);
+            println!("{}", serde_json::json!({ "gpus": json(), "machines": machines }));
+            return Ok(());
+        }
+        println!("GPUs of this machine");
+        lines().iter().for_each(|line| println!("  {line}"));
+        match cluster {
+            Some(status) => println!("Machines of the cluster\n{}", stats::machines(&status)),
+            None => println!("Machines of the cluster: no `thunder up` runs here"),
         }
         Ok(())
     }

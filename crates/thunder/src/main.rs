@@ -36,6 +36,7 @@ mod run;
 mod serve;
 mod service_command;
 mod session;
+mod stats;
 mod store_args;
 mod support_command;
 mod table;
@@ -81,6 +82,7 @@ enum Command {
     Restore(backup_command::RestoreCommand),
     Service(service_command::ServiceCommand),
     Support(support_command::SupportCommand),
+    Stats(stats::StatsCommand),
     Launch(launch_command::LaunchCommand),
     Devices(devices::DevicesCommand),
     Mac(mac_command::MacCommand),
@@ -161,6 +163,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             });
         }
+        Command::Stats(command) => command.run(),
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {
                 eprintln!("error: {}", report::line(&error));

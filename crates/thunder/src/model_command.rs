@@ -1,5 +1,7 @@
 //! `thunder model`: models on this machine's disk, and models that the cluster serves.
 
+mod care;
+mod infer;
 mod list;
 mod load;
 mod pull;
@@ -38,6 +40,14 @@ enum Action {
     Load(load::Load),
     /// Serve a model on the cluster no more
     Unload(load::Unload),
+    /// Ask a model that the cluster serves
+    Infer(infer::Infer),
+    /// Show the models that the cluster serves, and where they run
+    Status(care::ModelStatus),
+    /// Download what is new of a model in the Hugging Face cache
+    Update(care::Update),
+    /// Check a model's files against their hashes
+    Verify(care::Verify),
     /// Print the folder or GGUF file of a model
     #[command(after_help = "Example:\n  ls \"$(thunder model path mlx-community/Qwen3-0.6B-4bit)\"")]
     Path(Find),
@@ -65,6 +75,10 @@ impl ModelCommand {
             Action::List(list) => list.run(),
             Action::Load(load) => load.run(),
             Action::Unload(unload) => unload.run(),
+            Action::Infer(infer) => infer.run(),
+            Action::Status(status) => status.run(),
+            Action::Update(update) => update.run(),
+            Action::Verify(verify) => verify.run(),
             Action::Path(find) => find.run(),
             Action::Synth(synth) => synth.run(),
         }

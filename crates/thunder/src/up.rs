@@ -97,6 +97,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
 impl UpCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        raise_open_files();
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
         let options = AgentOptions {
@@ -113,6 +114,21 @@ impl UpCommand {
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(serve(options, &data))
+    }
+}
+
+/// Open files of the agent: two for each request that it passes on, besides nodes and strangers.
+const OPEN_FILES: u64 = 16_384;
+
+/// Raises the limit of open files as far as the system lets this user.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    if current.is_some_and(|current| current < wanted)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+    {
+        tracing::warn!("the limit of open files stays at {current:?}: {error}");
     }
 }
 

@@ -73,13 +73,15 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let machines = NAMES.map(Machine::new);
+    let machines = NAMES.map(|name| Machine::new(name).unwrap());
     for (index, name) in NAMES.iter().enumerate() {
         write_tree(&folder.path().join(name), UUIDS[index], UUIDS[1 - index]);
     }
-    machines[0].run(&format!("ip link add cable0 type veth peer name cable0 netns {}", machines[1].id()));
-    machines[0].run("ip link set cable0 up");
-    machines[1].run("ip link set cable0 up");
+    machines[0]
+        .run(&format!("ip link add cable0 type veth peer name cable0 netns {}", machines[1].id()))
+        .unwrap();
+    machines[0].run("ip link set cable0 up").unwrap();
+    machines[1].run("ip link set cable0 up").unwrap();
     let before = machines.each_ref().map(addresses);
     let ssh = write_ssh(folder.path(), &machines);
     let file = |name: &str| folder.path().join(name).display().to_string();

@@ -100,7 +100,7 @@ fn shells_complete_commands_options_and_models() {
         let text = String::from_utf8(output.stdout).unwrap();
         text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(complete(&["ser"]), ["serve"]);
+    assert_eq!(complete(&["ser"]), ["serve", "service"]);
     assert!(complete(&["serve", "--par"]).contains(&"--parallel".to_owned()));
     assert_eq!(complete(&["run", "bui"]), ["builtin"]);
     assert_eq!(complete(&["serve", "acme"]), ["acme/tiny"]);

@@ -77,10 +77,11 @@ fn connect(machines: &[Machine; 2], folder: &Path, sshd: &Path, client_config: &
     let [mini, studio] = machines;
     mini.run(&format!(
         "mkdir -m 700 /root/.ssh && cp {at}/ssh_config /root/.ssh/config && cp {at}/user_key /root/.ssh/id_ed25519"
-    ));
-    mini.run(&format!("ip link add eth0 type veth peer name eth0 netns {}", studio.id()));
+    ))
+    .unwrap();
+    mini.run(&format!("ip link add eth0 type veth peer name eth0 netns {}", studio.id())).unwrap();
     for (machine, address) in machines.iter().zip(ADDRESSES) {
-        machine.run(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up"));
+        machine.run(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up")).unwrap();
     }
     let program = sshd.to_str().unwrap();
     let log = std::fs::File::create(folder.join("sshd.log")).unwrap();
@@ -135,7 +136,7 @@ fn the_walk_through_works_as_written() {
     let program = folder.path().join("target/release/thunder");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_thunder"), program).unwrap();
     let blocks = blocks();
-    let machines = NAMES.map(Machine::new);
+    let machines = NAMES.map(|name| Machine::new(name).unwrap());
     let client_config = text_of(&blocks, "ssh without a password", "ssh-config");
     assert!(
         client_config.contains(ADDRESSES[1]) && ADDRESSES.iter().all(|text| text.parse::<IpAddr>().is_ok())

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thunder_dashboard::{Answer, Ask};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
 use super::control::{Reply, Request};
@@ -20,8 +20,6 @@ use crate::http::{Head, HttpError, read_body};
 const WRITE_LIMIT: Duration = Duration::from_secs(60);
 /// Time for a head to tell what it counts.
 const HEAD_LIMIT: Duration = Duration::from_secs(2);
-/// The longest such reply.
-const LONGEST_REPLY_BYTES: u64 = 4 << 20;
 /// Requests that are shown, of all models together.
 const MOST_ROWS: usize = 400;
 
@@ -36,6 +34,8 @@ struct LoadBody {
     count: Option<u32>,
     #[serde(default)]
     arguments: Vec<String>,
+    #[serde(default)]
+    weights: Vec<(String, u32)>,
 }
 
 #[derive(Deserialize)]
@@ -174,7 +174,7 @@ impl Agent {
         let asking: Vec<_> = models
             .map(|model| {
                 let agent = self.clone();
-                let ask = async move { agent.of_head(&model, path).await };
+                let ask = async move { agent.ask_model(&model, path).await };
                 tokio::spawn(async move { tokio::time::timeout(HEAD_LIMIT, ask).await.ok().flatten() })
             })
             .collect();
@@ -183,21 +183,6 @@ impl Agent {
             replies.push(reply.await.ok().flatten());
         }
         replies
-    }
-
-    async fn of_head(&self, model: &str, path: &str) -> Option<Value> {
-        let (head, placement) = self.ready_now(model)?;
-        let (mut api, key) = self.open(model, head, placement).await.ok()?;
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n"
-        );
-        api.write_all(request.as_bytes()).await.ok()?;
-        api.flush().await.ok()?;
-        let mut reply = Vec::new();
-        api.take(LONGEST_REPLY_BYTES).read_to_end(&mut reply).await.ok()?;
-        let body = reply.strip_prefix(b"HTTP/1.1 200")?;
-        let end = body.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
-        serde_json::from_slice(&body[end + 4..]).ok()
     }
 
     /// Changes what the operator wants, as the command line does.
@@ -243,8 +228,8 @@ fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     }
     Ok(match path {
         "/admin/models/load" => {
-            let LoadBody { model, nodes, count, arguments } = read(body)?;
-            Request::Load { model, nodes, count, arguments }
+            let LoadBody { model, nodes, count, arguments, weights } = read(body)?;
+            Request::Load { model, nodes, count, arguments, weights }
         }
         "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
         "/admin/cluster/drain" => {

@@ -9,10 +9,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::Agent;
-use super::groups::StartRank;
+use super::log::LogLine;
+use super::measure;
+use super::ranks::StartRank;
 use crate::document::Stamp;
 use crate::gate::Connection;
 use crate::id::NodeId;
+use crate::report::LinkReport;
 use crate::tls::Protocol;
 use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
@@ -31,6 +34,20 @@ pub(super) enum Call {
         /// Its group.
         placement: Stamp,
     },
+    /// Take part in measuring the link between both.
+    Measure {
+        /// Time of sending.
+        sending_ms: u64,
+    },
+    /// Measure the link to another node.
+    MeasureLink(NodeId),
+    /// Say what has happened lately.
+    Logs {
+        /// Lines at most.
+        lines: usize,
+        /// Lines after this number only.
+        after: u64,
+    },
 }
 
 /// The reply.
@@ -40,6 +57,12 @@ pub(super) enum CallReply {
     Started,
     /// What follows is HTTP, with this API key.
     Opened(String),
+    /// What follows is the measurement.
+    Measuring,
+    /// The link is measured.
+    Measured(LinkReport),
+    /// What has happened, the oldest first.
+    Logs(Vec<LogLine>),
     /// Not done, in words.
     Refused(String),
 }
@@ -59,6 +82,19 @@ impl Agent {
                 let started = self.start_follower(connection.peer, connection.remote, start);
                 let reply = started.map_or_else(CallReply::Refused, |()| CallReply::Started);
                 wire::send(&mut connection.stream, &reply).await
+            }
+            Call::Measure { sending_ms } => {
+                wire::send(&mut connection.stream, &CallReply::Measuring).await?;
+                Ok(measure::receive_and_time(&mut connection.stream, sending_ms).await?)
+            }
+            Call::MeasureLink(to) => {
+                let measured = self.measure(to, measure::CLOSE_LOOK).await;
+                let reply = measured.map_or_else(CallReply::Refused, CallReply::Measured);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::Logs { lines, after } => {
+                let lines = CallReply::Logs(self.0.log.lines(lines, after));
+                wire::send(&mut connection.stream, &lines).await
             }
             Call::Open { model, placement } => {
                 let opened = match self.own_api(&model, placement) {

@@ -1,15 +1,20 @@
 //! The Unix socket by which the command line talks to the agent of its machine. Only the agent's
 //! user can open it.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
+use super::calls::{Call, CallReply};
 use super::host::unix_s;
+use super::log::LogLine;
+use super::measure;
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
 use crate::document::{Document, DocumentError, ModelWish};
 use crate::id::NodeId;
@@ -55,9 +60,23 @@ pub enum Request {
         count: Option<u32>,
         /// More arguments for `thunder serve`.
         arguments: Vec<String>,
+        /// Shares of the model, by a node's name or id.
+        #[serde(default)]
+        weights: Vec<(String, u32)>,
     },
     /// Serve a model no more.
     Unload(String),
+    /// Measure the links between all nodes that answer, one at a time.
+    MeasureLinks,
+    /// What has happened on a node lately.
+    Logs {
+        /// Name or id; `None`: the node that is asked.
+        node: Option<String>,
+        /// Lines at most.
+        lines: usize,
+        /// Lines after this number only.
+        after: u64,
+    },
     /// Leave the cluster, and end the agent.
     Leave,
     /// End the agent.
@@ -80,6 +99,8 @@ pub enum Reply {
         /// Whether another node holds the change.
         spread: bool,
     },
+    /// What has happened on a node, the oldest first.
+    Logs(Vec<LogLine>),
     /// Done.
     Done,
     /// Not done, with words for the user.
@@ -146,9 +167,14 @@ async fn serve(agent: Agent, mut stream: UnixStream) {
     let request = wire::receive(&mut stream, LONGEST_FRAME_BYTES);
     let Ok(request) = wire::within(REQUEST_LIMIT, request).await else { return };
     let ends = matches!(request, Request::Leave | Request::Stop);
-    let reply = agent.answer(request).await.unwrap_or_else(Reply::Failed);
+    let (mut reader, mut writer) = stream.split();
+    let reply = tokio::select! {
+        reply = agent.answer(request) => reply.unwrap_or_else(Reply::Failed),
+        // Whoever asked has left, e.g. by Ctrl-C: nothing is admitted or measured for nobody.
+        _ = reader.read_u8() => return,
+    };
     let succeeded = !matches!(reply, Reply::Failed(_));
-    let _ = wire::send(&mut stream, &reply).await;
+    let _ = wire::send(&mut writer, &reply).await;
     if ends && succeeded {
         agent.0.ending.send_replace(true);
     }
@@ -182,11 +208,16 @@ impl Agent {
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Load { model, nodes, count, arguments } => {
+            Request::Load { model, nodes, count, arguments, weights } => {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
-                let nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+                let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+                let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
+                let weights: BTreeMap<NodeId, u32> = weights.iter().map(weigh).collect::<Result<_, _>>()?;
+                if nodes.is_empty() {
+                    nodes = weights.keys().copied().collect();
+                }
                 let (me, name) = (self.0.id, model.clone());
-                let wish = ModelWish { model, nodes, count, arguments };
+                let wish = ModelWish { model, nodes, count, arguments, weights };
                 let change = |document: &mut Document| document.set_model(me, &name, Some(wish));
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
@@ -199,9 +230,44 @@ impl Agent {
                 let spread = self.change(|document| document.set_model(me, &name, None)).await?;
                 Ok(Reply::Changed { name, spread })
             }
+            Request::MeasureLinks => self.measure_all().await.map(|()| Reply::Done),
+            Request::Logs { node, lines, after } => {
+                let id = node.map_or(Ok(self.0.id), |node| self.find_member(&node).map(|(id, _)| id))?;
+                if id == self.0.id {
+                    return Ok(Reply::Logs(self.0.log.lines(lines, after)));
+                }
+                match self.call(id, &Call::Logs { lines, after }).await?.0 {
+                    CallReply::Logs(lines) => Ok(Reply::Logs(lines)),
+                    _ => Err(format!("{} is of a version without logs", self.name_of(&id))),
+                }
+            }
             Request::Leave => self.leave().await.map(|()| Reply::Done),
             Request::Stop => Ok(Reply::Done),
         }
+    }
+
+    /// Has every node measure its links: in each round every node sends to one and receives from
+    /// one.
+    async fn measure_all(&self) -> Result<(), String> {
+        let up: Vec<NodeId> = self.lock().membership.reachable().into_iter().collect();
+        for distance in 1..up.len() {
+            let mut round = tokio::task::JoinSet::new();
+            for (index, from) in up.iter().enumerate() {
+                let (agent, from, to) = (self.clone(), *from, up[(index + distance) % up.len()]);
+                round.spawn(async move {
+                    if from == agent.0.id {
+                        agent.measure(to, measure::CLOSE_LOOK).await.map(drop)
+                    } else {
+                        agent.call(from, &Call::MeasureLink(to)).await.map(drop)
+                    }
+                });
+            }
+            round.join_all().await.into_iter().collect::<Result<(), String>>()?;
+        }
+        let mut state = self.lock();
+        self.report_ranks(&mut state, None);
+        self.settle(&mut state);
+        Ok(())
     }
 
     fn issue_token(&self, life_s: u64) -> Result<String, String> {
@@ -220,17 +286,26 @@ impl Agent {
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
     ) -> Result<bool, String> {
         let (waiter, spread) = oneshot::channel();
-        {
-            let mut state = self.lock();
-            let id: ChangeId = state.membership.change(change).map_err(|error| error.to_string())?;
-            let has_peers = state.membership.peers().next().is_some();
-            state.spreading.insert(id, waiter);
-            self.settle(&mut state);
-            if !has_peers {
-                return Ok(true);
-            }
+        if !self.begin_change(change, waiter)? {
+            // Nobody else holds it: it is done once it is on the disk.
+            let _ = tokio::time::timeout(SPREAD_LIMIT, self.written()).await;
+            return Ok(true);
         }
         Ok(tokio::time::timeout(SPREAD_LIMIT, spread).await.is_ok_and(|spread| spread.is_ok()))
+    }
+
+    /// Makes a change whose spreading `waiter` hears of. False if there is no other member.
+    fn begin_change(
+        &self,
+        change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
+        waiter: oneshot::Sender<()>,
+    ) -> Result<bool, String> {
+        let mut state = self.lock();
+        let id: ChangeId = state.membership.change(change).map_err(|error| error.to_string())?;
+        let has_peers = state.membership.peers().next().is_some();
+        state.spreading.insert(id, waiter);
+        self.settle(&mut state);
+        Ok(has_peers)
     }
 
     /// The member with this name, short name or id.
@@ -268,6 +343,8 @@ impl Agent {
         }
         // The other members are told by the links' last messages.
         tokio::time::sleep(FAREWELL).await;
+        // The files must not come back.
+        let _ = tokio::time::timeout(SPREAD_LIMIT, self.written()).await;
         let folder = &self.0.folder;
         let forget = || {
             folder.remove(DOCUMENT_FILE)?;

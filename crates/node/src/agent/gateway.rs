@@ -1,8 +1,10 @@
-//! The OpenAI API on every node: a request is passed to the head of its model, wherever that is.
+//! The API on every node: a request is passed to the head of its model, wherever that is.
 //!
-//! One request a connection, passed on as bytes: the head's own server parses it. While nothing of
-//! a response has reached the client, a lost head costs the client nothing but time: the request is
-//! sent again to the group that is formed in its place.
+//! One request a connection; the head's own server parses it. A lost head costs the client nothing
+//! but time: the answer goes on where the model is formed again (`relay.rs`).
+
+mod client;
+mod relay;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,78 +12,126 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use super::Agent;
-use super::calls::{Call, CallReply};
+use super::calls::CallReply;
 use crate::document::Stamp;
+use crate::gate::Unproven;
 use crate::http::{Head, HttpError, read_body, read_head};
 use crate::id::NodeId;
 use crate::report::RankState;
+use client::WRITE_LIMIT;
+use relay::{Question, is_generation};
 
 /// Requests at a time; more are refused.
 const MOST_CONNECTIONS: usize = 512;
-/// A client that takes nothing for this long is disconnected.
-const WRITE_LIMIT: Duration = Duration::from_secs(60);
 /// Time for a model that is being formed to be ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// Time until a lost group is known to be lost.
-const LOSS_LIMIT: Duration = Duration::from_secs(3);
-/// Groups that a request is sent to before it fails.
-const MOST_ATTEMPTS: usize = 4;
-/// Bytes passed on at once.
-const PIECE_BYTES: usize = 16 << 10;
-
-/// A connection to a head's API.
-pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
+/// Time for all models to say something of themselves.
+const LIST_LIMIT: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// Serves the API on `listener`.
     pub(super) async fn serve_api(self, listener: TcpListener) {
         let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        // Clients that have sent no request with a key yet hold no slot.
+        let mut unproven = Unproven::default();
         loop {
-            let Ok((mut client, _)) = listener.accept().await else {
+            let accepted = tokio::select! {
+                _ = unproven.tasks.join_next(), if !unproven.tasks.is_empty() => continue,
+                accepted = listener.accept() => accepted,
+            };
+            let Ok((mut client, peer)) = accepted else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let _ = client.set_nodelay(true);
-            let (agent, slot) = (self.clone(), slots.clone().try_acquire_owned());
-            tokio::spawn(async move {
-                let refusal = HttpError::new(503, "busy", "too many requests at once: try again later");
-                let outcome = if slot.is_ok() { agent.answer_http(&mut client).await } else { Err(refusal) };
-                if let Err(error) = outcome {
-                    let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(&error.response())).await;
+            let (agent, slots) = (self.clone(), slots.clone());
+            unproven.add(async move {
+                let read = read_head(&mut client).await;
+                if let Some(page) = read.as_ref().ok().and_then(|(head, _)| super::admin::page(head)) {
+                    let _ = super::admin::write(&mut client, &page).await;
+                    return;
                 }
-                let _ = client.shutdown().await;
-                drop(slot);
+                let read = read.and_then(|(head, rest)| agent.check_key(&head).map(|()| (head, rest)));
+                let read = read.and_then(|(head, rest)| {
+                    agent.check_administration(&head, peer)?;
+                    Ok((head, rest))
+                });
+                tokio::spawn(agent.serve_client(client, read, slots));
             });
         }
     }
 
-    async fn answer_http(&self, client: &mut TcpStream) -> Result<(), HttpError> {
-        let (head, rest) = read_head(client).await?;
-        if let Some(response) = super::admin::page(&head) {
-            return super::admin::write(client, &response).await;
+    /// Keys of the API are users' keys: they do not administer the cluster. Whoever is on the node
+    /// does, as on the command line.
+    fn check_administration(&self, head: &Head, peer: SocketAddr) -> Result<(), HttpError> {
+        let is_of_users = !self.0.options.api_keys.is_empty() && !peer.ip().to_canonical().is_loopback();
+        if is_of_users && head.path.starts_with("/admin/") {
+            let message = "a cluster is administered from its nodes: use `thunder cluster` and `thunder model` there, or \
+                           open the dashboard through `ssh -L 8000:localhost:8000 NODE`";
+            return Err(HttpError::new(403, "not_on_the_node", message));
         }
-        self.check_key(&head)?;
+        Ok(())
+    }
+
+    async fn serve_client<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        mut client: S,
+        read: Result<(Head, Vec<u8>), HttpError>,
+        slots: Arc<Semaphore>,
+    ) {
+        let slot = slots.try_acquire();
+        let refusal = HttpError::new(503, "busy", "too many requests at once: try again later");
+        let outcome = match (read, &slot) {
+            (Ok((head, rest)), Ok(_)) => {
+                let path = head.path.clone();
+                let answered = self.answer_http(&mut client, head, rest).await;
+                answered.map_err(|error| error.response_of(&path))
+            }
+            (Err(error), _) => Err(error.response()),
+            (_, Err(_)) => Err(refusal.response()),
+        };
+        if let Err(response) = outcome {
+            let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(&response)).await;
+        }
+        let _ = client.shutdown().await;
+    }
+
+    async fn answer_http<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut S,
+        head: Head,
+        rest: Vec<u8>,
+    ) -> Result<(), HttpError> {
         let path = head.path.split('?').next().unwrap_or_default().to_owned();
         match (head.method.as_str(), path.as_str()) {
-            ("GET", "/health") => reply(client, &json!({ "status": "ok" })).await,
+            ("GET", "/health" | "/health/live" | "/health/ready") => {
+                reply(client, &json!({ "status": "ok" })).await
+            }
             ("GET", "/v1/models") => reply(client, &self.models()).await,
-            ("POST", "/v1/chat/completions" | "/v1/completions") => {
+            ("GET", "/api/tags" | "/api/ps") => {
+                let models = self.lists(&path).await;
+                reply(client, &json!({ "models": models })).await
+            }
+            ("POST", path) if is_generation(path) || NAMES_A_MODEL.contains(&path) => {
                 head.check_json()?;
                 let body = read_body(client, &head, rest).await?;
-                self.complete(client, &path, &body).await
+                let question = self.question(path, &body)?;
+                self.generate(client, &question).await
+            }
+            ("GET" | "DELETE", path) if is_of_a_model(path) => {
+                let model = self.find_model("default")?;
+                let (method, path) = (head.method.clone(), path.to_owned());
+                self.generate(client, &Question { method, path, body: String::new(), model }).await
             }
             (_, path) if path.starts_with("/admin/") => self.administer(client, &head, path, rest).await,
             (method, path) => {
-                let message = format!(
-                    "no endpoint {method} {path}: this node has POST /v1/chat/completions, POST /v1/completions, \
-                     GET /v1/models and GET /health"
-                );
+                let message =
+                    format!("no endpoint {method} {path}: GET /openapi.json lists what a model's server has");
                 Err(HttpError::new(404, "unknown_url", &message))
             }
         }
@@ -94,7 +144,7 @@ impl Agent {
         if keys.is_empty() {
             return head.check_host();
         }
-        let given = head.bearer().unwrap_or_default().as_bytes();
+        let given = head.key().unwrap_or_default().as_bytes();
         // Load balancers ask without a key.
         if (head.method.as_str(), head.path.as_str()) == ("GET", "/health") {
             return Ok(());
@@ -119,97 +169,48 @@ impl Agent {
         json!({ "object": "list", "data": document.models().map(model).collect::<Vec<_>>() })
     }
 
-    async fn complete(&self, client: &mut TcpStream, path: &str, body: &[u8]) -> Result<(), HttpError> {
+    /// A request with a body, for the model that the body names.
+    fn question(&self, path: &str, body: &[u8]) -> Result<Question, HttpError> {
         let bad = |message: &str| HttpError::new(400, "invalid_request", message);
         let mut body: Value =
             serde_json::from_slice(body).map_err(|error| bad(&format!("the body is not JSON: {error}")))?;
-        let asked = body.get("model").and_then(Value::as_str).ok_or_else(|| bad("\"model\" is missing"))?;
-        let name = self.find_model(asked)?;
+        let named = body.get("model").and_then(Value::as_str).map(str::to_owned);
+        let asked = match named {
+            Some(name) => name,
+            None if NAMES_A_MODEL.contains(&path) => "default".to_owned(),
+            None => return Err(bad("\"model\" is missing")),
+        };
+        let model = self.find_model(&asked)?;
         // The head serves one model, under the name that its folder has.
-        body["model"] = "default".into();
-        let body = body.to_string();
-        let mut why = String::new();
-        for _ in 0..MOST_ATTEMPTS {
-            let (head, placement) = self.ready_head(&name).await?;
-            match self.attempt(client, path, &body, &name, head, placement).await {
-                Ok(()) => return Ok(()),
-                Err(Lost(lost)) => why = lost,
-            }
-            // This node may notice the loss later than the attempt did. A group that is there after
-            // all is asked again.
-            let _ = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&name, placement)).await;
+        if let Some(fields) = body.as_object_mut() {
+            fields.insert("model".into(), "default".into());
         }
-        let message = format!("{name} failed {MOST_ATTEMPTS} times while answering: {why}");
-        Err(HttpError::new(503, "model_failed", &message))
+        Ok(Question { method: "POST".into(), path: path.to_owned(), body: body.to_string(), model })
     }
 
-    /// Sends the request to one group. Once a part of the response was passed on, there is no other
-    /// attempt.
-    async fn attempt(
-        &self,
-        client: &mut TcpStream,
-        path: &str,
-        body: &str,
-        model: &str,
-        head: NodeId,
-        placement: Stamp,
-    ) -> Result<(), Lost> {
-        let (mut api, key) = self.open(model, head, placement).await.map_err(Lost)?;
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
-             application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        let lost = |error: std::io::Error| Lost(error.to_string());
-        api.write_all(request.as_bytes()).await.map_err(lost)?;
-        api.flush().await.map_err(lost)?;
-        let mut piece = vec![0; PIECE_BYTES];
-        let mut passed = false;
-        loop {
-            let read = tokio::select! {
-                read = api.read(&mut piece) => read,
-                // A head that was cut off closes no connection.
-                () = self.until_lost(model, placement) => Err(std::io::ErrorKind::ConnectionAborted.into()),
-            };
-            let count = match read {
-                Ok(count) => count,
-                Err(error) if !passed => return Err(Lost(error.to_string())),
-                // The client sees an unfinished response, and knows that it is not complete.
-                Err(_) => return Ok(()),
-            };
-            if count == 0 {
-                let nothing = || Lost("the head ended without a response".to_owned());
-                return if passed { Ok(()) } else { Err(nothing()) };
-            }
-            if !passed && is_server_error(&piece[..count]) {
-                return Err(Lost("the model's group has failed".to_owned()));
-            }
-            passed = true;
-            let written = tokio::time::timeout(WRITE_LIMIT, client.write_all(&piece[..count])).await;
-            if !matches!(written, Ok(Ok(()))) {
-                // The client is gone. Dropping the connection cancels its request.
-                return Ok(());
-            }
-        }
+    /// What a model's head answers to a GET; `None` if it is not ready or does not say.
+    pub(super) async fn ask_model(&self, model: &str, path: &str) -> Option<Value> {
+        let (head, placement) = self.ready_now(model)?;
+        let (method, path) = ("GET".to_owned(), path.to_owned());
+        let question = Question { method, path, body: String::new(), model: model.to_owned() };
+        serde_json::from_slice(&self.fetch(&question, head, placement).await.ok()?).ok()
     }
 
-    /// Connects to the API of a model's head.
-    pub(super) async fn open(
-        &self,
-        model: &str,
-        head: NodeId,
-        placement: Stamp,
-    ) -> Result<(Box<dyn Api>, String), String> {
-        if head == self.0.id {
-            let (address, key) = self.own_api(model, placement).ok_or("the model has ended")?;
-            let api = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-            return Ok((Box::new(api), key));
+    /// What the models that are ready say of themselves, in Ollama's form.
+    async fn lists(&self, path: &str) -> Vec<Value> {
+        let names: Vec<String> = {
+            let document = self.lock().membership.document().clone();
+            document.models().map(|(name, _)| name.to_owned()).collect()
+        };
+        let mut asked = tokio::task::JoinSet::new();
+        for model in names {
+            let (agent, path) = (self.clone(), path.to_owned());
+            asked.spawn(async move {
+                let body = tokio::time::timeout(LIST_LIMIT, agent.ask_model(&model, &path)).await;
+                body.ok()??["models"].as_array().cloned()
+            });
         }
-        let call = Call::Open { model: model.to_owned(), placement };
-        match self.call(head, &call).await? {
-            (CallReply::Opened(key), stream) => Ok((Box::new(stream), key)),
-            _ => Err("a strange reply".to_owned()),
-        }
+        asked.join_all().await.into_iter().flatten().flatten().collect()
     }
 
     /// The cluster's name of the model that a request names: its own, its last part, or `default`
@@ -217,6 +218,8 @@ impl Agent {
     fn find_model(&self, asked: &str) -> Result<String, HttpError> {
         let document = self.lock().membership.document().clone();
         let names: Vec<&str> = document.models().map(|(name, _)| name).collect();
+        // Ollama's clients add a tag to each name.
+        let asked = asked.strip_suffix(":latest").unwrap_or(asked);
         let fits = |name: &&&str| **name == asked || name.rsplit('/').next() == Some(asked);
         let only = (names.len() == 1 && asked == "default").then(|| names[0]);
         match only.or_else(|| names.iter().find(fits).copied()) {
@@ -276,15 +279,16 @@ impl Agent {
     }
 }
 
-/// Why a group has not answered: another may.
-struct Lost(String);
+/// Paths of POST that are about a model, and generate nothing.
+const NAMES_A_MODEL: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/detokenize", "/api/show"];
 
-/// Whether a response begins with a status of 500 or above: the group has failed, or is ending.
-fn is_server_error(response: &[u8]) -> bool {
-    response.strip_prefix(b"HTTP/1.1 ").is_some_and(|status| status.first() == Some(&b'5'))
+/// Whether a path without a body is answered by a model's server.
+fn is_of_a_model(path: &str) -> bool {
+    matches!(path, "/api/version" | "/openapi.json" | "/metrics")
+        || ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
 }
 
-async fn reply(client: &mut TcpStream, body: &Value) -> Result<(), HttpError> {
+async fn reply(client: &mut (impl AsyncWrite + Unpin), body: &Value) -> Result<(), HttpError> {
     let body = body.to_string();
     let response = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",

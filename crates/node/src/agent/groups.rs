@@ -1,23 +1,16 @@
-//! The ranks of this machine: started when a placement says so, watched, and ended when it does not
-//! any more.
+//! The groups of this machine's ranks: formed when a placement says so, watched, and ended when it
+//! does not any more.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
-use thunder_cables::job::installed_cables;
-use thunder_cluster::watched::WatchedRank;
 
 use super::Agent;
 use super::calls::Call;
-use super::state::State;
-use crate::document::{Document, Placement, Stamp};
+use super::ranks::{OwnRank, StartRank, free_port, random_text};
+use crate::document::{Document, ModelWish, Placement, Stamp};
 use crate::id::NodeId;
 use crate::placement::{Candidate, Decision, decide};
-use crate::report::{NodeReport, RankReport, RankState};
 
 /// Interval at which ranks are looked at, if nothing changes before.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -26,59 +19,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A group that ran for this long has not failed at once.
 const RAN_WELL: Duration = Duration::from_secs(60);
-/// Variables that the user of the agent may have set, and that would mislead a rank.
-const NOT_INHERITED: [&str; 9] = [
-    "THUNDER_RANK",
-    "THUNDER_WORLD_SIZE",
-    "THUNDER_COORDINATOR",
-    "THUNDER_SECRET",
-    "THUNDER_TOKEN",
-    "THUNDER_STORE",
-    "THUNDER_CONFIG",
-    "MLX_RANK",
-    "MLX_HOSTFILE",
-];
-
-/// Variable: the networks of the cables, which ranks prefer.
-const CABLES: &str = "THUNDER_CABLES";
-
-/// What a rank of a group needs to start.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct StartRank {
-    /// The model's name in the cluster.
-    pub name: String,
-    /// What `thunder serve` takes.
-    pub model: String,
-    /// More arguments for it.
-    pub arguments: Vec<String>,
-    /// The group.
-    pub placement: Stamp,
-    /// This rank.
-    pub rank: u32,
-    /// Ranks of the group.
-    pub ranks: u32,
-    /// The port on which the head's rank listens for the others.
-    pub port: u16,
-    /// The group's secret.
-    pub secret: String,
-}
-
-/// What is known of a rank by reading what it prints.
-#[derive(Debug, Default)]
-struct Heard {
-    api: Option<SocketAddr>,
-}
-
-/// A rank of this machine.
-struct OwnRank {
-    placement: Stamp,
-    rank: u32,
-    /// `None` if it could not be started, or has ended.
-    process: Option<WatchedRank>,
-    heard: Arc<Mutex<Heard>>,
-    key: String,
-    ended: Option<String>,
-}
 
 /// When a group that failed may be formed again.
 #[derive(Debug, Clone, Copy)]
@@ -90,23 +30,14 @@ struct Pause {
 /// The ranks of this machine, by model.
 #[derive(Default)]
 pub struct Groups {
-    own: BTreeMap<String, OwnRank>,
+    pub(super) own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
     /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
+    /// Processes that are being ended, by model.
+    pub(super) ending: BTreeMap<String, usize>,
     /// The agent ends: nothing starts any more.
-    closing: bool,
-}
-
-impl OwnRank {
-    fn state(&self) -> RankState {
-        let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api;
-        match (&self.ended, api) {
-            (Some(why), _) => RankState::Ended(why.clone()),
-            (None, Some(_)) => RankState::Ready,
-            (None, None) => RankState::Starting,
-        }
-    }
+    pub(super) closing: bool,
 }
 
 impl Agent {
@@ -134,9 +65,14 @@ impl Agent {
         let mut unwanted = Vec::new();
         {
             let mut groups = self.groups();
-            for rank in groups.own.values_mut() {
-                if let Some(words) = rank.process.as_mut().and_then(WatchedRank::ended) {
-                    rank.ended.get_or_insert(words);
+            let now = self.now();
+            for (name, rank) in &mut groups.own {
+                rank.look(now);
+                // One that was stopped is ended for good, or it would hold its memory.
+                if rank.ended.is_some()
+                    && let Some(process) = rank.process.take()
+                {
+                    unwanted.push((name.clone(), process));
                 }
             }
             let me = self.0.id;
@@ -151,12 +87,13 @@ impl Agent {
             let names: Vec<String> = groups.own.keys().cloned().collect();
             for name in names {
                 if groups.own.get(&name).is_some_and(|rank| !wanted(&name, rank)) {
-                    unwanted.extend(groups.own.remove(&name).and_then(|rank| rank.process));
+                    let process = groups.own.remove(&name).and_then(|rank| rank.process);
+                    unwanted.extend(process.map(|process| (name, process)));
                 }
             }
         }
-        for process in unwanted {
-            tokio::task::spawn_blocking(move || process.stop());
+        for (name, process) in unwanted {
+            self.end_process(name, process);
         }
     }
 
@@ -212,7 +149,7 @@ impl Agent {
             let start = StartRank {
                 name: name.to_owned(),
                 model: wanted.model.clone(),
-                arguments: wanted.arguments.clone(),
+                arguments: arguments_of(wanted, placement),
                 placement: stamp,
                 rank: 0,
                 ranks: placement.nodes.len() as u32,
@@ -234,7 +171,7 @@ impl Agent {
             Err(error) => Err(error.to_string()),
         };
         if let Err(why) = outcome {
-            tracing::warn!("{} did not start: {why}", start.name);
+            self.0.log.add(format!("{} did not start: {why}", start.name));
             self.note_rank(&start, None, String::new(), Some(why));
         }
         self.groups().starting.remove(&(start.name.clone(), start.placement));
@@ -243,7 +180,7 @@ impl Agent {
 
     async fn start_everywhere(&self, start: &StartRank, placement: &Placement) -> Result<(), String> {
         let coordinator = SocketAddr::new(self.0.address.ip(), start.port);
-        self.start_rank(start, coordinator)?;
+        self.start_rank(start, coordinator).await?;
         let mut calls = tokio::task::JoinSet::new();
         for (rank, node) in placement.nodes.iter().enumerate().skip(1) {
             let (agent, node) = (self.clone(), *node);
@@ -277,106 +214,16 @@ impl Agent {
         if known.is_some_and(|known| known > start.placement) {
             return Err(format!("{} was placed anew meanwhile", start.name));
         }
-        tracing::info!("rank {} of {} starts for {}", start.rank, start.name, caller.short());
-        self.start_rank(&start, coordinator)
-    }
-
-    fn start_rank(&self, start: &StartRank, coordinator: SocketAddr) -> Result<(), String> {
-        let key = random_text().map_err(|error| error.to_string())?;
-        let mut command = Command::new(&self.0.options.program);
-        command
-            .args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0", "--no-store"])
-            .args(&start.arguments);
-        NOT_INHERITED.iter().for_each(|name| {
-            command.env_remove(name);
+        self.0.log.add(format!("rank {} of {} starts for {}", start.rank, start.name, caller.short()));
+        // The caller does not wait until an earlier rank has ended.
+        let agent = self.clone();
+        tokio::spawn(async move {
+            if let Err(why) = agent.start_rank(&start, coordinator).await {
+                agent.note_rank(&start, None, String::new(), Some(why));
+                agent.0.version.send_modify(|version| *version += 1);
+            }
         });
-        command.env("THUNDER_API_KEY", &key);
-        if start.ranks > 1 {
-            command
-                .env("THUNDER_RANK", start.rank.to_string())
-                .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
-                .env("THUNDER_COORDINATOR", coordinator.to_string())
-                .env("THUNDER_SECRET", &start.secret);
-            // What `thunder mac setup` has left here: the ranks then use the cables.
-            if let Some(cables) = installed_cables().filter(|_| std::env::var_os(CABLES).is_none()) {
-                command.env(CABLES, cables);
-            }
-        }
-        let heard = Arc::new(Mutex::new(Heard::default()));
-        let (hear, name, version) = (heard.clone(), start.name.clone(), self.0.version.clone());
-        let on_line = move |line: &str| {
-            tracing::info!("{name}: {line}");
-            if let Some(api) = served_at(line) {
-                hear.lock().unwrap_or_else(PoisonError::into_inner).api = Some(api);
-            }
-            version.send_modify(|version| *version += 1);
-        };
-        let process = WatchedRank::start(command, start.rank as usize, on_line);
-        let process =
-            process.map_err(|error| format!("cannot start {}: {error}", self.0.options.program.display()))?;
-        self.note_rank(start, Some((process, heard)), key, None);
         Ok(())
-    }
-
-    /// Enters a rank in place of an earlier one of its model, which is ended.
-    fn note_rank(
-        &self,
-        start: &StartRank,
-        process: Option<(WatchedRank, Arc<Mutex<Heard>>)>,
-        key: String,
-        ended: Option<String>,
-    ) {
-        let (process, heard) = process.map_or((None, Arc::default()), |(p, heard)| (Some(p), heard));
-        let rank = OwnRank { placement: start.placement, rank: start.rank, process, heard, key, ended };
-        let mut groups = self.groups();
-        // An older group may fail after a newer one has taken its place, or while the agent ends.
-        let is_late = groups.closing
-            || groups.own.get(&start.name).is_some_and(|newer| newer.placement > start.placement);
-        let unwanted = if is_late { Some(rank) } else { groups.own.insert(start.name.clone(), rank) };
-        drop(groups);
-        if let Some(process) = unwanted.and_then(|rank| rank.process) {
-            tokio::task::spawn_blocking(move || process.stop());
-        }
-    }
-
-    /// Where the API of a group's head listens on this machine, and its key.
-    pub(super) fn own_api(&self, model: &str, placement: Stamp) -> Option<(SocketAddr, String)> {
-        let groups = self.groups();
-        let rank =
-            groups.own.get(model).filter(|rank| rank.placement == placement && rank.ended.is_none())?;
-        let api = rank.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
-        Some((api, rank.key.clone()))
-    }
-
-    /// Puts the ranks into this node's report; `machine` is a new look at the machine.
-    pub(super) fn report_ranks(&self, state: &mut State, machine: Option<NodeReport>) {
-        let known = state.membership.report().map(|report| (**report).clone());
-        let mut report = machine.or(known).unwrap_or_default();
-        report.api = self.0.api.map(|api| api.to_string());
-        let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
-            model: model.clone(),
-            placement: rank.placement,
-            rank: rank.rank,
-            state: rank.state(),
-        };
-        report.ranks = self.groups().own.iter().map(report_of).collect();
-        state.membership.set_report(report);
-    }
-
-    /// Ends all ranks of this machine. Blocks until they have ended.
-    pub fn end_ranks(&self) {
-        let own = {
-            let mut groups = self.groups();
-            groups.closing = true;
-            std::mem::take(&mut groups.own)
-        };
-        let stop = |rank: OwnRank| Some(std::thread::spawn(move || rank.process.map(WatchedRank::stop)));
-        let stopping: Vec<_> = own.into_values().filter_map(stop).collect();
-        stopping.into_iter().for_each(|thread| drop(thread.join()));
-    }
-
-    fn groups(&self) -> std::sync::MutexGuard<'_, Groups> {
-        self.0.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -396,36 +243,20 @@ impl Groups {
     }
 }
 
-/// The address in the line by which `thunder serve` says that it serves.
-fn served_at(line: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.strip_prefix("serving ")?.split_once(" on http://")?;
-    rest.split('/').next()?.parse().ok()
-}
-
-/// A port that is free now. Another program may take it before the rank does; the group is then
-/// formed again with another.
-fn free_port(ip: IpAddr) -> std::io::Result<u16> {
-    Ok(TcpListener::bind((ip, 0))?.local_addr()?.port())
-}
-
-fn random_text() -> std::io::Result<String> {
-    let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+/// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
+fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
+    let mut arguments = wish.arguments.clone();
+    if !wish.weights.is_empty() && placement.nodes.len() > 1 {
+        let weight = |node: &NodeId| wish.weights.get(node).copied().unwrap_or(1).to_string();
+        let weights: Vec<String> = placement.nodes.iter().map(weight).collect();
+        arguments.extend(["--split".to_owned(), weights.join(",")]);
+    }
+    arguments
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_line_of_a_server_that_is_ready_is_read() {
-        let line = "serving builtin on http://127.0.0.1:40123/v1 (2 rank(s))";
-        assert_eq!(served_at(line), "127.0.0.1:40123".parse().ok());
-        for other in ["loading", "serving builtin", "serving x on http://nowhere/v1", ""] {
-            assert_eq!(served_at(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn a_group_that_keeps_failing_is_tried_ever_more_rarely() {

@@ -29,7 +29,7 @@ impl JoinHost for Agent {
                 .to_owned());
         }
         let at = self.now();
-        state.note(newcomer, Seen { name, alone: true, addresses: vec![address], at });
+        state.note(newcomer, Seen { name, alone: true, addresses: vec![address], at, proved: true });
         drop(state);
         self.0.version.send_modify(|version| *version += 1);
         Ok(())
@@ -112,7 +112,7 @@ impl Agent {
         let Found { id, name, alone, addresses } = found;
         let mut state = self.lock();
         let is_member = state.membership.document().member(&id).is_some();
-        state.note(id, Seen { name, alone, addresses, at });
+        state.note(id, Seen { name, alone, addresses, at, proved: false });
         drop(state);
         self.0.version.send_modify(|version| *version += 1);
         if is_member {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Agent, DOCUMENT_FILE};
+use crate::document::Document;
 use crate::id::NodeId;
 use crate::joining::code::{Attempts, Code};
 use crate::joining::token::IssuedTokens;
@@ -16,6 +17,10 @@ use crate::wire;
 
 /// Nodes that are remembered because they were found or have knocked. Strangers can fill this.
 const MOST_SEEN: usize = 256;
+/// Nodes that wait to hear that a document is on the disk.
+const MOST_HELD: usize = 256;
+/// Addresses of one of them.
+const MOST_ADDRESSES: usize = 16;
 /// A node that was not seen for this long is forgotten.
 const SEEN_FOR: Duration = Duration::from_secs(180);
 
@@ -32,6 +37,8 @@ pub struct Seen {
     pub alone: bool,
     pub addresses: Vec<SocketAddr>,
     pub at: Duration,
+    /// It has shown that it holds its key. What was found by multicast has not.
+    pub proved: bool,
 }
 
 /// What an agent knows.
@@ -46,6 +53,12 @@ pub struct State {
     pub spreading: BTreeMap<ChangeId, oneshot::Sender<()>>,
     /// Why the document could not be written, until it can.
     pub disk_error: Option<String>,
+    /// The document that is to be written; `None`: the last was, or could not be.
+    unwritten: Option<Arc<Document>>,
+    /// The disk is busy with a document.
+    is_writing: bool,
+    /// Who is to be told that this node holds a document, once it is on the disk.
+    held: Vec<(NodeId, Message)>,
 }
 
 impl State {
@@ -59,7 +72,15 @@ impl State {
             tokens,
             spreading: BTreeMap::new(),
             disk_error: None,
+            unwritten: None,
+            is_writing: false,
+            held: Vec::new(),
         }
+    }
+
+    /// Whether the document is on its way to the disk.
+    pub fn is_unwritten(&self) -> bool {
+        self.is_writing || self.unwritten.is_some()
     }
 
     /// Whether this node is in no cluster: it is its only member, and was not removed.
@@ -68,12 +89,27 @@ impl State {
         !document.is_removed(&me) && document.members().all(|(id, _)| id == me)
     }
 
-    /// Notes a node that was found or has knocked. When there is no room, the one that was not seen
-    /// for longest is forgotten.
+    /// Notes a node that was found or has knocked. When there is no room, one is forgotten that has
+    /// proved nothing and was not seen for longest; never a member, and never one that has proved
+    /// its key for one that has not.
     pub fn note(&mut self, id: NodeId, seen: Seen) {
+        if let Some(known) = self.seen.get_mut(&id).filter(|known| known.proved && !seen.proved) {
+            // Anybody can announce a key: what its owner said comes first.
+            known.at = seen.at;
+            let new = seen.addresses.into_iter().filter(|address| !known.addresses.contains(address));
+            let new: Vec<SocketAddr> =
+                new.take(MOST_ADDRESSES.saturating_sub(known.addresses.len())).collect();
+            known.addresses.extend(new);
+            return;
+        }
         if !self.seen.contains_key(&id) && self.seen.len() >= MOST_SEEN {
-            let oldest = self.seen.iter().min_by_key(|(_, seen)| seen.at).map(|(id, _)| *id);
-            oldest.and_then(|id| self.seen.remove(&id));
+            let document = self.membership.document();
+            let strangers = self.seen.iter().filter(|(id, _)| document.member(id).is_none());
+            let first = strangers.min_by_key(|(_, seen)| (seen.proved, seen.at));
+            match first.map(|(id, known)| (*id, known.proved)) {
+                Some((first, proved)) if !proved || seen.proved => self.seen.remove(&first),
+                _ => return,
+            };
         }
         self.seen.insert(id, seen);
     }
@@ -90,20 +126,20 @@ impl Agent {
     /// Carries out what the membership has decided. Call it after each use, under the same lock.
     pub(super) fn settle(&self, state: &mut State) {
         let mut changed = false;
-        let mut is_on_disk = true;
         while let Some(output) = state.membership.poll() {
             match output {
                 Output::Persist(document) => {
-                    let json = serde_json::to_vec(&*document).unwrap_or_default();
-                    let written = self.0.folder.write(DOCUMENT_FILE, &json);
-                    is_on_disk = written.is_ok();
-                    state.disk_error = written.err().map(|error| error.to_string());
-                    if let Some(error) = &state.disk_error {
-                        tracing::error!("the cluster's document is only in memory: {error}");
+                    state.unwritten = Some(document);
+                    state.membership.set_volatile(true);
+                    self.0.wake_writer.notify_one();
+                }
+                // It would promise what the disk does not hold yet.
+                Output::Send(to, message @ Message::Held(_)) if state.is_unwritten() => {
+                    if state.held.len() < MOST_HELD {
+                        state.held.push((to, message));
                     }
                 }
-                // It would promise what the disk does not hold.
-                Output::Send(_, Message::Held(_)) if !is_on_disk => {}
+                Output::Send(_, Message::Held(_)) if state.disk_error.is_some() => {}
                 Output::Send(to, message) => send(state, &to, &message),
                 Output::Event(event) => {
                     changed = true;
@@ -116,15 +152,73 @@ impl Agent {
         }
     }
 
+    /// Writes documents to the disk, which may be slow: nothing else waits for it.
+    pub(super) async fn keep_written(self) {
+        loop {
+            self.0.wake_writer.notified().await;
+            while let Some(document) = self.begin_write() {
+                let agent = self.clone();
+                let write = move || {
+                    let json = serde_json::to_vec(&*document).unwrap_or_default();
+                    agent.0.folder.write(DOCUMENT_FILE, &json).map_err(|error| error.to_string())
+                };
+                let written = tokio::task::spawn_blocking(write).await;
+                self.end_write(written.unwrap_or_else(|error| Err(error.to_string())));
+            }
+        }
+    }
+
+    fn begin_write(&self) -> Option<Arc<Document>> {
+        let mut state = self.lock();
+        let document = state.unwritten.take()?;
+        state.is_writing = true;
+        Some(document)
+    }
+
+    fn end_write(&self, written: Result<(), String>) {
+        let mut state = self.lock();
+        state.is_writing = false;
+        state.disk_error = written.err();
+        if let Some(error) = &state.disk_error {
+            tracing::error!("the cluster's document is only in memory: {error}");
+        }
+        if state.unwritten.is_none() {
+            let is_on_disk = state.disk_error.is_none();
+            state.membership.set_volatile(!is_on_disk);
+            let held = std::mem::take(&mut state.held);
+            held.iter().filter(|_| is_on_disk).for_each(|(to, message)| send(&state, to, message));
+        }
+        drop(state);
+        self.0.version.send_modify(|version| *version += 1);
+    }
+
+    /// Waits until the document is on the disk, or cannot be written.
+    pub(super) async fn written(&self) {
+        let mut changes = self.changes();
+        while self.lock().is_unwritten() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Tries again to write a document that the disk did not take.
+    pub(super) fn write_again(&self, state: &mut State) {
+        if state.disk_error.is_some() && !state.is_unwritten() {
+            state.unwritten = Some(state.membership.document().clone());
+            self.0.wake_writer.notify_one();
+        }
+    }
+
     fn note_event(&self, state: &mut State, event: Event) {
         let name = |state: &State, id: &NodeId| {
             let member = state.membership.document().member(id);
             member.map_or_else(|| id.short(), |member| format!("{} ({})", member.name, id.short()))
         };
         match event {
-            Event::Up(id) => tracing::info!("{} is up", name(state, &id)),
-            Event::Down(id) => tracing::warn!("{} is down", name(state, &id)),
-            Event::Restarted(id) => tracing::info!("{} was restarted", name(state, &id)),
+            Event::Up(id) => self.0.log.add(format!("{} is up", name(state, &id))),
+            Event::Down(id) => self.0.log.add(format!("{} is down", name(state, &id))),
+            Event::Restarted(id) => self.0.log.add(format!("{} was restarted", name(state, &id))),
             Event::Reported(_) => {}
             Event::DocumentChanged => self.trust_members(state),
             Event::Spread(change) => {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Agent;
 use crate::document::Document;
 use crate::id::NodeId;
-use crate::report::{NodeReport, RankState};
+use crate::report::{LinkKind, NodeReport, RankState};
 
 /// A cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,30 @@ pub struct Status {
     pub newcomers: Vec<NewcomerStatus>,
     /// The models that the cluster serves.
     pub models: Vec<ModelStatus>,
+    /// The links between nodes that were measured.
+    #[serde(default)]
+    pub links: Vec<LinkStatus>,
+}
+
+/// A measured link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// Short name of the node that measured it.
+    pub from: String,
+    /// Short name of the other.
+    pub to: String,
+    /// Median round trip of 8 bytes.
+    pub latency_us: u64,
+    /// Bytes in a second, over TLS.
+    pub bytes_s: u64,
+    /// Name of the interface of the node that measured.
+    pub interface: String,
+    /// What the interface is.
+    pub kind: LinkKind,
+    /// Bits in a second that the interface claims; `None` if it does not say.
+    pub claimed_bits_s: Option<u64>,
+    /// True if the link is far below its claim.
+    pub far_below: bool,
 }
 
 /// A model.
@@ -111,6 +135,20 @@ impl Agent {
             })
             .collect();
         members.sort_by_key(|member| (member.id != me, member.name.clone(), member.id));
+        let links = members.iter().flat_map(|member| {
+            let links = member.report.as_ref().map(|report| &report.links[..]).unwrap_or_default();
+            links.iter().map(|link| LinkStatus {
+                from: member.short.clone(),
+                to: link.to.short(),
+                latency_us: link.latency_us,
+                bytes_s: link.bytes_s,
+                interface: link.interface.clone(),
+                kind: link.kind,
+                claimed_bits_s: link.claimed_bits_s,
+                far_below: link.far_below().is_some(),
+            })
+        });
+        let links = links.collect();
         let newcomers = state.seen.iter().filter(|(id, seen)| seen.alone && document.member(id).is_none());
         let newcomers = newcomers.map(|(id, seen)| NewcomerStatus {
             short: id.short(),
@@ -126,6 +164,7 @@ impl Agent {
             members,
             newcomers: newcomers.collect(),
             models: Vec::new(),
+            links,
         };
         drop(state);
         Status { models: self.models_status(), ..status }

@@ -48,6 +48,9 @@ pub enum Message {
         report: u64,
         /// The members that the sender reaches.
         reaches: BTreeSet<NodeId>,
+        /// The sender's document is not on its disk: it is lost with the sender's power.
+        #[serde(default)]
+        volatile: bool,
     },
     /// The sender's document.
     Document(#[serde(with = "shared")] Arc<Document>),

@@ -63,11 +63,7 @@ fn text_of(status: &Status) -> String {
     }
     text += &format!("{nodes}\n");
     if !status.models.is_empty() {
-        let mut models = table::new(&["model", "state", "ranks", "groups so far"]);
-        status.models.iter().for_each(|model| {
-            models.add_row(model_row(model));
-        });
-        text += &format!("{models}\n");
+        text += &format!("{}\n", models_table(status));
     }
     for (model, node, why) in failures(status) {
         text += &format!("{model} on {node}: {why}\n");
@@ -87,6 +83,15 @@ fn text_of(status: &Status) -> String {
         text += &format!("The cluster's document is not on the disk: {error}\n");
     }
     text
+}
+
+/// The models, and where they run.
+pub fn models_table(status: &Status) -> comfy_table::Table {
+    let mut models = table::new(&["model", "state", "ranks", "groups so far"]);
+    status.models.iter().for_each(|model| {
+        models.add_row(model_row(model));
+    });
+    models
 }
 
 fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {

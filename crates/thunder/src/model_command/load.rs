@@ -27,6 +27,11 @@ pub struct Load {
     /// on others that may run it.
     #[arg(long, value_name = "NODES")]
     nodes: Option<String>,
+    /// Shares of the model, as NODE=WEIGHT,… [default: equal]
+    ///
+    /// The model runs on these nodes, unless --nodes says otherwise; a node without a weight has 1.
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = parse_share)]
+    split: Vec<(String, u32)>,
     /// Seconds to wait until the model is ready; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
@@ -64,7 +69,13 @@ impl Load {
             }
             _ => self.model,
         };
-        let request = Request::Load { model: model.clone(), nodes, count, arguments: self.options };
+        let request = Request::Load {
+            model: model.clone(),
+            nodes,
+            count,
+            arguments: self.options,
+            weights: self.split,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             control::ask(&data, &request).await?;
@@ -74,6 +85,14 @@ impl Load {
             wait(&data, &model, Duration::from_secs(self.wait)).await
         })
     }
+}
+
+/// A node and its weight.
+fn parse_share(text: &str) -> Result<(String, u32), String> {
+    let wrong = || "write NODE=WEIGHT with a weight from 1 to 1000, e.g. studio=3".to_owned();
+    let (node, weight) = text.split_once('=').ok_or_else(wrong)?;
+    let weight = weight.parse().ok().filter(|weight| (1..=1000).contains(weight)).ok_or_else(wrong)?;
+    if node.is_empty() { Err(wrong()) } else { Ok((node.to_owned(), weight)) }
 }
 
 /// Waits until a model is ready.

@@ -77,7 +77,7 @@ impl Pull {
 }
 
 /// Progress of a pull: bars on a terminal, else one line per file.
-struct PullProgress {
+pub(super) struct PullProgress {
     bars: MultiProgress,
     on_terminal: bool,
     state: Mutex<PullState>,
@@ -100,7 +100,7 @@ struct FileState {
 }
 
 impl PullProgress {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let on_terminal = std::io::stderr().is_terminal();
         Self { bars: MultiProgress::new(), on_terminal, state: Mutex::default() }
     }
@@ -123,7 +123,7 @@ impl PullProgress {
         }
     }
 
-    fn show(&self, event: PullEvent<'_>) {
+    pub(super) fn show(&self, event: PullEvent<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             PullEvent::Start { files, bytes, present } => {
@@ -164,7 +164,7 @@ impl PullProgress {
     }
 
     /// Removes the bars and returns the bytes that this pull downloaded.
-    fn finish(&self) -> u64 {
+    pub(super) fn finish(&self) -> u64 {
         // An error means that the terminal is closed.
         self.bars.clear().ok();
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

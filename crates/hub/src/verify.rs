@@ -1,0 +1,120 @@
+//! Checks the files of a model against the hashes under which the cache keeps them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::checksum::Checksum;
+use crate::error::HubError;
+
+/// Bytes read at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Files whose content has the hash that the hub gave for it.
+    pub right: usize,
+    /// Bytes of all files that were read.
+    pub bytes: u64,
+    /// Files without a hash: they are no links into the cache.
+    pub unknown: Vec<PathBuf>,
+    /// Files whose content is another. Remove them and pull the model again.
+    pub damaged: Vec<PathBuf>,
+}
+
+/// Checks all files of a model's folder, or one GGUF file. Calls `read` with the bytes of each
+/// piece.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn verify(model: &Path, read: &dyn Fn(u64)) -> Result<Verified, HubError> {
+    let mut verified = Verified::default();
+    if model.is_file() {
+        for part in crate::gguf_parts(model) {
+            verify_file(&part, &mut verified, read)?;
+        }
+        return Ok(verified);
+    }
+    let mut folders = vec![model.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(HubError::io("list", &folder))? {
+            let path = entry.map_err(HubError::io("list", &folder))?.path();
+            let kind = fs::symlink_metadata(&path).map_err(HubError::io("look at", &path))?;
+            if kind.is_dir() {
+                folders.push(path);
+            } else {
+                verify_file(&path, &mut verified, read)?;
+            }
+        }
+    }
+    verified.unknown.sort();
+    verified.damaged.sort();
+    Ok(verified)
+}
+
+fn verify_file(path: &Path, verified: &mut Verified, read: &dyn Fn(u64)) -> Result<(), HubError> {
+    let target = fs::read_link(path).ok();
+    let etag = target.as_ref().and_then(|target| target.file_name()).and_then(|name| name.to_str());
+    let failed = || HubError::io("read", path);
+    let mut file = match File::open(path) {
+        // The link is there, and the blob is not.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            verified.damaged.push(path.to_owned());
+            return Ok(());
+        }
+        file => file.map_err(failed())?,
+    };
+    let size = file.metadata().map_err(failed())?.len();
+    let mut checksum = Checksum::for_etag(etag.unwrap_or_default(), size);
+    if matches!(checksum, Checksum::Unknown) {
+        verified.unknown.push(path.to_owned());
+        return Ok(());
+    }
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let count = file.read(&mut piece).map_err(failed())?;
+        if count == 0 {
+            break;
+        }
+        checksum.update(&piece[..count]);
+        verified.bytes += count as u64;
+        read(count as u64);
+    }
+    match checksum.finish() {
+        Some((_, hash)) if Some(hash.as_str()) == etag => verified.right += 1,
+        _ => verified.damaged.push(path.to_owned()),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_found_and_one_without_a_hash_is_named() {
+        let cache = tempfile::tempdir().unwrap();
+        let (blobs, snapshot) = (cache.path().join("blobs"), cache.path().join("snapshots/x"));
+        fs::create_dir_all(&blobs).unwrap();
+        fs::create_dir_all(snapshot.join("sub")).unwrap();
+        // `printf hello | sha256sum` and `printf hello | git hash-object --stdin`.
+        let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        let git = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0";
+        for (etag, file, up) in [(sha256, "weights", "../../"), (git, "sub/config", "../../../")] {
+            fs::write(blobs.join(etag), "hello").unwrap();
+            std::os::unix::fs::symlink(format!("{up}blobs/{etag}"), snapshot.join(file)).unwrap();
+        }
+        fs::write(snapshot.join("own"), "mine").unwrap();
+        let found = verify(&snapshot, &|_| {}).unwrap();
+        let expected =
+            Verified { right: 2, bytes: 10, unknown: vec![snapshot.join("own")], damaged: Vec::new() };
+        assert_eq!(found, expected);
+        fs::write(blobs.join(sha256), "hellO").unwrap();
+        fs::remove_file(blobs.join(git)).unwrap();
+        let found = verify(&snapshot, &|_| {}).unwrap();
+        assert_eq!(found.damaged, [snapshot.join("sub/config"), snapshot.join("weights")]);
+        assert_eq!(found.right, 0);
+    }
+}

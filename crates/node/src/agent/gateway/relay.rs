@@ -1,0 +1,370 @@
+//! Passes a request to the head of its model, and goes on elsewhere when that is lost.
+//!
+//! The head's server sends lines of JSON, each with the tokens of the answer and what the client
+//! gets for them (`crates/server/src/generate/relaying.rs`). A line reaches the client as a whole
+//! or not at all. When the model's group is lost, its next head gets the request again with all
+//! tokens whose lines reached the client, and sends only what follows.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::client::{Client, Gone};
+use super::{Agent, CallReply};
+use crate::agent::calls::Call;
+use crate::document::Stamp;
+use crate::http::HttpError;
+use crate::http_response::{ResponseHead, ResponseReader};
+use crate::id::NodeId;
+
+/// Time until a lost group is known to be lost.
+const LOSS_LIMIT: Duration = Duration::from_secs(3);
+/// Groups in a row that give no token before a request fails.
+const MOST_ATTEMPTS: usize = 4;
+/// A stream without an event for this long gets a comment.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Time for a head to begin its response: it reads the request, and waits for the first token.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A connection to a head's API.
+pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
+
+/// A request, as a model's head gets it.
+pub(super) struct Question {
+    pub method: String,
+    pub path: String,
+    /// JSON; empty for requests without a body.
+    pub body: String,
+    /// The cluster's name of the model.
+    pub model: String,
+}
+
+/// One choice, as far as the client has it.
+#[derive(Debug, Default, Serialize)]
+struct BegunChoice {
+    tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reports: Vec<Value>,
+    ended: bool,
+}
+
+/// What the client has of an answer.
+#[derive(Debug, Default)]
+struct Begun {
+    /// What its first head called it; `None` before its beginning.
+    state: Option<Value>,
+    content_type: String,
+    choices: Vec<BegunChoice>,
+    /// Tokens of all choices.
+    tokens: usize,
+}
+
+/// A line of a head's response.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Line {
+    state: Option<Value>,
+    content_type: String,
+    choice: usize,
+    tokens: Vec<u32>,
+    reports: Vec<Value>,
+    ended: bool,
+    frames: String,
+    over: bool,
+    whole: Option<String>,
+    failed: Option<String>,
+    again: bool,
+}
+
+/// How a group's part of an answer ended.
+enum Part {
+    /// The client has its whole response.
+    Complete,
+    /// Another group may go on.
+    Lost(String),
+    /// Nobody can.
+    Failed(HttpError),
+}
+
+/// Most choices of an answer.
+const MOST_CHOICES: usize = 128;
+
+impl Begun {
+    /// Notes what a line adds.
+    fn note(&mut self, line: &Line) {
+        if let Some(state) = &line.state {
+            self.state = Some(state.clone());
+            self.content_type.clone_from(&line.content_type);
+        }
+        if line.choice >= MOST_CHOICES || (line.tokens.is_empty() && !line.ended) {
+            return;
+        }
+        if self.choices.len() <= line.choice {
+            self.choices.resize_with(line.choice + 1, BegunChoice::default);
+        }
+        let choice = &mut self.choices[line.choice];
+        choice.tokens.extend_from_slice(&line.tokens);
+        choice.reports.extend_from_slice(&line.reports);
+        choice.ended |= line.ended;
+        self.tokens += line.tokens.len();
+    }
+
+    /// The line before the request's body.
+    fn to_line(&self) -> String {
+        match &self.state {
+            None => "null\n".to_owned(),
+            Some(state) => format!("{}\n", json!({ "state": state, "choices": self.choices })),
+        }
+    }
+}
+
+impl Agent {
+    /// Has a model generate, and passes the answer on. Goes on after the loss of a group.
+    pub(super) async fn generate<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut S,
+        question: &Question,
+    ) -> Result<(), HttpError> {
+        let mut client = Client::new(client);
+        let answered = self.pass_answer(&mut client, question).await;
+        match answered {
+            // A client that is gone needs no error.
+            Err(Gone) | Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if client.has_begun() => {
+                let _ = client.send(&error.frame(&question.path)).await;
+                let _ = client.end().await;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(error),
+        }
+    }
+
+    async fn pass_answer<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut Client<'_, S>,
+        question: &Question,
+    ) -> Result<Result<(), HttpError>, Gone> {
+        let mut begun = Begun::default();
+        let (mut attempts, mut why) = (0, String::new());
+        while attempts < MOST_ATTEMPTS {
+            let (head, placement) = match client.wait(self.ready_head(&question.model), KEEP_ALIVE).await? {
+                Ok(ready) => ready,
+                Err(error) => return Ok(Err(error)),
+            };
+            let before = begun.tokens;
+            match self.part(client, question, &mut begun, head, placement).await? {
+                Part::Complete => return Ok(Ok(())),
+                Part::Failed(error) => return Ok(Err(error)),
+                Part::Lost(lost) => {
+                    let (model, tokens) = (&question.model, begun.tokens);
+                    self.0
+                        .log
+                        .add(format!("{model}: an answer of {tokens} tokens has to go on elsewhere: {lost}"));
+                    why = lost;
+                }
+            }
+            attempts = if begun.tokens > before { 1 } else { attempts + 1 };
+            client.keep_alive(" the model is formed again, the answer goes on").await?;
+            // This node may notice the loss later than the attempt did. A group that is there after
+            // all is asked again.
+            let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&question.model, placement));
+            let _ = client.wait(lost, KEEP_ALIVE).await?;
+        }
+        let message = format!("{} failed {MOST_ATTEMPTS} times while answering: {why}", question.model);
+        Ok(Err(HttpError::new(503, "model_failed", &message)))
+    }
+
+    /// One group's part of an answer.
+    async fn part<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut Client<'_, S>,
+        question: &Question,
+        begun: &mut Begun,
+        head: NodeId,
+        placement: Stamp,
+    ) -> Result<Part, Gone> {
+        let line = begun.to_line();
+        let asked = self.ask_head(question, &line, head, placement);
+        let lost = self.until_lost(&question.model, placement);
+        tokio::pin!(lost);
+        let asked = tokio::select! {
+            asked = client.wait(tokio::time::timeout(RESPONSE_LIMIT, asked), KEEP_ALIVE) => asked?,
+            // A head that was cut off closes no connection.
+            () = &mut lost => return Ok(Part::Lost("the head is lost".to_owned())),
+        };
+        let (response, mut reader) = match asked {
+            Err(_) => return Ok(Part::Lost("the head does not answer".to_owned())),
+            Ok(Err(error)) => return Ok(Part::Lost(error)),
+            Ok(Ok(asked)) => asked,
+        };
+        if response.header("content-type") != Some("application/x-thunder-relay") {
+            return self.other_response(client, question, &response, &mut reader, placement).await;
+        }
+        loop {
+            let line = tokio::select! {
+                line = reader.line() => line,
+                () = &mut lost => return Ok(Part::Lost("the head is lost".to_owned())),
+                () = client.gone() => return Err(Gone),
+                () = tokio::time::sleep(KEEP_ALIVE) => {
+                    client.keep_alive("").await?;
+                    continue;
+                }
+            };
+            let line = match line {
+                Ok(Some(line)) => line,
+                Ok(None) => return Ok(Part::Lost("the head ended before its response".to_owned())),
+                Err(error) => return Ok(Part::Lost(error.to_string())),
+            };
+            let line: Line = match serde_json::from_slice(&line) {
+                Ok(line) => line,
+                Err(error) => return Ok(Part::Lost(format!("the head's response is malformed: {error}"))),
+            };
+            if let Some(part) = pass(client, begun, line).await? {
+                return Ok(part);
+            }
+        }
+    }
+
+    /// Sends the request to a head, and reads the response's head.
+    async fn ask_head(
+        &self,
+        question: &Question,
+        begun: &str,
+        head: NodeId,
+        placement: Stamp,
+    ) -> Result<(ResponseHead, ResponseReader<Box<dyn Api>>), String> {
+        let (mut api, key) = self.open(&question.model, head, placement).await?;
+        let Question { method, path, body, .. } = question;
+        let begun = if is_generation(path) { begun } else { "" };
+        let relay = if begun.is_empty() { "" } else { "x-thunder-relay: 1\r\n" };
+        // HTTP/1.0: the body ends with the connection, without chunks.
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
+             application/json\r\ncontent-length: {}\r\n{relay}\r\n{begun}{body}",
+            begun.len() + body.len()
+        );
+        let exchange = async {
+            api.write_all(request.as_bytes()).await?;
+            api.flush().await?;
+            let mut reader = ResponseReader::new(api);
+            Ok((reader.head().await?, reader))
+        };
+        exchange.await.map_err(|error: std::io::Error| error.to_string())
+    }
+
+    /// The body of a head's response to a request that generates nothing.
+    pub(super) async fn fetch(
+        &self,
+        question: &Question,
+        head: NodeId,
+        placement: Stamp,
+    ) -> Result<Vec<u8>, String> {
+        let (response, mut reader) = self.ask_head(question, "", head, placement).await?;
+        let body = reader.rest().await.map_err(|error| error.to_string())?;
+        if response.code == 200 { Ok(body) } else { Err(response.status) }
+    }
+
+    /// Passes on a response that is no generated answer. If the group has failed, another may do.
+    async fn other_response<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        client: &mut Client<'_, S>,
+        question: &Question,
+        response: &ResponseHead,
+        reader: &mut ResponseReader<Box<dyn Api>>,
+        placement: Stamp,
+    ) -> Result<Part, Gone> {
+        let body = tokio::time::timeout(RESPONSE_LIMIT, reader.rest());
+        let body = match client.wait(body, KEEP_ALIVE).await? {
+            Ok(Ok(body)) => body,
+            _ => return Ok(Part::Lost("the head ended within its response".to_owned())),
+        };
+        if response.code >= 500 {
+            let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&question.model, placement));
+            if client.wait(lost, KEEP_ALIVE).await?.is_ok() {
+                return Ok(Part::Lost("the model's group has failed".to_owned()));
+            }
+        }
+        if client.has_begun() {
+            let text = String::from_utf8_lossy(&body);
+            let message = format!("the answer cannot go on: {}", text.chars().take(500).collect::<String>());
+            return Ok(Part::Failed(HttpError::new(503, "model_failed", &message)));
+        }
+        let kept = ["content-type", "retry-after", "allow"];
+        let headers: String =
+            kept.iter().filter_map(|name| Some(format!("{name}: {}\r\n", response.header(name)?))).collect();
+        client.whole(&response.status, &headers, &body).await?;
+        Ok(Part::Complete)
+    }
+
+    /// Connects to the API of a model's head.
+    async fn open(
+        &self,
+        model: &str,
+        head: NodeId,
+        placement: Stamp,
+    ) -> Result<(Box<dyn Api>, String), String> {
+        if head == self.0.id {
+            let (address, key): (SocketAddr, String) =
+                self.own_api(model, placement).ok_or("the model has ended")?;
+            let api = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+            return Ok((Box::new(api), key));
+        }
+        let call = Call::Open { model: model.to_owned(), placement };
+        match self.call(head, &call).await? {
+            (CallReply::Opened(key), stream) => Ok((Box::new(stream), key)),
+            _ => Err("a strange reply".to_owned()),
+        }
+    }
+}
+
+/// Passes a line on; returns how the part ends, if it does.
+async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
+    client: &mut Client<'_, S>,
+    begun: &mut Begun,
+    line: Line,
+) -> Result<Option<Part>, Gone> {
+    if let Some(why) = line.failed {
+        if line.again {
+            return Ok(Some(Part::Lost(why)));
+        }
+        if !client.has_begun() {
+            return Ok(Some(Part::Failed(HttpError::new(500, "engine_failed", &why))));
+        }
+        client.send(&line.frames).await?;
+        client.end().await?;
+        return Ok(Some(Part::Complete));
+    }
+    begun.note(&line);
+    if let Some(whole) = line.whole {
+        client.whole("200 OK", "content-type: application/json\r\n", whole.as_bytes()).await?;
+        return Ok(Some(Part::Complete));
+    }
+    let streams = !begun.content_type.is_empty() && begun.content_type != "application/json";
+    if streams && !client.has_begun() {
+        client.begin(&begun.content_type.clone()).await?;
+    }
+    client.send(&line.frames).await?;
+    if line.over {
+        client.end().await?;
+        return Ok(Some(Part::Complete));
+    }
+    Ok(None)
+}
+
+/// Whether requests of this path generate text.
+pub(super) fn is_generation(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/chat/completions"
+            | "/v1/completions"
+            | "/v1/messages"
+            | "/v1/responses"
+            | "/api/chat"
+            | "/api/generate"
+    )
+}

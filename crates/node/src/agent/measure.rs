@@ -1,0 +1,225 @@
+//! Links between members, measured: round trips and bandwidth of a TLS connection as calls use it,
+//! and what the interface claims.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::Agent;
+use super::calls::{Call, CallReply};
+use crate::id::NodeId;
+use crate::report::{LinkKind, LinkReport};
+
+/// Round trips that are timed; the median counts.
+const ROUND_TRIPS: usize = 15;
+/// Bytes of a piece.
+const PIECE_BYTES: usize = 64 << 10;
+/// Time of sending when a link is new. Longer is more exact, and disturbs more.
+pub(super) const FIRST_LOOK: Duration = Duration::from_millis(150);
+/// Time of sending when a person asks.
+pub(super) const CLOSE_LOOK: Duration = Duration::from_millis(700);
+/// The longest time of sending that a node agrees to.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Time for a measurement, with its round trips.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A new link settles before it is measured: nodes tell each other much at first.
+const SETTLE: Duration = Duration::from_secs(10);
+/// Interval at which links without a measurement are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// Measures each link once after it has come up, one at a time.
+    pub(super) async fn keep_links_measured(self) {
+        let mut up_since = std::collections::BTreeMap::<NodeId, Instant>::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let up: Vec<NodeId> = {
+                let state = self.lock();
+                state.membership.peers().filter(|(_, peer)| peer.up).map(|(id, _)| id).collect()
+            };
+            up_since.retain(|id, _| up.contains(id));
+            self.measured().retain(|link| up.contains(&link.to));
+            for id in up {
+                let since = *up_since.entry(id).or_insert_with(Instant::now);
+                let known = self.measured().iter().any(|link| link.to == id);
+                if !known
+                    && since.elapsed() > SETTLE
+                    && let Err(why) = self.measure(id, FIRST_LOOK).await
+                {
+                    tracing::debug!("the link to {} cannot be measured: {why}", self.name_of(&id));
+                    // Tried again after another pause.
+                    up_since.insert(id, Instant::now());
+                }
+            }
+        }
+    }
+
+    fn measured(&self) -> std::sync::MutexGuard<'_, Vec<LinkReport>> {
+        self.0.measured.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The links of this node that are measured.
+    pub(super) fn measured_links(&self) -> Vec<LinkReport> {
+        self.measured().clone()
+    }
+
+    /// Measures the link from this node to another, sending for some time.
+    pub(super) async fn measure(&self, to: NodeId, sending: Duration) -> Result<LinkReport, String> {
+        let call = Call::Measure { sending_ms: sending.as_millis() as u64 };
+        let (reply, mut stream) = self.call(to, &call).await?;
+        if !matches!(reply, CallReply::Measuring) {
+            return Err(format!("{} is of a version that measures no links", self.name_of(&to)));
+        }
+        let ip = |address: std::io::Result<SocketAddr>| address.map(|address| address.ip().to_canonical());
+        let near = ip(stream.get_ref().0.local_addr()).map_err(|error| error.to_string())?;
+        let far = ip(stream.get_ref().0.peer_addr()).map_err(|error| error.to_string())?;
+        let measured = tokio::time::timeout(LIMIT, send_and_time(&mut stream, sending)).await;
+        let measured = measured.map_err(|_| format!("not done within {LIMIT:?}"))?;
+        let (latency, bytes_s) = measured.map_err(|error| error.to_string())?;
+        let (interface, kind, claimed_bits_s) = interface_of(near, far);
+        let latency_us = latency.as_micros() as u64;
+        let link = LinkReport { to, latency_us, bytes_s, interface, kind, claimed_bits_s };
+        let mut all = self.measured();
+        all.retain(|known| known.to != to);
+        all.push(link.clone());
+        drop(all);
+        Ok(link)
+    }
+}
+
+/// The measuring side: the median round trip, and bytes in a second.
+async fn send_and_time(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    sending: Duration,
+) -> std::io::Result<(Duration, u64)> {
+    let mut trips = Vec::new();
+    for _ in 0..ROUND_TRIPS {
+        let began = Instant::now();
+        stream.write_all(&[1; 8]).await?;
+        stream.flush().await?;
+        stream.read_exact(&mut [0; 8]).await?;
+        trips.push(began.elapsed());
+    }
+    trips.sort();
+    let piece = vec![0x5a; PIECE_BYTES];
+    let began = Instant::now();
+    while began.elapsed() < sending {
+        stream.write_u32_le(PIECE_BYTES as u32).await?;
+        stream.write_all(&piece).await?;
+    }
+    stream.write_u32_le(0).await?;
+    stream.flush().await?;
+    Ok((trips[ROUND_TRIPS / 2], stream.read_u64_le().await?))
+}
+
+/// The other side of a measurement.
+///
+/// # Errors
+/// When the connection fails, or what comes is no measurement.
+pub(super) async fn receive_and_time(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    sending_ms: u64,
+) -> std::io::Result<()> {
+    let receive = async {
+        let mut trip = [0; 8];
+        for _ in 0..ROUND_TRIPS {
+            stream.read_exact(&mut trip).await?;
+            stream.write_all(&trip).await?;
+            stream.flush().await?;
+        }
+        let mut piece = vec![0; PIECE_BYTES];
+        // From the first piece's end on: what comes before it waited for the sender.
+        let (mut bytes, mut began) = (0u64, None);
+        loop {
+            let length = stream.read_u32_le().await? as usize;
+            if length == 0 {
+                break;
+            }
+            let piece = piece.get_mut(..length).ok_or(std::io::ErrorKind::InvalidData)?;
+            stream.read_exact(piece).await?;
+            match began {
+                None => began = Some(Instant::now()),
+                Some(_) => bytes += length as u64,
+            }
+        }
+        let seconds = began.map_or(1.0, |began: Instant| began.elapsed().as_secs_f64()).max(1e-6);
+        stream.write_u64_le((bytes as f64 / seconds) as u64).await?;
+        stream.flush().await
+    };
+    let limit = LIMIT + Duration::from_millis(sending_ms).min(LONGEST);
+    tokio::time::timeout(limit, receive).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// The interface with an address, its kind, and the bits in a second that it claims.
+fn interface_of(near: IpAddr, far: IpAddr) -> (String, LinkKind, Option<u64>) {
+    if near.is_loopback() || near == far {
+        return ("lo".to_owned(), LinkKind::Loopback, None);
+    }
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let name = interfaces.into_iter().find(|interface| interface.ip() == near).map(|found| found.name);
+    let Some(name) = name else { return ("?".to_owned(), LinkKind::Unknown, None) };
+    let (kind, claimed) = describe(&name);
+    (name, kind, claimed)
+}
+
+#[cfg(target_os = "linux")]
+fn describe(name: &str) -> (LinkKind, Option<u64>) {
+    let folder = std::path::Path::new("/sys/class/net").join(name);
+    let text = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let driver = std::fs::read_link(folder.join("device/driver")).unwrap_or_default();
+    let driver = driver.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let kind = if folder.join("wireless").exists() || folder.join("phy80211").exists() {
+        LinkKind::WiFi
+    } else if driver.contains("thunderbolt") {
+        LinkKind::Thunderbolt
+    } else if text("type").trim() == "32" {
+        LinkKind::InfiniBand
+    } else if folder.join("device").exists() {
+        LinkKind::Ethernet
+    } else {
+        LinkKind::Virtual
+    };
+    // Virtual interfaces say -1, or a number that means nothing.
+    let speed = text("speed").trim().parse::<u64>().ok().filter(|_| kind != LinkKind::Virtual);
+    (kind, speed.map(|megabits| megabits * 1_000_000))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn describe(name: &str) -> (LinkKind, Option<u64>) {
+    // macOS names the bridge over Thunderbolt ports so; it does not say what other interfaces are.
+    (if name.starts_with("bridge") { LinkKind::Thunderbolt } else { LinkKind::Unknown }, None)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+    }
+
+    #[test]
+    fn both_sides_of_a_measurement_agree_and_garbage_ends_it() {
+        let (near, far) = run(async {
+            let (mut near, mut far) = tokio::io::duplex(1 << 20);
+            tokio::join!(send_and_time(&mut near, Duration::from_millis(30)), receive_and_time(&mut far, 30))
+        });
+        let (latency, bytes_s) = near.unwrap();
+        far.unwrap();
+        assert!(latency < Duration::from_millis(100) && bytes_s > 1 << 20, "{latency:?}, {bytes_s} bytes/s");
+        let error = run(async {
+            let (mut near, mut far) = tokio::io::duplex(1 << 20);
+            near.write_all(&[0xff; 8 * ROUND_TRIPS + 4]).await.unwrap();
+            receive_and_time(&mut far, 30).await.unwrap_err()
+        });
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn loopback_is_known() {
+        let localhost = IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(interface_of(localhost, localhost).1, LinkKind::Loopback);
+    }
+}

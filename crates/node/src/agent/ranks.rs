@@ -1,0 +1,298 @@
+//! The rank processes of this machine: how they start, what is known of them, and how they end.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thunder_cables::job::installed_cables;
+use thunder_cluster::watched::WatchedRank;
+
+use super::Agent;
+use super::groups::Groups;
+use super::state::State;
+use crate::document::Stamp;
+use crate::report::{NodeReport, RankReport, RankState};
+
+/// Variables that the user of the agent may have set, and that would mislead a rank.
+const NOT_INHERITED: [&str; 9] = [
+    "THUNDER_RANK",
+    "THUNDER_WORLD_SIZE",
+    "THUNDER_COORDINATOR",
+    "THUNDER_SECRET",
+    "THUNDER_TOKEN",
+    "THUNDER_STORE",
+    "THUNDER_CONFIG",
+    "MLX_RANK",
+    "MLX_HOSTFILE",
+];
+
+/// Variable: the networks of the cables, which ranks prefer.
+const CABLES: &str = "THUNDER_CABLES";
+
+/// Time for a model's earlier rank to end: TERM, then KILL, and the system frees its memory.
+const END_LIMIT: Duration = Duration::from_secs(20);
+/// A rank whose process is stopped for this long is ended, as one that died.
+const STOPPED_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a rank of a group needs to start.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StartRank {
+    /// The model's name in the cluster.
+    pub name: String,
+    /// What `thunder serve` takes.
+    pub model: String,
+    /// More arguments for it.
+    pub arguments: Vec<String>,
+    /// The group.
+    pub placement: Stamp,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// The port on which the head's rank listens for the others.
+    pub port: u16,
+    /// The group's secret.
+    pub secret: String,
+}
+
+/// What is known of a rank by reading what it prints.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    api: Option<SocketAddr>,
+}
+
+/// A rank of this machine.
+pub(super) struct OwnRank {
+    pub placement: Stamp,
+    rank: u32,
+    /// `None` if it could not be started, or has ended.
+    pub process: Option<WatchedRank>,
+    heard: Arc<Mutex<Heard>>,
+    key: String,
+    pub ended: Option<String>,
+    /// When the process was first seen stopped.
+    stopped_at: Option<Duration>,
+}
+
+impl OwnRank {
+    fn state(&self) -> RankState {
+        let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api;
+        match (&self.ended, api) {
+            (Some(why), _) => RankState::Ended(why.clone()),
+            (None, Some(_)) => RankState::Ready,
+            (None, None) => RankState::Starting,
+        }
+    }
+
+    /// Notices that the process has ended, or is stopped for too long.
+    pub fn look(&mut self, now: Duration) {
+        let Some(process) = &mut self.process else { return };
+        if let Some(words) = process.ended() {
+            self.ended.get_or_insert(words);
+        } else if !process.is_stopped() {
+            self.stopped_at = None;
+        } else if now.saturating_sub(*self.stopped_at.get_or_insert(now)) >= STOPPED_LIMIT {
+            self.ended.get_or_insert("its process was stopped (SIGSTOP), so it was ended".to_owned());
+        }
+    }
+}
+
+impl Agent {
+    /// Starts a rank, once the model's earlier one has ended: both may not fit into memory.
+    pub(super) async fn start_rank(&self, start: &StartRank, coordinator: SocketAddr) -> Result<(), String> {
+        self.end_earlier(start).await?;
+        let known = self.lock().membership.document().placement(&start.name).map(|(stamp, _)| stamp);
+        if known.is_some_and(|known| known > start.placement) {
+            return Err(format!("{} was placed anew meanwhile", start.name));
+        }
+        let key = random_text().map_err(|error| error.to_string())?;
+        let mut command = Command::new(&self.0.options.program);
+        command.args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
+        command.args(&start.arguments);
+        NOT_INHERITED.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.env("THUNDER_API_KEY", &key);
+        if start.ranks > 1 {
+            command
+                .env("THUNDER_RANK", start.rank.to_string())
+                .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
+                .env("THUNDER_COORDINATOR", coordinator.to_string())
+                .env("THUNDER_SECRET", &start.secret);
+            // What `thunder mac setup` has left here: the ranks then use the cables.
+            if let Some(cables) = installed_cables().filter(|_| std::env::var_os(CABLES).is_none()) {
+                command.env(CABLES, cables);
+            }
+        }
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let (hear, name, version) = (heard.clone(), start.name.clone(), self.0.version.clone());
+        let log = self.0.log.clone();
+        let on_line = move |line: &str| {
+            log.add(format!("{name}: {line}"));
+            if let Some(api) = served_at(line) {
+                hear.lock().unwrap_or_else(PoisonError::into_inner).api = Some(api);
+            }
+            version.send_modify(|version| *version += 1);
+        };
+        let process = WatchedRank::start(command, start.rank as usize, on_line);
+        let process =
+            process.map_err(|error| format!("cannot start {}: {error}", self.0.options.program.display()))?;
+        self.note_rank(start, Some((process, heard)), key, None);
+        Ok(())
+    }
+
+    /// Enters a rank in place of an earlier one of its model, which is ended.
+    pub(super) fn note_rank(
+        &self,
+        start: &StartRank,
+        process: Option<(WatchedRank, Arc<Mutex<Heard>>)>,
+        key: String,
+        ended: Option<String>,
+    ) {
+        let (process, heard) = process.map_or((None, Arc::default()), |(p, heard)| (Some(p), heard));
+        let rank = OwnRank {
+            placement: start.placement,
+            rank: start.rank,
+            process,
+            heard,
+            key,
+            ended,
+            stopped_at: None,
+        };
+        let mut groups = self.groups();
+        // An older group may fail after a newer one has taken its place, or while the agent ends.
+        let is_late = groups.closing
+            || groups.own.get(&start.name).is_some_and(|newer| newer.placement > start.placement);
+        let unwanted = if is_late { Some(rank) } else { groups.own.insert(start.name.clone(), rank) };
+        drop(groups);
+        if let Some(process) = unwanted.and_then(|rank| rank.process) {
+            self.end_process(start.name.clone(), process);
+        }
+    }
+
+    /// Ends the model's earlier rank, and waits until no rank of the model is left.
+    async fn end_earlier(&self, start: &StartRank) -> Result<(), String> {
+        let earlier = {
+            let mut groups = self.groups();
+            let is_earlier = groups.own.get(&start.name).is_some_and(|rank| rank.placement < start.placement);
+            if is_earlier { groups.own.remove(&start.name) } else { None }
+        };
+        if let Some(process) = earlier.and_then(|rank| rank.process) {
+            self.end_process(start.name.clone(), process);
+        }
+        let mut changes = self.changes();
+        let ended = async {
+            while self.groups().is_ending(&start.name) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let limit = END_LIMIT.as_secs();
+        let late = |_| format!("the earlier rank of {} did not end within {limit} s", start.name);
+        tokio::time::timeout(END_LIMIT, ended).await.map_err(late)
+    }
+
+    /// Ends a process; it counts as ending until it has ended.
+    pub(super) fn end_process(&self, name: String, process: WatchedRank) {
+        *self.groups().ending.entry(name.clone()).or_default() += 1;
+        let agent = self.clone();
+        tokio::task::spawn_blocking(move || {
+            process.stop();
+            agent.groups().note_end(&name);
+            agent.0.version.send_modify(|version| *version += 1);
+        });
+    }
+
+    /// Where the API of a group's head listens on this machine, and its key.
+    pub(super) fn own_api(&self, model: &str, placement: Stamp) -> Option<(SocketAddr, String)> {
+        let groups = self.groups();
+        let rank =
+            groups.own.get(model).filter(|rank| rank.placement == placement && rank.ended.is_none())?;
+        let api = rank.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
+        Some((api, rank.key.clone()))
+    }
+
+    /// Puts the ranks into this node's report; `machine` is a new look at the machine.
+    pub(super) fn report_ranks(&self, state: &mut State, machine: Option<NodeReport>) {
+        let known = state.membership.report().map(|report| (**report).clone());
+        let mut report = machine.or(known).unwrap_or_default();
+        report.links = self.measured_links();
+        report.api = self.0.api.map(|api| api.to_string());
+        let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
+            model: model.clone(),
+            placement: rank.placement,
+            rank: rank.rank,
+            state: rank.state(),
+        };
+        report.ranks = self.groups().own.iter().map(report_of).collect();
+        state.membership.set_report(report);
+    }
+
+    /// Ends all ranks of this machine. Blocks until they have ended.
+    pub fn end_ranks(&self) {
+        let own = {
+            let mut groups = self.groups();
+            groups.closing = true;
+            std::mem::take(&mut groups.own)
+        };
+        let stop = |rank: OwnRank| Some(std::thread::spawn(move || rank.process.map(WatchedRank::stop)));
+        let stopping: Vec<_> = own.into_values().filter_map(stop).collect();
+        stopping.into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    pub(super) fn groups(&self) -> std::sync::MutexGuard<'_, Groups> {
+        self.0.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Groups {
+    fn is_ending(&self, name: &str) -> bool {
+        self.ending.contains_key(name)
+    }
+
+    fn note_end(&mut self, name: &str) {
+        let left: &mut BTreeMap<String, usize> = &mut self.ending;
+        if let Some(count) = left.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                left.remove(name);
+            }
+        }
+    }
+}
+
+/// The address in the line by which `thunder serve` says that it serves.
+fn served_at(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.strip_prefix("serving ")?.split_once(" on http://")?;
+    rest.split('/').next()?.parse().ok()
+}
+
+/// A port that is free now. Another program may take it before the rank does; the group is then
+/// formed again with another.
+pub(super) fn free_port(ip: IpAddr) -> std::io::Result<u16> {
+    Ok(TcpListener::bind((ip, 0))?.local_addr()?.port())
+}
+
+pub(super) fn random_text() -> std::io::Result<String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_server_that_is_ready_is_read() {
+        let line = "serving builtin on http://127.0.0.1:40123/v1 (2 rank(s))";
+        assert_eq!(served_at(line), "127.0.0.1:40123".parse().ok());
+        for other in ["loading", "serving builtin", "serving x on http://nowhere/v1", ""] {
+            assert_eq!(served_at(other), None, "{other}");
+        }
+    }
+}

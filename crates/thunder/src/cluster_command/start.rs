@@ -1,0 +1,60 @@
+//! `thunder cluster start`: the agent in the background.
+
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use thunder_node::agent::control::{self, Request};
+
+/// Time for the agent to answer.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// The agent's output, in its data folder.
+const LOG_FILE: &str = "agent.log";
+
+#[derive(Args)]
+pub struct StartArgs {
+    /// Options for `thunder up`, after --, e.g. -- --join 10.0.0.1:7470
+    #[arg(last = true, value_name = "OPTIONS")]
+    options: Vec<String>,
+}
+
+impl StartArgs {
+    /// Runs the command.
+    pub async fn run(self, data: &Path) -> anyhow::Result<()> {
+        if control::ask(data, &Request::Status).await.is_ok() {
+            eprintln!("the agent runs already");
+            return Ok(());
+        }
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data)
+            .with_context(|| format!("cannot make {}", data.display()))?;
+        let path = data.join(LOG_FILE);
+        let log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        command.arg("up").arg("--data").arg(data).args(&self.options);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C in this terminal is not for the agent.
+        let mut agent = command.process_group(0).spawn().context("cannot start the agent")?;
+        let began = Instant::now();
+        while began.elapsed() < START_LIMIT {
+            if control::ask(data, &Request::Status).await.is_ok() {
+                eprintln!("the agent runs; what it says is in {}", path.display());
+                return Ok(());
+            }
+            if let Some(status) = agent.try_wait()? {
+                let said = std::fs::read_to_string(&path).unwrap_or_default();
+                let last = said.lines().last().unwrap_or("it said nothing");
+                bail!("the agent ended with {status}: {last}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        bail!("the agent does not answer after {} s: see {}", START_LIMIT.as_secs(), path.display())
+    }
+}

@@ -1,0 +1,167 @@
+//! `thunder model update`, `verify` and `status`.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use serde_json::json;
+use thunder_hub::PullOptions;
+use thunder_model::error::human_bytes;
+use thunder_node::agent::Status;
+
+use super::list::cached_models;
+use super::{pull, speed};
+use crate::cluster_command::{fetch, status};
+use crate::model_arg::completer;
+use crate::session;
+use crate::up::DataArgs;
+
+/// Interval of progress.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+
+/// `thunder model update`.
+#[derive(Args)]
+pub struct Update {
+    /// The model's name on the hub
+    #[arg(value_name = "ORG/NAME[:QUANTIZATION]", required_unless_present = "all")]
+    name: Option<String>,
+    /// All models of the Hugging Face cache
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
+}
+
+impl Update {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When a model cannot be downloaded; the others are updated all the same.
+    pub fn run(self) -> anyhow::Result<()> {
+        let root = thunder_hub::cache_root();
+        let names = match self.name {
+            Some(name) => vec![name],
+            None => cached_models(&root)?,
+        };
+        let mut failed = 0;
+        for name in &names {
+            let before = thunder_hub::locate_in(name, &root).ok().and_then(|model| model.commit);
+            let progress = pull::PullProgress::new();
+            let pulled =
+                thunder_hub::pull(name, "main", &PullOptions::from_env(), &|event| progress.show(event));
+            progress.finish();
+            match pulled {
+                Ok(model) if model.commit == before => println!("{name} is up to date"),
+                Ok(model) => println!("{name} is now {}", model.commit.unwrap_or_default()),
+                Err(error) => {
+                    failed += 1;
+                    eprintln!("{name}: {error}");
+                }
+            }
+        }
+        ensure!(failed == 0, "{failed} of {} models could not be updated", names.len());
+        Ok(())
+    }
+}
+
+/// `thunder model verify`.
+#[derive(Args)]
+pub struct Verify {
+    /// A model of the Hugging Face cache
+    #[arg(value_name = "MODEL", add = completer())]
+    name: OsString,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Verify {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When a file is damaged or cannot be read.
+    pub fn run(self) -> anyhow::Result<()> {
+        let (model, name) = session::find_model(&self.name)?;
+        let (began, shown) = (Instant::now(), Cell::new(Instant::now()));
+        let (read, shows) = (Cell::new(0), std::io::stderr().is_terminal());
+        let verified = thunder_hub::verify(&model, &|bytes| {
+            read.set(read.get() + bytes);
+            if shows && shown.get().elapsed() > SHOW_EVERY {
+                shown.set(Instant::now());
+                eprint!("\r{}", speed("read", read.get(), began.elapsed()));
+            }
+        })?;
+        if shows {
+            eprintln!("\r{}", speed("read", read.get(), began.elapsed()));
+        }
+        let files = |files: &[std::path::PathBuf]| {
+            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
+        };
+        let (damaged, unknown) = (files(&verified.damaged), files(&verified.unknown));
+        if self.json {
+            println!(
+                "{}",
+                json!({
+                    "model": name, "right": verified.right, "bytes": verified.bytes, "unknown": unknown,
+                    "damaged": damaged,
+                })
+            );
+        } else {
+            println!("{name}: {} files of {} are right", verified.right, human_bytes(verified.bytes));
+            unknown.iter().for_each(|file| println!("no hash is known for {file}"));
+            damaged.iter().for_each(|file| println!("damaged: {file}"));
+        }
+        if !damaged.is_empty() {
+            bail!(
+                "{} files of {name} are damaged: remove them, then `thunder model pull {name}`",
+                damaged.len()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// `thunder model status`.
+#[derive(Args)]
+pub struct ModelStatus {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Say of each rank how it is
+    #[arg(long)]
+    detail: bool,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+impl ModelStatus {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When no agent answers.
+    pub fn run(self) -> anyhow::Result<()> {
+        let data = self.data.folder()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let status: Status = runtime.block_on(fetch(&data))?;
+        if self.json {
+            println!("{}", json!({ "models": status.models }));
+            return Ok(());
+        }
+        if status.models.is_empty() {
+            println!("no model is loaded: `thunder model load MODEL`");
+            return Ok(());
+        }
+        println!("{}", status::models_table(&status));
+        for model in status.models.iter().filter(|_| self.detail) {
+            for (number, rank) in model.ranks.iter().enumerate() {
+                let state = match &rank.state {
+                    None => "not heard of".to_owned(),
+                    Some(state) => format!("{state:?}"),
+                };
+                println!("{} rank {number} on {}: {state}", model.name, rank.node);
+            }
+        }
+        Ok(())
+    }
+}

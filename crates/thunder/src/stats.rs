@@ -1,0 +1,181 @@
+//! `thunder stats`: what the nodes of the cluster have, and how fast they are connected.
+
+use clap::Args;
+use serde_json::json;
+use thunder_model::error::human_bytes;
+use thunder_node::agent::control::{self, Request};
+use thunder_node::agent::{LinkStatus, MemberStatus, Status};
+use thunder_node::report::LinkKind;
+
+use crate::cluster_command::fetch;
+use crate::table;
+use crate::up::DataArgs;
+
+/// Show what the cluster's nodes use, or measure the network between them
+#[derive(Args)]
+pub struct StatsCommand {
+    /// Measure the links between all nodes, in both directions, one at a time: about a second each
+    #[arg(long)]
+    network: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<Status> {
+    let data = data.folder()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        if measures {
+            control::ask(&data, &Request::MeasureLinks).await?;
+        }
+        fetch(&data).await
+    })
+}
+
+/// What this machine's agent knows of the cluster; `None` if no agent runs here.
+pub fn cluster(data: &DataArgs) -> Option<Status> {
+    ask(data, false).ok()
+}
+
+/// The machines of a cluster, with what they have.
+pub fn machines(status: &Status) -> comfy_table::Table {
+    let mut rows = table::new(&["machine", "id", "state", "system", "cores", "memory", "free", "addresses"]);
+    for member in &status.members {
+        rows.add_row(row(member));
+    }
+    rows
+}
+
+fn row(member: &MemberStatus) -> Vec<String> {
+    let state = if member.up { "up" } else { "down" };
+    let mut row = vec![member.name.clone(), member.short.clone(), state.to_owned()];
+    match &member.report {
+        Some(report) => row.extend([
+            report.system.clone(),
+            report.cores.to_string(),
+            human_bytes(report.memory_total),
+            human_bytes(report.memory_free),
+        ]),
+        None => row.extend(std::iter::repeat_n("-".to_owned(), 4)),
+    }
+    row.push(member.addresses.join(", "));
+    row
+}
+
+impl StatsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When no agent answers, or a link cannot be measured.
+    pub fn run(self) -> anyhow::Result<()> {
+        let status = ask(&self.data, self.network)?;
+        if self.json {
+            println!(
+                "{}",
+                json!({ "nodes": status.members, "links": status.links, "models": status.models })
+            );
+            return Ok(());
+        }
+        if !self.network {
+            println!("{}", machines(&status));
+            return Ok(());
+        }
+        let mut rows = table::new(&["from", "to", "interface", "kind", "round trip", "measured", "claimed"]);
+        for link in &status.links {
+            rows.add_row(link_row(&status, link));
+        }
+        println!("{rows}");
+        if status.links.is_empty() {
+            println!("no links: this cluster has one node that answers");
+        }
+        status
+            .links
+            .iter()
+            .filter(|link| link.far_below)
+            .for_each(|link| println!("{}", warning(&status, link)));
+        Ok(())
+    }
+}
+
+/// A node's name, by its short id.
+fn name_of<'a>(status: &'a Status, short: &'a str) -> &'a str {
+    let member = status.members.iter().find(|member| member.short == short);
+    member.map_or(short, |member| member.name.as_str())
+}
+
+fn gigabits(bits_s: u64) -> String {
+    let gigabits = bits_s as f64 / 1e9;
+    if gigabits < 10.0 { format!("{gigabits:.2} Gbit/s") } else { format!("{gigabits:.0} Gbit/s") }
+}
+
+fn link_row(status: &Status, link: &LinkStatus) -> Vec<String> {
+    let kind = match link.kind {
+        LinkKind::Loopback => "this machine",
+        LinkKind::Ethernet => "Ethernet",
+        LinkKind::WiFi => "Wi-Fi",
+        LinkKind::Thunderbolt => "Thunderbolt",
+        LinkKind::InfiniBand => "InfiniBand",
+        LinkKind::Virtual => "virtual",
+        LinkKind::Unknown => "unknown",
+    };
+    vec![
+        name_of(status, &link.from).to_owned(),
+        name_of(status, &link.to).to_owned(),
+        link.interface.clone(),
+        kind.to_owned(),
+        format!("{} us", link.latency_us),
+        gigabits(link.bytes_s * 8),
+        link.claimed_bits_s.map_or_else(|| "-".to_owned(), gigabits),
+    ]
+}
+
+/// Why a link may be far below its claim.
+fn warning(status: &Status, link: &LinkStatus) -> String {
+    let (from, to) = (name_of(status, &link.from), name_of(status, &link.to));
+    let claimed = link.claimed_bits_s.map_or_else(String::new, gigabits);
+    let why = match link.kind {
+        LinkKind::WiFi => "radio shares its time: use a cable",
+        LinkKind::Ethernet => {
+            "one TCP connection with TLS is limited by a core above about 10 Gbit/s; else look at the cable, the switch \
+             and the MTU"
+        }
+        _ => "look at the cable and at what else uses it",
+    };
+    format!("{from} to {to}: {claimed} port, {} measured: {why}", gigabits(link.bytes_s * 8))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_slow_link_is_called_so_with_both_figures() {
+        let status = Status {
+            me: "0".repeat(64).parse().unwrap(),
+            code: None,
+            removed: false,
+            document: String::new(),
+            disk_error: None,
+            members: Vec::new(),
+            newcomers: Vec::new(),
+            models: Vec::new(),
+            links: Vec::new(),
+        };
+        let link = LinkStatus {
+            from: "a".into(),
+            to: "b".into(),
+            latency_us: 30,
+            bytes_s: 1_625_000_000,
+            interface: "eth0".into(),
+            kind: LinkKind::Ethernet,
+            claimed_bits_s: Some(200_000_000_000),
+            far_below: true,
+        };
+        let text = warning(&status, &link);
+        assert!(text.starts_with("a to b: 200 Gbit/s port, 13 Gbit/s measured: "), "{text}");
+    }
+}
