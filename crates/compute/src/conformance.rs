@@ -16,6 +16,7 @@
 mod attention;
 pub(crate) mod data;
 mod experts;
+mod extra;
 pub(crate) mod products;
 mod recurrence;
 
@@ -113,6 +114,7 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.attention();
     suite.latent_attention();
     suite.recurrence();
+    suite.extras();
     suite.report
 }
 

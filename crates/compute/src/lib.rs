@@ -44,8 +44,8 @@ pub mod step;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, ExpertGroups,
-    InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope, RouterSpec, Scores,
-    SharedExpert,
+    Extra, InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope, RouterSpec,
+    Scores, Scoring, SelectionSpec, SharedExpert, StateSpaceSpec,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;

@@ -12,8 +12,8 @@ use std::ops::Range;
 use thunder_collectives::{Group, Op, Stats};
 
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, Largest,
-    LatentSpec, Norm, PartNorm, Rope, RouterSpec,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, Extra,
+    Largest, LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::{KV_BLOCK_TOKENS, Step};
@@ -49,7 +49,8 @@ pub struct Rows {
 #[derive(Debug)]
 pub struct Experts {
     experts: Vec<Expert<Weights>>,
-    activation: Activation,
+    /// `None`: channels are `max(up, 0)²`, and `gate_up` is `up`.
+    activation: Option<Activation>,
 }
 
 impl Weights {
@@ -166,7 +167,7 @@ impl Backend for Reference {
         experts: Vec<Expert<Weights>>,
         activation: Activation,
     ) -> Result<Experts, ComputeError> {
-        Ok(Experts { experts, activation })
+        Ok(Experts { experts, activation: Some(activation) })
     }
 
     fn matrix_bytes(matrix: &Weights) -> usize {
@@ -395,7 +396,7 @@ impl Backend for Reference {
         out: &mut Rows,
     ) -> Result<(), ComputeError> {
         out.resize(step.rows());
-        attention::attend(spec, step, rows, qkv, &caches.0[cache], out);
+        attention::attend((spec, Scoring::default()), step, rows, qkv, &caches.0[cache], out);
         Ok(())
     }
 
@@ -435,7 +436,8 @@ impl Backend for Reference {
         out: &mut Rows,
     ) -> Result<(), ComputeError> {
         out.resize(step.rows());
-        attention::attend_latent(spec, step, rows, [absorbed, queries], &caches.0[cache], out);
+        let inputs = ([absorbed, queries], None);
+        attention::attend_latent(spec, step, rows, inputs, &caches.0[cache], out);
         Ok(())
     }
 
@@ -497,6 +499,86 @@ impl Backend for Reference {
                 x.iter_mut().zip(normed).zip(z).for_each(|((x, normed), z)| *x = normed * silu(*z));
             }
         }
+        Ok(())
+    }
+
+    fn offers(&self, _operation: Extra) -> bool {
+        true
+    }
+
+    fn attend_by(
+        &mut self,
+        spec: &AttentionSpec<Vec<f32>>,
+        scoring: Scoring,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Rows,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        attention::attend((spec, scoring), step, rows, qkv, &caches.0[cache], out);
+        Ok(())
+    }
+
+    fn ungated_experts(&mut self, experts: Vec<Expert<Weights>>) -> Result<Experts, ComputeError> {
+        Ok(Experts { experts, activation: None })
+    }
+
+    fn channel_delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Rows; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::channel_delta_rule(spec, step, rows, inputs, &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn state_space(
+        &mut self,
+        spec: &StateSpaceSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&mut Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::state_space(spec, step, rows, inputs, &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        spec: &SelectionSpec,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        selection.resize(step.rows());
+        attention::select(spec, step, rows, inputs, &caches.0[cache], selection);
+        Ok(())
+    }
+
+    fn attend_selected(
+        &mut self,
+        spec: &LatentSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        [absorbed, queries, selection]: [&Rows; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        let inputs = ([absorbed, queries], Some(selection));
+        attention::attend_latent(spec, step, rows, inputs, &caches.0[cache], out);
         Ok(())
     }
 

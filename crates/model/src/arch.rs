@@ -5,8 +5,13 @@ mod decoder;
 mod delta;
 mod experts;
 mod family;
+mod gemma4;
+mod kimi;
 mod latent;
 mod rope;
+mod selection;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
@@ -18,7 +23,7 @@ use crate::spec::ModelSpec;
 use family::FAMILIES;
 
 /// Values of `model_type` that wrap one of the others in `text_config`.
-const WRAPPERS: [&str; 2] = ["mistral3", "kimi_k25"];
+const WRAPPERS: [&str; 4] = ["mistral3", "kimi_k25", "llama4", "cohere2_vision"];
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {

@@ -42,6 +42,6 @@ pub mod weights;
 pub use error::ModelError;
 pub use folder::ModelFolder;
 pub use model::{Capacity, Model, ShardFootprint};
-pub use plan::{Parallelism, ShardPlan};
+pub use plan::{ExpertSplit, Parallelism, ShardPlan};
 pub use spec::ModelSpec;
 pub use unread::unread_tensors;

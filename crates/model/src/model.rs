@@ -1,8 +1,10 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
+mod channel_delta;
 mod feed_forward;
 mod load;
 mod mixer;
+mod selection;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +19,11 @@ use mixer::Mixer;
 /// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
     ropes: Vec<Rope>,
+    /// True if norms of the residual stream subtract its mean first.
+    centered: bool,
     embedding_scale: f32,
+    /// Logits become `cap * tanh(logit / cap)`.
+    logit_cap: Option<f32>,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     head: Option<Head<B>>,
@@ -41,6 +47,10 @@ struct Head<B: Backend> {
 
 /// A mixer and a feed-forward, each added to the residual stream.
 struct Layer<B: Backend> {
+    /// Multiplies the residual stream after the layer.
+    scale: f32,
+    /// The norm that both parts read, if they share one.
+    shared_norm: Option<Norm<B::Vector>>,
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
     feed_forward_norms: Norms<B>,
@@ -50,9 +60,19 @@ struct Layer<B: Backend> {
 /// A layer part's norms.
 struct Norms<B: Backend> {
     /// Of what the part reads from the residual stream.
-    before: Option<Norm<B::Vector>>,
+    before: Before<B>,
     /// Of what the part adds to the residual stream.
     after: Option<After<B>>,
+}
+
+/// What a layer part reads.
+enum Before<B: Backend> {
+    /// The residual stream itself.
+    Stream,
+    /// Its norm.
+    Norm(Norm<B::Vector>),
+    /// The layer's shared norm, which is in [`Buffers::shared_norm`].
+    Shared,
 }
 
 /// The norm of what a layer part adds to the residual stream.
@@ -65,6 +85,8 @@ struct After<B: Backend> {
 /// Activations of a step.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
+    /// Norms that a layer's parts share.
+    shared_norm: B::Buffer,
     last: B::Buffer,
     logits: B::Buffer,
     /// Shared by all layers that use the same role and width.
@@ -76,16 +98,22 @@ struct Pass<'a, B: Backend> {
     backend: &'a mut B,
     step: &'a Step,
     residual: &'a mut B::Buffer,
+    normed: &'a mut B::Buffer,
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
 }
 
 impl<B: Backend> Norms<B> {
-    /// What a layer part reads from the residual stream.
-    fn input<'a>(&'a self, residual: &'a B::Buffer) -> LinearInput<'a, B::Buffer, B::Vector> {
+    /// What a layer part reads from the residual stream, or from the norm that parts share.
+    fn input<'a>(
+        &'a self,
+        residual: &'a B::Buffer,
+        shared: &'a B::Buffer,
+    ) -> LinearInput<'a, B::Buffer, B::Vector> {
         match &self.before {
-            Some(norm) => normed::<B>(residual, norm),
-            None => LinearInput::Plain(residual),
+            Before::Stream => LinearInput::Plain(residual),
+            Before::Norm(norm) => normed::<B>(residual, norm),
+            Before::Shared => LinearInput::Plain(shared),
         }
     }
 
@@ -107,6 +135,44 @@ impl<B: Backend> Norms<B> {
         backend.linear(input(x), rows.clone(), w, sum)?;
         after.add_sum(rows, pass)
     }
+}
+
+impl<B: Backend> Layer<B> {
+    fn mix(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        center(centered, rows.clone(), pass)?;
+        if let Some(norm) = &self.shared_norm {
+            let Pass { backend, residual, normed, .. } = pass;
+            backend.rms_norm(residual, rows.clone(), norm, normed)?;
+        }
+        self.mixer.forward(&self.mixer_norms, rows, pass)
+    }
+
+    fn feed(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        center(centered && self.shared_norm.is_none(), rows.clone(), pass)?;
+        self.feed_forward.forward(&self.feed_forward_norms, rows.clone(), pass)?;
+        if self.scale == 1.0 {
+            return Ok(());
+        }
+        let Pass { backend, residual, .. } = pass;
+        // Families with a scale norm what they add, so that no sum is under way here.
+        let (_, width) = backend.extent(residual);
+        backend.scale(0..width, &vec![self.scale; rows.len()], rows, residual)
+    }
+}
+
+/// Subtracts the mean of each row from the residual stream. Whatever reads it subtracts the mean,
+/// so that this changes nothing else.
+fn center<B: Backend>(
+    centered: bool,
+    rows: Range<usize>,
+    pass: &mut Pass<'_, B>,
+) -> Result<(), ComputeError> {
+    let Pass { backend, residual, .. } = pass;
+    if !centered {
+        return Ok(());
+    }
+    let (_, width) = backend.extent(residual);
+    backend.center(std::slice::from_ref(&(0..width)), rows, residual)
 }
 
 impl<B: Backend> After<B> {
@@ -154,7 +220,7 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, last, logits, inner } = &mut self.buffers;
+        let Buffers { residual, shared_norm, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
             (_, Some(hidden)) => backend.write(hidden, residual)?,
@@ -172,13 +238,14 @@ impl<B: Backend> Model<B> {
             (None, None) => unreachable!("a stage without the embedding is given hidden states"),
         }
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
-        let mut pass = Pass { backend, step, residual, inner, caches: &mut self.caches };
+        let centered = self.centered;
+        let mut pass = Pass { backend, step, residual, normed: shared_norm, inner, caches: &mut self.caches };
         for layer in &self.layers {
             for rows in parts() {
-                layer.mixer.forward(&layer.mixer_norms, rows, &mut pass)?;
+                layer.mix(centered, rows, &mut pass)?;
             }
             for rows in parts() {
-                layer.feed_forward.forward(&layer.feed_forward_norms, rows, &mut pass)?;
+                layer.feed(centered, rows, &mut pass)?;
             }
         }
         let Pass { backend, residual, .. } = pass;
@@ -187,6 +254,10 @@ impl<B: Backend> Model<B> {
             && !step.logit_rows.is_empty()
         {
             backend.take_rows(residual, &step.logit_rows, last)?;
+            if centered {
+                let (_, width) = backend.extent(last);
+                backend.center(std::slice::from_ref(&(0..width)), 0..step.logit_rows.len(), last)?;
+            }
             let matrix = head.matrix.as_ref().or(self.embedding.as_ref().map(|table| &table.matrix));
             if let Some(matrix) = matrix {
                 let x = normed::<B>(last, &head.norm);
@@ -221,7 +292,11 @@ impl<B: Backend> Model<B> {
     pub fn read_logits(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
         let rows = step.logit_rows.len();
         out.resize(rows * self.vocab_rows().len(), 0.0);
-        backend.read(&self.buffers.logits, 0..rows, out)
+        backend.read(&self.buffers.logits, 0..rows, out)?;
+        if let Some(cap) = self.logit_cap {
+            out.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
+        Ok(())
     }
 
     /// After [`Model::forward`] of `step` on the last stage: the largest logit of each row among
@@ -240,7 +315,11 @@ impl<B: Backend> Model<B> {
             out.fill(Largest::NONE);
             return Ok(());
         }
-        backend.read_largest(&self.buffers.logits, out)
+        backend.read_largest(&self.buffers.logits, out)?;
+        if let Some(cap) = self.logit_cap {
+            out.iter_mut().for_each(|largest| largest.value = cap * (largest.value / cap).tanh());
+        }
+        Ok(())
     }
 
     /// Copies the states that the sequence in slot `from` has, to `to`.

@@ -23,6 +23,20 @@ pub enum Parallelism {
     Pipeline,
 }
 
+/// How the routed experts of a layer are divided among its ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertSplit {
+    /// By channels, unless an expert has fewer indivisible units of them than there are ranks.
+    #[default]
+    Auto,
+    /// Every rank holds some channels of every expert, and is as busy as the others whatever the
+    /// router chooses.
+    Channels,
+    /// Every rank holds some experts whole, and reads and computes those that tokens choose.
+    Whole,
+}
+
 /// The parts of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardPlan {
@@ -30,6 +44,7 @@ pub struct ShardPlan {
     stages: Vec<Range<usize>>,
     /// Weight of each rank of a stage, the same in all stages.
     weights: Vec<f64>,
+    experts: ExpertSplit,
 }
 
 /// Weights of a split. Any number of them has a sum that is exact enough to divide by.
@@ -55,7 +70,11 @@ impl ShardPlan {
             )));
         }
         match mode {
-            Parallelism::Tensor => Ok(Self { stages: vec![0..spec.layers.len()], weights: weights.to_vec() }),
+            Parallelism::Tensor => Ok(Self {
+                stages: vec![0..spec.layers.len()],
+                weights: weights.to_vec(),
+                experts: ExpertSplit::default(),
+            }),
             Parallelism::Pipeline => {
                 if weights.len() > spec.layers.len() {
                     return Err(ModelError::Plan(format!(
@@ -64,9 +83,19 @@ impl ShardPlan {
                         spec.layers.len()
                     )));
                 }
-                Ok(Self { stages: split_at_least_one(spec.layers.len(), weights), weights: vec![1.0] })
+                Ok(Self {
+                    stages: split_at_least_one(spec.layers.len(), weights),
+                    weights: vec![1.0],
+                    experts: ExpertSplit::default(),
+                })
             }
         }
+    }
+
+    /// The same plan with the experts divided so.
+    #[must_use]
+    pub fn with_experts(self, experts: ExpertSplit) -> Self {
+        Self { experts, ..self }
     }
 
     /// World size.
@@ -164,6 +193,21 @@ impl Shard<'_> {
         (units.start * unit).min(channels)..(units.end * unit).min(channels)
     }
 
+    /// Routed experts that the rank holds channels of, and which channels of each; those are whole
+    /// `unit`s.
+    pub fn experts(&self, experts: usize, channels: usize, unit: usize) -> (Range<usize>, Range<usize>) {
+        let ranks = self.plan.weights.len();
+        let whole = match self.plan.experts {
+            ExpertSplit::Channels => false,
+            ExpertSplit::Whole => true,
+            ExpertSplit::Auto => channels.div_ceil(unit) < ranks,
+        };
+        match whole && ranks > 1 {
+            true => (self.share(experts), 0..channels),
+            false => (0..experts, self.channels(channels, unit)),
+        }
+    }
+
     /// Rows of the vocabulary.
     pub fn vocab(&self, rows: usize) -> Range<usize> {
         self.channels(rows, VOCAB_UNIT)
@@ -197,6 +241,7 @@ fn split_at_least_one(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use thunder_compute::Scoring;
 
     fn attention(heads: usize, kv_heads: usize) -> AttentionShape {
         AttentionShape {
@@ -212,11 +257,15 @@ mod tests {
             rope: None,
             sinks: false,
             temperature: None,
+            value_norm: false,
+            values_are_keys: false,
+            scoring: Scoring::default(),
+            keys_of: None,
         }
     }
 
     fn tensor(weights: &[f64]) -> ShardPlan {
-        ShardPlan { stages: vec![0..4], weights: weights.to_vec() }
+        ShardPlan { stages: vec![0..4], weights: weights.to_vec(), experts: ExpertSplit::default() }
     }
 
     #[test]
@@ -231,6 +280,22 @@ mod tests {
         let plan = tensor(&[3.0, 1.0]);
         assert_eq!(plan.shard(0).heads(&attention(16, 8)).kv, 0..6);
         assert_eq!(plan.shard(1).channels(1024, 64), 768..1024);
+    }
+
+    #[test]
+    fn experts_are_held_by_channels_or_whole() {
+        let of = |plan: &ShardPlan, rank: usize| plan.shard(rank).experts(10, 96, 32);
+        let plan = tensor(&[1.0; 3]);
+        assert_eq!(of(&plan, 1), (0..10, 32..64));
+        let whole = plan.with_experts(ExpertSplit::Whole);
+        assert_eq!(
+            [of(&whole, 0), of(&whole, 1), of(&whole, 2)],
+            [(0..3, 0..96), (3..7, 0..96), (7..10, 0..96)]
+        );
+        // Three units of channels for four ranks.
+        let four = tensor(&[1.0; 4]);
+        assert_eq!(of(&four, 0), (0..3, 0..96));
+        assert_eq!(of(&four.with_experts(ExpertSplit::Channels), 0), (0..10, 0..32));
     }
 
     #[test]

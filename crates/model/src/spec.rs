@@ -4,7 +4,7 @@
 //! gated MLP, experts). Each has a norm before it, after it, or both, and is added to the residual
 //! stream. Families differ in the mixers, feed-forwards and shapes that they use, not in code.
 
-use thunder_compute::{Activation, ExpertGroups, Rope, Scores};
+use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +23,16 @@ pub struct ModelSpec {
     /// of query and key heads. Whether a folder's files do, [`crate::WeightSource::norms_less_one`]
     /// says.
     pub norms_less_one: bool,
+    /// True if norms of the residual stream subtract its mean first (LayerNorm without bias).
+    pub centered: bool,
     /// Multiplies the embedding's rows.
     pub embedding_scale: f32,
     /// Multiplies what mixers and feed-forwards add to the residual stream.
     pub residual_scale: f32,
     /// Multiplies the logits.
     pub logit_scale: f32,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
     /// True if the output head is the embedding. `None` if the config does not say: then it is,
     /// unless the files have an output head.
     pub tied: Option<bool>,
@@ -61,6 +65,8 @@ pub struct LayerSpec {
     pub feed_forward: FeedForwardSpec,
     /// Norms of the mixer, and of the feed-forward.
     pub norms: Norms,
+    /// True if a number in the files multiplies the residual stream after the layer.
+    pub scaled: bool,
 }
 
 /// Where a layer part has norms.
@@ -72,6 +78,8 @@ pub enum Norms {
     After,
     /// Both.
     Around,
+    /// One norm for the layer: mixer and feed-forward read the same, and both add to the stream.
+    Shared,
 }
 
 impl Norms {
@@ -95,6 +103,8 @@ pub enum MixerSpec {
     Latent(LatentShape),
     /// Gated delta rule with a short convolution (Gated DeltaNet).
     Delta(DeltaShape),
+    /// The same with a decay for each channel (Kimi Delta Attention).
+    ChannelDelta(ChannelDeltaShape),
 }
 
 impl MixerSpec {
@@ -112,11 +122,22 @@ impl MixerSpec {
                     None => hidden * queries,
                 };
                 let heads = shape.rank * shape.heads * (shape.plain + shape.value_dim);
-                query + hidden * (shape.rank + shape.rotated) + heads + hidden * shape.heads * shape.value_dim
+                let indexer = match (&shape.selection, shape.query_rank) {
+                    (Some(of), Some(rank)) if of.selects => {
+                        of.heads * of.dim * rank + hidden * (of.dim + of.heads)
+                    }
+                    _ => 0,
+                };
+                let latent = hidden * (shape.rank + shape.rotated) + heads;
+                query + latent + hidden * shape.heads * shape.value_dim + indexer
             }
             Self::Delta(shape) => {
                 let values = shape.value_heads * shape.value_dim;
                 hidden * (shape.channels() + 2 * values + 2 * shape.value_heads)
+            }
+            Self::ChannelDelta(shape) => {
+                let width = shape.heads * shape.dim;
+                hidden * (4 * width + shape.heads) + 2 * shape.dim * (hidden + width)
             }
         }
     }
@@ -157,8 +178,12 @@ pub struct AttentionShape {
     pub qkv_bias: bool,
     /// True if the output projection has a bias.
     pub out_bias: bool,
-    /// What queries and keys are normed by before rotation.
+    /// How queries and keys are normed.
     pub qk_norm: Option<QkNormWidth>,
+    /// True if each value head is normed, without weights.
+    pub value_norm: bool,
+    /// True if values are the products that keys are made of; there is no value projection.
+    pub values_are_keys: bool,
     /// Multiplies the scores, usually 1/√head_dim.
     pub scale: f32,
     /// True if the sigmoid of a projection multiplies each query head's result. The files keep it
@@ -170,8 +195,25 @@ pub struct AttentionShape {
     pub rope: Option<usize>,
     /// True if each query head has a sink: a score that takes part in the softmax, without a value.
     pub sinks: bool,
-    /// Temperature tuning, by which queries grow with the position: beta and original context.
-    pub temperature: Option<(f32, usize)>,
+    /// Temperature tuning, by which queries grow with the position.
+    pub temperature: Option<Temperature>,
+    /// What scores are made of otherwise.
+    pub scoring: Scoring,
+    /// The layer before this one whose keys and values this one attends to, with queries of its own
+    /// only.
+    pub keys_of: Option<usize>,
+}
+
+/// Temperature tuning: queries are multiplied with `1 + beta * ln(1 + ⌊(position + first) /
+/// original⌋)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// How fast queries grow.
+    pub beta: f32,
+    /// Tokens of the original context.
+    pub original: usize,
+    /// The number of the first position: 0 or 1.
+    pub first: usize,
 }
 
 /// What a norm of queries and keys goes over.
@@ -181,6 +223,12 @@ pub enum QkNormWidth {
     Head,
     /// All query heads as one vector, and all key heads.
     All,
+    /// Each head, after rotation; all heads share the weights.
+    Rotated,
+    /// Each head has weights of its own, and its mean is subtracted first.
+    Centered,
+    /// Each head, without weights.
+    Unweighted,
 }
 
 /// A gated MLP of a layer, over all ranks.
@@ -211,6 +259,10 @@ pub struct ExpertsShape {
     pub router: RouterShape,
     /// An expert that every token takes.
     pub shared: Option<SharedShape>,
+    /// True if the weight of a token's only expert multiplies its input, not its output.
+    pub weighs_input: bool,
+    /// True if files have stacks `[experts, inputs, outputs]` where a stack's shape does not tell.
+    pub transposed: bool,
 }
 
 /// How a router chooses experts and weighs them; `thunder_compute::RouterSpec` has the meaning.
@@ -273,6 +325,32 @@ pub struct LatentShape {
     pub norm_eps: f32,
     /// Index into [`ModelSpec::ropes`].
     pub rope: Option<usize>,
+    /// Temperature tuning, by which queries grow with the position.
+    pub temperature: Option<Temperature>,
+    /// The choice of the tokens that are attended to; `None`: all.
+    pub selection: Option<SelectionShape>,
+}
+
+/// How an indexer selects the tokens that a layer attends to (DeepSeek V3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectionShape {
+    /// Heads of the indexer.
+    pub heads: usize,
+    /// Width of a head and of a key.
+    pub dim: usize,
+    /// Most tokens that a token attends to.
+    pub chosen: usize,
+    /// Index into [`ModelSpec::ropes`].
+    pub rope: usize,
+    /// True if the layer has an indexer; else the last layer's before it that has one counts.
+    pub selects: bool,
+}
+
+impl Temperature {
+    /// What queries at `position` are multiplied with.
+    pub fn factor(&self, position: usize) -> f32 {
+        1.0 + self.beta * (((position + self.first) / self.original) as f32).ln_1p()
+    }
 }
 
 impl LatentShape {
@@ -302,4 +380,15 @@ impl DeltaShape {
     pub const fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
+}
+
+/// Delta rule of a layer with a decay for each channel, over all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelDeltaShape {
+    /// Heads.
+    pub heads: usize,
+    /// Width of queries, keys and values.
+    pub dim: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
 }

@@ -46,6 +46,12 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// When a tensor is missing or has another shape.
     fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError>;
 
+    /// True if the files have an expert's matrix of `shape`, `[outputs, inputs]`, as `[inputs,
+    /// outputs]`. If its shape does not tell, it is as `usual`.
+    fn is_transposed(&self, _role: Role, _shape: [usize; 2], _usual: bool) -> bool {
+        false
+    }
+
     /// The bias of a matrix, `len` numbers.
     ///
     /// # Errors

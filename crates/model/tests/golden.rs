@@ -13,8 +13,8 @@ use safetensors::SafeTensors;
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
-use thunder_model::spec::{FeedForwardSpec, LayerSpec};
-use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
+use thunder_model::spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use thunder_model::{Capacity, ExpertSplit, Model, ModelFolder, Parallelism, ShardPlan};
 
 use common::{Golden, check, compare, limits, logits, sharded_logits};
 
@@ -78,9 +78,13 @@ fn batched_logits(
     all
 }
 
-/// True if rounded activations may change which experts a token takes.
+/// True if rounded activations may change which experts a token takes, or which tokens it attends
+/// to.
 fn may_reroute(folder: &ModelFolder, activations: Activations) -> bool {
-    let routes = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForwardSpec::Experts(_));
+    let selects = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Latent(shape) if shape.selection.is_some());
+    let routes = |layer: &LayerSpec| {
+        matches!(layer.feed_forward, FeedForwardSpec::Experts(_)) || selects(&layer.mixer)
+    };
     let rounds = !matches!(activations, Activations::Int16 | Activations::F32);
     rounds && folder.spec.layers.iter().any(routes)
 }
@@ -117,6 +121,14 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "minimax_m2-4bit",
         "olmo3-4bit",
         "transformers-gemma3_text",
+        "transformers-gemma2",
+        "transformers-gemma4_text",
+        "transformers-cohere",
+        "transformers-llama4",
+        "transformers-mistral4",
+        "transformers-hunyuan_v1_dense",
+        "transformers-glm_moe_dsa",
+        "transformers-kimi_linear",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
@@ -158,6 +170,27 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
                 check(case, &format!("{weights:?}"), result, limits(activations));
             }
         }
+    }
+}
+
+#[test]
+fn experts_may_be_held_whole() {
+    for (name, ranks) in [
+        ("qwen3_moe-4bit", 3),
+        ("gpt_oss-mxfp4", 2),
+        ("transformers-gpt_oss", 5),
+        ("transformers-llama4", 2),
+        ("transformers-qwen3_vl_moe_text", 4),
+        ("deepseek_v3-4bit-g32", 5),
+    ] {
+        let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
+        let folder = ModelFolder::open(&case).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+        let plan = plan.with_experts(ExpertSplit::Whole);
+        let arithmetic = (Activations::Int16, Overlap::Auto);
+        let ours = sharded_logits(&golden(&case), &folder, &plan, arithmetic, 45);
+        let result = compare(&golden(&case), &ours, false);
+        check(&case, &format!("whole, {ranks}"), result, limits(Activations::Int16));
     }
 }
 

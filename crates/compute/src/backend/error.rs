@@ -2,6 +2,8 @@
 
 use thunder_collectives::CommError;
 
+use super::Extra;
+
 /// Why a backend could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum ComputeError {
@@ -27,6 +29,9 @@ pub enum ComputeError {
         /// The values it supports.
         needs: &'static str,
     },
+    /// An operation that this backend lacks.
+    #[error("this device's backend has no operation for {0}: run the model on the CPU")]
+    Lacks(Extra),
     /// A collective failed; the group is unusable afterwards.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -22,7 +22,7 @@ use super::rows::{Rotation, rms_norm};
 use super::scratch::Scratch;
 use super::simd::Simd;
 use super::threads::pool::{Pool, for_rows};
-use crate::backend::AttentionSpec;
+use crate::backend::{AttentionSpec, Scoring};
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 use heads::{Heads, PIECE_QUERIES};
 use kernel::attend;
@@ -91,7 +91,7 @@ impl<'a> Attention<'a> {
     }
 
     /// Does `work`, then attends.
-    pub fn attend(mut self, work: HeadWork, out: &mut Buffer) {
+    pub fn attend(mut self, work: HeadWork, scoring: Scoring, out: &mut Buffer) {
         let Self { spec, step, .. } = self;
         assert!(
             spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
@@ -126,6 +126,7 @@ impl<'a> Attention<'a> {
                     let start = rows.start + piece * piece_rows;
                     let heads = Heads {
                         spec,
+                        scoring,
                         kv,
                         kv_head,
                         sequence,

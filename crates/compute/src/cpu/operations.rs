@@ -1,6 +1,7 @@
 //! The CPU's operations.
 
 pub(super) mod experts;
+mod extra;
 mod latent;
 mod recurrence;
 mod rows;
@@ -18,8 +19,8 @@ use super::product::experts::Experts;
 use super::rows::Rotation;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, InputOf, Largest,
-    LatentSpec, LinearInput, Norm, PartNorm, Rope, RouterSpec,
+    Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, InputOf, Largest,
+    LatentSpec, LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::MatrixSource;
 use crate::step::Step;
@@ -119,7 +120,7 @@ impl Backend for CpuBackend {
         experts: Vec<Expert<Linear>>,
         activation: Activation,
     ) -> Result<Experts, ComputeError> {
-        Ok(Experts::new(experts, activation))
+        Ok(Experts::new(experts, Some(activation)))
     }
 
     fn matrix_bytes(matrix: &Linear) -> usize {
@@ -312,7 +313,11 @@ impl Backend for CpuBackend {
         out.shape(step.rows());
         if spec.kv_heads() > 0 {
             let pointer = qkv.data.as_ptr();
-            self.attention_of(spec, (step, rows), (pointer, qkv), Some(from)).attend(HeadWork::Nothing, out);
+            self.attention_of(spec, (step, rows), (pointer, qkv), Some(from)).attend(
+                HeadWork::Nothing,
+                Scoring::default(),
+                out,
+            );
         }
         Ok(())
     }
@@ -354,7 +359,7 @@ impl Backend for CpuBackend {
     ) -> Outcome {
         out.shape(step.rows());
         let cache = caches.latent(cache).part();
-        self.attend_latent_rows(spec, (step, rows), [absorbed, queries], cache, out);
+        self.attend_latent_rows(spec, (step, rows), ([absorbed, queries], None), cache, out);
         Ok(())
     }
 
@@ -502,9 +507,117 @@ impl Backend for CpuBackend {
         out.shape(step.rows());
         if spec.kv_heads() > 0 {
             let pointer = qkv.data.as_mut_ptr();
-            self.attention_of(spec, (step, rows), (pointer, qkv), Some(cache))
-                .attend(HeadWork::PrepareAndAppend, out);
+            self.attention_of(spec, (step, rows), (pointer, qkv), Some(cache)).attend(
+                HeadWork::PrepareAndAppend,
+                Scoring::default(),
+                out,
+            );
         }
+        Ok(())
+    }
+
+    fn offers(&self, _operation: Extra) -> bool {
+        true
+    }
+
+    fn change_rows(
+        &mut self,
+        x: &mut Buffer,
+        rows: Range<usize>,
+        change: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Outcome {
+        self.change_each_row(x, rows, change);
+        Ok(())
+    }
+
+    fn copy_columns(
+        &mut self,
+        from: (&Buffer, usize),
+        rows: Range<usize>,
+        to: (&mut Buffer, Range<usize>),
+    ) -> Outcome {
+        self.copy_row_columns(from, rows, to);
+        Ok(())
+    }
+
+    fn attend_by(
+        &mut self,
+        spec: &AttentionSpec<Self::Vector>,
+        scoring: Scoring,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        from: (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        if spec.kv_heads() > 0 {
+            let pointer = qkv.data.as_ptr();
+            self.attention_of(spec, (step, rows), (pointer, qkv), Some(from)).attend(
+                HeadWork::Nothing,
+                scoring,
+                out,
+            );
+        }
+        Ok(())
+    }
+
+    fn ungated_experts(&mut self, experts: Vec<Expert<Linear>>) -> Result<Experts, ComputeError> {
+        Ok(Experts::new(experts, None))
+    }
+
+    fn channel_delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.channel_delta_rule_rows(spec, (step, rows), inputs, caches.states(cache), out);
+        Ok(())
+    }
+
+    fn state_space(
+        &mut self,
+        spec: &StateSpaceSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&mut Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.state_space_rows(spec, (step, rows), inputs, caches.states(cache), out);
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        spec: &SelectionSpec,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Buffer,
+    ) -> Outcome {
+        self.select_rows(spec, (step, rows), inputs, caches.latent(cache).part(), selection);
+        Ok(())
+    }
+
+    fn attend_selected(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.attend_selected_rows(spec, (step, rows), inputs, caches.latent(cache).part(), out);
         Ok(())
     }
 }

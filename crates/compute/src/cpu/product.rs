@@ -185,7 +185,10 @@ impl Product<'_> {
                     let results = GateResults { data: results, width, rows: count };
                     // SAFETY: the input has the parts' shape, the results have room for the panels,
                     // and each panel's columns of the output are written by one thread.
-                    unsafe { results.gate(isa, ([gate, up], activation), panels, &inputs, out, scratch) };
+                    unsafe {
+                        let gates = ([gate, up], Some(activation));
+                        results.gate(isa, gates, panels, &inputs, out, scratch);
+                    }
                 }
             }
         });
@@ -201,7 +204,7 @@ struct GateResults {
 
 impl GateResults {
     /// Multiplies the rows with panels of gate and of up, and stores their gated activations in
-    /// `out`.
+    /// `out`. Without an activation, gate and up are the same, and `max(up, 0)²` is stored.
     ///
     /// # Safety
     /// `isa` was detected; the input has the matrices' shape; `data` holds the panels' columns of
@@ -209,7 +212,7 @@ impl GateResults {
     unsafe fn gate(
         self,
         isa: Isa,
-        ([gate, up], activation): ([&Matrix; 2], Activation),
+        ([gate, up], activation): ([&Matrix; 2], Option<Activation>),
         panels: Range<usize>,
         inputs: &Inputs<'_>,
         out: Output,
@@ -217,9 +220,10 @@ impl GateResults {
     ) {
         let Self { data: results, width, rows } = self;
         let columns = panels.start * LANES..gate.rows.min(panels.end * LANES);
-        for (part, place) in [(gate, 0), (up, width)] {
+        let parts = [(gate, 0), (up, width)];
+        for (part, place) in &parts[..if activation.is_some() { 2 } else { 1 }] {
             // Kernels count columns from the matrix's first panel on.
-            let data = results.wrapping_add(place).wrapping_sub(columns.start);
+            let data = results.wrapping_add(*place).wrapping_sub(columns.start);
             let out = Output { data, stride: 2 * width, rows, adds: false };
             // SAFETY: the caller's.
             unsafe { multiply_on(isa, part, panels.clone(), inputs.of(part), out, scratch) };
@@ -233,7 +237,10 @@ impl GateResults {
                 };
                 let to = out.data.add(row * out.stride + columns.start);
                 let to = std::slice::from_raw_parts_mut(to, columns.len());
-                gate_on(isa, activation, at(0), at(width), to);
+                match activation {
+                    Some(activation) => gate_on(isa, activation, at(0), at(width), to),
+                    None => to.iter_mut().zip(at(0)).for_each(|(to, x)| *to = x.max(0.0).powi(2)),
+                }
             }
         }
     }

@@ -67,6 +67,73 @@ entry! {
     pub(super) fn delta_token_on(head: &DeltaHead<'_>, state: &mut [f32], out: &mut [f32]) = delta_token
 }
 
+/// One head's inputs of a row, where each row of the state has its own decay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StateToken<'a> {
+    pub query: &'a [f32],
+    pub key: &'a [f32],
+    pub value: &'a [f32],
+    /// Factors of the state's rows, as many as `key` has numbers.
+    pub decays: &'a [f32],
+    /// How much of the difference between `value` and what the state has for `key` is written;
+    /// `None`: `value` is added whatever the state has.
+    pub strength: Option<f32>,
+}
+
+/// One token: `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`. `state` is
+/// `[key_dim][value_dim]`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn state_token<S: Simd>(token: &StateToken<'_>, state: &mut [f32], out: &mut [f32]) {
+    let StateToken { query, key, value, decays, strength } = *token;
+    let (key_dim, value_dim) = (key.len(), value.len());
+    assert!(query.len() == key_dim && decays.len() == key_dim);
+    assert!(state.len() == key_dim * value_dim && out.len() == value_dim);
+    let whole = value_dim / LANES * LANES;
+    for first in (0..whole).step_by(LANES) {
+        // SAFETY: 16 columns of the state from `first` on, in each of its rows.
+        unsafe {
+            let column = |k: usize| state.as_ptr().add(k * value_dim + first);
+            let mut written = S::load(value.as_ptr().add(first));
+            if let Some(strength) = strength {
+                let mut known = S::splat(0.0);
+                for k in 0..key_dim {
+                    known = S::fma(S::load(column(k)), S::splat(key[k] * decays[k]), known);
+                }
+                written = S::mul(S::sub(written, known), S::splat(strength));
+            }
+            let mut sum = S::splat(0.0);
+            for k in 0..key_dim {
+                let decayed = S::mul(S::load(column(k)), S::splat(decays[k]));
+                let updated = S::fma(written, S::splat(key[k]), decayed);
+                S::store(column(k).cast_mut(), updated);
+                sum = S::fma(updated, S::splat(query[k]), sum);
+            }
+            S::store(out.as_mut_ptr().add(first), sum);
+        }
+    }
+    for v in whole..value_dim {
+        let mut written = value[v];
+        if let Some(strength) = strength {
+            let known: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * key[k] * decays[k]).sum();
+            written = (written - known) * strength;
+        }
+        out[v] = 0.0;
+        for k in 0..key_dim {
+            let s = &mut state[k * value_dim + v];
+            *s = *s * decays[k] + written * key[k];
+            out[v] += *s * query[k];
+        }
+    }
+}
+
+entry! {
+    /// One token of one head whose state's rows have their own decays.
+    pub(super) fn state_token_on(token: &StateToken<'_>, state: &mut [f32], out: &mut [f32]) = state_token
+}
+
 /// `1 / √(Σ x² + 1e-6)`.
 fn inverse_length(x: &[f32]) -> f32 {
     1.0 / (x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt()
@@ -74,10 +141,12 @@ fn inverse_length(x: &[f32]) -> f32 {
 
 /// `exp(-exp(a_log) * softplus(alpha + bias))`.
 pub(super) fn decay(a_log: f32, alpha: f32, bias: f32) -> f32 {
-    let x = alpha + bias;
-    // For large x, e^x overflows and softplus(x) is x.
-    let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
-    (-a_log.exp() * softplus).exp()
+    (-a_log.exp() * softplus(alpha + bias)).exp()
+}
+
+/// `ln(1 + e^x)`. For large x, e^x overflows and softplus(x) is x.
+pub(super) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 /// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1`
@@ -87,7 +156,7 @@ pub(super) fn decay(a_log: f32, alpha: f32, bias: f32) -> f32 {
 /// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses
 /// these channels.
 pub(super) unsafe fn conv_token(
-    taps: &[f32],
+    (taps, bias): (&[f32], Option<&[f32]>),
     (kernel, width): (usize, usize),
     channels: Range<usize>,
     before: *mut f32,
@@ -105,6 +174,7 @@ pub(super) unsafe fn conv_token(
                 sum += tap * *input;
                 *input = if k + 2 < kernel { *before.add((k + 1) * width + channel) } else { *x };
             }
+            let sum = bias.map_or(sum, |bias| sum + bias[channel]);
             *x = sum / (1.0 + (-sum).exp());
         }
     }

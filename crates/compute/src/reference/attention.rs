@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Cache, Reference, Rows, dot, rms_normed};
-use crate::backend::{AttentionSpec, CacheKind, LatentSpec};
+use crate::backend::{AttentionSpec, CacheKind, LatentSpec, Scoring, SelectionSpec};
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 
 /// Place of a sequence's position in a cache.
@@ -81,7 +81,7 @@ fn weighted<'a>(scores: &[f32], sink: Option<f32>, value: impl Fn(usize) -> &'a 
 }
 
 pub(super) fn attend(
-    spec: &AttentionSpec<Vec<f32>>,
+    (spec, scoring): (&AttentionSpec<Vec<f32>>, Scoring),
     step: &Step,
     rows: Range<usize>,
     qkv: &Rows,
@@ -93,14 +93,14 @@ pub(super) fn attend(
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
             let position = sequence.position(row);
-            let visible = spec.first_visible(position)..position + 1;
+            let visible = scoring.first_visible(position, spec.first_visible(position))..position + 1;
             let tokens: Vec<&[f32]> =
                 visible.map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
             for (kv_head, queries) in spec.queries_of.iter().enumerate() {
                 for head in queries.clone() {
                     let query = &qkv.rows[row][head * spec.key_dim..][..spec.key_dim];
                     let key = |token: &&[f32]| dot(query, &token[kv_head * spec.key_dim..][..spec.key_dim]);
-                    let scores: Vec<f32> = tokens.iter().map(key).collect();
+                    let scores: Vec<f32> = tokens.iter().map(|token| scoring.of(key(token))).collect();
                     let value =
                         |t: usize| &tokens[t][first_value + kv_head * spec.value_dim..][..spec.value_dim];
                     let column = spec.out_column + head * spec.value_dim;
@@ -116,7 +116,7 @@ pub(super) fn attend_latent(
     spec: &LatentSpec<Vec<f32>>,
     step: &Step,
     rows: Range<usize>,
-    [absorbed, queries]: [&Rows; 2],
+    ([absorbed, queries], selection): ([&Rows; 2], Option<&Rows>),
     cache: &Cache,
     out: &mut Rows,
 ) {
@@ -124,9 +124,12 @@ pub(super) fn attend_latent(
     assert_eq!((rank, rotated), (spec.rank, spec.rotated));
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
-            let visible = 0..sequence.position(row) + 1;
+            let visible: Vec<usize> = match selection {
+                None => (0..sequence.position(row) + 1).collect(),
+                Some(selection) => selected(&selection.rows[row]),
+            };
             let tokens: Vec<&[f32]> =
-                visible.map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
+                visible.into_iter().map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
             for head in 0..spec.heads {
                 let absorbed = &absorbed.rows[row][head * rank..][..rank];
                 let query = &queries.rows[row][head * spec.query_dim() + spec.plain..][..rotated];
@@ -134,6 +137,39 @@ pub(super) fn attend_latent(
                 let scores: Vec<f32> = tokens.iter().map(score).collect();
                 weighted(&scores, None, |t| &tokens[t][..rank], &mut out.rows[row][head * rank..][..rank]);
             }
+        }
+    }
+}
+
+/// The positions of a selection.
+fn selected(row: &[f32]) -> Vec<usize> {
+    row[1..].iter().take(row[0] as usize).map(|position| *position as usize).collect()
+}
+
+pub(super) fn select(
+    spec: &SelectionSpec,
+    step: &Step,
+    rows: Range<usize>,
+    (queries, weights): (&Rows, &Rows),
+    cache: &Cache,
+    out: &mut Rows,
+) {
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            let score = |position: usize| -> f32 {
+                let key = &cache.tokens[place(step, sequence, position)];
+                let of_heads = queries.rows[row].chunks_exact(spec.dim).zip(&weights.rows[row][..spec.heads]);
+                of_heads.map(|(query, weight)| weight * dot(query, key).max(0.0)).sum()
+            };
+            let scores: Vec<f32> = (0..=sequence.position(row)).map(score).collect();
+            let mut best: Vec<usize> = (0..scores.len()).collect();
+            // A stable sort: of equal ones, the first.
+            best.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+            best.truncate(spec.chosen);
+            best.sort_unstable();
+            let positions = best.iter().map(|position| *position as f32);
+            out.rows[row] = std::iter::once(best.len() as f32).chain(positions).collect();
+            out.rows[row].resize(spec.columns(), 0.0);
         }
     }
 }

@@ -68,9 +68,13 @@ impl Experts {
         for (&index, &weight) in indices.iter().zip(weights) {
             let expert = &self.experts[index as usize];
             let both = expert.gate_up.times(x);
-            let (gate, up) = both.split_at(both.len() / 2);
-            let channels: Vec<f32> =
-                gate.iter().zip(up).map(|(&gate, &up)| self.activation.of(gate, up)).collect();
+            let channels: Vec<f32> = match self.activation {
+                Some(activation) => {
+                    let (gate, up) = both.split_at(both.len() / 2);
+                    gate.iter().zip(up).map(|(&gate, &up)| activation.of(gate, up)).collect()
+                }
+                None => both.iter().map(|up| up.max(0.0).powi(2)).collect(),
+            };
             for (row, sum) in sum.iter_mut().enumerate() {
                 let bias = expert.down_bias.as_ref().map_or(0.0, |bias| bias[row]);
                 let weights = expert.down.rows.get(row);

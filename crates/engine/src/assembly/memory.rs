@@ -153,6 +153,7 @@ mod tests {
             weight_bytes,
             routed_bytes: 0,
             experts: 0,
+            held_experts: 0..0,
             chosen: 0,
             kv_bytes_per_token,
             state_bytes_per_sequence: 0,

@@ -2,12 +2,13 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use thunder_compute::Activation;
+use thunder_compute::{Activation, Scoring};
 
 use super::TokenIds;
 use super::family::{Family, Windows};
 use super::rope::RopeParameters;
 use crate::error::ModelError;
+use crate::spec::Temperature;
 
 /// The config.json fields that all families share.
 #[derive(Debug, Deserialize)]
@@ -23,6 +24,8 @@ pub(super) struct Config {
     pub vocab_size: usize,
     #[serde(default = "default_eps")]
     pub rms_norm_eps: f32,
+    /// Cohere's name of `rms_norm_eps`.
+    layer_norm_eps: Option<f32>,
     #[serde(default = "default_context")]
     pub max_position_embeddings: usize,
     pub rope_theta: Option<f64>,
@@ -44,8 +47,18 @@ pub(super) struct Config {
     pub use_bias: Option<bool>,
     pub attention_out_bias: Option<bool>,
     pub attn_output_gate: Option<bool>,
-    /// SmolLM3: 1 for layers that rotate, 0 for those that do not.
+    /// 1 for layers that rotate, 0 for those that do not (SmolLM3, Llama 4).
     no_rope_layers: Option<Vec<u8>>,
+    /// The last layer of each run of this length does not rotate.
+    no_rope_layer_interval: Option<usize>,
+    /// Llama 4: layers that rotate attend in chunks of this many tokens.
+    attention_chunk_size: Option<usize>,
+    /// Llama 4: layers that do not rotate have temperature tuning. A number in old files.
+    attn_temperature_tuning: Option<Value>,
+    floor_scale: Option<usize>,
+    attn_scale: Option<f32>,
+    /// Llama 4: channels of layers without experts.
+    intermediate_size_mlp: Option<usize>,
     #[serde(default)]
     mlp_bias: bool,
     pub sliding_window: Option<usize>,
@@ -64,6 +77,8 @@ pub(super) struct Config {
     embedding_multiplier: Option<f32>,
     residual_multiplier: Option<f32>,
     logits_scaling: Option<f32>,
+    /// Cohere's, which multiplies.
+    logit_scale: Option<f32>,
     attn_logit_softcapping: Option<f32>,
     final_logit_softcapping: Option<f32>,
     pub eos_token_id: Option<TokenIds>,
@@ -92,7 +107,8 @@ fn default_activation() -> String {
 impl Config {
     /// Reads and checks the fields; those that `text` leaves out have the family's defaults.
     pub fn read(text: &Value) -> Result<Self, String> {
-        let config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        let mut config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        config.rms_norm_eps = config.layer_norm_eps.unwrap_or(config.rms_norm_eps);
         config.check_sizes()?;
         Ok(config)
     }
@@ -110,6 +126,11 @@ impl Config {
         self.intermediate_size.ok_or_else(|| "it has no intermediate_size".to_owned())
     }
 
+    /// Channels of gated MLPs in a model that has experts in other layers.
+    pub fn mlp_channels(&self) -> Result<usize, String> {
+        self.intermediate_size_mlp.map_or_else(|| self.channels(), Ok)
+    }
+
     /// True if the MLPs have biases.
     pub fn mlp_bias(&self) -> bool {
         self.mlp_bias || self.use_bias.unwrap_or(false)
@@ -118,7 +139,9 @@ impl Config {
     /// True if a layer rotates queries and keys.
     pub fn rotates(&self, layer: usize) -> Result<bool, String> {
         match &self.no_rope_layers {
-            None => Ok(true),
+            None => {
+                Ok(self.no_rope_layer_interval.is_none_or(|every| !(layer + 1).is_multiple_of(every.max(1))))
+            }
             Some(layers) => layers.get(layer).map(|rotates| *rotates != 0).ok_or_else(|| {
                 format!("no_rope_layers has {} entries for {} layers", layers.len(), self.num_hidden_layers)
             }),
@@ -165,7 +188,48 @@ impl Config {
 
     /// What logits are multiplied with.
     pub fn logit_scale(&self) -> Result<f32, String> {
-        Ok(1.0 / positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0))
+        let scale = positive("logit_scale", self.logit_scale)?.unwrap_or(1.0);
+        Ok(scale / positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0))
+    }
+
+    /// What logits are limited to.
+    pub fn logit_cap(&self) -> Result<Option<f32>, String> {
+        positive("final_logit_softcapping", self.final_logit_softcapping)
+    }
+
+    /// How a layer's scores differ from their usual form.
+    pub fn scoring(&self, layer: usize) -> Result<Scoring, String> {
+        let chunk = match self.attention_chunk_size {
+            Some(0) => return Err("attention_chunk_size is 0".into()),
+            // No context is longer than a chunk: all tokens are visible.
+            Some(chunk) if chunk >= self.max_position_embeddings || !self.rotates(layer)? => None,
+            chunk => chunk,
+        };
+        Ok(Scoring { cap: positive("attn_logit_softcapping", self.attn_logit_softcapping)?, chunk })
+    }
+
+    /// Temperature tuning of a layer.
+    pub fn temperature(&self, layer: usize) -> Result<Option<Temperature>, String> {
+        let on = match &self.attn_temperature_tuning {
+            None => {
+                let tuned = self.scaling().and_then(|s| s.temperature(self.max_position_embeddings));
+                return Ok(tuned.map(|(beta, original)| Temperature { beta, original, first: 0 }));
+            }
+            Some(Value::Bool(on)) => *on,
+            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+            Some(Value::Null) => false,
+            Some(other) => {
+                return Err(format!("attn_temperature_tuning is {other}: true and false are known"));
+            }
+        };
+        if !on || self.rotates(layer)? {
+            return Ok(None);
+        }
+        let (original, beta) = (self.floor_scale.unwrap_or(8192), self.attn_scale.unwrap_or(0.1));
+        match original > 0 && beta.is_finite() && beta >= 0.0 {
+            true => Ok(Some(Temperature { beta, original, first: 1 })),
+            false => Err(format!("floor_scale is {original} and attn_scale {beta}: both must be positive")),
+        }
     }
 
     /// What gates of MLPs do.
@@ -187,7 +251,8 @@ impl Config {
         if let Some(types) = &self.layer_types {
             return match types.get(layer).map(String::as_str) {
                 Some("sliding_attention") => Ok(Some(window)),
-                Some("full_attention") => Ok(None),
+                // Chunks are not windows, see `scoring`.
+                Some("full_attention" | "chunked_attention") => Ok(None),
                 Some(other) => Err(format!(
                     "layer_types[{layer}] is {other:?}: full_attention and sliding_attention are known"
                 )),
@@ -227,6 +292,7 @@ impl Config {
             ("num_attention_heads", heads, 1 << 14),
             ("num_key_value_heads", kv_heads, 1 << 14),
             ("head_dim", self.head_dim(), 1 << 14),
+            ("intermediate_size_mlp", self.intermediate_size_mlp.unwrap_or(1), 1 << 31),
             ("vocab_size", self.vocab_size, 1 << 31),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 31),
         ] {
@@ -253,14 +319,6 @@ impl Config {
     pub fn check_supported(&self) -> Result<(), ModelError> {
         if self.rope_traditional {
             return unsupported("rope_traditional", "true", "pairs of dimensions i and i + head_dim / 2 are");
-        }
-        for (field, cap) in [
-            ("attn_logit_softcapping", self.attn_logit_softcapping),
-            ("final_logit_softcapping", self.final_logit_softcapping),
-        ] {
-            if let Some(cap) = cap {
-                return unsupported(field, &cap.to_string(), "scores and logits without a cap are");
-            }
         }
         Ok(())
     }

@@ -8,26 +8,32 @@ use thunder_compute::Rope;
 
 use super::config::Config;
 use super::family::{Family, Rotations};
-use super::{TokenIds, delta, experts, latent, rope};
+use super::{TokenIds, delta, experts, gemma4, kimi, latent, rope, selection};
 use crate::error::ModelError;
-use crate::spec::{AttentionShape, FeedForwardSpec, GatedShape, LayerSpec, MixerSpec, ModelSpec};
+use crate::spec::{
+    AttentionShape, FeedForwardSpec, GatedShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, QkNormWidth,
+};
 
 /// Index of the rotation of layers without a window, or of all layers.
 const ROPE: usize = 0;
 /// Index of the rotation of layers with a window, if it is another.
 const WINDOW_ROPE: usize = 1;
 
+/// Index of the rotation of an indexer.
+const INDEXER_ROPE: usize = 1;
+
 /// What layers are made from.
 struct Parts<'a> {
     config: &'a Config,
     family: &'a Family,
     latent: Option<latent::Latent>,
+    gemma4: Option<gemma4::Config>,
+    selection: Option<selection::Config>,
     delta: Option<delta::Config>,
+    channel_delta: Option<kimi::Config>,
     experts: Option<experts::Config>,
     gated: Result<GatedShape, String>,
     score_scale: f32,
-    /// Beta and original context of temperature tuning.
-    temperature: Option<(f32, usize)>,
 }
 
 /// The spec of a model. `text` is the config, `path` is for error texts.
@@ -40,15 +46,27 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         true => Some(latent::Config::read(&text).and_then(|l| l.shape(&config)).map_err(malformed)?),
         false => None,
     };
-    let ropes = ropes(&config, family, latent.as_ref(), path)?;
+    let selection = family.indexer.map(|_| selection::Config::read(&text)).transpose().map_err(malformed)?;
+    let gemma4 = family.global_heads.then(|| gemma4::Config::read(&text)).transpose().map_err(malformed)?;
+    let mut ropes = ropes(&config, family, (latent.as_ref(), gemma4.as_ref()), path)?;
+    if let (Some(selection), Some(interleaved)) = (&selection, family.indexer) {
+        // The order of ROPE and INDEXER_ROPE.
+        ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
+    }
     let gated =
-        |activation| Ok(GatedShape { channels: config.channels()?, bias: config.mlp_bias(), activation });
+        |activation| Ok(GatedShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
     let parts = Parts {
         delta: family.delta.then(|| delta::Config::read(&text)).transpose().map_err(malformed)?,
+        channel_delta: family
+            .channel_delta
+            .then(|| kimi::Config::read(&text))
+            .transpose()
+            .map_err(malformed)?,
+        selection,
+        gemma4,
         experts: family.experts.map(|f| experts::Config::read(&text, f)).transpose().map_err(malformed)?,
         gated: gated(config.activation()?),
         score_scale: config.score_scale().map_err(malformed)?,
-        temperature: config.scaling().and_then(|s| s.temperature(config.max_position_embeddings)),
         config: &config,
         family,
         latent,
@@ -61,9 +79,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         context: config.max_position_embeddings,
         norm_eps: config.rms_norm_eps,
         norms_less_one: family.norms_less_one,
+        centered: family.centered,
         embedding_scale: config.embedding_scale(family).map_err(malformed)?,
         residual_scale: config.residual_scale().map_err(malformed)?,
         logit_scale: config.logit_scale().map_err(malformed)?,
+        logit_cap: config.logit_cap().map_err(malformed)?,
         tied: config.tie_word_embeddings,
         ropes,
         family: config.model_type,
@@ -87,7 +107,7 @@ fn with_defaults(text: &Value, family: &Family) -> Result<Value, String> {
 fn ropes(
     config: &Config,
     family: &Family,
-    latent: Option<&latent::Latent>,
+    (latent, gemma4): (Option<&latent::Latent>, Option<&gemma4::Config>),
     path: &Path,
 ) -> Result<Vec<Rope>, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
@@ -95,7 +115,7 @@ fn ropes(
         Some(latent) => (latent.rotated, latent.interleaved),
         None => (config.rotated_dims().map_err(malformed)?, family.interleaved),
     };
-    let rope = |base: Option<f64>, scaling: Option<&rope::RopeParameters>| {
+    let rope_of = |dims: usize, base: Option<f64>, scaling: Option<&rope::RopeParameters>| {
         let theta = base.unwrap_or(10_000.0);
         if !(theta.is_finite() && theta > 1.0) {
             return Err(malformed(format!("rope_theta is {theta}: it must be above 1")));
@@ -106,6 +126,7 @@ fn ropes(
         };
         Ok(Rope { interleaved, ..rope::rope(theta, dims, scaling, lengths)? })
     };
+    let rope = |base, scaling| rope_of(dims, base, scaling);
     let scaling = config.scaling();
     let base = config.rope_theta.or(scaling.and_then(|s| s.rope_theta));
     if family.rotations != Rotations::UnscaledInWindows {
@@ -117,7 +138,10 @@ fn ropes(
         None => Ok(None),
     };
     let everywhere = match set("full_attention")? {
-        Some(set) => rope(set.rope_theta.or(base), Some(&set))?,
+        Some(set) => {
+            let dims = gemma4.map_or(dims, gemma4::Config::head_dim);
+            rope_of(dims, set.rope_theta.or(base), Some(&set))?
+        }
         None => rope(base, scaling)?,
     };
     let in_windows = match set("sliding_attention")? {
@@ -134,10 +158,28 @@ impl Parts<'_> {
             Some(delta) => delta.shape(index)?,
             None => None,
         };
+        let channel_delta = match &self.channel_delta {
+            Some(delta) => delta.shape(index)?,
+            None => None,
+        };
         let mixer = match (&self.latent, delta) {
+            _ if let Some(shape) = channel_delta => MixerSpec::ChannelDelta(shape),
             (_, Some(shape)) => MixerSpec::Delta(shape),
-            (Some(latent), None) => MixerSpec::Latent(latent.shape.clone()),
-            (None, None) => MixerSpec::Attention(self.attention(index)?),
+            (Some(latent), None) => {
+                let temperature = self.config.temperature(index)?;
+                // A context that is never longer than a selection is attended to whole.
+                let selects = |of: &&selection::Config| of.chosen() < self.config.max_position_embeddings;
+                let selection = self.selection.as_ref().filter(selects);
+                let selection = selection.map(|of| of.shape(index, INDEXER_ROPE)).transpose()?;
+                MixerSpec::Latent(LatentShape { temperature, selection, ..latent.shape.clone() })
+            }
+            (None, None) => {
+                let shape = self.attention(index)?;
+                MixerSpec::Attention(match &self.gemma4 {
+                    Some(gemma4) => gemma4.shape(shape)?,
+                    None => shape,
+                })
+            }
         };
         let experts = match &self.experts {
             Some(experts) => experts.shape(index, self.config.channels().ok())?,
@@ -147,7 +189,8 @@ impl Parts<'_> {
             Some(shape) => FeedForwardSpec::Experts(shape),
             None => FeedForwardSpec::Gated(self.gated.clone()?),
         };
-        Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms })
+        let scaled = self.gemma4.is_some();
+        Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms, scaled })
     }
 
     fn attention(&self, index: usize) -> Result<AttentionShape, String> {
@@ -161,19 +204,26 @@ impl Parts<'_> {
             (Rotations::UnscaledInWindows, Some(_)) => Some(WINDOW_ROPE),
             _ => Some(ROPE),
         };
+        let is_normed = config.use_qk_norm.unwrap_or(family.qk_norm);
+        // Llama 4 norms what it rotates.
+        let is_normed = is_normed && (rope.is_some() || family.qk_norm_width != QkNormWidth::Unweighted);
         Ok(AttentionShape {
             heads: config.num_attention_heads,
             kv_heads: config.kv_heads(),
             head_dim: config.head_dim(),
             qkv_bias: bias.unwrap_or(family.qkv_bias),
             out_bias: config.attention_out_bias.unwrap_or(family.out_bias && bias.unwrap_or(false)),
-            qk_norm: config.use_qk_norm.unwrap_or(family.qk_norm).then_some(family.qk_norm_width),
+            qk_norm: is_normed.then_some(family.qk_norm_width),
+            value_norm: false,
+            values_are_keys: false,
+            keys_of: None,
             scale: self.score_scale,
             output_gate: config.attn_output_gate.unwrap_or(family.output_gate),
             window,
             sinks: family.sinks,
             rope,
-            temperature: self.temperature,
+            temperature: config.temperature(index)?,
+            scoring: config.scoring(index)?,
         })
     }
 }

@@ -17,6 +17,10 @@ pub(super) struct ExpertFamily {
     best_of_group: usize,
     /// Routers and experts have biases, and gates are clamped (gpt-oss).
     clamped: bool,
+    /// The weight of a token's only expert multiplies its input.
+    weighs_input: bool,
+    /// Stacks of unquantized experts are `[experts, inputs, outputs]` in Hugging Face's files.
+    transposed: bool,
 }
 
 /// Qwen and DeepSeek V2.
@@ -26,6 +30,8 @@ pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     correction: Correction::None,
     best_of_group: 1,
     clamped: false,
+    weighs_input: false,
+    transposed: false,
 };
 
 /// Mixtral, Qwen3-Next, Qwen3.5.
@@ -36,7 +42,18 @@ pub(super) const ERNIE: ExpertFamily =
     ExpertFamily { correction: Correction::IfGiven, ..RENORMALISED_SOFTMAX };
 
 /// gpt-oss.
-pub(super) const GPT_OSS: ExpertFamily = ExpertFamily { clamped: true, ..RENORMALISED_SOFTMAX };
+pub(super) const GPT_OSS: ExpertFamily =
+    ExpertFamily { clamped: true, transposed: true, ..RENORMALISED_SOFTMAX };
+
+/// Qwen3-VL.
+pub(super) const TRANSPOSED: ExpertFamily = ExpertFamily { transposed: true, ..RENORMALISED_SOFTMAX };
+
+/// Mistral 4: the two best experts of a group count for it.
+pub(super) const MISTRAL: ExpertFamily = ExpertFamily { best_of_group: 2, ..RENORMALISED_SOFTMAX };
+
+/// Llama 4.
+pub(super) const LLAMA4: ExpertFamily =
+    ExpertFamily { scores: Scores::Sigmoid, weighs_input: true, transposed: true, ..SOFTMAX };
 
 /// Steepness of gpt-oss's gates, which no config says (transformers' GptOssExperts).
 const GPT_OSS_ALPHA: f32 = 1.702;
@@ -47,7 +64,7 @@ pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
     renormalise: true,
     correction: Correction::Given,
     best_of_group: 2,
-    clamped: false,
+    ..SOFTMAX
 };
 
 /// Largest number of experts of a layer: lists are made of them before any weight is read.
@@ -79,6 +96,17 @@ struct Fields {
     /// ERNIE's names.
     moe_num_experts: Option<usize>,
     moe_k: Option<usize>,
+    /// Hunyuan's name; one number for each layer in some files.
+    moe_topk: Option<OneOrMany>,
+    /// Kimi Linear's names.
+    num_experts_per_token: Option<usize>,
+    num_shared_experts: Option<usize>,
+    num_expert_group: Option<usize>,
+    moe_renormalize: Option<bool>,
+    moe_router_activation_func: Option<String>,
+    /// Llama 4: the layers that have experts, or the length of runs whose last has.
+    moe_layers: Option<Vec<usize>>,
+    interleave_moe_layer_step: Option<usize>,
     moe_num_shared_experts: Option<usize>,
     moe_layer_start_index: Option<usize>,
     /// -1: the last layer.
@@ -88,16 +116,47 @@ struct Fields {
     use_bias: Option<bool>,
 }
 
+/// A number for all layers, or one for each.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(usize),
+    Many(Vec<usize>),
+}
+
+impl OneOrMany {
+    /// The number, if all layers have the same.
+    fn same(&self) -> Option<usize> {
+        match self {
+            Self::One(one) => Some(*one),
+            Self::Many(many) => many.first().copied().filter(|first| many.iter().all(|n| n == first)),
+        }
+    }
+}
+
 impl Fields {
     /// ERNIE's names as the others'.
     fn in_common_names(self) -> Self {
         Self {
             num_experts: self.num_experts.or(self.moe_num_experts),
-            num_experts_per_tok: self.num_experts_per_tok.or(self.moe_k),
-            n_shared_experts: self.n_shared_experts.or(self.moe_num_shared_experts),
+            num_experts_per_tok: self
+                .num_experts_per_tok
+                .or(self.moe_k)
+                .or(self.num_experts_per_token)
+                .or(self.moe_topk.as_ref().and_then(OneOrMany::same)),
+            n_shared_experts: self
+                .n_shared_experts
+                .or(self.moe_num_shared_experts)
+                .or(self.num_shared_experts),
+            n_group: self.n_group.or(self.num_expert_group),
+            norm_topk_prob: self.norm_topk_prob.or(self.moe_renormalize),
             first_k_dense_replace: self.first_k_dense_replace.or(self.moe_layer_start_index),
-            decoder_sparse_step: self.decoder_sparse_step.or(self.moe_layer_interval),
-            scoring_func: self.scoring_func.or(self.moe_gate_act),
+            decoder_sparse_step: self
+                .decoder_sparse_step
+                .or(self.moe_layer_interval)
+                .or(self.interleave_moe_layer_step),
+            scoring_func: self.scoring_func.or(self.moe_gate_act).or(self.moe_router_activation_func),
+            moe_router_activation_func: None,
             moe_gate_act: None,
             ..self
         }
@@ -111,6 +170,7 @@ pub(super) struct Config {
     chosen: usize,
     router: RouterShape,
     activation: Activation,
+    family: ExpertFamily,
 }
 
 impl Config {
@@ -156,7 +216,10 @@ impl Config {
         if fields.use_bias == Some(true) {
             return Err("use_bias is true: experts with biases of this kind are not supported".into());
         }
-        Ok(Self { fields, experts, chosen, router, activation })
+        if family.weighs_input && chosen != 1 {
+            return Err(format!("num_experts_per_tok is {chosen}: 1 is supported"));
+        }
+        Ok(Self { fields, experts, chosen, router, activation, family })
     }
 
     /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.
@@ -189,6 +252,8 @@ impl Config {
             activation: self.activation,
             router: self.router.clone(),
             shared,
+            weighs_input: self.family.weighs_input,
+            transposed: self.family.transposed,
         }))
     }
 
@@ -200,6 +265,9 @@ impl Config {
                 Some("dense") => Ok(false),
                 other => Err(format!("mlp_layer_types[{layer}] is {other:?}: dense and sparse are known")),
             };
+        }
+        if let Some(layers) = &self.fields.moe_layers {
+            return Ok(layers.contains(&layer));
         }
         let step = |step: Option<usize>| step.unwrap_or(1).max(1);
         let from = self.fields.first_k_dense_replace.unwrap_or(0);

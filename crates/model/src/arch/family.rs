@@ -1,6 +1,9 @@
 //! The families of architectures: what their configs leave unsaid.
 
-use super::experts::{ERNIE, ExpertFamily, GPT_OSS, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
+use super::experts::{
+    ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX,
+    TRANSPOSED,
+};
 use crate::spec::{Norms, QkNormWidth};
 
 /// What a family's config leaves unsaid.
@@ -28,14 +31,23 @@ pub(super) struct Family {
     pub windows: Windows,
     pub rotations: Rotations,
     pub norms: Norms,
+    /// Norms of the residual stream subtract its mean first.
+    pub centered: bool,
     /// Norm weights are stored less one.
     pub norms_less_one: bool,
     /// Embeddings are multiplied with the square root of their width, in bf16.
     pub scales_embedding: bool,
+    /// Layers without a window have other heads (Gemma 4).
+    pub global_heads: bool,
     /// Attention is latent.
     pub latent: bool,
+    /// An indexer selects the tokens of latent attention; whether it rotates neighbouring columns
+    /// together.
+    pub indexer: Option<bool>,
     /// Layers without attention have the gated delta rule.
     pub delta: bool,
+    /// Layers without attention have Kimi's delta rule.
+    pub channel_delta: bool,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
 }
@@ -74,10 +86,14 @@ const LLAMA: Family = Family {
     windows: Windows::WhereGiven,
     rotations: Rotations::Alike,
     norms: Norms::Before,
+    centered: false,
     norms_less_one: false,
     scales_embedding: false,
+    global_heads: false,
     latent: false,
+    indexer: None,
     delta: false,
+    channel_delta: false,
     experts: None,
 };
 const QWEN2: Family =
@@ -114,7 +130,50 @@ const GEMMA3: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 35] = [
+/// Gemma 4's text models.
+const GEMMA4: Family = Family {
+    name: "gemma4_text",
+    defaults: r#"{ "head_dim": 256, "max_position_embeddings": 131072, "sliding_window": 512,
+        "sliding_window_pattern": 6, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
+        "rope_parameters": {
+            "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+            "full_attention": { "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0 }
+        } }"#,
+    norms_less_one: false,
+    global_heads: true,
+    ..GEMMA3
+};
+/// Command R and R+.
+const COHERE: Family = Family {
+    name: "cohere",
+    defaults: r#"{ "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": true }"#,
+    qk_norm_width: QkNormWidth::Centered,
+    interleaved: true,
+    norms: Norms::Shared,
+    centered: true,
+    ..LLAMA
+};
+const HUNYUAN: Family = Family {
+    name: "hunyuan_v1_dense",
+    defaults: r#"{ "rms_norm_eps": 1e-5 }"#,
+    qk_norm: true,
+    qk_norm_width: QkNormWidth::Rotated,
+    ..LLAMA
+};
+/// Llama 4's text model.
+const LLAMA4_TEXT: Family = Family {
+    name: "llama4_text",
+    defaults: r#"{ "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "attn_temperature_tuning": true,
+        "rms_norm_eps": 1e-5, "num_local_experts": 16, "num_experts_per_tok": 1,
+        "n_shared_experts": 1, "max_position_embeddings": 131072, "head_dim": 128 }"#,
+    qk_norm: true,
+    qk_norm_width: QkNormWidth::Unweighted,
+    interleaved: true,
+    experts: Some(LLAMA4),
+    ..LLAMA
+};
+
+pub(super) const FAMILIES: [Family; 49] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -133,6 +192,14 @@ pub(super) const FAMILIES: [Family; 35] = [
     Family { name: "deepseek_v2", experts: Some(SOFTMAX), ..DEEPSEEK3 },
     DEEPSEEK3,
     Family { name: "kimi_k2", ..DEEPSEEK3 },
+    Family { name: "deepseek_v32", indexer: Some(false), ..DEEPSEEK3 },
+    Family { name: "glm_moe_dsa", indexer: Some(true), ..DEEPSEEK3 },
+    Family {
+        name: "kimi_linear",
+        defaults: r#"{ "mla_use_nope": true, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5 }"#,
+        channel_delta: true,
+        ..DEEPSEEK3
+    },
     Family { name: "qwen3_next", ..QWEN3_5_MOE },
     QWEN3_5,
     Family { name: "qwen3_5_text", ..QWEN3_5 },
@@ -158,6 +225,42 @@ pub(super) const FAMILIES: [Family; 35] = [
         rotations: Rotations::UnscaledInWindows,
         ..OLMO2
     },
+    Family {
+        name: "gemma2",
+        defaults: r#"{ "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+            "max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+            "sliding_window_pattern": 2, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0 }"#,
+        qk_norm: false,
+        rotations: Rotations::Alike,
+        ..GEMMA3
+    },
+    Family { name: "gemma4", ..GEMMA4 },
+    GEMMA4,
+    COHERE,
+    Family {
+        name: "cohere2",
+        defaults: r#"{ "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": true,
+            "sliding_window": 4096, "sliding_window_pattern": 4 }"#,
+        rotations: Rotations::InWindowsOnly,
+        ..COHERE
+    },
+    HUNYUAN,
+    Family {
+        name: "hunyuan_v1_moe",
+        defaults: r#"{ "rms_norm_eps": 1e-5, "n_shared_experts": 1 }"#,
+        experts: Some(RENORMALISED_SOFTMAX),
+        ..HUNYUAN
+    },
+    Family {
+        name: "mistral4",
+        defaults: r#"{ "n_shared_experts": 1 }"#,
+        experts: Some(MISTRAL),
+        ..DEEPSEEK3
+    },
+    LLAMA4_TEXT,
+    Family { name: "qwen3_vl_moe", experts: Some(TRANSPOSED), ..QWEN3 },
+    Family { name: "qwen3_vl_moe_text", experts: Some(TRANSPOSED), ..QWEN3 },
     Family { name: "granite", ..LLAMA },
     Family {
         name: "glm4",

@@ -16,6 +16,9 @@ pub(super) struct Config {
     v_head_dim: usize,
     #[serde(default = "interleaved")]
     rope_interleave: bool,
+    /// Kimi Linear: nothing is rotated.
+    #[serde(default)]
+    mla_use_nope: bool,
 }
 
 fn interleaved() -> bool {
@@ -69,7 +72,9 @@ impl Config {
                 value_dim: self.v_head_dim,
                 scale: (sharper * sharper / width.sqrt()) as f32,
                 norm_eps: NORM_EPS,
-                rope: Some(0),
+                rope: (!self.mla_use_nope).then_some(0),
+                temperature: None,
+                selection: None,
             },
             rotated: self.qk_rope_head_dim,
             interleaved: self.rope_interleave,

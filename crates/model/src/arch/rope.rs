@@ -28,6 +28,8 @@ pub(super) struct RopeParameters {
     attention_factor: Option<f64>,
     /// Whether YaRN's ramp begins and ends at whole dimensions.
     truncate: Option<bool>,
+    /// Hunyuan: stretches the base.
+    alpha: Option<f64>,
     llama_4_scaling_beta: Option<f32>,
     /// Phi's divisors of the frequencies, for contexts up to the original one and beyond.
     short_factor: Option<Vec<f64>>,
@@ -85,6 +87,7 @@ impl RopeParameters {
             ("rope_scaling.beta_fast", self.beta_fast, f64::MIN_POSITIVE),
             ("rope_scaling.beta_slow", self.beta_slow, f64::MIN_POSITIVE),
             ("rope_scaling.attention_factor", self.attention_factor, f64::MIN_POSITIVE),
+            ("rope_scaling.alpha", self.alpha, f64::MIN_POSITIVE),
             ("rope_scaling.mscale", self.mscale, 0.0),
             ("rope_scaling.mscale_all_dim", self.mscale_all_dim, 0.0),
             ("rope_scaling.llama_4_scaling_beta", beta, 0.0),
@@ -150,12 +153,26 @@ pub(super) fn rope(
         }
         ("llama3", Some(s)) => (llama3(&plain, factor()?, s), 1.0),
         ("yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, lengths.context),
+        // The first pairs of the whole head rotate, at the frequencies that they have among all.
+        ("proportional", Some(s)) => {
+            let rotated = (s.partial_rotary_factor.unwrap_or(1.0) * dims as f64) as usize / 2;
+            let factor = s.factor.unwrap_or(1.0);
+            let frequency = |(i, f): (usize, &f64)| if i < rotated { f / factor } else { 0.0 };
+            (plain.iter().enumerate().map(frequency).collect(), 1.0)
+        }
+        // A fixed stretch of the base, whatever the context: `alpha^(d / (d - 2))`.
+        ("dynamic" | "ntk_alpha", Some(RopeParameters { alpha: Some(alpha), .. })) if dims > 2 => {
+            let theta = theta * alpha.powf(dims as f64 / (dims as f64 - 2.0));
+            ((0..dims / 2).map(|i| theta.powf(-2.0 * i as f64 / dims as f64)).collect(), 1.0)
+        }
         ("longrope" | "su", Some(s)) => longrope(&plain, s, lengths)?,
         (other, _) => {
             return Err(ModelError::Unsupported {
                 field: "rope_scaling.rope_type",
                 value: format!("{other:?}"),
-                supported: "default, linear, llama3, yarn and longrope are".into(),
+                supported:
+                    "default, linear, llama3, yarn, longrope, proportional, and dynamic with an alpha are"
+                        .into(),
             });
         }
     };

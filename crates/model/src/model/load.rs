@@ -5,23 +5,27 @@
 //! [`Model`].
 
 mod attention;
+mod channel_delta;
 mod delta;
 mod experts;
 mod footprint;
 mod gated;
 mod latent;
 mod layer;
+mod selection;
 mod sources;
+mod transposed;
 mod upload;
 
 use std::ops::ControlFlow;
 
-use thunder_compute::{Backend, KvFormat};
+use thunder_compute::{Backend, ComputeError, KvFormat};
 
 use super::{Buffers, Head, Model, Vocabulary};
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::ShardPlan;
+use crate::spec::Norms;
 pub use footprint::{ShardFootprint, lookup_bytes, shard_footprints};
 use sources::Sources;
 use upload::Upload;
@@ -60,6 +64,11 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, ModelError> {
         let spec = &folder.spec;
         let sources = Sources::describe(folder, plan.shard(rank))?;
+        for operation in sources.layers.iter().flat_map(|layer| layer.needs()) {
+            if !backend.offers(operation) {
+                return Err(ComputeError::Lacks(operation).into());
+            }
+        }
         // Reserved first: a cache that cannot be had is found before weights are read.
         let Capacity { kv_format, kv_blocks, slots, .. } = capacity;
         let shape = sources.cache_shape(kv_format, kv_blocks, slots);
@@ -87,13 +96,17 @@ impl<B: Backend> Model<B> {
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
+        let shares_norms = spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
+            shared_norm: backend.buffer(if shares_norms { rows } else { 1 }, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
             inner,
         };
         let embedding_scale = spec.embedding_scale / spec.residual_scale;
-        Ok(Self { ropes: spec.ropes.clone(), embedding_scale, embedding, layers, head, caches, buffers })
+        let (centered, logit_cap) = (spec.centered, spec.logit_cap);
+        let ropes = spec.ropes.clone();
+        Ok(Self { ropes, centered, embedding_scale, logit_cap, embedding, layers, head, caches, buffers })
     }
 }

@@ -3,16 +3,20 @@
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, Norm, PartNorm,
+    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, Norm, PartNorm, Scoring, Step,
 };
 
+use super::channel_delta::ChannelDelta;
+use super::selection::Selected;
 use super::{Norms, Pass, disjoint, normed};
+use crate::spec::Temperature;
 
 /// A layer's mixer.
 pub(super) enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
     Latent(Box<Latent<B>>),
     Delta(Box<Delta<B>>),
+    ChannelDelta(Box<ChannelDelta<B>>),
 }
 
 /// Grouped-query attention.
@@ -21,12 +25,66 @@ pub(super) struct Attention<B: Backend> {
     pub qkv: B::Matrix,
     /// Norms of all queries and of all keys, if they are not norms of heads.
     pub part_norms: Vec<PartNorm<B::Vector>>,
+    /// Norms of heads that [`AttentionSpec`] does not have: before rotation, and after.
+    pub head_norms: [Option<HeadNorms<B>>; 2],
+    /// Temperature tuning that [`AttentionSpec`] does not have.
+    pub temperature: Option<Temperature>,
+    pub scoring: Scoring,
+    /// False if the keys and values of an earlier layer are read.
+    pub appends: bool,
     pub gate: Option<OutputGate<B>>,
     pub out: B::Matrix,
     pub cache: usize,
     pub qkv_buffer: usize,
     /// The heads' results; with a gate, gates and results side by side.
     pub heads_buffer: usize,
+}
+
+/// Norms of heads in a buffer, each on its own.
+pub(super) struct HeadNorms<B: Backend> {
+    pub norms: Vec<PartNorm<B::Vector>>,
+    /// Columns whose mean is subtracted first.
+    pub centered: Vec<Range<usize>>,
+    pub sums_buffer: usize,
+}
+
+impl<B: Backend> HeadNorms<B> {
+    /// Norms rows of the buffer `of` in place.
+    pub fn apply(
+        &self,
+        backend: &mut B,
+        rows: Range<usize>,
+        inner: &mut [B::Buffer],
+        of: usize,
+    ) -> Result<(), ComputeError> {
+        let [x, sums] = disjoint(inner, [of, self.sums_buffer]);
+        if !self.centered.is_empty() {
+            backend.center(&self.centered, rows.clone(), x)?;
+        }
+        if !self.norms.is_empty() {
+            backend.square_sums(&self.norms, x, rows.clone(), sums)?;
+            backend.norm_by_sums(&self.norms, sums, rows, x)?;
+        }
+        Ok(())
+    }
+}
+
+/// Multiplies these columns of rows with what temperature tuning says for their positions.
+fn tune<B: Backend>(
+    temperature: Temperature,
+    columns: Range<usize>,
+    (step, rows): (&Step, Range<usize>),
+    backend: &mut B,
+    x: &mut B::Buffer,
+) -> Result<(), ComputeError> {
+    let mut factors = Vec::with_capacity(rows.len());
+    for sequence in &step.sequences {
+        factors.extend(sequence.rows_within(&rows).map(|row| temperature.factor(sequence.position(row))));
+    }
+    match factors.iter().all(|factor| *factor == 1.0) {
+        true => Ok(()),
+        false => backend.scale(columns, &factors, rows, x),
+    }
 }
 
 /// The gate of attention's results.
@@ -50,6 +108,8 @@ pub(super) struct Latent<B: Backend> {
     /// Each head's `[value_dim, rank]`: the value part of `kv_b`.
     pub expand: Vec<B::Matrix>,
     pub out: B::Matrix,
+    pub temperature: Option<Temperature>,
+    pub selected: Selected<B>,
     pub cache: usize,
     pub queries_buffer: usize,
     pub latent_buffer: usize,
@@ -92,6 +152,7 @@ impl<B: Backend> Mixer<B> {
             Self::Attention(attention) => attention.forward(norms, rows, pass),
             Self::Latent(latent) => latent.forward(norms, rows, pass),
             Self::Delta(delta) => delta.forward(norms, rows, pass),
+            Self::ChannelDelta(delta) => delta.forward(norms, rows, pass),
         }
     }
 
@@ -104,9 +165,14 @@ impl<B: Backend> Mixer<B> {
             }
             Self::Latent(l) => {
                 let heads = l.absorb.iter().chain(&l.expand).chain(l.query_down.as_ref().map(|d| &d.matrix));
-                heads.map(B::matrix_bytes).sum::<usize>() + sum(&[&l.query, &l.latent, &l.out])
+                let indexer = match &l.selected {
+                    Selected::Own(indexer, _) => sum(&indexer.matrices()),
+                    Selected::All | Selected::Before(_) => 0,
+                };
+                heads.map(B::matrix_bytes).sum::<usize>() + sum(&[&l.query, &l.latent, &l.out]) + indexer
             }
             Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
+            Self::ChannelDelta(d) => d.matrices().map(B::matrix_bytes).sum(),
         }
     }
 }
@@ -118,22 +184,58 @@ impl<B: Backend> Attention<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches } = pass;
         let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
-        backend.linear(norms.input(residual), rows.clone(), &self.qkv, qkv)?;
+        backend.linear(norms.input(residual, normed), rows.clone(), &self.qkv, qkv)?;
         if !self.part_norms.is_empty() {
             backend.norm_parts(&self.part_norms, rows.clone(), qkv)?;
         }
         if let Some(gate) = &self.gate {
-            backend.linear(norms.input(residual), rows.clone(), &gate.matrix, heads)?;
+            backend.linear(norms.input(residual, normed), rows.clone(), &gate.matrix, heads)?;
         }
-        backend.attention(&self.spec, step, rows.clone(), qkv, (caches, self.cache), heads)?;
+        if self.is_usual() {
+            backend.attention(&self.spec, step, rows.clone(), qkv, (caches, self.cache), heads)?;
+        } else {
+            self.attend_in_steps(rows.clone(), pass)?;
+        }
+        let Pass { backend, inner, .. } = pass;
         let Some(gate) = &self.gate else {
             return norms.add_product((self.heads_buffer, false), rows, &self.out, pass);
         };
         let [both, gated] = disjoint(inner, [self.heads_buffer, gate.gated_buffer]);
         backend.gate(both, rows.clone(), Activation::Sigmoid, gated)?;
         norms.add_product((gate.gated_buffer, false), rows, &self.out, pass)
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    /// True if [`AttentionSpec`] says all.
+    fn is_usual(&self) -> bool {
+        let plain = self.scoring == Scoring::default() && self.temperature.is_none();
+        plain && self.appends && self.head_norms.iter().all(Option::is_none)
+    }
+
+    /// Attention by its plain operations, with what is unusual between them.
+    fn attend_in_steps(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, step, inner, caches, .. } = pass;
+        let (spec, [before, after]) = (&self.spec, &self.head_norms);
+        if let Some(norms) = before {
+            norms.apply(*backend, rows.clone(), inner, self.qkv_buffer)?;
+        }
+        let qkv = &mut inner[self.qkv_buffer];
+        backend.prepare_heads(spec, step, rows.clone(), qkv)?;
+        if let Some(temperature) = self.temperature {
+            let queries = 0..spec.heads() * spec.key_dim;
+            tune(temperature, queries, (step, rows.clone()), *backend, qkv)?;
+        }
+        if let Some(norms) = after {
+            norms.apply(*backend, rows.clone(), inner, self.qkv_buffer)?;
+        }
+        let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
+        if self.appends {
+            backend.append(spec, step, rows.clone(), qkv, (caches, self.cache))?;
+        }
+        backend.attend_by(spec, self.scoring, step, rows, qkv, (caches, self.cache), heads)
     }
 }
 
@@ -144,8 +246,8 @@ impl<B: Backend> Latent<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, inner, caches } = pass;
-        let x = || norms.input(residual);
+        let Pass { backend, step, residual, normed: shared, inner, caches } = pass;
+        let x = || norms.input(residual, shared);
         match &self.query_down {
             Some(down) => {
                 let [compressed, queries] = disjoint(inner, [down.buffer, self.queries_buffer]);
@@ -154,24 +256,42 @@ impl<B: Backend> Latent<B> {
             }
             None => backend.linear(x(), rows.clone(), &self.query, &mut inner[self.queries_buffer])?,
         }
-        let [queries, latent, absorbed, attended, heads] = disjoint(
-            inner,
-            [
-                self.queries_buffer,
-                self.latent_buffer,
-                self.absorbed_buffer,
-                self.attended_buffer,
-                self.heads_buffer,
-            ],
-        );
+        let [queries, latent, absorbed] =
+            disjoint(inner, [self.queries_buffer, self.latent_buffer, self.absorbed_buffer]);
         backend.linear(x(), rows.clone(), &self.latent, latent)?;
         backend.prepare_latent(&self.spec, step, rows.clone(), queries, latent)?;
+        if let Some(temperature) = self.temperature {
+            let columns = 0..self.spec.heads * self.spec.query_dim();
+            tune(temperature, columns, (step, rows.clone()), *backend, queries)?;
+        }
         backend.append_latent(&self.spec, step, rows.clone(), latent, (caches, self.cache))?;
         backend.head_products(queries, self.spec.query_dim(), rows.clone(), &self.absorb, absorbed)?;
-        let cache = (&mut **caches, self.cache);
-        backend.attend_latent(&self.spec, step, rows.clone(), absorbed, queries, cache, attended)?;
+        if let (Selected::Own(indexer, selection), Some(down)) = (&self.selected, &self.query_down) {
+            indexer.select(norms, (down, *selection), rows.clone(), pass)?;
+        }
+        self.attend(rows.clone(), pass)?;
+        let Pass { backend, inner, .. } = pass;
+        let [attended, heads] = disjoint(inner, [self.attended_buffer, self.heads_buffer]);
         backend.head_products(attended, self.spec.rank, rows.clone(), &self.expand, heads)?;
         norms.add_product((self.heads_buffer, false), rows, &self.out, pass)
+    }
+}
+
+impl<B: Backend> Latent<B> {
+    /// Attends to all tokens, or to those that are selected.
+    fn attend(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, step, inner, caches, .. } = pass;
+        let cache = (&mut **caches, self.cache);
+        let buffers = [self.queries_buffer, self.absorbed_buffer, self.attended_buffer];
+        let Some(selection) = self.selected.buffer() else {
+            let [queries, absorbed, attended] = disjoint(inner, buffers);
+            return backend.attend_latent(&self.spec, step, rows, absorbed, queries, cache, attended);
+        };
+        let [queries, absorbed, attended] = buffers;
+        let [queries, absorbed, attended, selection] =
+            disjoint(inner, [queries, absorbed, attended, selection]);
+        let inputs = [&*absorbed, &*queries, &*selection];
+        backend.attend_selected(&self.spec, step, rows, inputs, cache, attended)
     }
 }
 
@@ -182,12 +302,12 @@ impl<B: Backend> Delta<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches } = pass;
         let [qkv, gates, output_gate, heads] =
             disjoint(inner, [self.qkv_buffer, self.gates_buffer, self.output_gate_buffer, self.heads_buffer]);
-        backend.linear(norms.input(residual), rows.clone(), &self.qkv, qkv)?;
-        backend.linear(norms.input(residual), rows.clone(), &self.gates, gates)?;
-        backend.linear(norms.input(residual), rows.clone(), &self.output_gate, output_gate)?;
+        backend.linear(norms.input(residual, normed), rows.clone(), &self.qkv, qkv)?;
+        backend.linear(norms.input(residual, normed), rows.clone(), &self.gates, gates)?;
+        backend.linear(norms.input(residual, normed), rows.clone(), &self.output_gate, output_gate)?;
         backend.short_conv(&self.spec, step, rows.clone(), qkv, (caches, self.cache))?;
         let cache = (&mut **caches, self.cache);
         backend.delta_rule(&self.spec, step, rows.clone(), (qkv, gates), cache, heads)?;

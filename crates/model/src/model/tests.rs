@@ -7,7 +7,7 @@ use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Reference, Rope, Scores,
-    Step,
+    Scoring, Step,
 };
 
 use super::{Capacity, Model, shard_footprints};
@@ -40,6 +40,10 @@ fn spec() -> ModelSpec {
         rope: Some(0),
         sinks: true,
         temperature: None,
+        value_norm: false,
+        values_are_keys: false,
+        scoring: Scoring::default(),
+        keys_of: None,
     });
     let latent = |query_rank| {
         MixerSpec::Latent(LatentShape {
@@ -52,6 +56,8 @@ fn spec() -> ModelSpec {
             scale: 0.15,
             norm_eps: 1e-6,
             rope: Some(1),
+            temperature: None,
+            selection: None,
         })
     };
     let delta =
@@ -76,6 +82,8 @@ fn spec() -> ModelSpec {
         activation: Activation::Silu,
         router,
         shared,
+        weighs_input: false,
+        transposed: false,
     };
     let layer = |(index, mixer)| LayerSpec {
         mixer,
@@ -92,6 +100,7 @@ fn spec() -> ModelSpec {
             4 => Norms::After,
             _ => Norms::Before,
         },
+        scaled: false,
     };
     let rope = |pairs: i32| Rope {
         inverse_frequencies: (0..pairs).map(|i| 0.5f32.powi(i)).collect(),
@@ -105,9 +114,11 @@ fn spec() -> ModelSpec {
         context: 96,
         norm_eps: 1e-5,
         norms_less_one: true,
+        centered: false,
         embedding_scale: 3.0,
         residual_scale: 1.0,
         logit_scale: 0.5,
+        logit_cap: None,
         tied: Some(false),
         ropes: vec![rope(16), rope(8)],
         layers: mixers.into_iter().enumerate().map(layer).collect(),

@@ -5,8 +5,8 @@ use safetensors::tensor::Dtype;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape, MixerSpec, ModelSpec,
-    Norms, QkNormWidth,
+    AttentionShape, ChannelDeltaShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape,
+    MixerSpec, ModelSpec, Norms, QkNormWidth,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -125,10 +125,14 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         for name in norm_names(layer.norms) {
             list.norm(inside(name), spec.hidden, spec.norms_less_one);
         }
+        if layer.scaled {
+            list.ones(inside("layer_scalar"), 1);
+        }
         match &layer.mixer {
             MixerSpec::Attention(shape) => list.attention(&inside, shape, spec),
             MixerSpec::Latent(shape) => list.latent(&inside, shape, spec.hidden),
             MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
+            MixerSpec::ChannelDelta(shape) => list.channel_delta(&inside, *shape, spec.hidden),
         }
         match &layer.feed_forward {
             FeedForwardSpec::Gated(shape) => {
@@ -147,6 +151,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
 /// Names of a layer's norms.
 fn norm_names(norms: Norms) -> &'static [&'static str] {
     match norms {
+        Norms::Shared => &["input_layernorm.weight"],
         Norms::Before => &["input_layernorm.weight", "post_attention_layernorm.weight"],
         Norms::After => &["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
         Norms::Around => &[
@@ -193,16 +198,28 @@ impl List {
         let queries = if shape.output_gate { 2 * shape.heads } else { shape.heads };
         for (name, heads) in [("q_proj", queries), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)] {
             let path = inside(&format!("self_attn.{name}"));
+            if name == "v_proj" && shape.values_are_keys {
+                continue;
+            }
             self.matrix(&path, heads * dim, hidden);
             self.bias(&path, heads * dim, shape.qkv_bias);
         }
-        let widths = shape.qk_norm.map(|width| match width {
-            QkNormWidth::Head => [dim; 2],
-            QkNormWidth::All => [shape.heads * dim, shape.kv_heads * dim],
-        });
-        if let Some([queries, keys]) = widths {
-            self.norm(inside("self_attn.q_norm.weight"), queries, spec.norms_less_one);
-            self.norm(inside("self_attn.k_norm.weight"), keys, spec.norms_less_one);
+        let norms = match shape.qk_norm {
+            Some(QkNormWidth::Head) => Some(["q_norm", "k_norm"].map(|name| (name, vec![dim]))),
+            Some(QkNormWidth::Rotated) => {
+                Some(["query_layernorm", "key_layernorm"].map(|name| (name, vec![dim])))
+            }
+            Some(QkNormWidth::All) => {
+                Some([("q_norm", vec![shape.heads * dim]), ("k_norm", vec![shape.kv_heads * dim])])
+            }
+            Some(QkNormWidth::Centered) => {
+                Some([("q_norm", vec![shape.heads, dim]), ("k_norm", vec![shape.kv_heads, dim])])
+            }
+            Some(QkNormWidth::Unweighted) | None => None,
+        };
+        for (name, len) in norms.into_iter().flatten() {
+            let content = if spec.norms_less_one { Content::Zeros } else { Content::Ones };
+            self.push(inside(&format!("self_attn.{name}.weight")), Dtype::BF16, len, content, 0);
         }
         if shape.sinks {
             let content = Content::Normal { deviation: 1.0 };
@@ -257,6 +274,49 @@ impl List {
         let up = shape.heads * (shape.plain + shape.value_dim);
         self.matrix(&inside("self_attn.kv_b_proj"), up, shape.rank);
         self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
+        if let (Some(of), Some(rank)) = (shape.selection.filter(|of| of.selects), shape.query_rank) {
+            self.matrix(&inside("self_attn.indexer.wq_b"), of.heads * of.dim, rank);
+            self.matrix(&inside("self_attn.indexer.wk"), of.dim, hidden);
+            self.matrix(&inside("self_attn.indexer.weights_proj"), of.heads, hidden);
+            self.ones(inside("self_attn.indexer.k_norm.weight"), of.dim);
+            let content = Content::Normal { deviation: BIAS_DEVIATION };
+            let name = inside("self_attn.indexer.k_norm.bias");
+            self.push(name, Dtype::BF16, vec![of.dim], content, self.stream());
+        }
+    }
+
+    fn channel_delta(&mut self, inside: &dyn Fn(&str) -> String, shape: ChannelDeltaShape, hidden: usize) {
+        let ChannelDeltaShape { heads, dim, kernel } = shape;
+        let width = heads * dim;
+        for (name, outputs, inputs) in [
+            ("q_proj", width, hidden),
+            ("k_proj", width, hidden),
+            ("v_proj", width, hidden),
+            ("b_proj", heads, hidden),
+            ("f_a_proj", dim, hidden),
+            ("f_b_proj", width, dim),
+            ("g_a_proj", dim, hidden),
+            ("g_b_proj", width, dim),
+        ] {
+            self.matrix(&inside(&format!("self_attn.{name}")), outputs, inputs);
+        }
+        let deviation = 1.0 / (kernel as f32).sqrt();
+        for name in ["q_conv1d", "k_conv1d", "v_conv1d"] {
+            let name = inside(&format!("self_attn.{name}.weight"));
+            self.push(
+                name,
+                Dtype::BF16,
+                vec![width, 1, kernel],
+                Content::Normal { deviation },
+                self.stream(),
+            );
+        }
+        for (name, len) in [("A_log", heads), ("dt_bias", width)] {
+            let name = inside(&format!("self_attn.{name}"));
+            self.push(name, Dtype::BF16, vec![len], Content::Normal { deviation: 1.0 }, self.stream());
+        }
+        self.ones(inside("self_attn.o_norm.weight"), dim);
+        self.matrix(&inside("self_attn.o_proj"), hidden, width);
     }
 
     fn delta(&mut self, inside: &dyn Fn(&str) -> String, shape: &DeltaShape, hidden: usize) {

@@ -291,9 +291,19 @@ impl WeightSource for HuggingFace {
         })
     }
 
+    fn is_transposed(&self, role: Role, [outputs, inputs]: [usize; 2], usual: bool) -> bool {
+        // Only stacks that are parameters of their own are.
+        let Some(module) = self.find(role).filter(|module| module.elements.is_empty()) else { return false };
+        match self.files.get(&module.path).map(|tensor| tensor.shape) {
+            Some(&[_, rows, cols]) if outputs != inputs => [rows, cols] == [inputs, outputs],
+            Some(_) => usual,
+            None => false,
+        }
+    }
+
     fn bias(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
         let module = self.module(role);
-        let dot = if module.elements == "_blocks" { '_' } else { '.' };
+        let dot = if ["_blocks", ""].contains(&module.elements) { '_' } else { '.' };
         let turns = if module.turn.is_some() { 2 } else { 1 };
         let part = Part { name: format!("{}{dot}bias", module.path), shape: vec![turns * len], dtype: None };
         let tensor = self.part(&part, role.in_stack().filter(|_| module.stacked))?;

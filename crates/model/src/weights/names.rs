@@ -84,6 +84,7 @@ impl Names {
 /// Modules of matrices, whole names of vectors, from the layer on.
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
+        LayerRole::LayerScale => &["layer_scalar"],
         LayerRole::MixerNorm => &["input_layernorm.weight"],
         // Gemma's files have both names: there the second is that of the mixer's norm.
         LayerRole::FeedForwardNorm => {
@@ -96,8 +97,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::Key => &["self_attn.k_proj"],
         LayerRole::Value => &["self_attn.v_proj"],
         LayerRole::AttentionOut => &["self_attn.o_proj"],
-        LayerRole::QueryNorm => &["self_attn.q_norm.weight"],
-        LayerRole::KeyNorm => &["self_attn.k_norm.weight"],
+        LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
+        LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
         LayerRole::AttentionSinks => &["self_attn.sinks"],
         LayerRole::QueryDown => &["self_attn.q_a_proj"],
         LayerRole::QueryDownNorm => &["self_attn.q_a_layernorm.weight"],
@@ -109,26 +110,60 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaBa => &["linear_attn.in_proj_ba"],
         LayerRole::DeltaQkv => &["linear_attn.in_proj_qkv"],
         LayerRole::DeltaGate => &["linear_attn.in_proj_z"],
-        LayerRole::DeltaBeta => &["linear_attn.in_proj_b"],
+        LayerRole::DeltaBeta => &["linear_attn.in_proj_b", "self_attn.b_proj"],
         LayerRole::DeltaDecay => &["linear_attn.in_proj_a"],
-        LayerRole::DeltaConvolution => &["linear_attn.conv1d.weight"],
-        LayerRole::DeltaLogRate => &["linear_attn.A_log"],
-        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias"],
-        LayerRole::DeltaNorm => &["linear_attn.norm.weight"],
+        LayerRole::DeltaConvolution => &["linear_attn.conv1d.weight", "self_attn.conv1d.weight"],
+        LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log"],
+        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias", "self_attn.dt_bias"],
+        LayerRole::DeltaNorm => &["linear_attn.norm.weight", "self_attn.o_norm.weight"],
+        LayerRole::QueryConvolution => &["self_attn.q_conv1d.weight", "self_attn.q_conv.conv.weight"],
+        LayerRole::KeyConvolution => &["self_attn.k_conv1d.weight", "self_attn.k_conv.conv.weight"],
+        LayerRole::ValueConvolution => &["self_attn.v_conv1d.weight", "self_attn.v_conv.conv.weight"],
+        LayerRole::DecayDown => &["self_attn.f_a_proj"],
+        LayerRole::DecayUp => &["self_attn.f_b_proj"],
+        LayerRole::OutputGateDown => &["self_attn.g_a_proj"],
+        LayerRole::OutputGateUp => &["self_attn.g_b_proj"],
+        LayerRole::IndexQuery => &["self_attn.indexer.wq_b"],
+        LayerRole::IndexKey => &["self_attn.indexer.wk"],
+        LayerRole::IndexNorm => &["self_attn.indexer.k_norm.weight"],
+        LayerRole::IndexNormBias => &["self_attn.indexer.k_norm.bias"],
+        LayerRole::IndexWeights => &["self_attn.indexer.weights_proj"],
         LayerRole::DeltaOut => &["linear_attn.out_proj"],
         LayerRole::GateUp => &["mlp.gate_up_proj"],
-        LayerRole::Gate => &["mlp.gate_proj"],
-        LayerRole::Up => &["mlp.up_proj"],
-        LayerRole::Down => &["mlp.down_proj"],
-        LayerRole::Router => &["mlp.gate", "block_sparse_moe.gate", "mlp.router"],
+        LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
+        LayerRole::Up => &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj"],
+        LayerRole::Down => &["mlp.down_proj", "feed_forward.down_proj", "block_sparse_moe.down_proj"],
+        LayerRole::Router => {
+            &["mlp.gate", "block_sparse_moe.gate", "mlp.router", "mlp.gate.wg", "feed_forward.router"]
+        }
         LayerRole::RouterCorrection => &[
             "mlp.gate.e_score_correction_bias",
             "block_sparse_moe.e_score_correction_bias",
+            "block_sparse_moe.gate.e_score_correction_bias",
             "mlp.moe_statics.e_score_correction_bias",
+            "mlp.e_score_correction_bias",
         ],
-        LayerRole::SharedGate => &["mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"],
-        LayerRole::SharedUp => &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"],
-        LayerRole::SharedDown => &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"],
+        LayerRole::SharedGate => &[
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_experts.gate_proj",
+            "block_sparse_moe.shared_experts.gate_proj",
+            "mlp.shared_mlp.gate_proj",
+            "feed_forward.shared_expert.gate_proj",
+        ],
+        LayerRole::SharedUp => &[
+            "mlp.shared_expert.up_proj",
+            "mlp.shared_experts.up_proj",
+            "block_sparse_moe.shared_experts.up_proj",
+            "mlp.shared_mlp.up_proj",
+            "feed_forward.shared_expert.up_proj",
+        ],
+        LayerRole::SharedDown => &[
+            "mlp.shared_expert.down_proj",
+            "mlp.shared_experts.down_proj",
+            "block_sparse_moe.shared_experts.down_proj",
+            "mlp.shared_mlp.down_proj",
+            "feed_forward.shared_expert.down_proj",
+        ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
     }
 }
@@ -136,13 +171,16 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
 /// Before and after the expert's number; MLX stacks the experts' matrices and has no number.
 const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'static str>)] {
     match role {
-        ExpertRole::GateUp => &[("mlp.experts.gate_up_proj", None)],
+        ExpertRole::GateUp => {
+            &[("mlp.experts.gate_up_proj", None), ("feed_forward.experts.gate_up_proj", None)]
+        }
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
             ("mlp.experts.gate_proj", None),
             ("block_sparse_moe.switch_mlp.gate_proj", None),
             ("mlp.experts", Some("gate_proj")),
             ("block_sparse_moe.experts", Some("w1")),
+            ("feed_forward.experts.gate_proj", None),
         ],
         ExpertRole::Up => &[
             ("mlp.switch_mlp.up_proj", None),
@@ -150,6 +188,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.up_proj", None),
             ("mlp.experts", Some("up_proj")),
             ("block_sparse_moe.experts", Some("w3")),
+            ("feed_forward.experts.up_proj", None),
         ],
         ExpertRole::Down => &[
             ("mlp.switch_mlp.down_proj", None),
@@ -157,6 +196,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.down_proj", None),
             ("mlp.experts", Some("down_proj")),
             ("block_sparse_moe.experts", Some("w2")),
+            ("feed_forward.experts.down_proj", None),
         ],
     }
 }

@@ -53,6 +53,8 @@ pub enum LayerRole {
     MixerNorm,
     /// Norm before the feed-forward, `[hidden]`.
     FeedForwardNorm,
+    /// Multiplies the residual stream after the layer, `[1]`.
+    LayerScale,
     /// Norm of what the mixer adds, `[hidden]`.
     MixerPostNorm,
     /// Norm of what the feed-forward adds, `[hidden]`.
@@ -114,6 +116,32 @@ pub enum LayerRole {
     DeltaNorm,
     /// Gated delta rule: output projection.
     DeltaOut,
+
+    /// Delta rule: convolution of queries, where each has its own, `[channels, 1, taps]`.
+    QueryConvolution,
+    /// Delta rule: convolution of keys.
+    KeyConvolution,
+    /// Delta rule: convolution of values.
+    ValueConvolution,
+    /// Delta rule: from the residual stream to the narrow vector that decays are made of.
+    DecayDown,
+    /// Delta rule: decays of all channels.
+    DecayUp,
+    /// Delta rule: from the residual stream to the narrow vector that output gates are made of.
+    OutputGateDown,
+    /// Delta rule: output gates.
+    OutputGateUp,
+
+    /// Indexer: from compressed queries to its heads.
+    IndexQuery,
+    /// Indexer: a token's key.
+    IndexKey,
+    /// Indexer: norm of the key, `[dim]`.
+    IndexNorm,
+    /// Indexer: added to the normed key, `[dim]`.
+    IndexNormBias,
+    /// Indexer: weights of its heads.
+    IndexWeights,
 
     /// Gated MLP: gate and up projections in one.
     GateUp,

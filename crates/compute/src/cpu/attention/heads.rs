@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::kv::KvPart;
-use crate::backend::AttentionSpec;
+use crate::backend::{AttentionSpec, Scoring};
 use crate::cpu::pointers::SendPtr;
 use crate::step::StepSequence;
 
@@ -18,6 +18,7 @@ pub(in crate::cpu) const PIECE_QUERIES: usize = 128;
 /// that share the KV head.
 pub(in crate::cpu) struct Heads<'a> {
     pub spec: &'a AttentionSpec<Arc<[f32]>>,
+    pub scoring: Scoring,
     pub kv: KvPart,
     pub kv_head: usize,
     pub(super) sequence: &'a StepSequence,
@@ -52,7 +53,7 @@ impl Heads<'_> {
     #[inline(always)]
     pub fn visible(&self, query: usize) -> (usize, usize) {
         let position = self.sequence.position(self.place(query).0);
-        (self.spec.first_visible(position), position + 1)
+        (self.scoring.first_visible(position, self.spec.first_visible(position)), position + 1)
     }
 
     /// The highest score and the sum of weights that a query begins with: its head's sink has the

@@ -71,6 +71,8 @@ struct Block {
     base: usize,
     /// Prefetched meanwhile.
     next: Option<KvBlock>,
+    /// Of scores.
+    cap: Option<f32>,
 }
 
 /// All queries of a piece.
@@ -97,7 +99,7 @@ unsafe fn attend_in<S: Simd, E: Element>(heads: &Heads<'_>) {
 /// `count` queries from number `first` on.
 #[inline(always)]
 unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usize, state: *mut State) {
-    let Heads { spec, kv, kv_head, blocks, .. } = *heads;
+    let Heads { spec, scoring, kv, kv_head, blocks, .. } = *heads;
     let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
     let query = (&raw mut (*state).query).cast::<f32>();
     let acc = (&raw mut (*state).acc).cast::<f32>();
@@ -114,7 +116,8 @@ unsafe fn chunk<S: Simd, E: Element>(heads: &Heads<'_>, first: usize, count: usi
     let blocks_end = end.div_ceil(KV_BLOCK_TOKENS);
     for index in begin / KV_BLOCK_TOKENS..blocks_end {
         let next = (index + 1 < blocks_end).then(|| kv.block(blocks[index + 1], kv_head));
-        let mut block = Block { at: kv.block(blocks[index], kv_head), base: index * KV_BLOCK_TOKENS, next };
+        let (at, base) = (kv.block(blocks[index], kv_head), index * KV_BLOCK_TOKENS);
+        let mut block = Block { at, base, next, cap: scoring.cap };
         let mut m = 0;
         while m < count {
             let taken = match count - m {
@@ -174,6 +177,11 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
                 scores[m][tile] = S::mul(scores[m][tile], S::load(block.at.scales.add(tile * LANES)));
             }
         }
+        if let Some(cap) = block.cap {
+            for tile in 0..TILES {
+                scores[m][tile] = capped::<S>(scores[m][tile], cap);
+            }
+        }
         let (from, to) = *visible.add(m);
         let hidden = from > base || to < end;
         if hidden {
@@ -226,6 +234,16 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
         values::<S, E, M, 1>(block, tokens, value_dim, d, &weights, acc);
     }
     M
+}
+
+/// `cap * tanh(x / cap)`, as `cap * (2 / (1 + e^(-2x / cap)) - 1)`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn capped<S: Simd>(x: S::F, cap: f32) -> S::F {
+    let power = S::exp(S::mul(x, S::splat(-2.0 / cap)));
+    S::sub(S::div(S::splat(2.0 * cap), S::add(S::splat(1.0), power)), S::splat(cap))
 }
 
 /// Replaces the lanes of tokens outside of `visible`.

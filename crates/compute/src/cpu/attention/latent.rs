@@ -117,21 +117,21 @@ impl LatentPart {
         }
     }
 
-    /// Decodes the first `tokens` tokens of a block to f32, `[token][rank + rotated]`.
+    /// Decodes some tokens of a block to f32, `[token][rank + rotated]`.
     ///
     /// # Safety
     /// The CPU has `S`; no thread writes these tokens.
     #[inline(always)]
-    unsafe fn decode<S: Simd>(&self, block: u32, tokens: usize, out: &mut [f32]) {
+    unsafe fn decode<S: Simd>(&self, block: u32, tokens: Range<usize>, out: &mut [f32]) {
         let width = self.width();
-        assert!(tokens <= KV_BLOCK_TOKENS && out.len() >= tokens * width);
-        for slot in 0..tokens {
+        assert!(tokens.end <= KV_BLOCK_TOKENS && out.len() >= tokens.len() * width);
+        for (place, slot) in tokens.enumerate() {
             let index = self.token(block, slot);
             // SAFETY: as for writing; widths are whole vectors.
             unsafe {
                 let from = self.numbers.at(index * self.stride());
                 for d in (0..width).step_by(LANES) {
-                    let to = out.as_mut_ptr().add(slot * width + d);
+                    let to = out.as_mut_ptr().add(place * width + d);
                     match self.format {
                         KvFormat::F16 => S::store(to, S::load_f16(from.cast::<u16>().add(d))),
                         KvFormat::Int8 => {
@@ -154,6 +154,8 @@ pub(in crate::cpu) struct LatentHeads<'a> {
     pub blocks: &'a [u32],
     /// Positions that the row attends to: `0..visible`.
     pub visible: usize,
+    /// Those of the visible positions that count, ascending; `None`: all.
+    pub selected: Option<&'a [f32]>,
     pub heads: Range<usize>,
     /// The row's absorbed queries, `[heads][rank]`.
     pub absorbed: &'a [f32],
@@ -166,6 +168,54 @@ pub(in crate::cpu) struct LatentHeads<'a> {
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct LatentScratch {
     block: Vec<f32>,
+    /// Tokens' scores, and the scores that are chosen among.
+    scores: Vec<f32>,
+    candidates: Vec<f32>,
+}
+
+/// The indexer's heads of one row.
+#[derive(Debug)]
+pub(in crate::cpu) struct SelectionHeads<'a> {
+    pub cache: LatentPart,
+    /// The sequence's blocks.
+    pub blocks: &'a [u32],
+    /// Positions to choose from: `0..visible`.
+    pub visible: usize,
+    /// Most positions to choose.
+    pub chosen: usize,
+    /// `[heads][width of a key]`.
+    pub queries: &'a [f32],
+    /// One for each head.
+    pub weights: &'a [f32],
+}
+
+impl LatentHeads<'_> {
+    /// Tokens that the row attends to.
+    fn tokens(&self) -> usize {
+        self.selected.map_or(self.visible, <[f32]>::len)
+    }
+
+    /// Decodes the next tokens, from number `first` of those that count.
+    ///
+    /// # Safety
+    /// As [`LatentPart::decode`].
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(&self, first: usize, tokens: usize, out: &mut [f32]) {
+        let Some(selected) = self.selected else {
+            // SAFETY: the caller's.
+            return unsafe { self.cache.decode::<S>(self.blocks[first / KV_BLOCK_TOKENS], 0..tokens, out) };
+        };
+        let width = self.cache.width();
+        for (position, out) in selected[first..first + tokens].iter().zip(out.chunks_exact_mut(width)) {
+            let position = *position as usize;
+            assert!(position < self.visible, "a selected token is not visible");
+            let slot = position % KV_BLOCK_TOKENS;
+            // SAFETY: the caller's.
+            unsafe {
+                self.cache.decode::<S>(self.blocks[position / KV_BLOCK_TOKENS], slot..slot + 1, out);
+            }
+        }
+    }
 }
 
 /// Attends with some heads of a row. `out` holds those heads, `[rank]` each.
@@ -180,11 +230,12 @@ unsafe fn attend_latent<S: Simd>(of: &LatentHeads<'_>, scratch: &mut LatentScrat
     let mut best = [NO_SCORE; HEADS_TOGETHER];
     let mut sums = [0.0f32; HEADS_TOGETHER];
     out.fill(0.0);
-    for (index, &block) in of.blocks[..of.visible.div_ceil(KV_BLOCK_TOKENS)].iter().enumerate() {
-        let tokens = KV_BLOCK_TOKENS.min(of.visible - index * KV_BLOCK_TOKENS);
+    let all = of.tokens();
+    for first in (0..all).step_by(KV_BLOCK_TOKENS) {
+        let tokens = KV_BLOCK_TOKENS.min(all - first);
         // SAFETY: the caller's; all slices are as long as the widths say, which are whole vectors.
         unsafe {
-            of.cache.decode::<S>(block, tokens, &mut scratch.block);
+            of.decode::<S>(first, tokens, &mut scratch.block);
             for (place, head) in of.heads.clone().enumerate() {
                 let absorbed = &of.absorbed[head * rank..][..rank];
                 let query = &of.queries[(head + 1) * of.query_dim - rotated..][..rotated];
@@ -223,6 +274,52 @@ unsafe fn attend_latent<S: Simd>(of: &LatentHeads<'_>, scratch: &mut LatentScrat
     }
 }
 
+/// Selects the tokens of a row: their number, then their positions in ascending order.
+///
+/// # Safety
+/// The CPU has `S`; no thread writes the visible tokens.
+#[inline(always)]
+unsafe fn select<S: Simd>(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) {
+    let chosen = of.chosen.min(of.visible);
+    out[0] = chosen as f32;
+    let positions = &mut out[1..=chosen];
+    if chosen == of.visible {
+        positions.iter_mut().enumerate().for_each(|(position, out)| *out = position as f32);
+        return;
+    }
+    let width = of.cache.width();
+    let LatentScratch { block, scores, candidates } = scratch;
+    block.resize(KV_BLOCK_TOKENS * width, 0.0);
+    scores.clear();
+    for first in (0..of.visible).step_by(KV_BLOCK_TOKENS) {
+        let tokens = KV_BLOCK_TOKENS.min(of.visible - first);
+        // SAFETY: the caller's; a key's width is whole vectors.
+        unsafe {
+            of.cache.decode::<S>(of.blocks[first / KV_BLOCK_TOKENS], 0..tokens, block);
+            for key in block.chunks_exact(width).take(tokens) {
+                let mut score = 0.0;
+                for (query, weight) in of.queries.chunks_exact(width).zip(of.weights) {
+                    score += weight * S::reduce_add(dot::<S>(query, key, S::splat(0.0))).max(0.0);
+                }
+                scores.push(score);
+            }
+        }
+    }
+    candidates.clone_from(scores);
+    let (above, threshold, _) = candidates.select_nth_unstable_by(chosen - 1, |a, b| b.total_cmp(a));
+    let threshold = *threshold;
+    let mut equal = chosen - above.iter().filter(|score| score.total_cmp(&threshold).is_gt()).count();
+    let mut taken = 0;
+    for (position, score) in scores.iter().enumerate() {
+        let order = score.total_cmp(&threshold);
+        if order.is_gt() || (order.is_eq() && equal > 0) {
+            equal -= usize::from(order.is_eq());
+            positions[taken] = position as f32;
+            taken += 1;
+        }
+    }
+}
+
 /// `sum + Σ a * b`, by lane.
 ///
 /// # Safety
@@ -240,6 +337,10 @@ unsafe fn dot<S: Simd>(a: &[f32], b: &[f32], mut sum: S::F) -> S::F {
 entry! {
     /// Stores one token, `[compressed, rotated]`.
     pub(in crate::cpu) fn write_latent_on(to: &LatentPart, block: u32, slot: usize, token: &[f32]) = write_latent
+}
+entry! {
+    /// The tokens that a row attends to.
+    pub(in crate::cpu) fn select_on(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) = select
 }
 entry! {
     /// Latent attention of some heads of a row.

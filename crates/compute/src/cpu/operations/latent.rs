@@ -71,7 +71,7 @@ impl CpuBackend {
         &mut self,
         spec: &LatentSpec<Arc<[f32]>>,
         (step, rows): (&Step, Range<usize>),
-        [absorbed, queries]: [&Buffer; 2],
+        ([absorbed, queries], selection): ([&Buffer; 2], Option<&Buffer>),
         cache: LatentPart,
         out: &mut Buffer,
     ) {
@@ -97,6 +97,10 @@ impl CpuBackend {
                         cache,
                         blocks: &step.blocks[sequence.blocks.clone()],
                         visible: sequence.position(row) + 1,
+                        selected: selection.map(|selection| {
+                            let row = &selection.data[row * selection.width..][..selection.width];
+                            &row[1..=row[0] as usize]
+                        }),
                         heads: heads.clone(),
                         absorbed: &absorbed.data[row * absorbed.width..][..spec.heads * rank],
                         queries: &queries.data[row * queries.width..][..spec.heads * spec.query_dim()],

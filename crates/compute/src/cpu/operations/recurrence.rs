@@ -21,7 +21,19 @@ impl CpuBackend {
         x: &mut Buffer,
         states: &mut States,
     ) {
-        let (channels, width) = (spec.channels(), x.width);
+        self.convolve((&spec.taps, None), (spec.kernel, spec.channels()), (step, rows), x, states);
+    }
+
+    /// The short convolution of the first `channels` columns of these rows, in place.
+    pub(super) fn convolve(
+        &mut self,
+        taps_and_bias: (&[f32], Option<&[f32]>),
+        (kernel, channels): (usize, usize),
+        (step, rows): (&Step, Range<usize>),
+        x: &mut Buffer,
+        states: &mut States,
+    ) {
+        let width = x.width;
         assert!(channels <= width && rows.end <= x.rows, "the projection lacks rows or columns");
         let data = SendPtr(x.data.as_mut_ptr());
         for sequence in &step.sequences {
@@ -29,7 +41,7 @@ impl CpuBackend {
             if rows.is_empty() {
                 continue;
             }
-            let before = SendPtr(states.of(sequence, rows.start, 0..spec.conv_numbers()).as_mut_ptr());
+            let before = SendPtr(states.of(sequence, rows.start, 0..(kernel - 1) * channels).as_mut_ptr());
             self.pool.split(channels.div_ceil(LANES), &|part| {
                 let part = part.start * LANES..channels.min(part.end * LANES);
                 for row in rows.clone() {
@@ -37,7 +49,7 @@ impl CpuBackend {
                     // them.
                     unsafe {
                         let (before, x) = (before.at(0), data.at(row * width));
-                        conv_token(&spec.taps, (spec.kernel, channels), part.clone(), before, x);
+                        conv_token(taps_and_bias, (kernel, channels), part.clone(), before, x);
                     }
                 }
             });

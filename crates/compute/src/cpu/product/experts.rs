@@ -29,15 +29,31 @@ const LEAST_WAVE_ROWS: usize = 64;
 #[derive(Debug)]
 pub struct Experts {
     experts: Vec<Expert<Linear>>,
-    activation: Activation,
+    /// `None`: channels are `max(up, 0)²`, and `gate_up` is `up`.
+    activation: Option<Activation>,
     /// Outputs of an expert.
     width: usize,
 }
 
 impl Experts {
-    pub(in crate::cpu) fn new(experts: Vec<Expert<Linear>>, activation: Activation) -> Self {
+    pub(in crate::cpu) fn new(experts: Vec<Expert<Linear>>, activation: Option<Activation>) -> Self {
         let width = experts.iter().map(|expert| expert.down.rows).max().unwrap_or(0);
         Self { experts, activation, width }
+    }
+
+    /// Channels of an expert.
+    fn channels(&self, expert: usize) -> usize {
+        let rows = self.experts[expert].gate_up.rows;
+        if self.activation.is_some() { rows / 2 } else { rows }
+    }
+
+    /// Gate and up of an expert, or up twice; `None` if there are no channels.
+    fn gate_and_up(&self, expert: usize) -> Option<[&Matrix; 2]> {
+        let w = &self.experts[expert].gate_up;
+        match self.activation {
+            Some(_) => gate_and_up(w),
+            None => w.parts.first().map(|up| [up, up]),
+        }
     }
 }
 
@@ -140,7 +156,7 @@ impl ExpertSpace {
         for (place, &index) in by_rows.iter().enumerate() {
             let active = &mut wave[index];
             (active.place, active.channels) = (place, channels);
-            channels += active.taken.len() * experts.experts[active.expert].gate_up.rows / 2;
+            channels += active.taken.len() * experts.channels(active.expert);
         }
         let places = inputs.len().max(wave.len());
         inputs.resize_with(places, PreparedRows::default);
@@ -198,7 +214,7 @@ impl Run<'_> {
         let Self { numerics, pool, queue, scratch, experts, own, wave } = self;
         let ExpertSpace { active, taken, inputs, channels: all_channels, .. } = &mut **own;
         let (numerics, scratch, wave, cols) = (*numerics, *scratch, &active[wave.clone()], x.width);
-        let parts = |active: &Active| gate_and_up(&experts.experts[active.expert].gate_up);
+        let parts = |active: &Active| experts.gate_and_up(active.expert);
         let planes = numerics.activations.planes(false);
         let (mut panels, mut bytes, mut of_thread) = (0, 0, 0);
         for active in wave {

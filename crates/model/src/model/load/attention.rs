@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, CacheKind, MatrixSource, PartNorm, QkNorm};
+use thunder_compute::{AttentionSpec, Backend, CacheKind, Extra, MatrixSource, PartNorm, QkNorm, Scoring};
 
 use super::sources::{Runs, ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::mixer::{Attention, OutputGate};
+use crate::model::mixer::{Attention, HeadNorms, OutputGate};
 use crate::plan::HeadShare;
-use crate::spec::{AttentionShape, QkNormWidth};
+use crate::spec::{AttentionShape, QkNormWidth, Temperature};
 use crate::weights::LayerRole;
 
 /// One layer's attention on this rank.
@@ -18,10 +18,34 @@ pub(super) struct AttentionSources<'a> {
     /// Queries, keys, values.
     qkv: [MatrixSource<'a>; 3],
     part_norms: Vec<PartNorm<Vec<f32>>>,
+    /// Before rotation, and after.
+    head_norms: [OwnNorms; 2],
+    temperature: Option<Temperature>,
+    scoring: Scoring,
     /// A gate for each input of `out`, also for those that belong to other ranks' heads: these
     /// gate zeros.
     gate: Option<MatrixSource<'a>>,
     out: MatrixSource<'a>,
+}
+
+/// Norms of single heads.
+#[derive(Default)]
+struct OwnNorms {
+    norms: Vec<PartNorm<Vec<f32>>>,
+    /// Columns whose mean is subtracted first.
+    centered: Vec<Range<usize>>,
+}
+
+impl OwnNorms {
+    fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Option<HeadNorms<B>>, ModelError> {
+        let Self { norms, centered } = self;
+        if norms.is_empty() {
+            return Ok(None);
+        }
+        let sums_buffer = upload.shared_buffer("square sums", norms.len())?;
+        let norms = norms.into_iter().map(|norm| norm.try_map(&mut |values| upload.vector(&values)));
+        Ok(Some(HeadNorms { norms: norms.collect::<Result<_, _>>()?, centered, sums_buffer }))
+    }
 }
 
 impl<'a> AttentionSources<'a> {
@@ -36,12 +60,15 @@ impl<'a> AttentionSources<'a> {
             }
             false => None,
         };
+        let eps = view.spec.norm_eps;
         let qk_norm = match shape.qk_norm {
             Some(QkNormWidth::Head) => Some(QkNorm {
                 query: view.norm(LayerRole::QueryNorm.of(layer), dim)?,
                 key: view.norm(LayerRole::KeyNorm.of(layer), dim)?,
-                eps: view.spec.norm_eps,
+                eps,
             }),
+            // Rotation changes no length, so that norming before or after is the same.
+            Some(QkNormWidth::Unweighted) => Some(QkNorm { query: vec![1.0; dim], key: vec![1.0; dim], eps }),
             _ => None,
         };
         let part_norms = match shape.qk_norm {
@@ -56,25 +83,37 @@ impl<'a> AttentionSources<'a> {
             false => None,
         };
         let qkv = projections(view, layer, shape, &heads)?;
+        let kv_and_queries = [heads.kv.clone(), heads.queries.clone()];
         // Gates are the columns before the heads' results.
         let gates = gate.as_ref().map_or(0, |gate| gate.rows);
+        // A norm after rotation would undo the scale of queries, so that its weights have it.
+        let scale = if shape.qk_norm == Some(QkNormWidth::Rotated) { 1.0 } else { shape.scale };
+        let in_spec = shape.temperature.filter(|temperature| temperature.first == 0);
         let spec = AttentionSpec {
             key_dim: dim,
             value_dim: dim,
             out_column: gates + heads.queries.start * dim - first_column,
             queries_of: heads.queries_of,
-            scale: shape.scale,
+            scale,
             window: shape.window,
             qk_norm,
             rope: shape.rope,
             sinks,
-            temperature: shape.temperature,
+            temperature: in_spec.map(|temperature| (temperature.beta, temperature.original)),
         };
-        Ok(Self { spec, qkv, part_norms, gate, out })
+        let temperature = shape.temperature.filter(|temperature| temperature.first != 0);
+        let head_norms = head_norms(view, layer, shape, (&spec, &kv_and_queries))?;
+        let scoring = shape.scoring;
+        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, gate, out })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         self.qkv.iter().chain(&self.gate).chain([&self.out]).collect()
+    }
+
+    /// An operation that not every backend has.
+    pub fn needs(&self) -> Option<Extra> {
+        (self.scoring != Scoring::default()).then_some(Extra::Scoring)
     }
 
     pub fn cache(&self) -> CacheKind {
@@ -82,7 +121,8 @@ impl<'a> AttentionSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
-        let Self { spec, qkv, part_norms, gate, out } = self;
+        let Self { spec, qkv, part_norms, head_norms: [before, after], temperature, scoring, gate, out } =
+            self;
         let heads = spec.out_column..spec.out_column + spec.heads() * spec.value_dim;
         let (heads_buffer, gate) = match gate {
             Some(gate) => {
@@ -97,6 +137,10 @@ impl<'a> AttentionSources<'a> {
             .map(|norm| norm.try_map(&mut |values: Vec<f32>| upload.vector(&values)))
             .collect::<Result<_, _>>()?;
         Ok(Attention {
+            head_norms: [before.upload(upload)?, after.upload(upload)?],
+            temperature,
+            scoring,
+            appends: true,
             cache: upload.cache(spec.cache()),
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
             heads_buffer,
@@ -140,7 +184,10 @@ fn projections<'a>(
     Ok([
         queries,
         projection(LayerRole::Key, (shape.heads, shape.kv_heads), &heads.kv)?,
-        projection(LayerRole::Value, (shape.heads + shape.kv_heads, shape.kv_heads), &heads.kv)?,
+        match shape.values_are_keys {
+            true => projection(LayerRole::Key, (shape.heads, shape.kv_heads), &heads.kv)?,
+            false => projection(LayerRole::Value, (shape.heads + shape.kv_heads, shape.kv_heads), &heads.kv)?,
+        },
     ])
 }
 
@@ -185,6 +232,49 @@ fn part_norms(
         norm(LayerRole::QueryNorm, shape.heads, queries, queries, 0)?,
         norm(LayerRole::KeyNorm, shape.kv_heads, kv, &counted, queries.len() * dim)?,
     ])
+}
+
+/// The norms of single heads that [`AttentionSpec`] does not have, before rotation and after.
+fn head_norms(
+    view: &ShardView<'_>,
+    layer: usize,
+    shape: &AttentionShape,
+    (spec, [kv, queries]): (&AttentionSpec<Vec<f32>>, &[Range<usize>; 2]),
+) -> Result<[OwnNorms; 2], ModelError> {
+    let (dim, eps) = (shape.head_dim, view.spec.norm_eps);
+    let norm = |first: usize, weight: Vec<f32>| {
+        let columns = first..first + dim;
+        PartNorm { counted: columns.clone(), columns, weight, width: dim, eps }
+    };
+    let local_queries = || (0..queries.len()).map(|head| spec.query_column(head));
+    let local_keys = || (0..kv.len()).map(|head| spec.key_column(head));
+    let [mut before, mut after] = [OwnNorms::default(), OwnNorms::default()];
+    match shape.qk_norm {
+        Some(QkNormWidth::Rotated) => {
+            let mut query = view.norm(LayerRole::QueryNorm.of(layer), dim)?;
+            query.iter_mut().for_each(|weight| *weight *= shape.scale);
+            let key = view.norm(LayerRole::KeyNorm.of(layer), dim)?;
+            after.norms.extend(local_queries().map(|first| norm(first, query.clone())));
+            after.norms.extend(local_keys().map(|first| norm(first, key.clone())));
+        }
+        Some(QkNormWidth::Centered) => {
+            let weights = |role: LayerRole, heads: usize| view.weights.vector(role.of(layer), &[heads, dim]);
+            let query = weights(LayerRole::QueryNorm, shape.heads)?;
+            let key = weights(LayerRole::KeyNorm, shape.kv_heads)?;
+            let of = |all: &[f32], head: usize| all[head * dim..(head + 1) * dim].to_vec();
+            let own = local_queries().zip(queries.clone());
+            before.norms.extend(own.map(|(first, head)| norm(first, of(&query, head))));
+            let own = local_keys().zip(kv.clone());
+            before.norms.extend(own.map(|(first, head)| norm(first, of(&key, head))));
+            before.centered = before.norms.iter().map(|norm| norm.columns.clone()).collect();
+        }
+        _ => {}
+    }
+    if shape.value_norm {
+        let values = (0..kv.len()).map(|head| spec.value_column(head));
+        before.norms.extend(values.map(|first| norm(first, vec![1.0; dim])));
+    }
+    Ok([before, after])
 }
 
 /// The columns of the output projection that belong to the rank's heads, and the first one's

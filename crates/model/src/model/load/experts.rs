@@ -5,13 +5,15 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Backend, Expert, MatrixSource, RouterSpec, SharedExpert};
 
-use super::gated::{GateUp, channel_unit, gate_up};
+use super::gated::{GateUp, GatedSources, channel_unit, gate_up};
 use super::sources::{ShardView, Window};
+use super::transposed::{ExpertMatrix, Outputs, Transposed, upload_experts};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::feed_forward::Experts;
-use crate::spec::{Correction, ExpertsShape};
-use crate::weights::{ExpertRole, LayerRole, Role};
+use crate::model::feed_forward::{Apart, Experts};
+use crate::plan::Shard;
+use crate::spec::{Correction, ExpertsShape, GatedShape};
+use crate::weights::{ExpertRole, LayerRole, Role, WeightSource};
 
 /// One layer's experts on this rank.
 pub(super) struct ExpertsSources<'a> {
@@ -22,18 +24,25 @@ pub(super) struct ExpertsSources<'a> {
     router: Vec<MatrixSource<'a>>,
     /// The routed experts, then the shared one.
     experts: Vec<ExpertSources<'a>>,
+    /// The shared expert, where it is not one of them.
+    apart: Option<GatedSources<'a>>,
+    weighs_input: bool,
 }
 
 /// One expert's part on this rank.
 struct ExpertSources<'a> {
-    gate_up: [MatrixSource<'a>; 2],
-    down: MatrixSource<'a>,
+    gate_up: [ExpertMatrix<'a>; 2],
+    down: ExpertMatrix<'a>,
     down_bias: Option<Vec<f32>>,
 }
 
-impl ExpertSources<'_> {
+impl<'a> ExpertSources<'a> {
+    fn matrices(&self) -> impl Iterator<Item = &ExpertMatrix<'a>> {
+        self.gate_up.iter().chain([&self.down])
+    }
+
     fn bytes(&self) -> u64 {
-        self.gate_up.iter().chain([&self.down]).map(|matrix| matrix.bytes() as u64).sum()
+        self.matrices().map(|matrix| matrix.bytes() as u64).sum()
     }
 }
 
@@ -41,6 +50,11 @@ impl ExpertSources<'_> {
 struct Roles {
     gate_up: GateUp,
     down: Role,
+    /// Whether stacks are `[experts, inputs, outputs]`, of gate and up, and of down.
+    transposed: [bool; 2],
+    /// Columns from one output of a transposed gate to the next: 2 if those of gate and up take
+    /// turns.
+    step: usize,
 }
 
 /// The down projection of a layer's first routed expert; the others are stored like it.
@@ -48,26 +62,62 @@ pub(super) fn expert_down(layer: usize, shape: &ExpertsShape) -> Role {
     Role::Expert { layer, role: ExpertRole::Down, index: 0, count: shape.experts }
 }
 
+/// The routed experts that a rank holds channels of, and which channels of each.
+pub(super) fn held_experts(
+    weights: &dyn WeightSource,
+    shard: Shard<'_>,
+    layer: usize,
+    shape: &ExpertsShape,
+) -> Result<(Range<usize>, Range<usize>), ModelError> {
+    let unit = channel_unit(weights, expert_down(layer, shape))?;
+    Ok(shard.experts(shape.experts, shape.channels, unit))
+}
+
 impl<'a> ExpertsSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &ExpertsShape) -> Result<Self, ModelError> {
         let hidden = view.spec.hidden;
         let fused = Role::Expert { layer, role: ExpertRole::GateUp, index: 0, count: shape.experts };
         let fused = view.weights.has(fused);
+        let (held, own) = held_experts(view.weights, view.shard, layer, shape)?;
         let of_expert = |index| {
             let of = |role| Role::Expert { layer, role, index, count: shape.experts };
-            let gate_up = match fused {
-                true => GateUp { gate: of(ExpertRole::GateUp), up: of(ExpertRole::GateUp), fused },
-                false => GateUp { gate: of(ExpertRole::Gate), up: of(ExpertRole::Up), fused },
+            let (gate_up, columns) = match fused {
+                true => {
+                    let both = of(ExpertRole::GateUp);
+                    (GateUp { gate: both, up: both, fused }, 2 * shape.channels)
+                }
+                false => {
+                    (GateUp { gate: of(ExpertRole::Gate), up: of(ExpertRole::Up), fused }, shape.channels)
+                }
             };
-            expert(view, &Roles { gate_up, down: of(ExpertRole::Down) }, shape.channels, shape.bias)
+            let transposed = [
+                view.weights.is_transposed(gate_up.gate, [columns, hidden], shape.transposed),
+                view.weights.is_transposed(of(ExpertRole::Down), [hidden, shape.channels], shape.transposed),
+            ];
+            // gpt-oss, the family with biases, has gates in even columns and ups in odd ones.
+            let step = if fused && shape.bias { 2 } else { 1 };
+            let roles = Roles { gate_up, down: of(ExpertRole::Down), transposed, step };
+            let own = if held.contains(&index) { own.clone() } else { 0..0 };
+            // Of an expert that one rank holds whole, that rank adds the bias.
+            let whole = held.len() < shape.experts;
+            let adds_bias = if whole { !own.is_empty() } else { view.shard.adds_once() };
+            expert(view, &roles, (shape.channels, own), (shape.bias, adds_bias))
         };
         let mut experts = (0..shape.experts).map(of_expert).collect::<Result<Vec<_>, _>>()?;
+        let mut apart = None;
         if let Some(shared) = shape.shared {
             let of = |role: LayerRole| role.of(layer);
             let (gate, up) = (of(LayerRole::SharedGate), of(LayerRole::SharedUp));
-            let gate_up = GateUp { gate, up, fused: false };
-            let roles = Roles { gate_up, down: of(LayerRole::SharedDown) };
-            experts.push(expert(view, &roles, shared.channels, false)?);
+            let (gate_up, down) = (GateUp { gate, up, fused: false }, of(LayerRole::SharedDown));
+            if shape.weighs_input {
+                let of = GatedShape { channels: shared.channels, bias: false, activation: shape.activation };
+                apart = Some(GatedSources::of_roles(view, (gate_up, down), &of)?);
+            } else {
+                let roles = Roles { gate_up, down, transposed: [false; 2], step: 1 };
+                let unit = channel_unit(view.weights, roles.down)?;
+                let own = view.shard.channels(shared.channels, unit);
+                experts.push(expert(view, &roles, (shared.channels, own), (false, false))?);
+            }
         }
         // Every rank chooses, so that choices need not be sent.
         let logits = |role: LayerRole, rows: usize, bias| {
@@ -76,6 +126,7 @@ impl<'a> ExpertsSources<'a> {
         let mut router = vec![logits(LayerRole::Router, shape.experts, shape.router.bias)?];
         let shared = match shape.shared {
             None => SharedExpert::None,
+            Some(_) if shape.weighs_input => SharedExpert::None,
             Some(shared) if shared.gated => SharedExpert::Gated,
             Some(_) => SharedExpert::Plain,
         };
@@ -101,12 +152,14 @@ impl<'a> ExpertsSources<'a> {
             scale: shape.router.scale,
             shared,
         };
-        Ok(Self { spec, hidden, activation: shape.activation, router, experts })
+        let (activation, weighs_input) = (shape.activation, shape.weighs_input);
+        Ok(Self { spec, hidden, activation, router, experts, apart, weighs_input })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
-        let experts = self.experts.iter().flat_map(|expert| expert.gate_up.iter().chain([&expert.down]));
-        self.router.iter().chain(experts).collect()
+        let experts = self.experts.iter().flat_map(ExpertSources::matrices).map(ExpertMatrix::stored);
+        let apart = self.apart.iter().flat_map(GatedSources::matrices);
+        self.router.iter().chain(experts).chain(apart).collect()
     }
 
     /// Bytes of the routed experts.
@@ -119,18 +172,30 @@ impl<'a> ExpertsSources<'a> {
         let idle =
             self.routed_bytes() / self.spec.experts as u64 * (self.spec.experts - self.spec.chosen) as u64;
         let bytes_per_token = (all_bytes - idle) as usize;
-        let Self { spec, hidden, activation, router, experts } = self;
+        let Self { spec, hidden, activation, router, experts, apart, weighs_input } = self;
+        let apart = match apart {
+            Some(gated) => Some(Apart {
+                gated: gated.upload(upload)?,
+                sum_buffers: [
+                    upload.shared_buffer("sum", hidden)?,
+                    upload.shared_buffer("sum of experts", hidden)?,
+                ],
+            }),
+            None => None,
+        };
         let (logits, choices) = (spec.logits(), 2 * spec.choices());
         let experts = experts
             .into_iter()
             .map(|ExpertSources { gate_up, down, down_bias }| {
-                let (gate_up, down) = (upload.matrix(&gate_up)?, upload.matrix(&[down])?);
-                Ok(Expert { gate_up, down, down_bias })
+                let gate_up = upload_experts(gate_up.into(), upload)?;
+                Ok(Expert { gate_up, down: upload_experts(vec![down], upload)?, down_bias })
             })
             .collect::<Result<_, ModelError>>()?;
         Ok(Experts {
             router: upload.matrix(&router)?,
             experts: upload.experts(experts, activation)?,
+            apart,
+            weighs_input,
             bytes_per_token,
             normed_buffer: upload.shared_buffer("normed", hidden)?,
             logits_buffer: upload.shared_buffer("router logits", logits)?,
@@ -144,19 +209,43 @@ impl<'a> ExpertsSources<'a> {
 fn expert<'a>(
     view: &ShardView<'a>,
     roles: &Roles,
-    channels: usize,
-    bias: bool,
+    (channels, own): (usize, Range<usize>),
+    (bias, adds_bias): (bool, bool),
 ) -> Result<ExpertSources<'a>, ModelError> {
     let hidden = view.spec.hidden;
-    let own: Range<usize> = view.shard.channels(channels, channel_unit(view.weights, roles.down)?);
-    let window = Window { rows: 0..hidden, cols: own.clone(), bias: false };
-    let down_bias = match bias && view.shard.adds_once() {
+    let down_bias = match bias && adds_bias {
         true => Some(view.weights.bias(roles.down, hidden)?),
         false => None,
     };
-    Ok(ExpertSources {
-        gate_up: gate_up(view, &roles.gate_up, (channels, &own), bias)?,
-        down: view.matrix(roles.down, [hidden, channels], window)?,
-        down_bias,
-    })
+    let [transposed, transposed_down] = roles.transposed;
+    let gate_up = match transposed {
+        false => gate_up(view, &roles.gate_up, (channels, &own), bias)?.map(ExpertMatrix::AsOutputs),
+        true => {
+            let GateUp { gate, up, fused } = roles.gate_up;
+            let columns = if fused { 2 * channels } else { channels };
+            let part = |role: Role, first: usize| {
+                let outputs = Outputs { first, step: roles.step, own: own.clone() };
+                Transposed::describe(view, role, [hidden, columns], (0..hidden, outputs), bias)
+                    .map(ExpertMatrix::Transposed)
+            };
+            let first_up = match (fused, roles.step) {
+                (true, 1) => channels,
+                (true, _) => 1,
+                (false, _) => 0,
+            };
+            [part(gate, 0)?, part(up, first_up)?]
+        }
+    };
+    let down = match transposed_down {
+        false => {
+            let window = Window { rows: 0..hidden, cols: own, bias: false };
+            ExpertMatrix::AsOutputs(view.matrix(roles.down, [hidden, channels], window)?)
+        }
+        true => {
+            let outputs = Outputs { first: 0, step: 1, own: 0..hidden };
+            let shape = [channels, hidden];
+            ExpertMatrix::Transposed(Transposed::describe(view, roles.down, shape, (own, outputs), false)?)
+        }
+    };
+    Ok(ExpertSources { gate_up, down, down_bias })
 }

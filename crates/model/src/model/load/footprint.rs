@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use thunder_compute::KvFormat;
 
-use super::experts::expert_down;
+use super::experts::held_experts;
 use super::gated::channel_unit;
 use super::sources::{Sources, is_tied};
 use crate::error::ModelError;
@@ -26,6 +26,8 @@ pub struct ShardFootprint {
     pub channels: Range<usize>,
     /// Routed experts of its first layer with experts; 0 if no layer has some.
     pub experts: usize,
+    /// Those that the rank holds.
+    pub held_experts: Range<usize>,
     /// Routed experts that a token takes.
     pub chosen: usize,
     /// Vocabulary rows.
@@ -75,17 +77,19 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
                 let down = LayerRole::Down.of(index);
                 shard.channels(gated.channels, channel_unit(&*folder.weights, down)?)
             }
-            FeedForwardSpec::Experts(experts) => {
-                shard.channels(experts.channels, channel_unit(&*folder.weights, expert_down(index, experts))?)
-            }
+            FeedForwardSpec::Experts(experts) => held_experts(&*folder.weights, shard, index, experts)?.1,
         },
         None => 0..0,
     };
-    let experts = layers().find_map(|(_, layer)| match &layer.feed_forward {
-        FeedForwardSpec::Experts(shape) => Some((shape.experts, shape.chosen)),
+    let experts_of = layers().find_map(|(index, layer)| match &layer.feed_forward {
+        FeedForwardSpec::Experts(shape) => Some((index, shape)),
         FeedForwardSpec::Gated(_) => None,
     });
-    let (experts, chosen) = experts.unwrap_or((0, 0));
+    let (experts, chosen) = experts_of.map_or((0, 0), |(_, shape)| (shape.experts, shape.chosen));
+    let held_experts = match experts_of {
+        Some((index, shape)) => held_experts(&*folder.weights, shard, index, shape)?.0,
+        None => 0..0,
+    };
     let (queries, kv_heads) = heads.map_or((0..0, 0..0), |heads| (heads.queries, heads.kv));
     let caches = sources.cache_shape(kv, 0, 0);
     Ok(ShardFootprint {
@@ -94,6 +98,7 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         kv: kv_heads,
         channels,
         experts,
+        held_experts,
         chosen,
         vocab: shard.vocab(folder.spec.vocab),
         weight_bytes: sources.bytes(),

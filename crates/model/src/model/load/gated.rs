@@ -23,18 +23,27 @@ pub(super) struct GatedSources<'a> {
 
 impl<'a> GatedSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
-        let (channels, hidden) = (shape.channels, view.spec.hidden);
-        let own = view.shard.channels(channels, channel_unit(view.weights, LayerRole::Down.of(layer))?);
         let fused = view.weights.has(LayerRole::GateUp.of(layer));
         let [gate, up] = match fused {
             true => [LayerRole::GateUp; 2],
             false => [LayerRole::Gate, LayerRole::Up],
         };
         let roles = GateUp { gate: gate.of(layer), up: up.of(layer), fused };
+        Self::of_roles(view, (roles, LayerRole::Down.of(layer)), shape)
+    }
+
+    /// The gated MLP of these roles.
+    pub fn of_roles(
+        view: &ShardView<'a>,
+        (roles, down): (GateUp, Role),
+        shape: &GatedShape,
+    ) -> Result<Self, ModelError> {
+        let (channels, hidden) = (shape.channels, view.spec.hidden);
+        let own = view.shard.channels(channels, channel_unit(view.weights, down)?);
         let gate_up = gate_up(view, &roles, (channels, &own), shape.bias)?;
         let bias = shape.bias && view.shard.adds_once();
-        let window = Window { rows: 0..hidden, cols: own.clone(), bias };
-        let down = view.matrix(LayerRole::Down.of(layer), [hidden, channels], window)?;
+        let window = Window { rows: 0..hidden, cols: own, bias };
+        let down = view.matrix(down, [hidden, channels], window)?;
         Ok(Self { gate_up, down, activation: shape.activation })
     }
 

@@ -4,20 +4,24 @@ use std::ops::Range;
 
 use thunder_compute::reference::dequantize;
 use thunder_compute::{
-    Backend, CacheKind, Encoding, Float, LatentSpec, MatrixSource, Norm, RowOrder, Strided,
+    Backend, CacheKind, Encoding, Extra, Float, LatentSpec, MatrixSource, Norm, RowOrder, Strided,
 };
 
+use super::selection::SelectionSources;
 use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::{Latent, QueryDown};
-use crate::spec::LatentShape;
+use crate::model::selection::Selected;
+use crate::spec::{LatentShape, Temperature};
 use crate::weights::{LatentHeadRole, LayerRole, Role};
 
 /// One layer's latent attention on this rank, which has some of the heads and the whole compressed
 /// vector.
 pub(super) struct LatentSources<'a> {
     spec: LatentSpec<Vec<f32>>,
+    temperature: Option<Temperature>,
+    selection: Option<SelectionSources<'a>>,
     value_dim: usize,
     /// Compression of queries, and its norm.
     query_down: Option<(MatrixSource<'a>, Vec<f32>)>,
@@ -73,7 +77,12 @@ impl<'a> LatentSources<'a> {
             norm,
             rope: shape.rope,
         };
-        Ok(Self { spec, value_dim, query_down, query, latent, heads: own, out })
+        let temperature = shape.temperature;
+        let selection = match (&shape.selection, shape.query_rank) {
+            (Some(selection), Some(rank)) => Some(SelectionSources::describe(view, layer, selection, rank)?),
+            _ => None,
+        };
+        Ok(Self { spec, temperature, selection, value_dim, query_down, query, latent, heads: own, out })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -82,15 +91,23 @@ impl<'a> LatentSources<'a> {
             .into_iter()
             .chain(down)
             .chain(self.heads.iter().flat_map(|head| [&head.keys, &head.values]))
+            .chain(self.selection.iter().flat_map(SelectionSources::matrices))
             .collect()
     }
 
-    pub fn cache(&self) -> CacheKind {
-        self.spec.cache()
+    /// Operations that not every backend has.
+    pub fn needs(&self) -> Option<Extra> {
+        self.selection.as_ref().map(|_| Extra::Selection)
+    }
+
+    /// The cache of compressed vectors, and that of the indexer's keys.
+    pub fn caches(&self) -> impl Iterator<Item = CacheKind> {
+        let keys = self.selection.as_ref().and_then(SelectionSources::cache);
+        [self.spec.cache()].into_iter().chain(keys)
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Latent<B>, ModelError> {
-        let Self { spec, value_dim, query_down, query, latent, heads, out } = self;
+        let Self { spec, temperature, selection, value_dim, query_down, query, latent, heads, out } = self;
         let eps = spec.norm.eps;
         let query_down = match query_down {
             Some((matrix, norm)) => Some(QueryDown {
@@ -108,8 +125,15 @@ impl<'a> LatentSources<'a> {
             });
             expand.push(upload.matrix(&[head.values])?);
         }
+        let cache = upload.cache(spec.cache());
+        let selected = match selection {
+            Some(selection) => selection.upload(upload)?,
+            None => Selected::All,
+        };
         Ok(Latent {
-            cache: upload.cache(spec.cache()),
+            temperature,
+            selected,
+            cache,
             queries_buffer: upload.shared_buffer("queries", spec.heads * spec.query_dim())?,
             latent_buffer: upload.shared_buffer("latent", spec.rank + spec.rotated)?,
             absorbed_buffer: upload.shared_buffer("absorbed queries", spec.heads * spec.rank)?,

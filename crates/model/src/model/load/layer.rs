@@ -1,8 +1,9 @@
 //! What a rank reads for one layer.
 
-use thunder_compute::{Backend, CacheKind, MatrixSource};
+use thunder_compute::{Backend, CacheKind, Extra, MatrixSource};
 
 use super::attention::AttentionSources;
+use super::channel_delta::ChannelDeltaSources;
 use super::delta::DeltaSources;
 use super::experts::ExpertsSources;
 use super::gated::GatedSources;
@@ -12,12 +13,16 @@ use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixer::Mixer;
-use crate::model::{After, Layer, Norms};
-use crate::spec::{FeedForwardSpec, MixerSpec};
+use crate::model::{After, Before, Layer, Norms};
+use crate::spec::{self, FeedForwardSpec, MixerSpec};
 use crate::weights::LayerRole;
 
 /// What a rank reads for one layer.
 pub(super) struct LayerSources<'a> {
+    /// Multiplies the residual stream after the layer.
+    scale: f32,
+    /// The norm that both parts read.
+    shared_norm: Option<Vec<f32>>,
     /// Of the mixer, and of the feed-forward.
     norms: [NormsSources; 2],
     mixer: MixerSources<'a>,
@@ -26,6 +31,7 @@ pub(super) struct LayerSources<'a> {
 
 /// A layer part's norms.
 struct NormsSources {
+    shared: bool,
     before: Option<Vec<f32>>,
     after: Option<Vec<f32>>,
 }
@@ -41,7 +47,8 @@ impl NormsSources {
             true => view.norm(role.of(layer), view.spec.hidden).map(Some),
             false => Ok(None),
         };
-        Ok(Self { before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+        let shared = norms == spec::Norms::Shared;
+        Ok(Self { shared, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
     }
 
     fn upload<B: Backend>(
@@ -57,7 +64,12 @@ impl NormsSources {
             }),
             None => None,
         };
-        Ok(Norms { before: self.before.map(|weights| upload.norm(&weights, before_eps)).transpose()?, after })
+        let before = match self.before {
+            Some(weights) => Before::Norm(upload.norm(&weights, before_eps)?),
+            None if self.shared => Before::Shared,
+            None => Before::Stream,
+        };
+        Ok(Norms { before, after })
     }
 }
 
@@ -65,6 +77,7 @@ enum MixerSources<'a> {
     Attention(Box<AttentionSources<'a>>),
     Latent(Box<LatentSources<'a>>),
     Delta(Box<DeltaSources<'a>>),
+    ChannelDelta(Box<ChannelDeltaSources<'a>>),
 }
 
 enum FeedForwardSources<'a> {
@@ -86,6 +99,9 @@ impl<'a> LayerSources<'a> {
             MixerSpec::Delta(shape) => {
                 MixerSources::Delta(Box::new(DeltaSources::describe(view, layer, shape)?))
             }
+            MixerSpec::ChannelDelta(shape) => {
+                MixerSources::ChannelDelta(Box::new(ChannelDeltaSources::describe(view, layer, shape)?))
+            }
         };
         let feed_forward = match &spec.feed_forward {
             FeedForwardSpec::Gated(shape) => {
@@ -95,7 +111,8 @@ impl<'a> LayerSources<'a> {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
             }
         };
-        if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() {
+        let shared = spec.norms == spec::Norms::Shared;
+        if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() && !shared {
             return Err(ModelError::Unsupported {
                 field: "the place of norms",
                 value: "after experts only".into(),
@@ -110,7 +127,15 @@ impl<'a> LayerSources<'a> {
                 [LayerRole::FeedForwardNorm, LayerRole::FeedForwardPostNorm],
             )?,
         ];
-        Ok(Self { norms, mixer, feed_forward })
+        let shared_norm = match shared {
+            true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),
+            false => None,
+        };
+        let scale = match spec.scaled {
+            true => view.vector(layer, LayerRole::LayerScale, 1)?[0],
+            false => 1.0,
+        };
+        Ok(Self { scale, shared_norm, norms, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -119,6 +144,7 @@ impl<'a> LayerSources<'a> {
             MixerSources::Attention(attention) => attention.matrices(),
             MixerSources::Latent(latent) => latent.matrices(),
             MixerSources::Delta(delta) => delta.matrices(),
+            MixerSources::ChannelDelta(delta) => delta.matrices(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardSources::Gated(gated) => gated.matrices(),
@@ -126,6 +152,16 @@ impl<'a> LayerSources<'a> {
         };
         matrices.extend(feed_forward);
         matrices
+    }
+
+    /// Operations that not every backend has.
+    pub fn needs(&self) -> Option<Extra> {
+        match &self.mixer {
+            MixerSources::Attention(attention) => attention.needs(),
+            MixerSources::Latent(latent) => latent.needs(),
+            MixerSources::ChannelDelta(_) => Some(Extra::ChannelDeltaRule),
+            MixerSources::Delta(_) => None,
+        }
     }
 
     /// Bytes of the matrices of routed experts.
@@ -137,15 +173,16 @@ impl<'a> LayerSources<'a> {
     }
 
     /// What the layer keeps of a sequence.
-    pub fn cache(&self) -> CacheKind {
+    pub fn caches(&self) -> Vec<CacheKind> {
         match &self.mixer {
-            MixerSources::Attention(attention) => attention.cache(),
-            MixerSources::Latent(latent) => latent.cache(),
-            MixerSources::Delta(delta) => delta.cache(),
+            MixerSources::Attention(attention) => vec![attention.cache()],
+            MixerSources::Latent(latent) => latent.caches().collect(),
+            MixerSources::Delta(delta) => vec![delta.cache()],
+            MixerSources::ChannelDelta(delta) => vec![delta.cache()],
         }
     }
 
-    /// Packs the layer. Its cache is the next of `upload`'s.
+    /// Packs the layer. Its caches are the next of `upload`'s.
     /// `eps` are those of norms of the residual stream and of sums.
     pub fn upload<B: Backend>(
         self,
@@ -153,10 +190,12 @@ impl<'a> LayerSources<'a> {
         upload: &mut Upload<'_, B>,
     ) -> Result<Layer<B>, ModelError> {
         let [mixer_norms, feed_forward_norms] = self.norms;
+        let shared_norm = self.shared_norm.map(|weights| upload.norm(&weights, eps.0)).transpose()?;
         let mixer = match self.mixer {
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
             MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),
             MixerSources::Delta(delta) => Mixer::Delta(Box::new(delta.upload(upload)?)),
+            MixerSources::ChannelDelta(delta) => Mixer::ChannelDelta(Box::new(delta.upload(upload)?)),
         };
         let feed_forward = match self.feed_forward {
             FeedForwardSources::Gated(gated) => FeedForward::Gated(gated.upload(upload)?),
@@ -164,6 +203,6 @@ impl<'a> LayerSources<'a> {
         };
         let (mixer_norms, feed_forward_norms) =
             (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
-        Ok(Layer { mixer_norms, mixer, feed_forward_norms, feed_forward })
+        Ok(Layer { scale: self.scale, shared_norm, mixer_norms, mixer, feed_forward_norms, feed_forward })
     }
 }

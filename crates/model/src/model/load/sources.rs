@@ -169,7 +169,12 @@ impl<'a> Sources<'a> {
 
     /// The caches of the rank's layers.
     pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
-        CacheShape { format, caches: self.layers.iter().map(LayerSources::cache).collect(), blocks, slots }
+        CacheShape {
+            format,
+            caches: self.layers.iter().flat_map(LayerSources::caches).collect(),
+            blocks,
+            slots,
+        }
     }
 }
 

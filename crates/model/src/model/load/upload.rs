@@ -50,6 +50,15 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(&[matrix], read_bytes)
     }
 
+    /// Packs matrices with the same input into one that was made of `read_bytes` of the files.
+    pub fn converted_parts(
+        &mut self,
+        parts: &[MatrixSource<'_>],
+        read_bytes: usize,
+    ) -> Result<B::Matrix, ModelError> {
+        self.pack(parts, read_bytes)
+    }
+
     fn pack(&mut self, parts: &[MatrixSource<'_>], read_bytes: usize) -> Result<B::Matrix, ModelError> {
         let matrix = self.backend.matrix(parts)?;
         self.done += read_bytes as u64;

@@ -227,8 +227,91 @@ const GEMMA3: Shape = Shape {
     ..QWEN3
 };
 
+/// Command R+.
+const COHERE: Shape = Shape {
+    name: "command-r-plus",
+    model_type: "cohere",
+    hidden: 12288,
+    layers: 64,
+    heads: 96,
+    channels: 33792,
+    vocab: 256_000,
+    tied: true,
+    rope_theta: 75_000_000.0,
+    stretch: Stretch::None,
+    more: r#"{ "layer_norm_eps": 1e-5, "use_qk_norm": true, "logit_scale": 0.8333333333333334 }"#,
+    ..LLAMA
+};
+
+const LLAMA4_SCOUT: Shape = Shape {
+    name: "llama4-scout",
+    model_type: "llama4_text",
+    hidden: 5120,
+    layers: 48,
+    heads: 40,
+    channels: 8192,
+    vocab: 202_048,
+    context: 10_485_760,
+    stretch: Stretch::Llama3 { factor: 16.0 },
+    more: r#"{ "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "use_qk_norm": true }"#,
+    ..LLAMA
+};
+
+const DEEPSEEK_V3_2: Shape = Shape {
+    name: "deepseek-v3.2",
+    model_type: "deepseek_v32",
+    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+        "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
+        "rope_scaling": { "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+        "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0 } }"#,
+    ..DEEPSEEK_V3
+};
+
+const GLM5: Shape = Shape {
+    name: "glm-5",
+    model_type: "glm_moe_dsa",
+    hidden: 6144,
+    layers: 78,
+    heads: 64,
+    kv_heads: 64,
+    channels: 12288,
+    vocab: 154_880,
+    context: 202_752,
+    norm_eps: 1e-5,
+    rope_theta: 1_000_000.0,
+    more: r#"{ "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+        "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32 }"#,
+    ..DEEPSEEK_V3
+};
+
+const KIMI_LINEAR: Shape = Shape {
+    name: "kimi-linear-48b-a3b",
+    model_type: "kimi_linear",
+    hidden: 2304,
+    layers: 27,
+    heads: 32,
+    kv_heads: 32,
+    channels: 9216,
+    vocab: 163_840,
+    context: 1_048_576,
+    norm_eps: 1e-5,
+    more: r#"{ "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "num_experts": 256, "num_experts_per_token": 8, "moe_intermediate_size": 1024, "num_shared_experts": 1,
+        "first_k_dense_replace": 1, "moe_renormalize": true, "moe_router_activation_func": "sigmoid",
+        "num_expert_group": 1, "topk_group": 1, "routed_scaling_factor": 2.446, "mla_use_nope": true,
+        "linear_attn_config": { "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26] } }"#,
+    ..DEEPSEEK_V2_LITE
+};
+
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 37] = [
+pub(super) const SHAPES: [Shape; 47] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -256,11 +339,33 @@ pub(super) const SHAPES: [Shape; 37] = [
     GLM4_MOE,
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    DEEPSEEK_V3_2,
+    GLM5,
     KIMI_K2,
+    KIMI_LINEAR,
     QWEN3_NEXT,
     QWEN3_5,
     MINIMAX_M2,
     ERNIE,
+    LLAMA4_SCOUT,
+    Shape { name: "llama4-maverick", context: 1_048_576, stretch: Stretch::None,
+        more: r#"{ "intermediate_size_mlp": 16384, "num_local_experts": 128, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "attention_chunk_size": 8192, "use_qk_norm": false }"#, ..LLAMA4_SCOUT },
+    COHERE,
+    Shape { name: "command-a", model_type: "cohere2", channels: 36864, rope_theta: 50_000.0,
+        more: r#"{ "layer_norm_eps": 1e-5, "logit_scale": 0.25, "sliding_window": 4096, "sliding_window_pattern": 4 }"#,
+        ..COHERE },
+    Shape { name: "hunyuan-7b", model_type: "hunyuan_v1_dense", channels: 14336, vocab: 128_167, context: 32_768, tied: true,
+        rope_theta: 10_000.0, stretch: Stretch::None,
+        more: r#"{ "rope_scaling": { "type": "dynamic", "alpha": 1000.0, "factor": 1.0 } }"#, ..LLAMA },
+    Shape { name: "hunyuan-a13b", model_type: "hunyuan_v1_moe", channels: 3072, vocab: 128_167, context: 32_768, tied: true,
+        rope_theta: 10_000.0, stretch: Stretch::None,
+        more: r#"{ "num_experts": 64, "moe_topk": 8, "rope_scaling": { "type": "dynamic", "alpha": 1000.0,
+            "factor": 1.0 } }"#, ..LLAMA },
+    Shape { name: "gemma2-27b", model_type: "gemma2", hidden: 4608, layers: 46, heads: 32, channels: 36864, vocab: 256_000,
+        context: 8192, rope_theta: 10_000.0,
+        more: r#"{ "query_pre_attn_scalar": 144, "sliding_window": 4096, "sliding_window_pattern": 2,
+            "hidden_activation": "gelu_pytorch_tanh" }"#, ..GEMMA3 },
     Shape { name: "gemma3-4b", hidden: 2560, layers: 34, heads: 8, kv_heads: 4, head_dim: 256, channels: 10240,
         more: r#"{ "query_pre_attn_scalar": 256, "sliding_window": 1024, "sliding_window_pattern": 6,
             "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh",

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use super::tiles::{self, Configured, Tile, TileSums};
 use crate::backend::KvFormat;
 use crate::cpu::attention::heads::{Heads, NO_SCORE, PIECE_QUERIES};
-use crate::cpu::attention::kernel::{Byte, Element, Half};
+use crate::cpu::attention::kernel::{Byte, Element, Half, capped};
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::layout::bf16_rows::{TILE_COLUMNS, TILE_ROWS};
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
@@ -74,7 +74,7 @@ pub(super) unsafe fn attend(heads: &Heads<'_>, memory: &mut AttentionScratch) {
 /// Attention of `count` queries, from query `first` on.
 #[inline(always)]
 unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, memory: &mut AttentionScratch) {
-    let Heads { spec, kv, kv_head, blocks, .. } = *heads;
+    let Heads { spec, scoring, kv, kv_head, blocks, .. } = *heads;
     let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
     let (key_depth, value_depth) = (key_dim.div_ceil(TILE_COLUMNS), value_dim.div_ceil(TILE_COLUMNS));
     let pairs = count.div_ceil(2 * TILE_ROWS);
@@ -110,7 +110,7 @@ unsafe fn queries<E: Element>(heads: &Heads<'_>, first: usize, count: usize, mem
             }
         }
         for m in 0..count {
-            softmax::<E>(memory, m, parts, span.start * KV_BLOCK_TOKENS, value_depth);
+            softmax::<E>(memory, m, (parts, scoring.cap), span.start * KV_BLOCK_TOKENS, value_depth);
         }
         for (place, part) in parts.iter().enumerate() {
             let tokens = end - (span.start + place) * KV_BLOCK_TOKENS;
@@ -158,7 +158,7 @@ unsafe fn multiply<const D: usize>(
 unsafe fn softmax<E: Element>(
     memory: &mut AttentionScratch,
     m: usize,
-    parts: &[KvBlock],
+    (parts, cap): (&[KvBlock], Option<f32>),
     base: usize,
     depth: usize,
 ) {
@@ -172,6 +172,9 @@ unsafe fn softmax<E: Element>(
             let mut score = _mm512_load_ps(line(&memory.scores[block], m, tile));
             if E::SCALED {
                 score = _mm512_mul_ps(score, _mm512_loadu_ps(part.scales.add(tile * LANES)));
+            }
+            if let Some(cap) = cap {
+                score = capped::<Avx512>(score, cap);
             }
             let first = base + block * KV_BLOCK_TOKENS + tile * LANES;
             // Positions fit 32 bits, because contexts are shorter.

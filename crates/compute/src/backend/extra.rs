@@ -1,0 +1,154 @@
+//! Operands of operations that few families need, and the list of those that a backend may lack.
+
+use std::fmt;
+
+use super::cache::CacheKind;
+
+/// An operation that a backend may lack. A model that needs one is refused when it is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extra {
+    /// [`super::Backend::attend_by`] with a [`Scoring`] that is not the default.
+    Scoring,
+    /// [`super::Backend::ungated_experts`].
+    UngatedExperts,
+    /// [`super::Backend::channel_delta_rule`].
+    ChannelDeltaRule,
+    /// [`super::Backend::state_space`].
+    StateSpace,
+    /// [`super::Backend::select`] and [`super::Backend::attend_selected`].
+    Selection,
+}
+
+impl fmt::Display for Extra {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scoring => "attention with capped scores or in chunks",
+            Self::UngatedExperts => "experts without gates",
+            Self::ChannelDeltaRule => "the delta rule with a decay for each channel",
+            Self::StateSpace => "state space layers (Mamba-2)",
+            Self::Selection => "attention to selected tokens",
+        })
+    }
+}
+
+/// What the attention of few families does otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Scoring {
+    /// Scores become `cap * tanh(score / cap)` (Gemma 2).
+    pub cap: Option<f32>,
+    /// Tokens attend only to those of their own chunk of this many tokens (Llama 4), in place of
+    /// the window.
+    pub chunk: Option<usize>,
+}
+
+impl Scoring {
+    /// First position that a token at `position` attends to. `in_window` is the first without
+    /// chunks.
+    pub fn first_visible(&self, position: usize, in_window: usize) -> usize {
+        self.chunk.map_or(in_window, |chunk| position - position % chunk)
+    }
+
+    /// A score by its definition.
+    pub fn of(&self, score: f32) -> f32 {
+        self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+    }
+}
+
+/// One layer's state space on this rank (Mamba-2, arXiv 2405.21060), with the short convolution
+/// before it. The state of a sequence is the convolution's last inputs, `[kernel - 1, channels]`,
+/// then for each head a matrix `[state_dim, head_dim]`.
+#[derive(Debug, Clone)]
+pub struct StateSpaceSpec<V> {
+    /// Local heads, a multiple of `groups`: consecutive ones share a group.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Local groups: each has one input and one output vector.
+    pub groups: usize,
+    /// Width of these vectors.
+    pub state_dim: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+    /// The taps, `[channels, kernel]`, the current token's last.
+    pub taps: V,
+    /// Added to the convolution's sums, `[channels]`.
+    pub conv_bias: Option<V>,
+    /// `A_log`, `[heads]`.
+    pub rate: V,
+    /// `dt_bias`, `[heads]`.
+    pub time_bias: V,
+    /// `D`, `[heads]`: how much of a head's input is added to its output.
+    pub skip: V,
+    /// Least and largest time step.
+    pub time_limit: (f32, f32),
+}
+
+impl<V> StateSpaceSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<StateSpaceSpec<W>, E> {
+        Ok(StateSpaceSpec {
+            taps: f(self.taps)?,
+            conv_bias: self.conv_bias.map(&mut *f).transpose()?,
+            rate: f(self.rate)?,
+            time_bias: f(self.time_bias)?,
+            skip: f(self.skip)?,
+            heads: self.heads,
+            head_dim: self.head_dim,
+            groups: self.groups,
+            state_dim: self.state_dim,
+            kernel: self.kernel,
+            time_limit: self.time_limit,
+        })
+    }
+
+    /// Columns of all heads.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Columns that the convolution works on: heads, then the groups' input and output vectors.
+    pub fn channels(&self) -> usize {
+        self.width() + 2 * self.groups * self.state_dim
+    }
+
+    /// Numbers of a sequence's state that the convolution keeps; the matrices follow.
+    pub fn conv_numbers(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    /// Numbers of a sequence's matrices.
+    pub fn matrix_numbers(&self) -> usize {
+        self.heads * self.state_dim * self.head_dim
+    }
+
+    /// The cache that this layer needs.
+    pub fn cache(&self) -> CacheKind {
+        CacheKind::State { numbers: self.conv_numbers() + self.matrix_numbers() }
+    }
+}
+
+/// How a layer selects the tokens that it attends to (DeepSeek V3.2's indexer).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectionSpec {
+    /// Heads of the indexer; all ranks have all.
+    pub heads: usize,
+    /// Width of a head, and of a token's key: a multiple of 32.
+    pub dim: usize,
+    /// Most tokens that a token attends to.
+    pub chosen: usize,
+}
+
+impl SelectionSpec {
+    /// Columns of a selection: how many were selected, and their positions.
+    pub const fn columns(&self) -> usize {
+        1 + self.chosen
+    }
+
+    /// The cache of the tokens' keys.
+    pub const fn cache(&self) -> CacheKind {
+        CacheKind::Latent { rank: self.dim / 2, rotated: self.dim / 2 }
+    }
+}

@@ -1,0 +1,102 @@
+//! What Gemma 4's layers without a window do otherwise, in config.json.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::spec::AttentionShape;
+
+/// The fields of config.json, with the defaults of transformers' Gemma4TextConfig.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    #[serde(default = "global_head_dim")]
+    global_head_dim: usize,
+    num_global_key_value_heads: Option<usize>,
+    #[serde(default)]
+    attention_k_eq_v: bool,
+    /// Transformers writes the heads of layers without a window here, by layer.
+    per_layer_config: Option<BTreeMap<String, Layer>>,
+    #[serde(default)]
+    num_kv_shared_layers: usize,
+    #[serde(default = "per_layer_input")]
+    hidden_size_per_layer_input: usize,
+    #[serde(default)]
+    enable_moe_block: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Layer {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
+}
+
+fn global_head_dim() -> usize {
+    512
+}
+fn per_layer_input() -> usize {
+    256
+}
+
+impl Config {
+    pub fn read(text: &Value) -> Result<Self, String> {
+        let mut config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        let mut layers = config.per_layer_config.iter().flat_map(BTreeMap::values);
+        if let Some(first) = layers.next() {
+            let same = |layer: &Layer| {
+                layer.head_dim == first.head_dim && layer.num_key_value_heads == first.num_key_value_heads
+            };
+            if !layers.all(same) {
+                return Err(
+                    "per_layer_config differs from layer to layer: one kind of layers is supported".into()
+                );
+            }
+            let (dim, heads) = (first.head_dim, first.num_key_value_heads);
+            config.global_head_dim = dim.unwrap_or(config.global_head_dim);
+            config.num_global_key_value_heads = heads.or(config.num_global_key_value_heads);
+        }
+        let (dim, heads) = (config.global_head_dim, config.num_global_key_value_heads.unwrap_or(1));
+        if !(1..=1 << 14).contains(&dim) || !(1..=1 << 14).contains(&heads) {
+            return Err(format!(
+                "global_head_dim is {dim} and num_global_key_value_heads {heads}: both must be between 1 and 16384"
+            ));
+        }
+        for (field, value) in [
+            ("hidden_size_per_layer_input", config.hidden_size_per_layer_input),
+            ("num_kv_shared_layers", config.num_kv_shared_layers),
+            ("enable_moe_block", usize::from(config.enable_moe_block)),
+        ] {
+            if value != 0 {
+                return Err(format!(
+                    "{field} is {value}: of Gemma 4, the dense models without inputs for each layer are supported"
+                ));
+            }
+        }
+        Ok(config)
+    }
+
+    /// Width of a head of a layer without a window.
+    pub const fn head_dim(&self) -> usize {
+        self.global_head_dim
+    }
+
+    /// The attention of a layer.
+    pub fn shape(&self, shape: AttentionShape) -> Result<AttentionShape, String> {
+        let shape = AttentionShape { scale: 1.0, value_norm: true, ..shape };
+        if shape.window.is_some() {
+            return Ok(shape);
+        }
+        let kv_heads = match (self.attention_k_eq_v, self.num_global_key_value_heads) {
+            (true, Some(heads)) => heads,
+            _ => shape.kv_heads,
+        };
+        if !shape.heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "num_global_key_value_heads is {kv_heads}: it must divide the {} heads",
+                shape.heads
+            ));
+        }
+        let (head_dim, values_are_keys) = (self.global_head_dim, self.attention_k_eq_v);
+        Ok(AttentionShape { head_dim, kv_heads, values_are_keys, ..shape })
+    }
+}

@@ -1,0 +1,109 @@
+//! What configs of published models say, and what wrong ones are told.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::spec;
+use crate::spec::{FeedForwardSpec, MixerSpec, ModelSpec, Norms};
+
+/// The config of a golden case with other values of some fields; null removes a field.
+fn changed(case: &str, fields: &[(&str, Value)]) -> Value {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
+    let text = std::fs::read_to_string(cases.join(case).join("config.json")).expect("the case is there");
+    let mut config: Value = serde_json::from_str(&text).expect("a config is JSON");
+    for (field, value) in fields {
+        match value {
+            Value::Null => drop(config.as_object_mut().expect("an object").remove(*field)),
+            value => config[*field] = value.clone(),
+        }
+    }
+    config
+}
+
+fn read(config: &Value) -> Result<ModelSpec, String> {
+    spec(config, Path::new("config.json")).map_err(|error| error.to_string())
+}
+
+#[test]
+fn wrong_fields_of_newer_families_are_named() {
+    let cases: &[(&str, &str, Value, &str)] = &[
+        ("transformers-llama4", "num_experts_per_tok", json!(2), "num_experts_per_tok is 2: 1 is supported"),
+        ("transformers-llama4", "attention_chunk_size", json!(0), "attention_chunk_size is 0"),
+        ("transformers-llama4", "floor_scale", json!(0), "floor_scale is 0"),
+        (
+            "transformers-llama4",
+            "attn_temperature_tuning",
+            json!("yes"),
+            "attn_temperature_tuning is \"yes\"",
+        ),
+        (
+            "transformers-deepseek_v32",
+            "index_head_dim",
+            json!(40),
+            "index_head_dim is 40: it must be a multiple",
+        ),
+        ("transformers-deepseek_v32", "index_topk", json!(0), "index_topk is 0"),
+        (
+            "transformers-glm_moe_dsa",
+            "indexer_types",
+            json!(["shared", "full", "full"]),
+            "the indexer of layer 0",
+        ),
+        ("transformers-kimi_linear", "layer_types", json!(["linear_attention"]), "layer_types[1] is None"),
+        ("transformers-kimi_linear", "linear_head_dim", json!(0), "head_dim is 0"),
+        (
+            "transformers-gemma4_text",
+            "hidden_size_per_layer_input",
+            json!(256),
+            "hidden_size_per_layer_input is 256",
+        ),
+        ("transformers-gemma4_text", "enable_moe_block", json!(true), "enable_moe_block is 1"),
+        (
+            "transformers-gemma4_text",
+            "per_layer_config",
+            json!({ "1": { "num_key_value_heads": 3 } }),
+            "num_global_key_value_heads is 3",
+        ),
+        ("transformers-gemma2", "attn_logit_softcapping", json!(-1.0), "attn_logit_softcapping is -1"),
+        ("transformers-gemma2", "final_logit_softcapping", json!(0.0), "final_logit_softcapping is 0"),
+    ];
+    for (case, field, value, words) in cases {
+        let error = read(&changed(case, &[(field, value.clone())])).expect_err(words);
+        assert!(error.contains(words), "{case}, {field}: {words:?} is not in {error:?}");
+    }
+}
+
+/// Published files of Kimi Linear count layers from 1.
+#[test]
+fn kimi_linear_is_read_as_published() {
+    let mut linear = json!({ "num_heads": 5, "head_dim": 32, "kda_layers": [1, 3], "full_attn_layers": [2] });
+    let config = |linear: &Value| {
+        let fields = [("layer_types", Value::Null), ("linear_attn_config", linear.clone())];
+        read(&changed("transformers-kimi_linear", &fields))
+    };
+    let model = config(&linear).expect("it is as published");
+    let delta = |layer: usize| matches!(model.layers[layer].mixer, MixerSpec::ChannelDelta(_));
+    assert_eq!([delta(0), delta(1), delta(2)], [true, false, true]);
+    linear["kda_layers"] = json!([1]);
+    let error = config(&linear).expect_err("layer 3 is in neither list");
+    assert!(error.contains("layer 3 must be in one of kda_layers"), "{error}");
+}
+
+#[test]
+fn fields_that_configs_leave_out_have_their_classes_defaults() {
+    let fields =
+        ["attention_chunk_size", "floor_scale", "attn_scale", "no_rope_layers", "layer_types", "moe_layers"];
+    let fields = fields.map(|field| (field, Value::Null));
+    let model = read(&changed("transformers-llama4", &fields)).expect("all have defaults");
+    let rotates = |layer: usize| match &model.layers[layer].mixer {
+        MixerSpec::Attention(attention) => attention.rope.is_some(),
+        _ => false,
+    };
+    assert_eq!([rotates(0), rotates(1), rotates(2), rotates(3)], [true, true, true, false]);
+    let experts = |layer: usize| matches!(model.layers[layer].feed_forward, FeedForwardSpec::Experts(_));
+    assert_eq!([experts(0), experts(1), experts(2), experts(3)], [false, true, false, true]);
+    let model =
+        read(&changed("transformers-cohere", &[("logit_scale", Value::Null)])).expect("it has a default");
+    assert_eq!((model.logit_scale, model.layers[0].norms), (0.0625, Norms::Shared));
+}
