@@ -255,6 +255,7 @@ impl Assembly {
         [
             ("thunder's version", env!("CARGO_PKG_VERSION").to_owned()),
             ("--parallel", lower(&engine.parallelism)),
+            ("--experts", lower(&engine.experts)),
             ("--split", split),
             ("--kv", lower(&engine.kv)),
             ("--max-batch", engine.max_batch.to_string()),

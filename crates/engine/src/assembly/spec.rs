@@ -10,7 +10,7 @@ use thunder_collectives::TransportChoice;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_model::error::human_bytes;
-use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{ExpertSplit, ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use super::threads::MAX_THREADS;
 
@@ -27,6 +27,9 @@ pub struct EngineSpec {
     pub name: String,
     /// Split each layer over the ranks, or give each rank consecutive layers.
     pub parallelism: Parallelism,
+    /// How the routed experts of a layer are divided among its ranks.
+    #[serde(default)]
+    pub experts: ExpertSplit,
     /// Relative share of each rank, in rank order. Empty: even shares.
     pub split: Vec<f64>,
     /// Number format of the KV cache.
@@ -66,6 +69,7 @@ impl EngineSpec {
             model: model.into(),
             name: name.into(),
             parallelism: Parallelism::default(),
+            experts: ExpertSplit::default(),
             split: Vec::new(),
             kv: KvFormat::default(),
             threads: None,
@@ -127,7 +131,7 @@ impl EngineSpec {
             count if count == ranks => self.split.clone(),
             weights => return Err(SpecError::Split { weights, ranks }.into()),
         };
-        Ok(ShardPlan::new(&folder.spec, self.parallelism, &weights)?)
+        Ok(ShardPlan::new(&folder.spec, self.parallelism, &weights)?.with_experts(self.experts))
     }
 }
 
@@ -320,6 +324,7 @@ mod tests {
             RankSpec {
                 engine: EngineSpec {
                     parallelism: Parallelism::Pipeline,
+                    experts: ExpertSplit::Whole,
                     kv: KvFormat::Int8,
                     pin: true,
                     activations: Activations::Bf16,
