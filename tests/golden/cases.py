@@ -416,6 +416,40 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 32),
     ),
+    # MLX-LM's Gemma 2 has no windows: this one's is as long as the context.
+    Case(
+        "gemma2-4bit",
+        family("gemma2", 128, 192, 4, 2, sliding_window=256, query_pre_attn_scalar=24.0, attn_logit_softcapping=2.0,
+               final_logit_softcapping=20.0),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    # Two layers have a window, and only they rotate; mixer and feed-forward read one norm.
+    Case(
+        "cohere2-4bit",
+        {**family("cohere2", 128, 192, 4, 2, layers=3, layer_norm_eps=1e-5, layer_norm_bias=False, logit_scale=0.25,
+                  sliding_window=16, sliding_window_pattern=3), "rms_norm_eps": 1e-3},
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case(
+        "hunyuan_v1_dense-4bit",
+        family("hunyuan_v1_dense", 128, 192, 6, 3, tied=False, attention_bias=False, use_qk_norm=True,
+               rope_scaling={"type": "dynamic", "alpha": 30.0, "factor": 1.0}),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    # The delta rule with a decay for each channel, in two of three layers.
+    Case(
+        "kimi_linear-4bit",
+        {**family("kimi_linear", 128, 192, 4, 4, layers=3, tied=False),
+         "model_max_length": 256, "num_experts": 5, "num_experts_per_token": 2, "moe_intermediate_size": 128, "num_shared_experts": 1,
+         "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_renormalize": True, "routed_scaling_factor": 1.0, "kv_lora_rank": 64,
+         "qk_nope_head_dim": 64, "qk_rope_head_dim": 16, "v_head_dim": 32, "mla_use_nope": True, "num_expert_group": 1, "topk_group": 1,
+         "linear_attn_config": {"num_heads": 6, "head_dim": 64, "short_conv_kernel_size": 4, "kda_layers": [1, 3], "full_attn_layers": [2]}},
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.mlp.gate": ROUTER_8BIT for layer in (1, 2)}),
+    ),
 ]
 
 CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES

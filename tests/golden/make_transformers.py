@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 import fixture
 
@@ -166,14 +167,84 @@ CASES = {
     "glm4": {**DENSE, "model_type": "glm4", "pad_token_id": 0, "eos_token_id": 2, "attention_bias": True, "partial_rotary_factor": 0.5},
     # Norms after; only layers with a window rotate.
     "exaone4": {**DENSE, "model_type": "exaone4", "layer_types": WINDOW_FIRST, "sliding_window": 16},
+    # Caps of scores and of logits.
+    "gemma2": {
+        **DENSE, "model_type": "gemma2", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST,
+        "sliding_window": 16, "query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        "attn_logit_softcapping": 1.5, "final_logit_softcapping": 15.0,
+    },
+    # Layers without a window have wider heads, one KV head, and keys for values. Values are normed.
+    # A factor for each layer.
+    "gemma4_text": {
+        **DENSE, "model_type": "gemma4_text", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "sliding_window": 16,
+        "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "final_logit_softcapping": 15.0, "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0},
+        },
+    },
+    # Norms subtract the mean, heads' own with own weights; mixer and feed-forward read one norm.
+    "cohere": {**DENSE, "model_type": "cohere", "rms_norm_eps": None, "layer_norm_eps": 1e-5, "hidden_size": 192, "head_dim": None, "use_qk_norm": True,
+               "logit_scale": 0.4, "tie_word_embeddings": True, "eos_token_id": 2},
+    # Layers without a window do not rotate.
+    "cohere2": {**DENSE, "model_type": "cohere2", "rms_norm_eps": None, "layer_norm_eps": 1e-5, "hidden_size": 96, "logit_scale": 0.4,
+                "layer_types": WINDOW_FIRST, "sliding_window": 16, "tie_word_embeddings": True, "eos_token_id": 2},
+    # Queries and keys are normed after rotation; a stretched base.
+    "hunyuan_v1_dense": {**DENSE, "model_type": "hunyuan_v1_dense", "rope_theta": None,
+                         "rope_parameters": {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 10000.0}},
+    "hunyuan_v1_moe": {**DENSE, "model_type": "hunyuan_v1_moe", "num_experts": 5, "moe_topk": 2, "intermediate_size": 96},
+    # Latent attention with temperature tuning; a router that takes softmax scores.
+    "mistral4": {
+        **LATENT, "model_type": "mistral4", "head_dim": None, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+        "n_group": 3, "topk_group": 2, "rope_theta": None, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
+    },
+    # Chunks of 16 tokens. The last layer does not rotate, has no chunks, and is tuned by
+    # temperature.
+    # Plain and expert layers in turn.
+    "llama4": {
+        **BASE, "model_type": "llama4_text", "num_hidden_layers": 4, "num_experts_per_tok": 1, "num_local_experts": 3, "moe_intermediate_size": None,
+        "intermediate_size": 96, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2, "attention_chunk_size": 16, "floor_scale": 8,
+        "attn_scale": 0.3, "head_dim": 32, "use_qk_norm": True,
+    },
+    # Stacks of experts as `[experts, inputs, outputs]`, gates and ups in one. Without images the
+    # model is Qwen3-MoE.
+    "qwen3_vl_moe_text": {**BASE, "model_type": "qwen3_moe", "num_experts": 6, "norm_topk_prob": True},
+    # The same with gates and ups in turn, biases and sinks.
+    # Compressed keys and values, of which an indexer selects 60 tokens.
+    "deepseek_v32": {
+        **LATENT, "model_type": "deepseek_v32", "head_dim": None, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1, "index_topk": 60, "index_head_dim": 32, "index_n_heads": 3, "rope_theta": None, "rope_parameters": YARN,
+    },
+    # The same; the third layer takes the second's selection.
+    "glm_moe_dsa": {
+        **LATENT, "model_type": "glm_moe_dsa", "head_dim": None, "num_hidden_layers": 3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 2, "index_topk": 60, "index_head_dim": 32, "index_n_heads": 3, "rope_theta": None,
+        "indexer_types": ["full", "full", "shared"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    # Two of three layers have the delta rule with a decay for each channel. Attention does not
+    # rotate.
+    "kimi_linear": {
+        **LATENT, "model_type": "kimi_linear", "head_dim": None, "q_lora_rank": None, "num_hidden_layers": 3, "n_routed_experts": None,
+        "num_local_experts": 6, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "routed_scaling_factor": 2.4,
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
+        "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "gpt_oss": {
+        **BASE, "model_type": "gpt_oss", "num_local_experts": 5, "moe_intermediate_size": None, "intermediate_size": 64, "num_experts_per_tok": 2,
+        "layer_types": WINDOW_FIRST, "sliding_window": 16, "rope_theta": None,
+        "rope_parameters": {**{k: v for k, v in YARN.items() if "mscale" not in k}, "truncate": False},
+    },
 }
 
 
 # Published checkpoints have the experts in stacks, the gates' rows before the ups'.
-STACKED = ("qwen3_5_moe",)
+STACKED = ("qwen3_5_moe", "qwen3_vl_moe_text")
+# Those of Qwen3-VL are `[experts, inputs, outputs]`.
+TRANSPOSED = ("qwen3_vl_moe_text",)
 
 
-def stack_experts(path):
+def stack_experts(path, transposed):
     tensors = load_file(path)
     for layer in sorted({key.split(".experts.")[0] for key in tensors if ".experts." in key}):
         stacks = {}
@@ -182,11 +253,13 @@ def stack_experts(path):
             stacks[matrix] = torch.stack([tensors.pop(name) for name in names if name in tensors])
         tensors[f"{layer}.experts.gate_up_proj"] = torch.cat([stacks["gate"], stacks["up"]], 1)
         tensors[f"{layer}.experts.down_proj"] = stacks["down"]
+        for name in ("gate_up_proj", "down_proj") if transposed else ():
+            tensors[f"{layer}.experts.{name}"] = tensors[f"{layer}.experts.{name}"].transpose(1, 2).contiguous()
     raw = {key: ("BF16", list(value.shape), value.view(torch.int16).numpy().tobytes()) for key, value in tensors.items()}
     fixture.write_safetensors(path, raw)
 
 
-def random_weight(rng, name, shape, layers, less_one, after):
+def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
     """A weight about as large as in a trained model; norms near 1 (stored less one, if `less_one`; smaller, if `after` a part), biases off zero, routers
     that decide."""
     if "norm" in name:
@@ -196,7 +269,11 @@ def random_weight(rng, name, shape, layers, less_one, after):
         return rng.standard_normal(shape)
     if "conv1d" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[-1])
-    if name.endswith("bias"):
+    if name.endswith("layer_scalar"):
+        return np.full(shape, 0.75)
+    if name.endswith("sinks"):
+        return rng.standard_normal(shape)
+    if name.endswith(("bias", "_bias")):
         return (0.1 if "correction" in name else 0.3) * rng.standard_normal(shape)
     gain = 0.8
     if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
@@ -205,8 +282,10 @@ def random_weight(rng, name, shape, layers, less_one, after):
         gain = 2.5
     elif "embed_tokens" in name:
         gain = np.sqrt(shape[-1])
-    elif name.endswith("mlp.gate.weight"):
+    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight")):
         gain = 2.0
+    if transposed:
+        return gain / np.sqrt(shape[-2]) * rng.standard_normal(shape)
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 
 
@@ -217,20 +296,27 @@ def make(name, settings, folder):
     model_type = settings.pop("model_type")
     config = AutoConfig.for_model(model_type, **settings)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Some language models are only known to transformers as parts of others.
+    auto = Mistral4ForCausalLM if model_type == "mistral4" else AutoModelForCausalLM
+    build = auto._from_config if auto is not AutoModelForCausalLM else auto.from_config
+    model = build(config, dtype=torch.float32)
     layers = config.num_hidden_layers
+    transposed = model_type in ("llama4_text", "gpt_oss")
     with torch.no_grad():
-        named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n]
+        named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n or "layer_scalar" in n]
         for key, value in sorted(named, key=lambda pair: pair[0]):
             # Families that store norms less one begin with zeros.
             less_one = not value.any().item()
             after = fixture.is_after_norm(key, [name for name, _ in named])
-            value.copy_(torch.from_numpy(random_weight(rng, key, tuple(value.shape), layers, less_one, after)))
+            value.copy_(torch.from_numpy(random_weight(rng, key, tuple(value.shape), layers, less_one, after, transposed and value.dim() == 3)))
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     if name in STACKED:
-        stack_experts(folder / "model.safetensors")
+        stack_experts(folder / "model.safetensors", name in TRANSPOSED)
+    if name in TRANSPOSED:
+        text = (folder / "config.json").read_text()
+        (folder / "config.json").write_text(text.replace(f'"{model_type}"', f'"{name}"'))
 
     def forward(tokens):
         with torch.no_grad():

@@ -10,7 +10,7 @@ use serde::Serialize;
 use thunder_collectives::{Config, TransportChoice, parse_ports};
 use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_engine::assembly::{DeviceChoice, EngineSpec, Forming};
-use thunder_model::{ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{ExpertSplit, ModelFolder, Parallelism, ShardPlan};
 
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
@@ -26,6 +26,11 @@ pub struct LayoutArgs {
     /// How layers are split over ranks
     #[arg(long, value_enum, default_value_t = ParallelArg::Tensor)]
     pub parallel: ParallelArg,
+    /// How routed experts are divided over ranks
+    ///
+    /// For models with experts and --parallel tensor. Answers are the same.
+    #[arg(long, value_enum, default_value_t = ExpertsArg::Auto)]
+    pub experts: ExpertsArg,
     /// Relative share of each rank, e.g. 3,1: rank 0 holds three quarters [default: even shares]
     ///
     /// Use it when machines differ in speed or memory: the slowest rank sets the pace.
@@ -198,6 +203,7 @@ impl LayoutArgs {
     pub fn spec(&self, model: PathBuf, name: String) -> EngineSpec {
         EngineSpec {
             parallelism: self.parallel.into(),
+            experts: self.experts.into(),
             split: self.split.clone(),
             kv: self.kv.into(),
             ..EngineSpec::new(model, name)
@@ -240,6 +246,28 @@ impl From<ParallelArg> for Parallelism {
         match parallel {
             ParallelArg::Tensor => Self::Tensor,
             ParallelArg::Pipeline => Self::Pipeline,
+        }
+    }
+}
+
+/// `--experts`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertsArg {
+    /// Channels, unless experts have too few for the number of ranks
+    Auto,
+    /// Each rank holds some channels of every expert: all ranks are equally busy with every token
+    Channels,
+    /// Each rank holds some experts whole: fewer, larger reads, but a token may keep one rank busy
+    /// and another idle
+    Whole,
+}
+
+impl From<ExpertsArg> for ExpertSplit {
+    fn from(experts: ExpertsArg) -> Self {
+        match experts {
+            ExpertsArg::Auto => Self::Auto,
+            ExpertsArg::Channels => Self::Channels,
+            ExpertsArg::Whole => Self::Whole,
         }
     }
 }

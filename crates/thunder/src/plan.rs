@@ -166,7 +166,9 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
                 "kv_heads": range(&footprint.kv),
                 "mlp_channels": range(&footprint.channels),
                 "vocab_rows": range(&footprint.vocab),
+                "experts": range(&footprint.held_experts),
                 "weight_bytes": footprint.weight_bytes,
+                "read_bytes_per_token": footprint.read_bytes(1),
                 "kv_bytes_per_token": footprint.kv_bytes_per_token,
                 "state_bytes_per_sequence": footprint.state_bytes_per_sequence,
             })
@@ -200,8 +202,10 @@ pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprin
         "query heads",
         "KV heads",
         "MLP channels",
+        "experts",
         "vocabulary",
         "weights",
+        "read per token",
         "KV per token",
     ]);
     let range = |range: &std::ops::Range<usize>| match range.len() {
@@ -215,8 +219,10 @@ pub fn print(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprin
             range(&footprint.queries),
             range(&footprint.kv),
             range(&footprint.channels),
+            range(&footprint.held_experts),
             range(&footprint.vocab),
             human_bytes(footprint.weight_bytes),
+            human_bytes(footprint.read_bytes(1)),
             human_bytes(footprint.kv_bytes_per_token),
         ]);
     }

@@ -164,7 +164,7 @@ const HUNYUAN: Family = Family {
 const LLAMA4_TEXT: Family = Family {
     name: "llama4_text",
     defaults: r#"{ "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "attn_temperature_tuning": true,
-        "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "num_local_experts": 16, "num_experts_per_tok": 1,
+        "rms_norm_eps": 1e-5, "num_local_experts": 16, "num_experts_per_tok": 1,
         "n_shared_experts": 1, "max_position_embeddings": 131072, "head_dim": 128 }"#,
     qk_norm: true,
     qk_norm_width: QkNormWidth::Unweighted,

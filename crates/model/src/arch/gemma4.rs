@@ -1,5 +1,7 @@
 //! What Gemma 4's layers without a window do otherwise, in config.json.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,12 +15,20 @@ pub(super) struct Config {
     num_global_key_value_heads: Option<usize>,
     #[serde(default)]
     attention_k_eq_v: bool,
+    /// Transformers writes the heads of layers without a window here, by layer.
+    per_layer_config: Option<BTreeMap<String, Layer>>,
     #[serde(default)]
     num_kv_shared_layers: usize,
     #[serde(default = "per_layer_input")]
     hidden_size_per_layer_input: usize,
     #[serde(default)]
     enable_moe_block: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Layer {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
 }
 
 fn global_head_dim() -> usize {
@@ -30,7 +40,21 @@ fn per_layer_input() -> usize {
 
 impl Config {
     pub fn read(text: &Value) -> Result<Self, String> {
-        let config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        let mut config = Self::deserialize(text).map_err(|error| error.to_string())?;
+        let mut layers = config.per_layer_config.iter().flat_map(BTreeMap::values);
+        if let Some(first) = layers.next() {
+            let same = |layer: &Layer| {
+                layer.head_dim == first.head_dim && layer.num_key_value_heads == first.num_key_value_heads
+            };
+            if !layers.all(same) {
+                return Err(
+                    "per_layer_config differs from layer to layer: one kind of layers is supported".into()
+                );
+            }
+            let (dim, heads) = (first.head_dim, first.num_key_value_heads);
+            config.global_head_dim = dim.unwrap_or(config.global_head_dim);
+            config.num_global_key_value_heads = heads.or(config.num_global_key_value_heads);
+        }
         let (dim, heads) = (config.global_head_dim, config.num_global_key_value_heads.unwrap_or(1));
         if !(1..=1 << 14).contains(&dim) || !(1..=1 << 14).contains(&heads) {
             return Err(format!(

@@ -17,7 +17,7 @@ pub(super) struct Config {
     indexer_types: Option<Vec<String>>,
     /// The same as letters, F and S.
     index_topk_pattern: Option<String>,
-    /// The same as a schedule: one layer in so many selects, after the first ones.
+    /// The same as a schedule: the length of runs of which one layer selects, after the first ones.
     index_topk_freq: Option<usize>,
     index_skip_topk_offset: Option<usize>,
 }

@@ -61,8 +61,8 @@ fn wrong_fields_of_newer_families_are_named() {
         ("transformers-gemma4_text", "enable_moe_block", json!(true), "enable_moe_block is 1"),
         (
             "transformers-gemma4_text",
-            "num_global_key_value_heads",
-            json!(3),
+            "per_layer_config",
+            json!({ "1": { "num_key_value_heads": 3 } }),
             "num_global_key_value_heads is 3",
         ),
         ("transformers-gemma2", "attn_logit_softcapping", json!(-1.0), "attn_logit_softcapping is -1"),
