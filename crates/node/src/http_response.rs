@@ -1,5 +1,5 @@
-//! What the gateway reads of a head's responses, in HTTP/1.0's form: a head, then the body up to the
-//! connection's end, as a whole or in lines.
+//! What the gateway reads of a head's responses, in HTTP/1.0's form: a head, then the body up to
+//! the connection's end, as a whole or in lines.
 
 use std::io;
 

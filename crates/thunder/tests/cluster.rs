@@ -373,7 +373,11 @@ fn answers_in_flight_go_on_when_the_head_dies() {
     assert!(disturbed[0].contains(": the model is formed again"), "the client is told");
     // Work is moved off a drained node without an error either.
     revive(&mut nodes, &switch, down);
-    let ranks = nodes[asked].ready_on().unwrap();
+    let mut ranks = Vec::new();
+    wait("the model on two nodes", || {
+        ranks = nodes[asked].ready_on().unwrap_or_default();
+        ranks.len() == 2
+    });
     let target = index_of(ranks.iter().find(|name| **name != NAMES[asked]).unwrap());
     let body = json!({"model": "builtin", "prompt": "The sea", "max_tokens": long, "ignore_eos": true, "temperature": 0, "stream": true});
     let to = folder.path().join("drained");

@@ -14,6 +14,8 @@ use crate::placement::{Candidate, Decision, decide};
 
 /// Interval at which ranks are looked at, if nothing changes before.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Time after its start for which a node decides nothing about models, unless it reaches all.
+const HEAR_FIRST: Duration = Duration::from_secs(3);
 /// The longest pause before a group that failed is formed again; the first is 1 s, after one
 /// attempt at once.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -101,6 +103,10 @@ impl Agent {
     fn place(&self, document: &Document) {
         let now = self.now();
         let mut state = self.lock();
+        // A node that has just started has not heard the others: it would take their models.
+        if now < HEAR_FIRST && state.membership.reachable().len() < document.members().count() {
+            return;
+        }
         let mut groups = self.groups();
         let mut decided = Vec::new();
         for (name, wish) in document.models() {
