@@ -336,7 +336,8 @@ impl Access {
             lock(&self.0.meter).settle(reservation, &used, now);
         }
         if record.outcome == Outcome::Refused {
-            // A client that ignores refusals must not fill the disk: those of a second are one record.
+            // A client that ignores refusals must not fill the disk: those of a second are one
+            // record.
             let mut refusals = lock(&self.0.refusals);
             match refusals.entry(record.key_id.clone()) {
                 Entry::Occupied(mut before) => before.get_mut().count += 1,

@@ -1,8 +1,8 @@
 //! A backup: the whole state of a data folder in one file of text.
 //!
-//! Lines of JSON: a header, then keys, limits, usage, sums and the audit log, and the other files of
-//! the folder (configuration, certificates). The last line has the hash of all before it, so a file
-//! that was cut off or changed is refused before anything is restored.
+//! Lines of JSON: a header, then keys, limits, usage, sums and the audit log, and the other files
+//! of the folder (configuration, certificates). The last line has the hash of all before it, so a
+//! file that was cut off or changed is refused before anything is restored.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};

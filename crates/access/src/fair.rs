@@ -223,8 +223,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every request that is not removed comes out once; no team waits for more than one request
-        /// of each other team beyond its share.
+        /// Every request that is not removed comes out once; no team waits for more than one
+        /// request of each other team beyond its share.
         #[test]
         fn every_request_comes_out_once(
             pushes in prop::collection::vec((0usize..4, 0usize..3, 1u64..500, any::<bool>()), 1..200),

@@ -112,8 +112,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of all events: never less than the last 60 s hold, and never more than the
-        /// last 60.25 s.
+        /// Against a list of all events: never less than the last 60 s hold, and never more than
+        /// the last 60.25 s.
         #[test]
         fn it_counts_what_a_list_of_events_counts(steps in prop::collection::vec((0u64..20_000, 0u64..50), 1..80)) {
             let (mut window, mut events, mut now) = (Window::default(), VecDeque::new(), 0);

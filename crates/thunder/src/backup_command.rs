@@ -11,8 +11,8 @@ use crate::store_args::StoreArgs;
 
 /// Write a server's whole state to one file: keys, limits, usage, audit log, configuration
 ///
-/// The server goes on meanwhile. The file opens the server to whoever has it (it holds the hashes of
-/// keys, and the key of --tls): keep it as safe as the server.
+/// The server goes on meanwhile. The file opens the server to whoever has it (it holds the hashes
+/// of keys, and the key of --tls): keep it as safe as the server.
 #[derive(Args)]
 pub struct BackupCommand {
     /// New file for the backup

@@ -25,9 +25,9 @@ const NOT_IN_FILE: [&str; 4] = ["config", "store", "help", "version"];
 
 /// Write, check or show the configuration file of `thunder serve`
 ///
-/// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The file
-/// is config.toml in the --store folder; `thunder serve --config FILE` uses another. Options on the
-/// command line and environment variables override it.
+/// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The
+/// file is config.toml in the --store folder; `thunder serve --config FILE` uses another. Options
+/// on the command line and environment variables override it.
 #[derive(Args)]
 pub struct ConfigCommand {
     #[command(subcommand)]

@@ -13,8 +13,8 @@ use crate::usage::UsageRecord;
 
 /// A loss of power loses at most the records of this time.
 const MOVE_EVERY: Duration = Duration::from_secs(1);
-/// Records that wait for a disk that takes none. Only answers that were under way when it failed are
-/// among them: new requests are refused.
+/// Records that wait for a disk that takes none. Only answers that were under way when it failed
+/// are among them: new requests are refused.
 const MOST_WAITING: usize = 10_000;
 /// How often old records are removed.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
