@@ -1,7 +1,8 @@
 //! Machines and links that are known without measuring them, with the source of each number.
 //!
 //! Memory bandwidth and arithmetic are data-sheet figures times what engines reach of them; the
-//! shares are stated here. Measure your own (`thunder bench report`) where you can.
+//! shares are stated here. The figures were written from memory of these sources and have not been
+//! checked against them. Measure your own (`thunder bench report`) where you can.
 
 use serde::Serialize;
 use thunder_cost::{LinkSpeed, MachineSpeed};
