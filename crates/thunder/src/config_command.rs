@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         for (text, expected) in [
-            ("ports = 1", "no setting \"ports\""),
+            ("prots = 1", "no setting \"prots\""),
             ("max_batch = 1", "write max-batch"),
             ("tls = 1", "true or false"),
             ("port = [1]", "must be a text"),
