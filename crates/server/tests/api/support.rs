@@ -10,8 +10,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
 use serde_json::{Map, Value, json};
 use thunder_engine::{
-    Counters, Engine, Event, EventSender, FinishReason, Inbox, ModelInfo, Request, Sampling, Submission,
-    TokenLogprob, Usage,
+    Counters, Engine, Event, EventSender, FinishReason, Inbox, ModelInfo, Output, Request, Sampling,
+    Submission, TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
@@ -154,6 +154,16 @@ pub fn hello(slot: Slot) {
         slot.delta(piece);
     }
     slot.done(FinishReason::Stop, 4);
+}
+
+/// A script that answers "Hello", or reports the numbers that are asked for.
+pub fn anything(slot: Slot) {
+    match &slot.request.output {
+        Output::Text => slot.delta("Hello"),
+        Output::Hidden => slot.send(Event::Hidden { values: vec![3.0, 4.0, 0.0] }),
+        Output::Likelihoods(ids) => slot.send(Event::Likelihoods { logprobs: vec![-1.0; ids.len()] }),
+    }
+    slot.done(FinishReason::Stop, 2);
 }
 
 /// A script that sends the request's seed, then its prompt.
