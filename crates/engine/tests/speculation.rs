@@ -81,7 +81,8 @@ fn answers_do_not_depend_on_drafts() {
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             let (drafted, right) =
                 (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
-            // How many are made depends on the machine's speed. The scheduler's workloads have wrong ones.
+            // How many are made depends on the machine's speed. The scheduler's workloads have
+            // wrong ones.
             assert!(right > 0, "{right} of {drafted} guesses were right");
         });
     }

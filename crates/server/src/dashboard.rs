@@ -61,13 +61,12 @@ fn page(path: &str, headers: &HeaderMap) -> Response {
 
 /// The endpoints below `/admin` that any key may read, without the middleware that checks keys.
 pub(crate) fn open_endpoints() -> Router<Arc<App>> {
-    Router::new().route("/admin/models", get(models))
+    Router::new().route("/admin/cluster", get(cluster)).route("/admin/models", get(models))
 }
 
 /// The endpoints below `/admin` for administrators, without the middleware that checks keys.
 pub(crate) fn endpoints() -> Router<Arc<App>> {
     Router::new()
-        .route("/admin/cluster", get(cluster))
         .route("/admin/models/load", post(cannot_change))
         .route("/admin/models/unload", post(cannot_change))
         .route("/admin/requests", get(requests))

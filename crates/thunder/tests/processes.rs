@@ -200,8 +200,9 @@ fn a_ranks_memory_is_its_shard_and_little_more() {
             let peak = memory(*process, "VmHWM:");
             let share = plan["ranks"][rank]["weight_bytes"].as_u64().unwrap();
             println!("rank {rank} of {ranks}: peak {} MiB, weights {} MiB", peak >> 20, share >> 20);
-            // Rank 0's peak includes its tokenizer of 128 thousand entries. The limit allows for the
-            // program's text and libraries: about 30 MiB, of which small shards' 15 % hold a part.
+            // Rank 0's peak includes its tokenizer of 128 thousand entries. The limit allows for
+            // the program's text and libraries: about 30 MiB, of which small shards' 15 % hold a
+            // part.
             let limit = share * 115 / 100 + (12 << 20);
             assert!(peak <= limit, "rank {rank} of {ranks}: {peak} bytes, {share} are weights");
         }
