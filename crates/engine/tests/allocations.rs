@@ -56,15 +56,15 @@ fn a_token_allocates_nothing_but_its_text() {
         };
         with_engine(ranks, Parallelism::Tensor, limits, |engine| {
             allocations::exempt_this_thread();
+            // Queues may grow on a busy machine, which only adds: the fewest of some rounds count.
             let [few, many] = [8, 108].map(|tokens| {
                 answer_requests(&engine, tokens);
-                answer_requests(&engine, tokens)
+                (0..5).map(|_| answer_requests(&engine, tokens)).min().unwrap()
             });
             assert!(few > 0, "allocations are not counted");
             // Each token allocates its text; a channel allocates room for 32 events at once.
             let tokens = 3 * 100;
-            // Queues may grow a few times on a busy machine.
-            let most = tokens + tokens / 32 + 12;
+            let most = tokens + tokens / 32 + 3;
             assert!(
                 many - few <= most,
                 "{ranks} ranks: {} allocations for {tokens} tokens, allowed {most}",

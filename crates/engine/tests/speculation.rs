@@ -75,15 +75,20 @@ fn answers_do_not_depend_on_drafts() {
             assert_eq!(engine.counters().drafted.load(Ordering::Relaxed), 0);
         });
         with_engine(ranks, parallel, limits(16), |engine| {
-            for together in [false, true] {
-                assert_eq!(answers(&engine, together), without, "{ranks} ranks, {parallel:?}, {together}");
-            }
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-            let (drafted, right) =
-                (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
-            // How many are made depends on the machine's speed. The scheduler's workloads have
-            // wrong ones.
-            assert!(right > 0, "{right} of {drafted} guesses were right");
+            // How many guesses are made depends on the machine's speed: until a wrong one was
+            // verified too, but no longer than a slow machine needs.
+            for round in 0..20 {
+                for together in [false, true] {
+                    assert_eq!(answers(&engine, together), without, "{ranks} ranks, {parallel:?}, {together}");
+                }
+                let counters = engine.counters();
+                let (drafted, right) = (count(&counters.drafted), count(&counters.drafts_right));
+                if right > 0 && right < drafted {
+                    break;
+                }
+                assert!(round < 19, "{ranks} ranks, {parallel:?}: {right} of {drafted} guesses were right");
+            }
         });
     }
 }

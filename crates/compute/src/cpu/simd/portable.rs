@@ -127,7 +127,8 @@ unsafe impl Simd for Portable {
     unsafe fn or_shl<const SHIFT: u32>(a: Self::B, b: Self::B) -> Self::B {
         std::array::from_fn(|i| a[i] | (b[i] << SHIFT))
     }
-    #[inline(always)]
+    // Not inlined: unrolled into each kernel, it was half of this crate's code and compile time.
+    #[inline(never)]
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {
         let x = x.cast::<[i8; 4]>().read_unaligned().map(i32::from);
         std::array::from_fn(|lane| {
