@@ -70,6 +70,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
 
     /// Rows that a product takes at a time: as many as have sums that fit the registers.
     const REGISTER_ROWS: usize = 4;
+    /// Whether 2 and 3 rows have products of their own; else they are taken one by one.
+    const HAS_2_AND_3_ROWS: bool = true;
 
     unsafe fn zero_i() -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;

@@ -68,9 +68,9 @@ unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
             let left = (rows.end - row).min(x.strip_rows - row % x.strip_rows);
             let panels = panels.clone();
             row += match left {
-                1 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
-                2 => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
-                3 => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
+                2 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
+                3 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
+                ..4 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
                 4..8 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
                 _ if S::REGISTER_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
                 16.. if PLANES == 1 => enter::<S, PLANES, BITS, 16>(w, panels, x, row, out),

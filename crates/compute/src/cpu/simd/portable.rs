@@ -20,6 +20,10 @@ unsafe impl Simd for Portable {
     type I = [i32; LANES];
     type B = [u8; 4 * LANES];
 
+    // Fewer kinds of code, and byte operations that are not inlined: unrolled into every kernel,
+    // this instruction set was 60 % of the crate's code, and it is the fallback.
+    const HAS_2_AND_3_ROWS: bool = false;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         [x; LANES]
@@ -119,15 +123,14 @@ unsafe impl Simd for Portable {
     unsafe fn prefetch(_: *const u8) {}
     #[inline(always)]
     unsafe fn prefetch_near(_: *const u8) {}
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B {
         a.map(|b| (b >> SHIFT) & ((1u32 << BITS) - 1) as u8)
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn or_shl<const SHIFT: u32>(a: Self::B, b: Self::B) -> Self::B {
         std::array::from_fn(|i| a[i] | (b[i] << SHIFT))
     }
-    // Not inlined: unrolled into each kernel, it was half of this crate's code and compile time.
     #[inline(never)]
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {
         let x = x.cast::<[i8; 4]>().read_unaligned().map(i32::from);
