@@ -16,19 +16,11 @@ use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 /// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, else the software
 /// driver. Notes a skipped test if there is none.
 fn device(test: &str) -> Option<Found> {
-    let mut devices = thunder_gpu::devices();
-    let wanted = std::env::var("THUNDER_TEST_GPU").ok().and_then(|number| number.parse::<usize>().ok());
-    let number = wanted.or_else(|| devices.iter().position(|found| !found.info.is_real()));
-    match number.filter(|number| *number < devices.len()) {
-        Some(number) => Some(devices.swap_remove(number)),
-        None => {
-            thunder_testing::skip(
-                test,
-                "no software Vulkan driver: apt-get install mesa-vulkan-drivers libvulkan1",
-            );
-            None
-        }
+    let found = thunder_gpu::for_tests();
+    if found.is_none() {
+        thunder_testing::skip(test, thunder_testing::NO_VULKAN);
     }
+    found
 }
 
 fn gpu(found: &Found, activations: Activations, group: Group) -> GpuBackend {

@@ -88,6 +88,15 @@ pub fn devices() -> Vec<Found> {
     adapters.into_iter().enumerate().map(|(number, adapter)| describe(number, adapter)).collect()
 }
 
+/// The device to test on: the one that `THUNDER_TEST_GPU` numbers, else a software driver.
+#[doc(hidden)]
+pub fn for_tests() -> Option<Found> {
+    let mut devices = devices();
+    let wanted = std::env::var("THUNDER_TEST_GPU").ok().and_then(|number| number.parse::<usize>().ok());
+    let number = wanted.or_else(|| devices.iter().position(|found| !found.info.is_real()))?;
+    (number < devices.len()).then(|| devices.swap_remove(number))
+}
+
 fn describe(number: usize, adapter: Adapter) -> Found {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
     let kind = match info.device_type {

@@ -27,7 +27,7 @@ mod proof;
 #[cfg(test)]
 mod tests;
 
-pub use adapter::{ChoiceError, DeviceInfo, Found, devices, numbered, real};
+pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real};
 pub use backend::{GpuBackend, GpuConfig};
 pub use buffer::{Buffer, Vector};
 pub use caches::Caches;

@@ -56,6 +56,9 @@ pub fn timed(name: &str, test: impl FnOnce()) {
     println!("{name}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
+/// Why a test of the GPU backend is skipped.
+pub const NO_VULKAN: &str = "no software Vulkan driver: apt-get install mesa-vulkan-drivers libvulkan1";
+
 /// Notes that a test could not run here and why. `./test` prints the notes in its summary; the test
 /// returns after this.
 pub fn skip(test: &str, reason: &str) {

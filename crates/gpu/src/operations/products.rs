@@ -50,6 +50,37 @@ pub(crate) struct ProductArguments {
 }
 
 impl ProductArguments {
+    /// A product of `rows` with the first `outputs` rows of the weights.
+    pub fn new(
+        weights: Weights<'_>,
+        outputs: usize,
+        rows: Range<usize>,
+        x_stride: u32,
+        out: &Buffer,
+    ) -> Self {
+        Self {
+            blocks: weights.blocks,
+            shift: weights.chunk.shift,
+            outputs,
+            out_row: rows.start,
+            rows,
+            x_stride,
+            out_stride: out.stride(),
+            ..Default::default()
+        }
+    }
+
+    /// A product with a part of a matrix, into the same rows and the part's columns of `out`.
+    fn with_chunk(w: &Matrix, chunk: &Chunk, rows: Range<usize>, x_stride: u32, out: &Buffer) -> Self {
+        let weights = Weights { chunk, blocks: w.blocks };
+        Self {
+            biased: w.bias.is_some(),
+            out_first: chunk.rows.start,
+            bias: chunk.rows.start,
+            ..Self::new(weights, chunk.rows.len(), rows, x_stride, out)
+        }
+    }
+
     pub fn words(&self) -> [u32; 18] {
         let [kind, alpha, limit] = activation_arguments(self.activation);
         [
@@ -243,18 +274,8 @@ impl GpuBackend {
             }
             let Some(operand) = place else { unreachable!("it was just made") };
             let arguments = ProductArguments {
-                blocks: w.blocks,
-                shift: chunk.shift,
-                outputs: chunk.rows.len(),
-                biased: w.bias.is_some(),
                 adds,
-                rows: rows.clone(),
-                x_stride: operand.stride,
-                out_row: rows.start,
-                out_stride: out.stride(),
-                out_first: chunk.rows.start,
-                bias: chunk.rows.start,
-                ..Default::default()
+                ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
             };
             let weights = (weights, w.bias.as_ref());
             self.run_product(weights, operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
@@ -291,18 +312,8 @@ impl GpuBackend {
         for chunk in &w.chunks {
             let weights = Weights { chunk, blocks: w.blocks };
             let arguments = ProductArguments {
-                blocks: w.blocks,
-                shift: chunk.shift,
-                outputs: chunk.rows.len(),
-                biased: w.bias.is_some(),
                 adds,
-                rows: rows.clone(),
-                x_stride: operand.stride,
-                out_row: rows.start,
-                out_stride: out.stride(),
-                out_first: chunk.rows.start,
-                bias: chunk.rows.start,
-                ..Default::default()
+                ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
             };
             let bias = w.bias.as_ref();
             if self.proves_tiles(weights)? {
@@ -368,16 +379,9 @@ impl GpuBackend {
         let mut spare = None;
         let operand = self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?;
         let arguments = ProductArguments {
-            blocks: w.blocks,
-            shift: chunk.shift,
             outputs: channels,
-            biased: w.bias.is_some(),
-            rows: rows.clone(),
-            x_stride: operand.stride,
-            out_row: rows.start,
-            out_stride: out.stride(),
             activation,
-            ..Default::default()
+            ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
         };
         let weights = (weights, w.bias.as_ref());
         self.run_product(weights, &operand, Role::Gated, &[], &arguments, (&out.memory, None))?;
@@ -400,18 +404,9 @@ impl GpuBackend {
         for (head, w) in w.iter().enumerate() {
             for chunk in &w.chunks {
                 let arguments = ProductArguments {
-                    blocks: w.blocks,
-                    shift: chunk.shift,
-                    outputs: chunk.rows.len(),
-                    biased: w.bias.is_some(),
-                    rows: rows.clone(),
-                    x_stride: operand.stride,
                     x_first: head * stride / 4,
-                    out_row: rows.start,
-                    out_stride: out.stride(),
                     out_first: head * w.rows + chunk.rows.start,
-                    bias: chunk.rows.start,
-                    ..Default::default()
+                    ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
                 };
                 let weights = (Weights { chunk, blocks: w.blocks }, w.bias.as_ref());
                 self.run_product(weights, &operand, Role::Plain, &[], &arguments, (&out.memory, None))?;

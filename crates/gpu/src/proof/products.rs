@@ -195,15 +195,7 @@ impl GpuBackend {
         self.write(x, &mut from)?;
         out.shape(rows)?;
         let operand = floats(&from);
-        let arguments = ProductArguments {
-            blocks: weights.blocks,
-            shift: weights.chunk.shift,
-            outputs,
-            rows: 0..rows,
-            x_stride: operand.stride(),
-            out_stride: out.stride(),
-            ..Default::default()
-        };
+        let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out);
         self.record_tiles((weights.chunk, None), &operand, &arguments, &out.memory)?;
         let mut found = vec![0.0; rows * outputs];
         self.read(&out, 0..rows, &mut found)?;
@@ -283,15 +275,7 @@ impl GpuBackend {
         };
         let mut spare = None;
         let operand = self.operand(&input, 0..rows, weights.blocks, product.input, &mut spare)?;
-        let arguments = ProductArguments {
-            blocks: weights.blocks,
-            shift: weights.chunk.shift,
-            outputs,
-            rows: 0..rows,
-            x_stride: operand.stride(),
-            out_stride: inputs.out.stride(),
-            ..Default::default()
-        };
+        let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &inputs.out);
         self.record_product(
             product,
             (weights.chunk, None),
@@ -363,15 +347,9 @@ impl GpuBackend {
         out.shape(rows)?;
         let operand = floats(&input);
         let arguments = ProductArguments {
-            blocks: weights.blocks,
-            shift: weights.chunk.shift,
-            outputs,
-            rows: 0..ROWS,
-            x_stride: operand.stride(),
-            out_stride: out.stride(),
             choices: OF_ROW,
             choice_stride: choices.stride(),
-            ..Default::default()
+            ..ProductArguments::new(weights, outputs, 0..ROWS, operand.stride(), &out)
         };
         let groups =
             [outputs.div_ceil(OUTPUTS_PER_GROUP) as u32, if gated { OF_ROW as u32 } else { 1 }, ROWS as u32];
