@@ -7,12 +7,14 @@ mod addresses;
 mod admin;
 mod approve;
 mod calls;
+mod canary;
 pub mod control;
 mod gateway;
 mod groups;
 mod host;
 mod links;
 mod log;
+mod machine;
 mod measure;
 mod ranks;
 mod state;
@@ -143,6 +145,10 @@ struct Inner {
     log: log::Log,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
+    /// Held while a model is loaded on this node alone to answer the canary.
+    alone: tokio::sync::Mutex<()>,
+    /// How fast this machine computes, once that is measured.
+    speed: Mutex<machine::Speed>,
     /// Wakes the task that writes the document.
     wake_writer: Notify,
     /// Wakes the task that connects to members.
@@ -174,6 +180,7 @@ impl Agent {
         let boot = getrandom::u64()?;
         let membership = Membership::new(id, boot, document, Timing::default());
         let state = State::new(membership, Code::draw(&id)?, tokens);
+        let speed = Mutex::new(machine::Speed::read(&folder));
         let inner = Inner {
             id,
             options,
@@ -187,6 +194,8 @@ impl Agent {
             api,
             log: log::Log::default(),
             measured: Mutex::default(),
+            alone: tokio::sync::Mutex::default(),
+            speed,
             wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),

@@ -30,6 +30,8 @@ const LARGEST_BYTES: usize = 1 << 20;
 pub const MOST_ADDRESSES: usize = 32;
 /// Extra arguments of a model.
 const MOST_ARGUMENTS: usize = 64;
+/// Planned layouts of a model.
+pub const MOST_LAYOUTS: usize = 16;
 
 /// When an entry was written, in the document's own order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -83,6 +85,22 @@ pub struct ModelWish {
     /// Shares of the model; a node without one has 1. Empty: what `thunder serve` does by itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<NodeId, u32>,
+    /// Layouts that were planned, best first. The first whose nodes are all there is taken; if none
+    /// is, the model runs as without layouts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layouts: Vec<PlannedLayout>,
+}
+
+/// A group of ranks that was planned.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlannedLayout {
+    /// Its nodes in rank order.
+    pub nodes: Vec<NodeId>,
+    /// Their shares of the model in rank order.
+    pub weights: Vec<u32>,
+    /// Arguments of `thunder serve` that it needs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arguments: Vec<String>,
 }
 
 /// Where a model runs.
@@ -304,7 +322,12 @@ impl Document {
             {
                 return Err(DocumentError::TooMany { what: "arguments of a model", limit: MOST_ARGUMENTS });
             }
-            wish.arguments.iter().try_for_each(|argument| check_text("argument", argument))?;
+            if wish.layouts.len() > MOST_LAYOUTS || wish.layouts.iter().any(|layout| !layout.is_bounded()) {
+                return Err(DocumentError::TooMany { what: "layouts of a model", limit: MOST_LAYOUTS });
+            }
+            let of_layouts = wish.layouts.iter().flat_map(|layout| &layout.arguments);
+            let mut arguments = wish.arguments.iter().chain(of_layouts);
+            arguments.try_for_each(|argument| check_text("argument", argument))?;
         }
         let stamp = self.next_stamp(author);
         set(&mut self.models, "models", name, Register { stamp, value: wish })
@@ -337,6 +360,14 @@ impl Document {
         check_text("setting", value.as_deref().unwrap_or_default())?;
         let stamp = self.next_stamp(author);
         set(&mut self.settings, "settings", name, Register { stamp, value })
+    }
+}
+
+impl PlannedLayout {
+    fn is_bounded(&self) -> bool {
+        self.nodes.len() <= MOST_MEMBERS
+            && self.weights.len() <= self.nodes.len()
+            && self.arguments.len() <= MOST_ARGUMENTS
     }
 }
 

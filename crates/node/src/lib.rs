@@ -10,6 +10,7 @@
 
 pub mod agent;
 mod base32;
+pub mod canary;
 pub mod discovery;
 pub mod document;
 pub mod gate;

@@ -63,13 +63,34 @@ pub fn decide(
     if candidates.first().is_none_or(|(first, _)| **first != me) {
         return Decision::Wait;
     }
+    let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
+    let failed = current.filter(|_| after_failure).map(|(_, placement)| &placement.nodes[..]);
+    let may_run = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
+    if let Some(nodes) = planned(wanted, failed, may_run) {
+        return Decision::Place { placement: Placement { nodes, generation }, after_failure };
+    }
     // The most memory first. The head is first, and has the most to hold.
     let free = |node: &Candidate<'_>| node.report.map_or(0, |report| report.memory_free);
     candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
     candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
-    let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
     let nodes = candidates.into_iter().map(|(id, _)| *id).collect();
     Decision::Place { placement: Placement { nodes, generation }, after_failure }
+}
+
+/// The nodes of the best planned layout that can be formed. After a failure the next one is tried,
+/// and in the end the first again.
+fn planned(
+    wanted: &ModelWish,
+    failed: Option<&[NodeId]>,
+    may_run: impl Fn(&NodeId) -> bool,
+) -> Option<Vec<NodeId>> {
+    let layouts = &wanted.layouts;
+    let last = failed.and_then(|failed| layouts.iter().position(|layout| layout.nodes == failed));
+    let from = last.map_or(0, |last| last + 1);
+    let order = (from..layouts.len()).chain(0..from.min(layouts.len()));
+    let fits = |place: &usize| !layouts[*place].nodes.is_empty() && layouts[*place].nodes.iter().all(&may_run);
+    let place = order.into_iter().find(fits)?;
+    Some(layouts[place].nodes.clone())
 }
 
 /// Whether a rank of the group has ended.
@@ -89,6 +110,7 @@ fn has_failed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::PlannedLayout;
     use crate::report::RankReport;
 
     const A: NodeId = NodeId([1; 32]);
@@ -173,6 +195,39 @@ mod tests {
         let before_the_wish = Some((stamp(4), &group));
         let all = nodes(&[(A, &quiet), (B, &quiet)]);
         assert_eq!(placed(decide(A, "m", &wish, before_the_wish, &all)), (vec![A, B], 5, false));
+    }
+
+    #[test]
+    fn the_best_planned_layout_that_can_be_formed_is_taken_and_after_a_failure_the_next() {
+        let quiet = report(1);
+        let mut planned = wish(&[], None);
+        let layout = |nodes: &[NodeId]| PlannedLayout { nodes: nodes.to_vec(), ..PlannedLayout::default() };
+        let layouts = vec![layout(&[C]), layout(&[B, A]), layout(&[A])];
+        planned.value.as_mut().expect("a wish").layouts = layouts;
+        let all = nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &planned, None, &all)).0, vec![C]);
+        let without = nodes(&[(A, &quiet), (B, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &planned, None, &without)).0, vec![B, A]);
+        // No layout is left: as without a plan.
+        assert_eq!(placed(decide(B, "m", &planned, None, &nodes(&[(B, &quiet)]))).0, vec![B]);
+        let mut failing = report(1);
+        let mut nodes_of = Vec::new();
+        let mut now = Placement { nodes: vec![C], generation: 1 };
+        for counter in 6..10 {
+            failing.ranks = vec![RankReport {
+                model: "m".into(),
+                placement: stamp(counter),
+                rank: 0,
+                state: RankState::Ended("out of memory".into()),
+            }];
+            let all = nodes(&[(A, &failing), (B, &failing), (C, &failing)]);
+            let (next, generation, after_failure) =
+                placed(decide(A, "m", &planned, Some((stamp(counter), &now)), &all));
+            assert!(after_failure);
+            nodes_of.push(next.clone());
+            now = Placement { nodes: next, generation };
+        }
+        assert_eq!(nodes_of, [vec![B, A], vec![A], vec![C], vec![B, A]]);
     }
 
     #[test]

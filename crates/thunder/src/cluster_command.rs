@@ -2,6 +2,7 @@
 
 mod demo;
 mod logs;
+pub mod plan;
 mod start;
 pub mod status;
 
@@ -78,6 +79,7 @@ enum Action {
     Start(start::StartArgs),
     /// End the agent on this machine
     Stop,
+    Plan(plan::PlanArgs),
     /// Show what the nodes use, or measure the network between them
     Stats(crate::stats::StatsCommand),
     /// Print what has happened on a node lately
@@ -104,6 +106,7 @@ impl Action {
             Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Start(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Logs(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Plan(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Demo(demo) => return demo.run().map(|()| ExitCode::SUCCESS),
             Self::Stats(stats) => return stats.run().map(|()| ExitCode::SUCCESS),
             Self::Health => return health(data).await,

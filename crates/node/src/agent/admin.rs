@@ -229,7 +229,7 @@ fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     Ok(match path {
         "/admin/models/load" => {
             let LoadBody { model, nodes, count, arguments, weights } = read(body)?;
-            Request::Load { model, nodes, count, arguments, weights }
+            Request::Load { model, nodes, count, arguments, weights, layouts: Vec::new() }
         }
         "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
         "/admin/cluster/drain" => {

@@ -12,6 +12,7 @@ use super::Agent;
 use super::log::LogLine;
 use super::measure;
 use super::ranks::StartRank;
+use crate::canary::CanaryAnswer;
 use crate::document::Stamp;
 use crate::gate::Connection;
 use crate::id::NodeId;
@@ -21,6 +22,9 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
 /// Time for a request to arrive, and for its reply.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The longest time that a node agrees to load a model for the canary.
+const MOST_CANARY: Duration = Duration::from_secs(60);
 
 /// What a member asks of another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -41,6 +45,15 @@ pub(super) enum Call {
     },
     /// Measure the link to another node.
     MeasureLink(NodeId),
+    /// Measure how fast the machine computes; the report has it later.
+    MeasureMachine,
+    /// Load a group's model alone, and answer the canary.
+    Canary {
+        /// What the group was started with.
+        start: StartRank,
+        /// Time to load it.
+        limit_s: u64,
+    },
     /// Say what has happened lately.
     Logs {
         /// Lines at most.
@@ -57,8 +70,12 @@ pub(super) enum CallReply {
     Started,
     /// What follows is HTTP, with this API key.
     Opened(String),
-    /// What follows is the measurement.
+    /// What follows is the measurement; of the machine, the next report has it.
     Measuring,
+    /// The model is being loaded; the answer to the canary follows, or a refusal.
+    Singing,
+    /// The answer to the canary.
+    Canary(CanaryAnswer),
     /// The link is measured.
     Measured(LinkReport),
     /// What has happened, the oldest first.
@@ -91,6 +108,17 @@ impl Agent {
                 let measured = self.measure(to, measure::CLOSE_LOOK).await;
                 let reply = measured.map_or_else(CallReply::Refused, CallReply::Measured);
                 wire::send(&mut connection.stream, &reply).await
+            }
+            Call::Canary { start, limit_s } => {
+                wire::send(&mut connection.stream, &CallReply::Singing).await?;
+                let limit = Duration::from_secs(limit_s).min(MOST_CANARY);
+                let answer = self.answer_alone(&start, limit).await;
+                let reply = answer.map_or_else(CallReply::Refused, CallReply::Canary);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::MeasureMachine => {
+                tokio::spawn(self.clone().measure_machine());
+                wire::send(&mut connection.stream, &CallReply::Measuring).await
             }
             Call::Logs { lines, after } => {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));

@@ -16,7 +16,7 @@ use super::host::unix_s;
 use super::log::LogLine;
 use super::measure;
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
-use crate::document::{Document, DocumentError, ModelWish};
+use crate::document::{Document, DocumentError, ModelWish, PlannedLayout};
 use crate::id::NodeId;
 use crate::identity::Identity;
 use crate::joining::token::Token;
@@ -63,11 +63,16 @@ pub enum Request {
         /// Shares of the model, by a node's name or id.
         #[serde(default)]
         weights: Vec<(String, u32)>,
+        /// Layouts that were planned, best first.
+        #[serde(default)]
+        layouts: Vec<PlannedLayout>,
     },
     /// Serve a model no more.
     Unload(String),
     /// Measure the links between all nodes that answer, one at a time.
     MeasureLinks,
+    /// Have every node that answers measure how fast it computes, unless it has.
+    MeasureMachines,
     /// What has happened on a node lately.
     Logs {
         /// Name or id; `None`: the node that is asked.
@@ -208,7 +213,7 @@ impl Agent {
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Load { model, nodes, count, arguments, weights } => {
+            Request::Load { model, nodes, count, arguments, weights, layouts } => {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
                 let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
@@ -217,7 +222,7 @@ impl Agent {
                     nodes = weights.keys().copied().collect();
                 }
                 let (me, name) = (self.0.id, model.clone());
-                let wish = ModelWish { model, nodes, count, arguments, weights };
+                let wish = ModelWish { model, nodes, count, arguments, weights, layouts };
                 let change = |document: &mut Document| document.set_model(me, &name, Some(wish));
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
@@ -231,6 +236,7 @@ impl Agent {
                 Ok(Reply::Changed { name, spread })
             }
             Request::MeasureLinks => self.measure_all().await.map(|()| Reply::Done),
+            Request::MeasureMachines => self.measure_machines().await.map(|()| Reply::Done),
             Request::Logs { node, lines, after } => {
                 let id = node.map_or(Ok(self.0.id), |node| self.find_member(&node).map(|(id, _)| id))?;
                 if id == self.0.id {

@@ -54,6 +54,7 @@ impl Agent {
             changes.mark_unchanged();
             let document = self.lock().membership.document().clone();
             self.look_at_ranks(&document);
+            self.check_new_groups();
             self.place(&document);
             self.start_own_groups(&document);
             let mut state = self.lock();
@@ -252,6 +253,15 @@ impl Groups {
 /// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
 fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
     let mut arguments = wish.arguments.clone();
+    let planned = wish.layouts.iter().find(|layout| layout.nodes == placement.nodes);
+    if let Some(layout) = planned.filter(|layout| layout.nodes.len() > 1) {
+        arguments.extend(layout.arguments.iter().cloned());
+        if layout.weights.len() == layout.nodes.len() {
+            let weights: Vec<String> = layout.weights.iter().map(u32::to_string).collect();
+            arguments.extend(["--split".to_owned(), weights.join(",")]);
+        }
+        return arguments;
+    }
     if !wish.weights.is_empty() && placement.nodes.len() > 1 {
         let weight = |node: &NodeId| wish.weights.get(node).copied().unwrap_or(1).to_string();
         let weights: Vec<String> = placement.nodes.iter().map(weight).collect();

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use thunder_cables::job::installed_cables;
 use thunder_cluster::watched::WatchedRank;
 
 use super::Agent;
+use super::canary::Check;
 use super::groups::Groups;
 use super::state::State;
 use crate::document::Stamp;
@@ -64,10 +65,25 @@ pub(super) struct Heard {
     api: Option<SocketAddr>,
 }
 
+/// Whether a head has answered the canary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Canary {
+    /// It does not serve yet.
+    Waits,
+    /// It is asked.
+    Asked,
+    /// Its answer is right.
+    Right,
+}
+
 /// A rank of this machine.
 pub(super) struct OwnRank {
     pub placement: Stamp,
     rank: u32,
+    /// What it was started with.
+    start: StartRank,
+    started_at: Instant,
+    canary: Canary,
     /// `None` if it could not be started, or has ended.
     pub process: Option<WatchedRank>,
     heard: Arc<Mutex<Heard>>,
@@ -82,9 +98,20 @@ impl OwnRank {
         let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api;
         match (&self.ended, api) {
             (Some(why), _) => RankState::Ended(why.clone()),
-            (None, Some(_)) => RankState::Ready,
-            (None, None) => RankState::Starting,
+            (None, Some(_)) if self.canary == Canary::Right => RankState::Ready,
+            (None, _) => RankState::Starting,
         }
+    }
+
+    /// What to check, if the rank is a head that has just begun to serve.
+    pub fn begin_check(&mut self) -> Option<Check> {
+        if self.rank != 0 || self.canary != Canary::Waits || self.ended.is_some() {
+            return None;
+        }
+        let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
+        self.canary = Canary::Asked;
+        let (start, key) = (self.start.clone(), self.key.clone());
+        Some(Check { start, api, key, loading: self.started_at.elapsed() })
     }
 
     /// Notices that the process has ended, or is stopped for too long.
@@ -109,13 +136,7 @@ impl Agent {
             return Err(format!("{} was placed anew meanwhile", start.name));
         }
         let key = random_text().map_err(|error| error.to_string())?;
-        let mut command = Command::new(&self.0.options.program);
-        command.args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
-        command.args(&start.arguments);
-        NOT_INHERITED.iter().for_each(|name| {
-            command.env_remove(name);
-        });
-        command.env("THUNDER_API_KEY", &key);
+        let mut command = self.serve_command(&start.model, &start.arguments, &key);
         if start.ranks > 1 {
             command
                 .env("THUNDER_RANK", start.rank.to_string())
@@ -144,6 +165,18 @@ impl Agent {
         Ok(())
     }
 
+    /// `thunder serve` on loopback, with a key.
+    pub(super) fn serve_command(&self, model: &str, arguments: &[String], key: &str) -> Command {
+        let mut command = Command::new(&self.0.options.program);
+        command.args(["serve", model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
+        command.args(arguments);
+        NOT_INHERITED.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.env("THUNDER_API_KEY", key);
+        command
+    }
+
     /// Enters a rank in place of an earlier one of its model, which is ended.
     pub(super) fn note_rank(
         &self,
@@ -156,6 +189,9 @@ impl Agent {
         let rank = OwnRank {
             placement: start.placement,
             rank: start.rank,
+            start: start.clone(),
+            started_at: Instant::now(),
+            canary: Canary::Waits,
             process,
             heard,
             key,
@@ -210,8 +246,10 @@ impl Agent {
     /// Where the API of a group's head listens on this machine, and its key.
     pub(super) fn own_api(&self, model: &str, placement: Stamp) -> Option<(SocketAddr, String)> {
         let groups = self.groups();
-        let rank =
-            groups.own.get(model).filter(|rank| rank.placement == placement && rank.ended.is_none())?;
+        let serves = |rank: &&OwnRank| {
+            rank.placement == placement && rank.ended.is_none() && rank.canary == Canary::Right
+        };
+        let rank = groups.own.get(model).filter(serves)?;
         let api = rank.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
         Some((api, rank.key.clone()))
     }
@@ -221,6 +259,7 @@ impl Agent {
         let known = state.membership.report().map(|report| (**report).clone());
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
+        report.speed = self.speed();
         report.api = self.0.api.map(|api| api.to_string());
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),
@@ -250,6 +289,18 @@ impl Agent {
 }
 
 impl Groups {
+    /// Notes whether a group's canary was answered rightly. One that was not is ended.
+    pub(super) fn end_check(&mut self, start: &StartRank, outcome: Result<(), String>) {
+        let rank = self.own.get_mut(&start.name).filter(|rank| rank.placement == start.placement);
+        let Some(rank) = rank else { return };
+        match outcome {
+            Ok(()) => rank.canary = Canary::Right,
+            Err(why) => {
+                rank.ended.get_or_insert(why);
+            }
+        }
+    }
+
     fn is_ending(&self, name: &str) -> bool {
         self.ending.contains_key(name)
     }
@@ -266,7 +317,7 @@ impl Groups {
 }
 
 /// The address in the line by which `thunder serve` says that it serves.
-fn served_at(line: &str) -> Option<SocketAddr> {
+pub(super) fn served_at(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.strip_prefix("serving ")?.split_once(" on http://")?;
     rest.split('/').next()?.parse().ok()
 }

@@ -1,6 +1,6 @@
 //! `thunder bench kernels`.
 
-mod operations;
+pub mod operations;
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -137,7 +137,7 @@ fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
 
 /// Median time of a run in µs. The first run touches new memory, so it counts only if no other fits
 /// into `time`.
-fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
+pub fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut timed = || {
         let start = Instant::now();
         run()?;
@@ -152,7 +152,7 @@ fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Resul
 }
 
 /// Time in µs to run an empty job on all threads of a pool.
-fn hand_over_us(threads: usize) -> f64 {
+pub fn hand_over_us(threads: usize) -> f64 {
     const JOBS: u32 = 1000;
     let mut pool = Pool::new(threads, None);
     let Ok(us) = median_us(Duration::from_millis(100), || {

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::Args;
 use thunder_node::agent::Status;
-use thunder_node::agent::control::{self, Reply, Request};
+use thunder_node::agent::control::{self, ControlError, Reply, Request};
+use thunder_node::document::PlannedLayout;
 
 use crate::cluster_command::fetch;
+use crate::cluster_command::plan::{Ask, GoalArg, Plan};
 use crate::cluster_command::status::failures;
+use crate::engine_args::DEFAULT_MAX_BATCH;
+use crate::report;
 use crate::up::DataArgs;
 
 /// Interval at which the model is looked at.
@@ -21,7 +25,8 @@ pub struct Load {
     /// `builtin`, or a folder, a GGUF file or a name of the Hugging Face cache that every node has
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Nodes to run it on together: their number, or their names or ids with commas [default: all]
+    /// Nodes to run it on together: their number, or their names or ids with commas [default: what
+    /// `thunder cluster plan` picks]
     ///
     /// A number takes those with the most free memory. When one is lost, the model is formed again
     /// on others that may run it.
@@ -32,6 +37,9 @@ pub struct Load {
     /// The model runs on these nodes, unless --nodes says otherwise; a node without a weight has 1.
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = parse_share)]
     split: Vec<(String, u32)>,
+    /// What the nodes are chosen for, if neither --nodes nor --split names them
+    #[arg(long = "for", value_name = "GOAL", value_enum, default_value_t = GoalArg::Latency)]
+    goal: GoalArg,
     /// Seconds to wait until the model is ready; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
@@ -69,21 +77,78 @@ impl Load {
             }
             _ => self.model,
         };
-        let request = Request::Load {
-            model: model.clone(),
-            nodes,
-            count,
-            arguments: self.options,
-            weights: self.split,
-        };
+        let is_free = nodes.is_empty() && count.is_none() && self.split.is_empty();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
+            let layouts = if is_free && may_plan(&self.options) {
+                planned(&data, &model, self.goal, &self.options).await?
+            } else {
+                Vec::new()
+            };
+            let request = Request::Load {
+                model: model.clone(),
+                nodes,
+                count,
+                arguments: self.options,
+                weights: self.split,
+                layouts,
+            };
             control::ask(&data, &request).await?;
             if self.wait == 0 {
                 return Ok(());
             }
             wait(&data, &model, Duration::from_secs(self.wait)).await
         })
+    }
+}
+
+/// Whether the options for `thunder serve` leave the layout open.
+fn may_plan(options: &[String]) -> bool {
+    let decides = ["--parallel", "--split", "--ranks", "--experts"];
+    let names = |option: &String| decides.contains(&option.split('=').next().unwrap_or_default());
+    !options.iter().any(|option| names(option))
+}
+
+/// The number that an option for `thunder serve` has.
+fn number_of(options: &[String], name: &str) -> Option<usize> {
+    let place = options.iter().position(|option| option.split('=').next() == Some(name))?;
+    let text = options[place].split_once('=').map_or_else(|| options.get(place + 1), |_| options.get(place))?;
+    text.rsplit('=').next()?.parse().ok()
+}
+
+/// The layouts to try, best first. Without a plan the model runs on all nodes, which is said.
+async fn planned(
+    data: &Path,
+    model: &str,
+    goal: GoalArg,
+    options: &[String],
+) -> anyhow::Result<Vec<PlannedLayout>> {
+    let ask = Ask {
+        goal: goal.into(),
+        replicas: Some(1),
+        context: number_of(options, "--context"),
+        max_batch: number_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+    };
+    match Plan::make(data, &model.into(), ask).await {
+        Ok(plan) => {
+            let Some(pick) = &plan.pick else {
+                bail!(
+                    "{model} fits on no set of nodes: `thunder cluster plan {model} --all` says why; --nodes tries all \
+                     the same"
+                );
+            };
+            eprintln!("{}", pick.why);
+            pick.slower.iter().for_each(|slower| eprintln!("note: {slower}"));
+            Ok(plan.wishes().swap_remove(0))
+        }
+        // Without an agent nothing else would work either.
+        Err(error) if error.downcast_ref::<ControlError>().is_some_and(|e| matches!(e, ControlError::NoAgent(_))) => {
+            Err(error)
+        }
+        Err(error) => {
+            eprintln!("not planned, so it runs on all nodes: {}", report::line(&error));
+            Ok(Vec::new())
+        }
     }
 }
 
