@@ -304,7 +304,8 @@ fn of_nodes(
 fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize]) -> Vec<u32> {
     let of = |node: &usize| &machines.nodes[*node];
     let speeds: Vec<f64> = nodes.iter().map(|node| of(node).speed.memory_bytes_s.max(1.0)).collect();
-    let (least, most) = (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+    let (least, most) =
+        (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
     let mut shares = if most < least * EQUAL_SPEED { vec![1.0; nodes.len()] } else { speeds };
     let total: f64 = shares.iter().sum();
     shares.iter_mut().for_each(|share| *share /= total);
@@ -323,7 +324,11 @@ fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize]) -> Vec<u3
         if over == 0.0 || open <= 0.0 {
             break;
         }
-        shares.iter_mut().zip(&full).filter(|(_, full)| !**full).for_each(|(share, _)| *share *= 1.0 + over / open);
+        shares
+            .iter_mut()
+            .zip(&full)
+            .filter(|(_, full)| !**full)
+            .for_each(|(share, _)| *share *= 1.0 + over / open);
     }
     let largest = shares.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let weight = |share: &f64| ((share / largest * LARGEST_WEIGHT).round() as u32).max(1);
@@ -445,7 +450,9 @@ fn name(group: &Group, nodes: &[Node]) -> String {
         return format!("{kind} on {}", names.join(" + "));
     }
     let total: u32 = group.weights.iter().sum();
-    let share = |(name, weight): (&&str, &u32)| format!("{name} {:.0} %", f64::from(*weight) * 100.0 / f64::from(total));
+    let share = |(name, weight): (&&str, &u32)| {
+        format!("{name} {:.0} %", f64::from(*weight) * 100.0 / f64::from(total))
+    };
     format!("{kind} on {}", names.iter().zip(&group.weights).map(share).collect::<Vec<_>>().join(" + "))
 }
 

@@ -18,7 +18,10 @@ fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
         },
         memory_bytes: *memory,
     };
-    Machines { nodes: list.iter().enumerate().map(node).collect(), links: vec![vec![link; list.len()]; list.len()] }
+    Machines {
+        nodes: list.iter().enumerate().map(node).collect(),
+        links: vec![vec![link; list.len()]; list.len()],
+    }
 }
 
 const WANTED: Wanted = Wanted { goal: Goal::Latency, context: None, max_batch: 16, replicas: None };
@@ -57,8 +60,13 @@ fn the_figures_are_bytes_over_bandwidth_and_reductions_over_the_link() {
     let one_s = 1.0 / one.decode_tokens_s;
     assert!((step..step * 1.1).contains(&one_s), "{one_s} for {step}");
     let reductions = 2.0 * folder.spec.layers.len() as f64 + 2.0;
-    let two_s = (one_s - 100e-6) / 2.0 + 100e-6 + reductions * (15e-6 + folder.spec.hidden as f64 * 4.0 / 5e9);
-    assert!((1.0 / two.decode_tokens_s / two_s - 1.0).abs() < 0.02, "{} for {two_s}", 1.0 / two.decode_tokens_s);
+    let two_s =
+        (one_s - 100e-6) / 2.0 + 100e-6 + reductions * (15e-6 + folder.spec.hidden as f64 * 4.0 / 5e9);
+    assert!(
+        (1.0 / two.decode_tokens_s / two_s - 1.0).abs() < 0.02,
+        "{} for {two_s}",
+        1.0 / two.decode_tokens_s
+    );
     // A pipeline makes no single answer faster, but reads prompts in turn.
     assert!(pipeline.decode_tokens_s < one.decode_tokens_s * 1.01, "{pipeline:?}");
     assert!(pipeline.prefill_tokens_s > one.prefill_tokens_s * 1.4, "{pipeline:?}");

@@ -46,10 +46,15 @@ pub fn read(body: &[u8]) -> Result<CanaryAnswer, String> {
     };
     let body: Value = serde_json::from_slice(body).map_err(|_| strange())?;
     let logprobs = &body["choices"][0]["logprobs"];
-    let lists = (logprobs["tokens"].as_array(), logprobs["token_logprobs"].as_array(), logprobs["top_logprobs"].as_array());
+    let lists = (
+        logprobs["tokens"].as_array(),
+        logprobs["token_logprobs"].as_array(),
+        logprobs["top_logprobs"].as_array(),
+    );
     let (Some(texts), Some(own), Some(top)) = lists else { return Err(strange()) };
     let tokens = texts.iter().zip(own).zip(top).map(|((text, logprob), top)| {
-        let (text, logprob) = (text.as_str()?.to_owned(), logprob.as_f64().filter(|number| number.is_finite())?);
+        let (text, logprob) =
+            (text.as_str()?.to_owned(), logprob.as_f64().filter(|number| number.is_finite())?);
         let others = top.as_object()?.iter().filter(|(other, _)| **other != text);
         let next = others.filter_map(|(_, logprob)| logprob.as_f64()).fold(f64::MIN, f64::max);
         Some(CanaryToken { text, logprob, next })
@@ -73,17 +78,16 @@ pub fn agree(one: &CanaryAnswer, other: &CanaryAnswer) -> bool {
 }
 
 /// What is wrong with a group whose answer is not that of one rank: `alone` has the name of each
-/// rank's node and what it answers alone, if it can.
-pub fn verdict(alone: &[(String, Option<CanaryAnswer>)]) -> String {
+/// rank's node and what it answers alone, or why it cannot.
+pub fn verdict(alone: &[(String, Result<CanaryAnswer, String>)]) -> String {
     let known: Vec<(usize, &str, &CanaryAnswer)> = alone
         .iter()
         .enumerate()
-        .filter_map(|(rank, (node, answer))| Some((rank, node.as_str(), answer.as_ref()?)))
+        .filter_map(|(rank, (node, answer))| Some((rank, node.as_str(), answer.as_ref().ok()?)))
         .collect();
     let agreeing = |answer: &CanaryAnswer| known.iter().filter(|(.., other)| agree(answer, other)).count();
     let most = known.iter().map(|(.., answer)| agreeing(answer)).max().unwrap_or(0);
-    let (right, wrong): (Vec<_>, Vec<_>) =
-        known.iter().partition(|(.., answer)| agreeing(answer) == most);
+    let (right, wrong): (Vec<_>, Vec<_>) = known.iter().partition(|(.., answer)| agreeing(answer) == most);
     let names = |ranks: &[&(usize, &str, &CanaryAnswer)]| {
         ranks.iter().map(|(rank, node, _)| format!("rank {rank} on {node}")).collect::<Vec<_>>().join(", ")
     };
@@ -102,12 +106,16 @@ pub fn verdict(alone: &[(String, Option<CanaryAnswer>)]) -> String {
             names(&known.iter().collect::<Vec<_>>())
         );
     }
-    format!(
-        "the ranks together answer the canary otherwise than one alone ({} of {} ranks were asked alone, and agree); \
-         try other shares (--split), and report this",
-        known.len(),
-        alone.len()
-    )
+    let silent = alone.iter().enumerate().filter_map(|(rank, (node, answer))| {
+        Some(format!("rank {rank} on {node} does not answer it alone: {}", answer.as_ref().err()?))
+    });
+    let silent: Vec<String> = silent.collect();
+    if silent.is_empty() {
+        return "the ranks together give another answer to the canary than each alone: try other shares (--split), and \
+                report this"
+            .to_owned();
+    }
+    format!("the ranks together do not answer the canary rightly; {}", silent.join("; "))
 }
 
 #[cfg(test)]
@@ -137,7 +145,10 @@ mod tests {
         let alone = |answers: &[Option<&str>]| {
             let names = ["ant", "bee", "cat"];
             let one = |(place, text): (usize, &Option<&str>)| {
-                (names[place].to_owned(), text.map(|text| answer(text, 0.0)))
+                (
+                    names[place].to_owned(),
+                    text.map(|text| answer(text, 0.0)).ok_or_else(|| "no memory".to_owned()),
+                )
             };
             verdict(&answers.iter().enumerate().map(one).collect::<Vec<_>>())
         };
@@ -146,15 +157,24 @@ mod tests {
         let two = alone(&[Some("ab"), Some("xy")]);
         assert!(two.contains("rank 0 on ant, rank 1 on bee answer the canary differently"), "{two}");
         let unknown = alone(&[Some("ab"), None, None]);
-        assert!(unknown.contains("1 of 3 ranks were asked alone"), "{unknown}");
+        assert!(
+            unknown.ends_with(
+                "bee does not answer it alone: no memory; rank 2 on cat does not answer it alone: no memory"
+            ),
+            "{unknown}"
+        );
         let together = alone(&[Some("ab"), Some("ab"), Some("ab")]);
-        assert!(together.contains("together"), "{together}");
-        assert!(alone(&[None, None]).contains("0 of 2"));
+        assert!(together.contains("another answer to the canary than each alone"), "{together}");
+        assert!(alone(&[None, None]).contains("rank 0 on ant does not answer it alone"));
     }
 
     #[test]
     fn a_response_without_numbers_is_refused_in_words() {
-        for body in ["", "{}", r#"{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{}]}}]}"#] {
+        for body in [
+            "",
+            "{}",
+            r#"{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{}]}}]}"#,
+        ] {
             assert!(read(body.as_bytes()).unwrap_err().contains("strangely"), "{body}");
         }
         assert!(question().contains("\"temperature\":0"));

@@ -10,12 +10,15 @@
 //! - Removing a member cannot be undone: its key stays removed in every merge. The same machine may
 //!   join again with a new key.
 
+mod unknown;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::id::NodeId;
+pub use unknown::Unknown;
 
 /// Members of a cluster that are not removed.
 pub const MOST_MEMBERS: usize = 64;
@@ -60,6 +63,9 @@ pub struct Member {
     pub addresses: Vec<String>,
     /// True while it takes no new work.
     pub drained: bool,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
 }
 
 /// A member's entry.
@@ -89,6 +95,15 @@ pub struct ModelWish {
     /// is, the model runs as without layouts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layouts: Vec<PlannedLayout>,
+    /// The model of which this is a further replica. Replicas run on different nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_of: Option<String>,
+    /// Seconds without a request after which it is unloaded, until the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_unload_s: Option<u64>,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
 }
 
 /// A group of ranks that was planned.
@@ -110,6 +125,24 @@ pub struct Placement {
     pub nodes: Vec<NodeId>,
     /// Counts the groups that were formed for the same wish. A new number is a new group.
     pub generation: u64,
+    /// True without nodes: the model was idle, and is loaded again on the next request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asleep: bool,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+impl Placement {
+    /// A group on these nodes.
+    pub fn on(nodes: Vec<NodeId>, generation: u64) -> Self {
+        Self { nodes, generation, asleep: false, unknown: Unknown::default() }
+    }
+
+    /// No group: the model sleeps, or is to be placed.
+    pub fn without_nodes(generation: u64, asleep: bool) -> Self {
+        Self { asleep, ..Self::on(Vec::new(), generation) }
+    }
 }
 
 /// The short hash by which nodes see that their documents differ.
@@ -187,6 +220,17 @@ impl Document {
     pub fn models(&self) -> impl Iterator<Item = (&str, &Register<ModelWish>)> {
         let present = self.models.iter().filter(|(_, register)| register.value.is_some());
         present.map(|(name, register)| (name.as_str(), register))
+    }
+
+    /// The groups that serve a model: its own, and those of its further replicas.
+    pub fn groups_of<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a Register<ModelWish>)> {
+        self.models().filter(move |(group, wish)| {
+            let of = wish.value.as_ref().and_then(|wish| wish.replica_of.as_deref());
+            of.unwrap_or(group) == name
+        })
     }
 
     /// A model to serve.

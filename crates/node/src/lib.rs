@@ -24,4 +24,5 @@ pub mod placement;
 pub mod report;
 pub mod storage;
 pub mod tls;
+pub mod version;
 pub mod wire;

@@ -102,6 +102,9 @@ pub struct RankReport {
     pub rank: u32,
     /// How it is.
     pub state: RankState,
+    /// Requests that it answers now. Only the head knows this.
+    #[serde(default)]
+    pub active: u32,
 }
 
 /// How a rank is.

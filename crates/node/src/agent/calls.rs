@@ -37,6 +37,9 @@ pub(super) enum Call {
         model: String,
         /// Its group.
         placement: Stamp,
+        /// True for a look that is no request: it does not keep an idle model loaded.
+        #[serde(default)]
+        looks: bool,
     },
     /// Take part in measuring the link between both.
     Measure {
@@ -124,7 +127,7 @@ impl Agent {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
             }
-            Call::Open { model, placement } => {
+            Call::Open { model, placement, looks } => {
                 let opened = match self.own_api(&model, placement) {
                     Some((address, key)) => TcpStream::connect(address).await.map(|api| (api, key)).ok(),
                     None => None,
@@ -137,6 +140,7 @@ impl Agent {
                 // Ends when either side does, or the other node is removed. The API bounds how long
                 // it waits for its client.
                 let peer = connection.peer;
+                let _use = (!looks).then(|| self.in_use(&model, placement));
                 tokio::select! {
                     copied = copy_bidirectional(&mut connection.stream, &mut api) => copied.map(drop)?,
                     () = self.until_removed(peer) => {}

@@ -22,6 +22,8 @@ use crate::wire::{self, LONGEST_FRAME_BYTES};
 
 /// Time for a group to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Time in which the loss of a rank ends the head's process.
+const LOSS_SHOWS: Duration = Duration::from_secs(2);
 /// Loading the whole model on one node may take this many times as long as the group took.
 const ALONE_LIMIT_TIMES: u32 = 4;
 /// The least and the most time for that. A group that took longer than the most is not compared.
@@ -67,11 +69,23 @@ impl Agent {
 
     async fn check_group(&self, check: &Check) -> Result<(), String> {
         let start = &check.start;
-        let answer = ask(check.api, &check.key).await?;
+        let answer = ask(check.api, &check.key).await;
         if start.ranks == 1 {
-            return Ok(());
+            return answer.map(drop);
         }
         let limit = (check.loading * ALONE_LIMIT_TIMES).clamp(ALONE_LIMITS.0, ALONE_LIMITS.1);
+        let answer = match answer {
+            Ok(answer) => answer,
+            // Numbers that are not finite, for example: one rank may be to blame. A group that has
+            // lost a rank is formed again by others.
+            Err(why) => {
+                tokio::time::sleep(LOSS_SHOWS).await;
+                if !self.groups().is_alive(start) {
+                    return Err(why);
+                }
+                return self.find_wrong(start, None, limit).await.map_err(|rank| format!("{why}; {rank}"));
+            }
+        };
         let known = self.reference(&start.name);
         let is_known = known.is_some();
         let reference = match known {
@@ -86,7 +100,7 @@ impl Agent {
                 }
                 Ok(())
             }
-            Ok(_) => self.find_wrong(start, &answer, limit).await,
+            Ok(_) => self.find_wrong(start, Some(&answer), limit).await,
             Err(why) => {
                 let name = &start.name;
                 self.0.log.add(format!("{name}: the canary was not compared with one rank: {why}"));
@@ -96,7 +110,12 @@ impl Agent {
     }
 
     /// Has every node of a group answer alone. Good if the group's answer is theirs after all.
-    async fn find_wrong(&self, start: &StartRank, answer: &CanaryAnswer, limit: Duration) -> Result<(), String> {
+    async fn find_wrong(
+        &self,
+        start: &StartRank,
+        answer: Option<&CanaryAnswer>,
+        limit: Duration,
+    ) -> Result<(), String> {
         let document = self.lock().membership.document().clone();
         let placement = document.placement(&start.name).filter(|(stamp, _)| *stamp == start.placement);
         let (_, placement) = placement.ok_or("it was placed anew meanwhile")?;
@@ -112,14 +131,17 @@ impl Agent {
                 if let Err(why) = &alone {
                     agent.0.log.add(format!("{} does not answer alone: {why}", agent.name_of(&node)));
                 }
-                (rank, agent.name_of(&node), alone.ok())
+                (rank, agent.name_of(&node), alone)
             });
         }
         let mut alone = asking.join_all().await;
         alone.sort_by_key(|(rank, ..)| *rank);
         let alone: Vec<_> = alone.into_iter().map(|(_, node, answer)| (node, answer)).collect();
-        let mut known = alone.iter().filter_map(|(_, alone)| alone.as_ref()).peekable();
-        if known.peek().is_some() && known.all(|alone| canary::agree(answer, alone)) {
+        let mut known = alone.iter().filter_map(|(_, alone)| alone.as_ref().ok()).peekable();
+        if let Some(answer) = answer
+            && known.peek().is_some()
+            && known.all(|alone| canary::agree(answer, alone))
+        {
             self.keep_reference(&start.name, answer.clone());
             return Ok(());
         }
@@ -148,7 +170,11 @@ impl Agent {
     }
 
     /// Loads a group's model on this node alone, and asks it the canary.
-    pub(super) async fn answer_alone(&self, start: &StartRank, limit: Duration) -> Result<CanaryAnswer, String> {
+    pub(super) async fn answer_alone(
+        &self,
+        start: &StartRank,
+        limit: Duration,
+    ) -> Result<CanaryAnswer, String> {
         let _alone = self.0.alone.try_lock().map_err(|_| "it answers another canary".to_owned())?;
         let key = random_text().map_err(|error| error.to_string())?;
         let command = self.serve_command(&start.model, &arguments_alone(&start.arguments), &key);
@@ -194,7 +220,12 @@ impl Agent {
     }
 
     /// Has another node answer alone.
-    async fn ask_alone(&self, node: NodeId, start: StartRank, limit: Duration) -> Result<CanaryAnswer, String> {
+    async fn ask_alone(
+        &self,
+        node: NodeId,
+        start: StartRank,
+        limit: Duration,
+    ) -> Result<CanaryAnswer, String> {
         let call = Call::Canary { start, limit_s: limit.as_secs() };
         let (CallReply::Singing, mut stream) = self.call(node, &call).await? else {
             return Err("a strange reply".to_owned());
@@ -228,7 +259,7 @@ async fn ask(api: SocketAddr, key: &str) -> Result<CanaryAnswer, String> {
     canary::read(&body.map_err(|error| format!("its canary was not answered: {error}"))?)
 }
 
-fn setting(name: &str) -> String {
+pub(super) fn setting(name: &str) -> String {
     format!("canary {name}")
 }
 

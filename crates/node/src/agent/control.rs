@@ -63,9 +63,15 @@ pub enum Request {
         /// Shares of the model, by a node's name or id.
         #[serde(default)]
         weights: Vec<(String, u32)>,
-        /// Layouts that were planned, best first.
+        /// Layouts that were planned, best first, for each replica.
         #[serde(default)]
-        layouts: Vec<PlannedLayout>,
+        layouts: Vec<Vec<PlannedLayout>>,
+        /// Groups that serve the model.
+        #[serde(default = "one")]
+        replicas: u32,
+        /// Seconds without a request after which it is unloaded, until the next request.
+        #[serde(default)]
+        idle_unload_s: Option<u64>,
     },
     /// Serve a model no more.
     Unload(String),
@@ -86,6 +92,10 @@ pub enum Request {
     Leave,
     /// End the agent.
     Stop,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// The agent's reply.
@@ -213,7 +223,7 @@ impl Agent {
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Load { model, nodes, count, arguments, weights, layouts } => {
+            Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } => {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
                 let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
@@ -221,20 +231,20 @@ impl Agent {
                 if nodes.is_empty() {
                     nodes = weights.keys().copied().collect();
                 }
-                let (me, name) = (self.0.id, model.clone());
-                let wish = ModelWish { model, nodes, count, arguments, weights, layouts };
-                let change = |document: &mut Document| document.set_model(me, &name, Some(wish));
-                let spread = self.change(change).await?;
+                let wish = ModelWish {
+                    model,
+                    nodes,
+                    count,
+                    arguments,
+                    weights,
+                    idle_unload_s,
+                    ..ModelWish::default()
+                };
+                let name = wish.model.clone();
+                let spread = self.load(wish, layouts, replicas).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Unload(name) => {
-                if self.lock().membership.document().model(&name).is_none() {
-                    return Err(format!("no model {name} is loaded: `thunder cluster status` lists them"));
-                }
-                let me = self.0.id;
-                let spread = self.change(|document| document.set_model(me, &name, None)).await?;
-                Ok(Reply::Changed { name, spread })
-            }
+            Request::Unload(name) => self.unload(name).await,
             Request::MeasureLinks => self.measure_all().await.map(|()| Reply::Done),
             Request::MeasureMachines => self.measure_machines().await.map(|()| Reply::Done),
             Request::Logs { node, lines, after } => {
@@ -287,7 +297,7 @@ impl Agent {
     }
 
     /// Changes the document; true if another member holds the change, or there is none.
-    async fn change(
+    pub(super) async fn change(
         &self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
     ) -> Result<bool, String> {

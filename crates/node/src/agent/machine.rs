@@ -105,9 +105,8 @@ impl Agent {
         let here = NodeReport::of_this_machine();
         let kept = Kept { version: here.version, system: here.system, cores: here.cores, speed };
         let written = serde_json::to_vec(&kept).map_err(|error| error.to_string());
-        let written = written.and_then(|json| {
-            self.0.folder.write(FILE, &json).map_err(|error| error.to_string())
-        });
+        let written =
+            written.and_then(|json| self.0.folder.write(FILE, &json).map_err(|error| error.to_string()));
         if let Err(why) = written {
             self.0.log.add(format!("this machine's speed is measured again after a restart: {why}"));
         }
@@ -117,9 +116,8 @@ impl Agent {
     fn unmeasured(&self) -> Vec<NodeId> {
         let state = self.lock();
         let peers = state.membership.peers().filter(|(_, peer)| peer.up);
-        let unknown = |report: Option<&std::sync::Arc<NodeReport>>| {
-            report.is_none_or(|report| report.speed.is_none())
-        };
+        let unknown =
+            |report: Option<&std::sync::Arc<NodeReport>>| report.is_none_or(|report| report.speed.is_none());
         let mut unmeasured: Vec<NodeId> =
             peers.filter(|(_, peer)| unknown(peer.report.as_ref())).map(|(id, _)| id).collect();
         if self.speed().is_none() {

@@ -84,6 +84,10 @@ pub(super) struct OwnRank {
     start: StartRank,
     started_at: Instant,
     canary: Canary,
+    /// Requests that it answers now.
+    active: u32,
+    /// When it was used last.
+    used_at: Instant,
     /// `None` if it could not be started, or has ended.
     pub process: Option<WatchedRank>,
     heard: Arc<Mutex<Heard>>,
@@ -101,6 +105,12 @@ impl OwnRank {
             (None, Some(_)) if self.canary == Canary::Right => RankState::Ready,
             (None, _) => RankState::Starting,
         }
+    }
+
+    /// How long a head that serves has had no request.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let is_idle = self.rank == 0 && self.active == 0 && self.state() == RankState::Ready;
+        is_idle.then(|| self.used_at.elapsed())
     }
 
     /// What to check, if the rank is a head that has just begun to serve.
@@ -192,6 +202,8 @@ impl Agent {
             start: start.clone(),
             started_at: Instant::now(),
             canary: Canary::Waits,
+            active: 0,
+            used_at: Instant::now(),
             process,
             heard,
             key,
@@ -260,12 +272,14 @@ impl Agent {
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
         report.speed = self.speed();
+        self.own_version().clone_into(&mut report.version);
         report.api = self.0.api.map(|api| api.to_string());
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),
             placement: rank.placement,
             rank: rank.rank,
             state: rank.state(),
+            active: rank.active,
         };
         report.ranks = self.groups().own.iter().map(report_of).collect();
         state.membership.set_report(report);
@@ -288,13 +302,50 @@ impl Agent {
     }
 }
 
+/// A request that a head of this node answers.
+pub(super) struct InUse {
+    agent: Agent,
+    model: String,
+    placement: Stamp,
+}
+
+impl Agent {
+    /// Counts a request to a head of this node until the guard is dropped.
+    pub(super) fn in_use(&self, model: &str, placement: Stamp) -> InUse {
+        self.groups().count_use(model, placement, 1);
+        InUse { agent: self.clone(), model: model.to_owned(), placement }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.agent.groups().count_use(&self.model, self.placement, -1);
+    }
+}
+
 impl Groups {
+    fn count_use(&mut self, model: &str, placement: Stamp, change: i32) {
+        if let Some(rank) = self.own.get_mut(model).filter(|rank| rank.placement == placement) {
+            rank.active = rank.active.saturating_add_signed(change);
+            rank.used_at = Instant::now();
+        }
+    }
+
+    /// Whether a group's rank of this node runs.
+    pub(super) fn is_alive(&self, start: &StartRank) -> bool {
+        let rank = self.own.get(&start.name).filter(|rank| rank.placement == start.placement);
+        rank.is_some_and(|rank| rank.ended.is_none() && rank.process.is_some())
+    }
+
     /// Notes whether a group's canary was answered rightly. One that was not is ended.
     pub(super) fn end_check(&mut self, start: &StartRank, outcome: Result<(), String>) {
         let rank = self.own.get_mut(&start.name).filter(|rank| rank.placement == start.placement);
         let Some(rank) = rank else { return };
         match outcome {
-            Ok(()) => rank.canary = Canary::Right,
+            Ok(()) => {
+                rank.canary = Canary::Right;
+                rank.used_at = Instant::now();
+            }
             Err(why) => {
                 rank.ended.get_or_insert(why);
             }

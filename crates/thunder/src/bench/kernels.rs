@@ -137,7 +137,7 @@ fn kernels(names: &[String]) -> anyhow::Result<Vec<Isa>> {
 
 /// Median time of a run in µs. The first run touches new memory, so it counts only if no other fits
 /// into `time`.
-pub fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
+fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut timed = || {
         let start = Instant::now();
         run()?;
@@ -152,7 +152,7 @@ pub fn median_us<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> R
 }
 
 /// Time in µs to run an empty job on all threads of a pool.
-pub fn hand_over_us(threads: usize) -> f64 {
+fn hand_over_us(threads: usize) -> f64 {
     const JOBS: u32 = 1000;
     let mut pool = Pool::new(threads, None);
     let Ok(us) = median_us(Duration::from_millis(100), || {

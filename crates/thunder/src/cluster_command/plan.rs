@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use thunder_capacity::placement::{self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Wanted};
+use thunder_capacity::placement::{
+    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Wanted,
+};
 use thunder_model::{ModelFolder, Parallelism};
 use thunder_node::agent::control::{self, Request};
 use thunder_node::agent::{MemberStatus, Status};
@@ -118,16 +120,15 @@ impl Plan {
         }
         let members: Vec<&MemberStatus> =
             status.members.iter().filter(|member| member.up && !member.drained).collect();
-        ensure!(!members.is_empty(), "no node takes work: `thunder cluster resume NODE` gives a drained one work again");
+        ensure!(
+            !members.is_empty(),
+            "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
+        );
         let nodes = members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
         let link = |from: &&MemberStatus| members.iter().map(|to| link(&status, from, to)).collect();
         let machines = Machines { nodes, links: members.iter().map(link).collect() };
-        let wanted = Wanted {
-            goal: ask.goal,
-            context: ask.context,
-            max_batch: ask.max_batch,
-            replicas: ask.replicas,
-        };
+        let wanted =
+            Wanted { goal: ask.goal, context: ask.context, max_batch: ask.max_batch, replicas: ask.replicas };
         if let Some(replicas) = ask.replicas.filter(|replicas| *replicas > members.len()) {
             bail!("{replicas} replicas need as many nodes; {} take work", members.len());
         }
@@ -200,7 +201,8 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
 /// The link between two nodes: the worse of both directions. What was measured is a round trip.
 fn link(status: &Status, one: &MemberStatus, other: &MemberStatus) -> LinkSpeed {
     let of_pair = |link: &&thunder_node::agent::LinkStatus| {
-        (link.from == one.short && link.to == other.short) || (link.from == other.short && link.to == one.short)
+        (link.from == one.short && link.to == other.short)
+            || (link.from == other.short && link.to == one.short)
     };
     status.links.iter().filter(of_pair).fold(LinkSpeed::NONE, |worse, link| LinkSpeed {
         latency_s: worse.latency_s.max(link.latency_us as f64 / 2.0 * 1e-6),
@@ -243,7 +245,12 @@ impl PlanArgs {
 
 fn table_of(layouts: &[Layout], most: usize) -> comfy_table::Table {
     let mut rows = table::new(&[
-        "layout", "decode tokens/s", "prefill tokens/s", "16 at a time", "an answer", "KV tokens",
+        "layout",
+        "decode tokens/s",
+        "prefill tokens/s",
+        "16 at a time",
+        "an answer",
+        "KV tokens",
     ]);
     for layout in layouts.iter().take(most) {
         if let Some(why) = &layout.why_not {
