@@ -189,14 +189,15 @@ fn sort(layouts: &mut [Layout], goal: Goal) {
 
 /// The layout to take: the best, or one with fewer machines that is nearly as good.
 pub fn pick(layouts: &[Layout], goal: Goal) -> Option<Pick> {
+    // The first of equals, so that plans repeat.
     let fitting = || layouts.iter().enumerate().filter(|(_, layout)| layout.fits());
-    let (_, best) = fitting().max_by(|(_, a), (_, b)| a.score(goal).total_cmp(&b.score(goal)))?;
+    let (_, best) = fitting().min_by(|(_, a), (_, b)| b.score(goal).total_cmp(&a.score(goal)))?;
     // Each machine more must be worth it.
-    let (index, chosen) = fitting().max_by(|(_, a), (_, b)| {
+    let (index, chosen) = fitting().min_by(|(_, a), (_, b)| {
         let value = |layout: &Layout| {
             layout.score(goal) / WORTH_A_MACHINE.powi(layout.machines().saturating_sub(1).min(3) as i32)
         };
-        value(a).total_cmp(&value(b)).then(b.machines().cmp(&a.machines()))
+        value(b).total_cmp(&value(a)).then(a.machines().cmp(&b.machines()))
     })?;
     let figure = |layout: &Layout| match goal {
         Goal::Latency => format!("{:.2} s for an answer", layout.answer_s),
@@ -215,7 +216,7 @@ pub fn pick(layouts: &[Layout], goal: Goal) -> Option<Pick> {
         )
     };
     let alone = fitting().filter(|(_, layout)| layout.machines() == 1);
-    let alone = alone.max_by(|(_, a), (_, b)| a.decode_tokens_s.total_cmp(&b.decode_tokens_s));
+    let alone = alone.min_by(|(_, a), (_, b)| b.decode_tokens_s.total_cmp(&a.decode_tokens_s));
     let slower = alone.filter(|(_, alone)| alone.decode_tokens_s > chosen.decode_tokens_s * 1.001).map(
         |(_, alone)| {
             format!(
