@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_cost::{LinkSpeed, Parallel, RankLoad, Stage};
+use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage};
 use thunder_engine::Limits;
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
@@ -131,7 +131,8 @@ fn candidate(
 ) -> Result<Candidate, ModelError> {
     let footprints = shard_footprints(folder, plan, KvFormat::F16)?;
     let context = context.min(folder.spec.context);
-    let cost = step_times(folder, plan, &footprints, machines, link);
+    let speeds: Vec<_> = machines.iter().map(Machine::speed).collect();
+    let cost = step_times(folder, plan, &footprints, &speeds, link);
     let request = KvCacheRequest { sequences: max_batch, states: 2 * max_batch, context, is_required: false };
     let mut tokens = u64::MAX;
     let mut why = None;
@@ -167,7 +168,7 @@ fn candidate(
 
 /// Tokens a second of a prompt that is read in steps of [`STEP_ROWS`], pipelined if there are
 /// stages.
-fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
+pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
     let limits = Limits {
         sequences: 1,
         rows: STEP_ROWS,
@@ -182,11 +183,12 @@ fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
     tokens as f64 / outcome.span_s.max(1e-9)
 }
 
-fn step_times(
+/// What steps cost that a model's ranks compute on machines of these speeds, in rank order.
+pub(crate) fn step_times(
     folder: &ModelFolder,
     plan: &ShardPlan,
     footprints: &[ShardFootprint],
-    machines: &[Machine],
+    speeds: &[MachineSpeed],
     link: LinkSpeed,
 ) -> Parallel {
     // What one token meets, divided among the ranks by what they read for it.
@@ -210,11 +212,8 @@ fn step_times(
             flops_per_pair: flops_per_pair(folder) * share,
         }
     };
-    let ranks: Vec<_> = footprints
-        .iter()
-        .zip(machines)
-        .map(|(footprint, machine)| (machine.speed(), of_rank(footprint)))
-        .collect();
+    let ranks: Vec<_> =
+        footprints.iter().zip(speeds).map(|(footprint, speed)| (*speed, of_rank(footprint))).collect();
     let size = plan.tensor_ranks();
     let stages = ranks
         .chunks(size)

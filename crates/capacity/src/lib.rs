@@ -22,6 +22,7 @@ mod layouts;
 pub mod machines;
 pub mod measured;
 pub mod money;
+pub mod placement;
 pub mod plan;
 pub mod power;
 mod question;

@@ -7,12 +7,15 @@ mod addresses;
 mod admin;
 mod approve;
 mod calls;
+mod canary;
 pub mod control;
 mod gateway;
 mod groups;
 mod host;
 mod links;
+mod loading;
 mod log;
+mod machine;
 mod measure;
 mod ranks;
 mod state;
@@ -37,6 +40,7 @@ use crate::membership::{Membership, Timing};
 use crate::report::NodeReport;
 use crate::storage::{DataFolder, StorageError};
 use crate::tls::{Protocol, Tls, Trusted};
+use crate::version;
 use state::State;
 
 pub use log::LogLine;
@@ -76,6 +80,8 @@ pub struct AgentOptions {
     pub api_keys: Vec<String>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
+    /// The version to tell the others; `None`: this program's. Only tests tell another.
+    pub version: Option<String>,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
 }
@@ -143,6 +149,12 @@ struct Inner {
     log: log::Log,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
+    /// Where requests were sent.
+    router: Mutex<gateway::Router>,
+    /// Held while a model is loaded on this node alone to answer the canary.
+    alone: tokio::sync::Mutex<()>,
+    /// How fast this machine computes, once that is measured.
+    speed: Mutex<machine::Speed>,
     /// Wakes the task that writes the document.
     wake_writer: Notify,
     /// Wakes the task that connects to members.
@@ -172,8 +184,10 @@ impl Agent {
         let tls = Tls::new(&identity, trusted.clone())?;
         let id = identity.id();
         let boot = getrandom::u64()?;
-        let membership = Membership::new(id, boot, document, Timing::default());
+        let version = options.version.clone().unwrap_or_else(|| version::own().to_owned());
+        let membership = Membership::new(id, boot, document, Timing::default()).with_version(version);
         let state = State::new(membership, Code::draw(&id)?, tokens);
+        let speed = Mutex::new(machine::Speed::read(&folder));
         let inner = Inner {
             id,
             options,
@@ -187,6 +201,9 @@ impl Agent {
             api,
             log: log::Log::default(),
             measured: Mutex::default(),
+            router: Mutex::default(),
+            alone: tokio::sync::Mutex::default(),
+            speed,
             wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),
@@ -212,6 +229,11 @@ impl Agent {
     /// This node.
     pub fn id(&self) -> NodeId {
         self.0.id
+    }
+
+    /// The version that it tells the others.
+    fn own_version(&self) -> &str {
+        self.0.options.version.as_deref().unwrap_or(version::own())
     }
 
     /// Where it serves the API.

@@ -10,12 +10,15 @@
 //! - Removing a member cannot be undone: its key stays removed in every merge. The same machine may
 //!   join again with a new key.
 
+mod unknown;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::id::NodeId;
+pub use unknown::Unknown;
 
 /// Members of a cluster that are not removed.
 pub const MOST_MEMBERS: usize = 64;
@@ -30,6 +33,8 @@ const LARGEST_BYTES: usize = 1 << 20;
 pub const MOST_ADDRESSES: usize = 32;
 /// Extra arguments of a model.
 const MOST_ARGUMENTS: usize = 64;
+/// Planned layouts of a model.
+pub const MOST_LAYOUTS: usize = 16;
 
 /// When an entry was written, in the document's own order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -58,6 +63,9 @@ pub struct Member {
     pub addresses: Vec<String>,
     /// True while it takes no new work.
     pub drained: bool,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
 }
 
 /// A member's entry.
@@ -83,6 +91,31 @@ pub struct ModelWish {
     /// Shares of the model; a node without one has 1. Empty: what `thunder serve` does by itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<NodeId, u32>,
+    /// Layouts that were planned, best first. The first whose nodes are all there is taken; if none
+    /// is, the model runs as without layouts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layouts: Vec<PlannedLayout>,
+    /// The model of which this is a further replica. Replicas run on different nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_of: Option<String>,
+    /// Seconds without a request after which it is unloaded, until the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_unload_s: Option<u64>,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+/// A group of ranks that was planned.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlannedLayout {
+    /// Its nodes in rank order.
+    pub nodes: Vec<NodeId>,
+    /// Their shares of the model in rank order.
+    pub weights: Vec<u32>,
+    /// Arguments of `thunder serve` that it needs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arguments: Vec<String>,
 }
 
 /// Where a model runs.
@@ -92,6 +125,24 @@ pub struct Placement {
     pub nodes: Vec<NodeId>,
     /// Counts the groups that were formed for the same wish. A new number is a new group.
     pub generation: u64,
+    /// True without nodes: the model was idle, and is loaded again on the next request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asleep: bool,
+    /// What a newer version has written.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+impl Placement {
+    /// A group on these nodes.
+    pub fn on(nodes: Vec<NodeId>, generation: u64) -> Self {
+        Self { nodes, generation, asleep: false, unknown: Unknown::default() }
+    }
+
+    /// No group: the model sleeps, or is to be placed.
+    pub fn without_nodes(generation: u64, asleep: bool) -> Self {
+        Self { asleep, ..Self::on(Vec::new(), generation) }
+    }
 }
 
 /// The short hash by which nodes see that their documents differ.
@@ -169,6 +220,17 @@ impl Document {
     pub fn models(&self) -> impl Iterator<Item = (&str, &Register<ModelWish>)> {
         let present = self.models.iter().filter(|(_, register)| register.value.is_some());
         present.map(|(name, register)| (name.as_str(), register))
+    }
+
+    /// The groups that serve a model: its own, and those of its further replicas.
+    pub fn groups_of<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a Register<ModelWish>)> {
+        self.models().filter(move |(group, wish)| {
+            let of = wish.value.as_ref().and_then(|wish| wish.replica_of.as_deref());
+            of.unwrap_or(group) == name
+        })
     }
 
     /// A model to serve.
@@ -304,7 +366,12 @@ impl Document {
             {
                 return Err(DocumentError::TooMany { what: "arguments of a model", limit: MOST_ARGUMENTS });
             }
-            wish.arguments.iter().try_for_each(|argument| check_text("argument", argument))?;
+            if wish.layouts.len() > MOST_LAYOUTS || wish.layouts.iter().any(|layout| !layout.is_bounded()) {
+                return Err(DocumentError::TooMany { what: "layouts of a model", limit: MOST_LAYOUTS });
+            }
+            let of_layouts = wish.layouts.iter().flat_map(|layout| &layout.arguments);
+            let mut arguments = wish.arguments.iter().chain(of_layouts);
+            arguments.try_for_each(|argument| check_text("argument", argument))?;
         }
         let stamp = self.next_stamp(author);
         set(&mut self.models, "models", name, Register { stamp, value: wish })
@@ -337,6 +404,14 @@ impl Document {
         check_text("setting", value.as_deref().unwrap_or_default())?;
         let stamp = self.next_stamp(author);
         set(&mut self.settings, "settings", name, Register { stamp, value })
+    }
+}
+
+impl PlannedLayout {
+    fn is_bounded(&self) -> bool {
+        self.nodes.len() <= MOST_MEMBERS
+            && self.weights.len() <= self.nodes.len()
+            && self.arguments.len() <= MOST_ARGUMENTS
     }
 }
 

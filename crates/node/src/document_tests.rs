@@ -9,7 +9,7 @@ fn node(number: u8) -> NodeId {
 }
 
 fn member(name: &str) -> Member {
-    Member { name: name.to_owned(), addresses: Vec::new(), drained: false }
+    Member { name: name.to_owned(), ..Member::default() }
 }
 
 /// A change, by the node with the first number.
@@ -39,7 +39,7 @@ fn apply(document: &mut Document, change: &Change) {
             document.set_model(node(author), &name.to_string(), wish)
         }
         Change::Placement(author, name, generation) => {
-            let placement = Placement { nodes: vec![node(author)], generation };
+            let placement = Placement::on(vec![node(author)], generation);
             document.set_placement(node(author), &name.to_string(), Some(placement))
         }
         Change::Setting(author, name, value) => {
@@ -149,4 +149,25 @@ fn limits_are_named() {
         ..ModelWish::default()
     };
     assert!(document.set_model(node(0), "m", Some(long)).is_err());
+}
+
+#[test]
+fn fields_of_a_newer_version_are_kept_and_passed_on() {
+    let me = node(1);
+    let mut document = Document::default();
+    document.set_member(me, me, Member::default()).unwrap();
+    document.set_model(me, "m", Some(ModelWish { model: "m".into(), ..ModelWish::default() })).unwrap();
+    document.set_placement(me, "m", Some(Placement::on(vec![me], 1))).unwrap();
+    // As a newer version would write it.
+    let mut json = serde_json::to_value(&document).unwrap();
+    json["models"]["m"]["value"]["colour"] = serde_json::json!({ "z": [1, 2.5], "a": null });
+    json["placements"]["m"]["value"]["mood"] = "calm".into();
+    json["members"][me.to_string()]["member"]["value"]["badge"] = 7.into();
+    let newer: Document = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&newer).unwrap(), json);
+    let bytes = serde_json::to_vec(&json).unwrap();
+    let again: Document = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!((again.digest(), &again), (newer.digest(), &newer));
+    // The later write has them, and they count in a merge.
+    assert!(document.merge(&newer) && document == newer);
 }

@@ -10,6 +10,7 @@
 
 pub mod agent;
 mod base32;
+pub mod canary;
 pub mod discovery;
 pub mod document;
 pub mod gate;
@@ -23,4 +24,5 @@ pub mod placement;
 pub mod report;
 pub mod storage;
 pub mod tls;
+pub mod version;
 pub mod wire;

@@ -28,6 +28,7 @@ use std::time::Duration;
 use crate::document::{Digest, Document, DocumentError};
 use crate::id::NodeId;
 use crate::report::NodeReport;
+use crate::version;
 
 pub use message::{ChangeId, Event, Message, Output, Timing};
 
@@ -43,6 +44,8 @@ pub struct Peer {
     pub up: bool,
     /// The members that it says it reaches.
     pub reaches: BTreeSet<NodeId>,
+    /// Its version, if that does not work with this node's: nothing else of it is heard.
+    pub refused: Option<String>,
     /// Its last report.
     pub report: Option<Arc<NodeReport>>,
     /// Run and number of the report. A number alone would be the same after a restart.
@@ -68,6 +71,7 @@ pub struct Membership {
     me: NodeId,
     boot: u64,
     timing: Timing,
+    version: String,
     document: Arc<Document>,
     digest: Digest,
     report: Option<Arc<NodeReport>>,
@@ -90,6 +94,7 @@ impl Membership {
             me,
             boot,
             timing,
+            version: version::own().to_owned(),
             document: Arc::new(document),
             digest,
             report: None,
@@ -103,6 +108,12 @@ impl Membership {
         };
         node.follow_members();
         node
+    }
+
+    /// Tells the others another version than this program's, to test how versions work together.
+    #[must_use]
+    pub fn with_version(self, version: String) -> Self {
+        Self { version, ..self }
     }
 
     /// This node.
@@ -191,8 +202,11 @@ impl Membership {
         if !self.peers.contains_key(&from) {
             return;
         }
+        if self.refuses(from, &message) {
+            return;
+        }
         match message {
-            Message::Heartbeat { boot, digest, report, reaches, volatile } => {
+            Message::Heartbeat { boot, digest, report, reaches, volatile, .. } => {
                 self.heard(from, boot, reaches, now);
                 let known = self.peers.get(&from).map(|peer| peer.report_id);
                 if report > 0 && known != Some((boot, report)) {
@@ -283,6 +297,19 @@ impl Membership {
         if let Some(report) = self.report.clone() {
             self.send(to, Message::Report((self.boot, self.report_number), report));
         }
+    }
+
+    /// Whether a peer's version does not work with this node's, as its last heartbeat said.
+    fn refuses(&mut self, from: NodeId, message: &Message) -> bool {
+        let Some(peer) = self.peers.get_mut(&from) else { return true };
+        if let Message::Heartbeat { version, .. } = message {
+            let refused = (!version::work_together(&self.version, version)).then(|| version.clone());
+            if refused.is_some() && peer.refused != refused {
+                self.outputs.push_back(Output::Event(Event::Refused(from)));
+            }
+            peer.refused = refused;
+        }
+        peer.refused.is_some()
     }
 
     fn heard(&mut self, from: NodeId, boot: u64, reaches: BTreeSet<NodeId>, now: Duration) {
@@ -391,6 +418,7 @@ impl Membership {
             report: self.report_number,
             reaches,
             volatile: self.volatile,
+            version: self.version.clone(),
         }
     }
 

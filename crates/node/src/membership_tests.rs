@@ -12,7 +12,7 @@ const MS: Duration = Duration::from_millis(1);
 fn cluster(members: u8) -> Document {
     let mut document = Document::default();
     for number in 1..=members {
-        let member = Member { name: number.to_string(), addresses: Vec::new(), drained: false };
+        let member = Member { name: number.to_string(), ..Member::default() };
         document.set_member(node(1), node(number), member).unwrap();
     }
     document

@@ -3,11 +3,12 @@
 //! Any node may decide; so that all do not at once, the reachable candidate with the smallest key
 //! does. In a partition each side decides for itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::document::{ModelWish, Placement, Register, Stamp};
 use crate::id::NodeId;
 use crate::report::{NodeReport, RankState};
+use crate::version;
 
 /// A reachable node, as the deciding one sees it.
 #[derive(Debug, Clone, Copy)]
@@ -36,13 +37,14 @@ pub enum Decision {
 }
 
 /// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, itself
-/// among them.
+/// among them; `taken` the nodes of the model's other replicas.
 pub fn decide(
     me: NodeId,
     name: &str,
     wish: &Register<ModelWish>,
     current: Option<(Stamp, &Placement)>,
     reachable: &BTreeMap<NodeId, Candidate<'_>>,
+    taken: &BTreeSet<NodeId>,
 ) -> Decision {
     let Some(wanted) = &wish.value else { return Decision::Wait };
     let may = |(id, node): &(&NodeId, &Candidate<'_>)| {
@@ -51,7 +53,11 @@ pub fn decide(
     let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
     let mut after_failure = false;
     if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
-        let is_there = placement.nodes.iter().all(|node| reachable.contains_key(node));
+        if placement.asleep {
+            return Decision::Keep;
+        }
+        let mut nodes = placement.nodes.iter();
+        let is_there = !placement.nodes.is_empty() && nodes.all(|node| reachable.contains_key(node));
         after_failure = is_there && has_failed(name, stamp, placement, reachable);
         let is_drained = |node| reachable.get(node).is_some_and(|candidate| candidate.drained);
         // A drained node keeps its work if no other may take it.
@@ -63,13 +69,57 @@ pub fn decide(
     if candidates.first().is_none_or(|(first, _)| **first != me) {
         return Decision::Wait;
     }
+    // Afterwards, so that one node decides about all replicas.
+    candidates.retain(|(id, _)| !taken.contains(id));
+    if candidates.is_empty() {
+        return Decision::Wait;
+    }
+    // Ranks of one group run the same version; during an update, the side with more nodes.
+    let series = series_of_most(&candidates);
+    candidates.retain(|(_, node)| series_of(node).is_none_or(|own| Some(own) == series));
+    let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
+    let failed = current.filter(|_| after_failure).map(|(_, placement)| &placement.nodes[..]);
+    let may_run = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
+    if let Some(nodes) = planned(wanted, failed, may_run) {
+        return Decision::Place { placement: Placement::on(nodes, generation), after_failure };
+    }
     // The most memory first. The head is first, and has the most to hold.
     let free = |node: &Candidate<'_>| node.report.map_or(0, |report| report.memory_free);
     candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
     candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
-    let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
     let nodes = candidates.into_iter().map(|(id, _)| *id).collect();
-    Decision::Place { placement: Placement { nodes, generation }, after_failure }
+    Decision::Place { placement: Placement::on(nodes, generation), after_failure }
+}
+
+/// Major and minor version of a node; `None` before it has reported.
+fn series_of(node: &Candidate<'_>) -> Option<(u64, u64)> {
+    version::series(&node.report?.version)
+}
+
+/// The version that most of the nodes run; of several, the newest.
+fn series_of_most(candidates: &[(&NodeId, &Candidate<'_>)]) -> Option<(u64, u64)> {
+    let mut counts = BTreeMap::<(u64, u64), usize>::new();
+    for series in candidates.iter().filter_map(|(_, node)| series_of(node)) {
+        *counts.entry(series).or_default() += 1;
+    }
+    counts.into_iter().max_by_key(|(series, count)| (*count, *series)).map(|(series, _)| series)
+}
+
+/// The nodes of the best planned layout that can be formed. After a failure the next one is tried,
+/// and in the end the first again.
+fn planned(
+    wanted: &ModelWish,
+    failed: Option<&[NodeId]>,
+    may_run: impl Fn(&NodeId) -> bool,
+) -> Option<Vec<NodeId>> {
+    let layouts = &wanted.layouts;
+    let last = failed.and_then(|failed| layouts.iter().position(|layout| layout.nodes == failed));
+    let from = last.map_or(0, |last| last + 1);
+    let order = (from..layouts.len()).chain(0..from.min(layouts.len()));
+    let fits =
+        |place: &usize| !layouts[*place].nodes.is_empty() && layouts[*place].nodes.iter().all(&may_run);
+    let place = order.into_iter().find(fits)?;
+    Some(layouts[place].nodes.clone())
 }
 
 /// Whether a rank of the group has ended.
@@ -89,7 +139,19 @@ fn has_failed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::PlannedLayout;
     use crate::report::RankReport;
+
+    /// Without other replicas.
+    fn decide(
+        me: NodeId,
+        name: &str,
+        wish: &Register<ModelWish>,
+        current: Option<(Stamp, &Placement)>,
+        reachable: &BTreeMap<NodeId, Candidate<'_>>,
+    ) -> Decision {
+        super::decide(me, name, wish, current, reachable, &BTreeSet::new())
+    }
 
     const A: NodeId = NodeId([1; 32]);
     const B: NodeId = NodeId([2; 32]);
@@ -138,18 +200,18 @@ mod tests {
         assert_eq!(placed(decide(&wish(&[], Some(2)))), (vec![B, A], 1, false));
         assert_eq!(placed(decide(&wish(&[A, C], None))), (vec![A, C], 1, false));
         // Only the named nodes may; the first of them decides.
-        assert_eq!(super::decide(B, "m", &wish(&[B], None), None, &all), placed_on(&[B]));
+        assert_eq!(self::decide(B, "m", &wish(&[B], None), None, &all), placed_on(&[B]));
     }
 
     fn placed_on(nodes: &[NodeId]) -> Decision {
-        let placement = Placement { nodes: nodes.to_vec(), generation: 1 };
+        let placement = Placement::on(nodes.to_vec(), 1);
         Decision::Place { placement, after_failure: false }
     }
 
     #[test]
     fn a_group_stays_until_a_node_or_a_rank_is_lost_or_the_wish_changes() {
         let quiet = report(1);
-        let (wish, group) = (wish(&[], None), Placement { nodes: vec![B, A], generation: 4 });
+        let (wish, group) = (wish(&[], None), Placement::on(vec![B, A], 4));
         let now = Some((stamp(6), &group));
         assert_eq!(
             decide(A, "m", &wish, now, &nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)])),
@@ -163,6 +225,7 @@ mod tests {
             placement,
             rank: 0,
             state: RankState::Ended("out of memory".into()),
+            active: 0,
         };
         failed.ranks = vec![rank(stamp(3))];
         let old = nodes(&[(A, &quiet), (B, &failed)]);
@@ -176,6 +239,79 @@ mod tests {
     }
 
     #[test]
+    fn the_best_planned_layout_that_can_be_formed_is_taken_and_after_a_failure_the_next() {
+        let quiet = report(1);
+        let mut planned = wish(&[], None);
+        let layout = |nodes: &[NodeId]| PlannedLayout { nodes: nodes.to_vec(), ..PlannedLayout::default() };
+        let layouts = vec![layout(&[C]), layout(&[B, A]), layout(&[A])];
+        planned.value.as_mut().expect("a wish").layouts = layouts;
+        let all = nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &planned, None, &all)).0, vec![C]);
+        let without = nodes(&[(A, &quiet), (B, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &planned, None, &without)).0, vec![B, A]);
+        // No layout is left: as without a plan.
+        assert_eq!(placed(decide(B, "m", &planned, None, &nodes(&[(B, &quiet)]))).0, vec![B]);
+        let mut failing = report(1);
+        let mut nodes_of = Vec::new();
+        let mut now = Placement::on(vec![C], 1);
+        for counter in 6..10 {
+            failing.ranks = vec![RankReport {
+                model: "m".into(),
+                placement: stamp(counter),
+                rank: 0,
+                state: RankState::Ended("out of memory".into()),
+                active: 0,
+            }];
+            let all = nodes(&[(A, &failing), (B, &failing), (C, &failing)]);
+            let (next, generation, after_failure) =
+                placed(decide(A, "m", &planned, Some((stamp(counter), &now)), &all));
+            assert!(after_failure);
+            nodes_of.push(next.clone());
+            now = Placement::on(next, generation);
+        }
+        assert_eq!(nodes_of, [vec![B, A], vec![A], vec![C], vec![B, A]]);
+    }
+
+    #[test]
+    fn a_group_runs_one_version() {
+        let of = |version: &str| NodeReport { version: version.to_owned(), ..report(1) };
+        let (old, new) = (of("0.3.1"), of("0.4.0"));
+        let chosen =
+            |list: &[(NodeId, &NodeReport)]| placed(decide(A, "m", &wish(&[], None), None, &nodes(list))).0;
+        assert_eq!(chosen(&[(A, &old), (B, &old), (C, &new)]), vec![A, B]);
+        assert_eq!(chosen(&[(A, &old), (B, &new), (C, &new)]), vec![B, C]);
+        assert_eq!(chosen(&[(A, &old), (B, &new)]), vec![B], "of as many, the newest");
+    }
+
+    #[test]
+    fn replicas_are_on_different_nodes_and_one_without_a_node_waits() {
+        let quiet = report(1);
+        let all = nodes(&[(A, &quiet), (B, &quiet)]);
+        let one = wish(&[], Some(1));
+        let with =
+            |taken: &[NodeId]| super::decide(A, "m#2", &one, None, &all, &taken.iter().copied().collect());
+        assert_eq!(placed(with(&[A])).0, vec![B]);
+        assert_eq!(with(&[A, B]), Decision::Wait);
+        // The same node decides about all replicas, wherever the others run.
+        assert_eq!(super::decide(B, "m#2", &one, None, &all, &BTreeSet::from([A])), Decision::Wait);
+    }
+
+    #[test]
+    fn an_idle_model_sleeps_until_it_is_woken() {
+        let quiet = report(1);
+        let all = nodes(&[(A, &quiet), (B, &quiet)]);
+        let mut group = Placement::without_nodes(4, true);
+        assert_eq!(decide(A, "m", &wish(&[], None), Some((stamp(6), &group)), &all), Decision::Keep);
+        // A new wish loads it at once.
+        assert_eq!(placed(decide(A, "m", &wish(&[], None), Some((stamp(4), &group)), &all)).1, 5);
+        group.asleep = false;
+        assert_eq!(
+            placed(decide(A, "m", &wish(&[], None), Some((stamp(6), &group)), &all)),
+            (vec![A, B], 5, false)
+        );
+    }
+
+    #[test]
     fn work_leaves_a_drained_node_if_another_may_have_it() {
         let quiet = report(1);
         let mut all = nodes(&[(A, &quiet), (B, &quiet)]);
@@ -183,7 +319,7 @@ mod tests {
         assert_eq!(decide(A, "m", &wish(&[], None), None, &all), Decision::Wait);
         assert_eq!(placed(decide(B, "m", &wish(&[], None), None, &all)), (vec![B], 1, false));
         // Work moves from a drained node to others, if any may have it.
-        let group = Placement { nodes: vec![A, B], generation: 4 };
+        let group = Placement::on(vec![A, B], 4);
         let now = Some((stamp(6), &group));
         assert_eq!(placed(decide(B, "m", &wish(&[], None), now, &all)), (vec![B], 5, false));
         assert_eq!(decide(B, "m", &wish(&[A], None), now, &all), Decision::Keep);

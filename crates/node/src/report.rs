@@ -26,6 +26,24 @@ pub struct NodeReport {
     /// The links to other nodes, as this node measured them last.
     #[serde(default)]
     pub links: Vec<LinkReport>,
+    /// How fast the machine computes; `None` until it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<SpeedReport>,
+}
+
+/// How fast a machine computes, as `thunder bench machine` measures it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpeedReport {
+    /// Bytes of memory that are read in a second.
+    pub memory_bytes_s: u64,
+    /// Bytes of 4-bit weights that a product with one row takes in a second.
+    pub weight_bytes_s: u64,
+    /// Operations a second in products with 16 rows: a batch that decodes.
+    pub decode_flops: u64,
+    /// Operations a second in products with 256 rows: a prompt.
+    pub prompt_flops: u64,
+    /// Nanoseconds to hand a job to all threads.
+    pub job_ns: u64,
 }
 
 /// A link from one node to another, as a TLS connection over it was measured.
@@ -84,6 +102,9 @@ pub struct RankReport {
     pub rank: u32,
     /// How it is.
     pub state: RankState,
+    /// Requests that it answers now. Only the head knows this.
+    #[serde(default)]
+    pub active: u32,
 }
 
 /// How a rank is.
@@ -113,6 +134,7 @@ impl NodeReport {
             api: None,
             ranks: Vec::new(),
             links: Vec::new(),
+            speed: None,
         }
     }
 }

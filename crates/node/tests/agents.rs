@@ -36,6 +36,7 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         api: None,
         api_keys: Vec::new(),
         program: "/nonexistent/thunder".into(),
+        version: None,
         extension: None,
     }
 }
@@ -245,6 +246,66 @@ fn a_thousand_strangers_do_not_disturb_a_cluster() {
     wait("the knock", || !nodes[0].status().newcomers.is_empty());
     nodes[0].approve(&new).unwrap();
     wait("c is up", || nodes[1].up() == ["a", "b", "c"]);
+}
+
+/// An agent that says it is of another version.
+fn of_version(name: &str, version: &str, join: &[&Node]) -> Node {
+    let join: Vec<_> = join.iter().map(|node| node.agent.address()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), &join);
+    Node::with(AgentOptions { version: Some(version.to_owned()), ..options }, folder)
+}
+
+#[test]
+fn neighbouring_versions_form_a_cluster_and_others_are_refused_in_words() {
+    let first = of_version("a", "0.3.0", &[]);
+    let second = of_version("b", "0.4.2", &[&first]);
+    wait("the knock", || !first.status().newcomers.is_empty());
+    first.approve(&second).unwrap();
+    wait("both up", || first.up() == ["a", "b"] && second.up() == ["a", "b"]);
+    let report = first.status().members.iter().find(|member| member.name == "b").unwrap().report.clone();
+    assert_eq!(report.unwrap().version, "0.4.2");
+    // Two minor versions away: neither knocking nor a token nor a code helps.
+    let Reply::Token(token) = first.ask(Request::Token(60)).unwrap() else { panic!("no token") };
+    let token: Token = token.parse().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut late = options(folder.path(), "c", "127.0.0.1:0".parse().unwrap(), &[first.agent.address()]);
+    late.version = Some("0.5.0".to_owned());
+    late.token = Some(token.clone());
+    let late = Node::with(late, folder);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!((late.up(), first.status().members.len()), (vec!["c".to_owned()], 2));
+    assert!(first.status().newcomers.is_empty(), "a node that cannot join is not offered");
+    // The token was not used up by the refusal.
+    let folder = tempfile::tempdir().unwrap();
+    let mut good = options(folder.path(), "d", "127.0.0.1:0".parse().unwrap(), &[]);
+    (good.version, good.token) = (Some("0.3.7".to_owned()), Some(token));
+    let good = Node::with(good, folder);
+    wait("d is up", || first.up() == ["a", "b", "d"]);
+    drop(good);
+    // A member that was updated too far is refused with both versions, and comes back when it fits.
+    let update = |node: Node, version: &str| {
+        let (address, Node { mut runtime, agent, folder, name }) = (node.agent.address(), node);
+        runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+        drop(agent);
+        let options = options(folder.path(), &name, address, &[]);
+        Node::with(AgentOptions { version: Some(version.to_owned()), ..options }, folder)
+    };
+    let second = update(second, "0.9.0");
+    let refused = |node: &Node, of: &str| {
+        let members = node.status().members;
+        members.into_iter().find(|member| member.name == of).unwrap().refused
+    };
+    wait("b is refused", || refused(&first, "b").as_deref() == Some("0.9.0") && first.up() == ["a"]);
+    wait("both refuse", || refused(&second, "a").as_deref() == Some("0.3.0"));
+    let Reply::Logs(lines) = first.ask(Request::Logs { node: None, lines: 50, after: 0 }).unwrap() else {
+        panic!("no logs")
+    };
+    let said = "version 0.9.0 and version 0.3.0 do not work together";
+    assert!(lines.iter().any(|line| line.text.contains(said)), "{lines:?}");
+    let second = update(second, "0.2.5");
+    wait("b is back", || first.up() == ["a", "b"] && second.up().contains(&"a".to_owned()));
+    wait("one document", || first.status().document == second.status().document);
 }
 
 /// Time of this process on its processors.

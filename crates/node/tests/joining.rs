@@ -24,6 +24,8 @@ use tokio_rustls::TlsConnector;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A node with a port and without the rest of an agent.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 struct Node {
     id: NodeId,
     tls: Tls,
@@ -45,7 +47,7 @@ struct Host {
 
 impl Host {
     fn admit(&self, newcomer: NodeId, name: String) -> Result<Document, String> {
-        let member = Member { name, addresses: Vec::new(), drained: false };
+        let member = Member { name, ..Member::default() };
         let mut document = self.document.lock().unwrap();
         document.set_member(self.id, newcomer, member).map_err(|error| error.to_string())?;
         Ok(document.clone())
@@ -97,7 +99,7 @@ impl Node {
         let (id, trusted) = (identity.id(), Trusted::default());
         let tls = Tls::new(&identity, trusted.clone()).unwrap();
         let mut document = Document::default();
-        let me = Member { name: "first".to_owned(), addresses: Vec::new(), drained: false };
+        let me = Member { name: "first".to_owned(), ..Member::default() };
         document.set_member(id, id, me).unwrap();
         let host = Arc::new(Host {
             id,
@@ -155,14 +157,14 @@ impl Node {
 
     async fn pair_with(&self, code: &Code, newcomer: &Self) -> Result<(), JoinError> {
         let admit = |name| self.host.admit(newcomer.id, name);
-        pair(&self.tls, self.id, code, newcomer.id, newcomer.address, admit).await
+        pair(&self.tls, (self.id, VERSION), code, newcomer.id, newcomer.address, admit).await
     }
 }
 
 #[tokio::test]
 async fn a_code_makes_both_sides_sure_of_each_other() {
     let (member, new) = (Node::start(), Node::start());
-    knock(&new.tls, member.address, "new".into(), new.address.port()).await.unwrap();
+    knock(&new.tls, member.address, "new".to_owned(), new.address.port()).await.unwrap();
     let knocked = member.host.knocks.lock().unwrap().clone();
     assert_eq!(knocked, [(new.id, "new".to_owned(), new.address)]);
     let typed: Code = new.host.code.to_string().to_ascii_lowercase().parse().unwrap();
@@ -192,11 +194,11 @@ async fn somebody_in_the_middle_gets_neither_side() {
     let (member, new, evil) = (Node::start(), Node::start(), Node::start());
     // The member is led to the attacker's node, which does not know the code.
     let admit = |name| member.host.admit(evil.id, name);
-    let led = pair(&member.tls, member.id, &new.host.code, evil.id, evil.address, admit).await;
+    let led = pair(&member.tls, (member.id, VERSION), &new.host.code, evil.id, evil.address, admit).await;
     assert!(matches!(led, Err(JoinError::WrongCode { .. })), "{led:?}");
     // The member knows the new node's key, and reaches the attacker's port.
     let admit = |name| member.host.admit(new.id, name);
-    let led = pair(&member.tls, member.id, &new.host.code, new.id, evil.address, admit).await;
+    let led = pair(&member.tls, (member.id, VERSION), &new.host.code, new.id, evil.address, admit).await;
     assert!(matches!(led, Err(JoinError::Connection { .. })), "{led:?}");
     // The attacker guesses towards the new node.
     evil.pair_with(&Code::draw(&new.id).unwrap(), &new).await.unwrap_err();
@@ -209,22 +211,22 @@ async fn a_token_lets_one_node_in_and_only_at_its_issuer() {
     let (member, new, late) = (Node::start(), Node::start(), Node::start());
     let issue = || member.host.tokens.lock().unwrap().issue(member.id, Vec::new(), 999, HOUR).unwrap();
     let token = issue();
-    let joined = join_with_token(&new.tls, &token, member.address, "new".into()).await.unwrap();
+    let joined = join_with_token(&new.tls, &token, member.address, "new".to_owned()).await.unwrap();
     assert!(joined.member(&new.id).is_some() && joined.member(&member.id).is_some());
     let refusal = |error: JoinError| error.to_string();
-    let used = join_with_token(&late.tls, &token, member.address, "late".into()).await;
+    let used = join_with_token(&late.tls, &token, member.address, "late".to_owned()).await;
     assert!(refusal(used.unwrap_err()).contains("used before"));
     let forged = Token { secret: [7; 16], ..token.clone() };
-    let forged = join_with_token(&late.tls, &forged, member.address, "late".into()).await;
+    let forged = join_with_token(&late.tls, &forged, member.address, "late".to_owned()).await;
     assert!(refusal(forged.unwrap_err()).contains("not issued"));
     // Another node, even a member, cannot take a token off its holder.
-    let stolen = join_with_token(&late.tls, &issue(), new.address, "late".into()).await;
+    let stolen = join_with_token(&late.tls, &issue(), new.address, "late".to_owned()).await;
     assert!(matches!(stolen, Err(JoinError::Connection { .. })), "{stolen:?}");
     // A removed node's key does not come back with its old token.
     member.host.document.lock().unwrap().remove_member(&new.id).unwrap();
-    let again = join_with_token(&new.tls, &token, member.address, "new".into()).await;
+    let again = join_with_token(&new.tls, &token, member.address, "new".to_owned()).await;
     assert!(refusal(again.unwrap_err()).contains("removed"));
-    let nameless = join_with_token(&late.tls, &issue(), member.address, "\u{1b}[2J".into()).await;
+    let nameless = join_with_token(&late.tls, &issue(), member.address, "\u{1b}[2J".to_owned()).await;
     assert!(refusal(nameless.unwrap_err()).contains("printable"));
 }
 

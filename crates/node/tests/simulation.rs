@@ -74,7 +74,7 @@ impl World {
         let count = 2 + random.below(5) as usize;
         let mut document = Document::default();
         for index in 0..count {
-            let member = Member { name: index.to_string(), addresses: Vec::new(), drained: false };
+            let member = Member { name: index.to_string(), ..Member::default() };
             document.set_member(id(0), id(index), member).unwrap();
         }
         let disk = Arc::new(document);

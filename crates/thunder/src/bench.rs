@@ -3,6 +3,7 @@
 mod comm;
 mod generate;
 mod kernels;
+mod machine;
 mod membw;
 mod report;
 mod serve;
@@ -24,6 +25,7 @@ enum What {
     Prefill(generate::PrefillCommand),
     Kernels(kernels::KernelsCommand),
     Membw(membw::MembwCommand),
+    Machine(machine::MachineCommand),
     Comm(comm::CommCommand),
     Report(report::ReportCommand),
     Serve(serve::ServeCommand),
@@ -38,6 +40,7 @@ impl BenchCommand {
             What::Prefill(command) => command.run(),
             What::Kernels(command) => command.run(),
             What::Membw(command) => command.run(),
+            What::Machine(command) => command.run(),
             What::Comm(command) => command.run(),
             What::Report(command) => command.run(),
             What::Serve(command) => command.run(),

@@ -2,6 +2,7 @@
 
 mod demo;
 mod logs;
+pub mod plan;
 mod start;
 pub mod status;
 
@@ -78,6 +79,7 @@ enum Action {
     Start(start::StartArgs),
     /// End the agent on this machine
     Stop,
+    Plan(plan::PlanArgs),
     /// Show what the nodes use, or measure the network between them
     Stats(crate::stats::StatsCommand),
     /// Print what has happened on a node lately
@@ -104,6 +106,7 @@ impl Action {
             Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Start(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Logs(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
+            Self::Plan(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Demo(demo) => return demo.run().map(|()| ExitCode::SUCCESS),
             Self::Stats(stats) => return stats.run().map(|()| ExitCode::SUCCESS),
             Self::Health => return health(data).await,
@@ -168,8 +171,15 @@ fn problems(status: &Status) -> Vec<String> {
         .extend(status.disk_error.iter().map(|error| format!("the document is not on the disk: {error}")));
     for member in &status.members {
         let name = &member.name;
-        if !member.up {
-            problems.push(format!("{name} does not answer"));
+        match &member.refused {
+            Some(version) => {
+                let own = status.members.iter().find(|member| member.id == status.me);
+                let own = own.and_then(|member| Some(member.report.as_ref()?.version.as_str()));
+                let why = thunder_node::version::refusal(version, own.unwrap_or_default());
+                problems.push(format!("{name} is refused: {why}"));
+            }
+            None if !member.up => problems.push(format!("{name} does not answer")),
+            None => {}
         }
         for other in &member.cut_off_from {
             let other = status.members.iter().find(|member| member.id == *other);
@@ -178,7 +188,7 @@ fn problems(status: &Status) -> Vec<String> {
             }
         }
     }
-    for model in status.models.iter().filter(|model| !model.ready) {
+    for model in status.models.iter().filter(|model| !model.ready && !model.asleep) {
         problems.push(format!("{} is not ready", model.name));
     }
     let versions = status.members.iter().filter_map(|member| Some(&member.report.as_ref()?.version));

@@ -12,6 +12,9 @@ use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_engine::assembly::{DeviceChoice, EngineSpec, Forming};
 use thunder_model::{ExpertSplit, ModelFolder, Parallelism, ShardPlan};
 
+/// Requests that decode together, unless the user says otherwise.
+pub const DEFAULT_MAX_BATCH: u16 = 16;
+
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
 pub struct LayoutArgs {
@@ -129,7 +132,7 @@ pub struct CacheArgs {
     ///
     /// A larger batch answers more requests in all, each of them more slowly, and takes more memory
     /// for the KV cache.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_BATCH, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
     /// Compute every prompt anew, and keep nothing of it for later prompts that begin alike
     ///

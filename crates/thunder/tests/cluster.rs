@@ -418,7 +418,7 @@ fn a_model_on_three_nodes_goes_on_when_its_head_dies() {
     let switch = Switch::new().unwrap();
     let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
     let mut nodes = three_nodes(&switch, "a model", addresses);
-    let loaded = nodes[1].model(&["load", "builtin", "--wait", "120"]);
+    let loaded = nodes[1].model(&["load", "builtin", "--nodes", "all", "--wait", "120"]);
     let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
     assert!(loaded.status.success(), "{said}");
     println!("{said}");
@@ -454,7 +454,7 @@ fn a_model_on_three_nodes_goes_on_when_its_head_dies() {
     nodes[head].agent = None;
     nodes[head].up(&[]);
     wait("three nodes", || nodes.iter().all(|node| node.reached().len() == 3));
-    assert!(nodes[head].model(&["load", "builtin", "--wait", "120"]).status.success());
+    assert!(nodes[head].model(&["load", "builtin", "--nodes", "all", "--wait", "120"]).status.success());
     wait("three ranks", || nodes[asked].ready_on().is_some_and(|ranks| ranks.len() == 3));
     // The agent's children are its rank and the rank's guard.
     let children_of = |node: &Node| common::children(node.agent.as_ref().unwrap().0.id());
@@ -467,4 +467,109 @@ fn a_model_on_three_nodes_goes_on_when_its_head_dies() {
     let missing = nodes[0].model(&["load", "no/such-model"]);
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(!missing.status.success() && said.contains("no/such-model"), "{said}");
+}
+
+/// A copy of a model whose 4-bit weights are others: as after a fault of a disk or of memory.
+fn copy_with_other_weights(from: &Path, to: &Path) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        let mut bytes = std::fs::read(file.path()).unwrap();
+        if file.file_name().to_string_lossy().ends_with(".safetensors") {
+            let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+            for tensor in header.as_object().unwrap().values().filter(|tensor| tensor["dtype"] == "U32") {
+                let [begin, end] = [0, 1].map(|at| tensor["data_offsets"][at].as_u64().unwrap() as usize);
+                bytes[8 + length..][begin..end].iter_mut().for_each(|byte| *byte ^= 0x5a);
+            }
+        }
+        std::fs::write(to.join(file.file_name()), bytes).unwrap();
+    }
+}
+
+/// Names of the nodes of each group, by the group's name.
+fn groups(node: &Node) -> Vec<(String, Vec<String>)> {
+    let status = node.status().unwrap_or_default();
+    let models = status["models"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let group = |model: &Value| {
+        let ranks = model["ranks"].as_array().unwrap();
+        (text(&model["name"]), ranks.iter().map(|rank| text(&rank["node"])).collect())
+    };
+    models.iter().filter(|model| model["ready"] == true).map(group).collect()
+}
+
+#[test]
+fn models_are_planned_replicated_unloaded_when_idle_and_proved_before_they_are_announced() {
+    let name = "models_are_planned_replicated_unloaded_when_idle_and_proved_before_they_are_announced";
+    let has_curl = std::process::Command::new("curl").arg("--version").output().is_ok();
+    if !can_make_machines() || !has_curl {
+        thunder_testing::skip(name, "it needs root, namespaces and curl");
+        return;
+    }
+    let switch = Switch::new().unwrap();
+    let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
+    let nodes = three_nodes(&switch, "plans", addresses);
+    // Nodes measure themselves and their links for the first plan.
+    let planned = nodes[1].cluster(&["plan", "builtin", "--json"]);
+    assert!(planned.status.success(), "{}", String::from_utf8_lossy(&planned.stderr));
+    let plan: Value = serde_json::from_slice(&planned.stdout).unwrap();
+    let speeds =
+        plan["nodes"].as_array().unwrap().iter().map(|node| node["speed"]["memory_bytes_s"].as_f64());
+    assert!(speeds.clone().count() == 3 && speeds.flatten().all(|speed| speed > 1e8), "{plan}");
+    let layouts = plan["layouts"].as_array().unwrap();
+    // Each set of nodes: 3 alone, 4 tensor, 4 pipeline; 2 and 3 replicas.
+    assert_eq!(layouts.len(), 13, "{plan}");
+    let pick = &layouts[plan["pick"]["index"].as_u64().unwrap() as usize];
+    assert!(pick["why_not"].is_null() && pick["decode_tokens_s"].as_f64().unwrap() > 1.0, "{pick}");
+    assert_eq!(pick["groups"].as_array().unwrap().len(), 1, "a single answer needs no replicas: {pick}");
+    // Two replicas on nodes of their own, under one name.
+    let loaded =
+        nodes[0].model(&["load", "builtin", "--replicas", "2", "--idle-unload", "4s", "--wait", "120"]);
+    let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
+    assert!(loaded.status.success() && said.contains("2 replicas"), "{said}");
+    let both = groups(&nodes[0]);
+    assert_eq!(both.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["builtin", "builtin#2"]);
+    assert!(both[0].1.iter().all(|node| !both[1].1.contains(node)), "{both:?}");
+    let texts: Vec<String> = nodes.iter().map(|node| node.complete(20)).collect();
+    assert!(texts[0].len() > 10 && texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let too_many = nodes[0].model(&["load", "builtin", "--replicas", "4", "--nodes", "1"]);
+    assert!(String::from_utf8_lossy(&too_many.stderr).contains("4 replicas"), "{too_many:?}");
+    // Without requests they are unloaded, and their memory is free; the next request loads one.
+    wait("both sleep", || {
+        let status = nodes[2].status().unwrap_or_default();
+        status["models"].as_array().is_some_and(|models| models.iter().all(|model| model["asleep"] == true))
+    });
+    let has_ranks = |node: &Node| !common::children(node.agent.as_ref().unwrap().0.id()).is_empty();
+    wait("no rank runs", || !nodes.iter().any(has_ranks));
+    assert!(nodes[0].cluster(&["health"]).status.success(), "a model that sleeps is healthy");
+    assert_eq!(nodes[2].complete(20), texts[0]);
+    assert_eq!(groups(&nodes[2]).len(), 1, "one was enough");
+    let refused = nodes[0].model(&["unload", "builtin#2"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is a replica"), "{refused:?}");
+    assert!(nodes[0].model(&["unload", "builtin"]).status.success());
+    wait("no model", || nodes.iter().all(|node| node.status().is_some_and(|s| s["models"] == json!([]))));
+
+    // One node computes with other weights.
+    let path = common::thunder(&["model", "path", "builtin"]).output().unwrap();
+    let builtin = PathBuf::from(String::from_utf8(path.stdout).unwrap().trim());
+    let folder = tempfile::tempdir().unwrap();
+    let (good, wrong) = (folder.path().join("model"), folder.path().join("wrong"));
+    [&good, &wrong].iter().for_each(|path| std::fs::create_dir(path).unwrap());
+    for file in std::fs::read_dir(&builtin).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), good.join(file.file_name())).unwrap();
+    }
+    copy_with_other_weights(&builtin, &wrong);
+    let (good, wrong) = (good.display().to_string(), wrong.display().to_string());
+    nodes[1].machine.run(&format!("mount --bind {wrong} {good}")).unwrap();
+    let loaded = nodes[0].model(&["load", &good, "--nodes", "all", "--wait", "120"]);
+    let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
+    assert!(!loaded.status.success() && said.contains("on bee computes wrongly"), "{said}");
+    assert!(groups(&nodes[0]).is_empty(), "it is not announced");
+    assert!(nodes[0].model(&["unload", &good]).status.success());
+    wait("no rank is left", || !nodes.iter().any(has_ranks));
+    nodes[1].machine.run(&format!("umount {good}")).unwrap();
+    let loaded = nodes[0].model(&["load", &good, "--nodes", "all", "--wait", "120"]);
+    assert!(loaded.status.success(), "{}", String::from_utf8_lossy(&loaded.stderr));
+    assert_eq!(groups(&nodes[0]).first().map(|(_, nodes)| nodes.len()), Some(3));
 }

@@ -36,6 +36,10 @@ struct LoadBody {
     arguments: Vec<String>,
     #[serde(default)]
     weights: Vec<(String, u32)>,
+    #[serde(default)]
+    replicas: Option<u32>,
+    #[serde(default)]
+    idle_unload_s: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -228,8 +232,9 @@ fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     }
     Ok(match path {
         "/admin/models/load" => {
-            let LoadBody { model, nodes, count, arguments, weights } = read(body)?;
-            Request::Load { model, nodes, count, arguments, weights }
+            let LoadBody { model, nodes, count, arguments, weights, replicas, idle_unload_s } = read(body)?;
+            let (layouts, replicas) = (Vec::new(), replicas.unwrap_or(1));
+            Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s }
         }
         "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
         "/admin/cluster/drain" => {

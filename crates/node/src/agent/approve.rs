@@ -9,7 +9,7 @@ use tokio::net::lookup_host;
 use super::Agent;
 use super::state::Seen;
 use crate::id::NodeId;
-use crate::joining::client::{JoinError, join_with_token, knock, pair};
+use crate::joining::client::{Introduction, JoinError, join_with_token, knock, pair};
 use crate::joining::code::Code;
 use crate::joining::token::Token;
 
@@ -80,7 +80,8 @@ impl Agent {
                 let mut state = self.lock();
                 self.admit(&mut state, newcomer, name, vec![address.to_string()])
             };
-            let paired = pair(&self.0.tls, self.0.id, code, newcomer, *address, admit).await;
+            let paired =
+                pair(&self.0.tls, (self.0.id, self.own_version()), code, newcomer, *address, admit).await;
             match paired {
                 // Nobody answered there.
                 Err(error @ JoinError::Connection { .. }) => failure = Some(error),
@@ -113,11 +114,14 @@ impl Agent {
         }
     }
 
+    fn introduction(&self) -> Introduction {
+        Introduction { name: self.0.options.name.clone(), version: self.own_version().to_owned() }
+    }
+
     async fn knock_everywhere(&self) -> Result<(), String> {
         let (mut heard, mut failures) = (false, Vec::new());
         for address in resolve(&self.0.options.join).await {
-            let name = self.0.options.name.clone();
-            match knock(&self.0.tls, address, name, self.0.address.port()).await {
+            match knock(&self.0.tls, address, self.introduction(), self.0.address.port()).await {
                 Ok(_) => heard = true,
                 Err(error) => failures.push(error.to_string()),
             }
@@ -135,7 +139,7 @@ impl Agent {
             addresses.extend(found.unwrap_or_default());
             let mut failure = format!("the token's issuer {} is not in sight", token.issuer.short());
             for address in addresses {
-                match join_with_token(&self.0.tls, token, address, self.0.options.name.clone()).await {
+                match join_with_token(&self.0.tls, token, address, self.introduction()).await {
                     Ok(document) => {
                         let mut state = self.lock();
                         if state.is_alone() {

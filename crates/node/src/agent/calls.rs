@@ -12,6 +12,7 @@ use super::Agent;
 use super::log::LogLine;
 use super::measure;
 use super::ranks::StartRank;
+use crate::canary::CanaryAnswer;
 use crate::document::Stamp;
 use crate::gate::Connection;
 use crate::id::NodeId;
@@ -21,6 +22,9 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
 /// Time for a request to arrive, and for its reply.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The longest time that a node agrees to load a model for the canary.
+const MOST_CANARY: Duration = Duration::from_secs(60);
 
 /// What a member asks of another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,6 +37,9 @@ pub(super) enum Call {
         model: String,
         /// Its group.
         placement: Stamp,
+        /// True for a look that is no request: it does not keep an idle model loaded.
+        #[serde(default)]
+        looks: bool,
     },
     /// Take part in measuring the link between both.
     Measure {
@@ -41,6 +48,15 @@ pub(super) enum Call {
     },
     /// Measure the link to another node.
     MeasureLink(NodeId),
+    /// Measure how fast the machine computes; the report has it later.
+    MeasureMachine,
+    /// Load a group's model alone, and answer the canary.
+    Canary {
+        /// What the group was started with.
+        start: StartRank,
+        /// Time to load it.
+        limit_s: u64,
+    },
     /// Say what has happened lately.
     Logs {
         /// Lines at most.
@@ -57,8 +73,12 @@ pub(super) enum CallReply {
     Started,
     /// What follows is HTTP, with this API key.
     Opened(String),
-    /// What follows is the measurement.
+    /// What follows is the measurement; of the machine, the next report has it.
     Measuring,
+    /// The model is being loaded; the answer to the canary follows, or a refusal.
+    Singing,
+    /// The answer to the canary.
+    Canary(CanaryAnswer),
     /// The link is measured.
     Measured(LinkReport),
     /// What has happened, the oldest first.
@@ -92,11 +112,22 @@ impl Agent {
                 let reply = measured.map_or_else(CallReply::Refused, CallReply::Measured);
                 wire::send(&mut connection.stream, &reply).await
             }
+            Call::Canary { start, limit_s } => {
+                wire::send(&mut connection.stream, &CallReply::Singing).await?;
+                let limit = Duration::from_secs(limit_s).min(MOST_CANARY);
+                let answer = self.answer_alone(&start, limit).await;
+                let reply = answer.map_or_else(CallReply::Refused, CallReply::Canary);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::MeasureMachine => {
+                tokio::spawn(self.clone().measure_machine());
+                wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
             Call::Logs { lines, after } => {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
             }
-            Call::Open { model, placement } => {
+            Call::Open { model, placement, looks } => {
                 let opened = match self.own_api(&model, placement) {
                     Some((address, key)) => TcpStream::connect(address).await.map(|api| (api, key)).ok(),
                     None => None,
@@ -109,6 +140,7 @@ impl Agent {
                 // Ends when either side does, or the other node is removed. The API bounds how long
                 // it waits for its client.
                 let peer = connection.peer;
+                let _use = (!looks).then(|| self.in_use(&model, placement));
                 tokio::select! {
                     copied = copy_bidirectional(&mut connection.stream, &mut api) => copied.map(drop)?,
                     () = self.until_removed(peer) => {}

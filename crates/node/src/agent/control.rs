@@ -16,7 +16,7 @@ use super::host::unix_s;
 use super::log::LogLine;
 use super::measure;
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
-use crate::document::{Document, DocumentError, ModelWish};
+use crate::document::{Document, DocumentError, ModelWish, PlannedLayout};
 use crate::id::NodeId;
 use crate::identity::Identity;
 use crate::joining::token::Token;
@@ -63,11 +63,22 @@ pub enum Request {
         /// Shares of the model, by a node's name or id.
         #[serde(default)]
         weights: Vec<(String, u32)>,
+        /// Layouts that were planned, best first, for each replica.
+        #[serde(default)]
+        layouts: Vec<Vec<PlannedLayout>>,
+        /// Groups that serve the model.
+        #[serde(default = "one")]
+        replicas: u32,
+        /// Seconds without a request after which it is unloaded, until the next request.
+        #[serde(default)]
+        idle_unload_s: Option<u64>,
     },
     /// Serve a model no more.
     Unload(String),
     /// Measure the links between all nodes that answer, one at a time.
     MeasureLinks,
+    /// Have every node that answers measure how fast it computes, unless it has.
+    MeasureMachines,
     /// What has happened on a node lately.
     Logs {
         /// Name or id; `None`: the node that is asked.
@@ -81,6 +92,10 @@ pub enum Request {
     Leave,
     /// End the agent.
     Stop,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// The agent's reply.
@@ -208,7 +223,7 @@ impl Agent {
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Load { model, nodes, count, arguments, weights } => {
+            Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } => {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
                 let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
@@ -216,21 +231,22 @@ impl Agent {
                 if nodes.is_empty() {
                     nodes = weights.keys().copied().collect();
                 }
-                let (me, name) = (self.0.id, model.clone());
-                let wish = ModelWish { model, nodes, count, arguments, weights };
-                let change = |document: &mut Document| document.set_model(me, &name, Some(wish));
-                let spread = self.change(change).await?;
+                let wish = ModelWish {
+                    model,
+                    nodes,
+                    count,
+                    arguments,
+                    weights,
+                    idle_unload_s,
+                    ..ModelWish::default()
+                };
+                let name = wish.model.clone();
+                let spread = self.load(wish, layouts, replicas).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Unload(name) => {
-                if self.lock().membership.document().model(&name).is_none() {
-                    return Err(format!("no model {name} is loaded: `thunder cluster status` lists them"));
-                }
-                let me = self.0.id;
-                let spread = self.change(|document| document.set_model(me, &name, None)).await?;
-                Ok(Reply::Changed { name, spread })
-            }
+            Request::Unload(name) => self.unload(name).await,
             Request::MeasureLinks => self.measure_all().await.map(|()| Reply::Done),
+            Request::MeasureMachines => self.measure_machines().await.map(|()| Reply::Done),
             Request::Logs { node, lines, after } => {
                 let id = node.map_or(Ok(self.0.id), |node| self.find_member(&node).map(|(id, _)| id))?;
                 if id == self.0.id {
@@ -281,7 +297,7 @@ impl Agent {
     }
 
     /// Changes the document; true if another member holds the change, or there is none.
-    async fn change(
+    pub(super) async fn change(
         &self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
     ) -> Result<bool, String> {

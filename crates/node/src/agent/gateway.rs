@@ -5,6 +5,7 @@
 
 mod client;
 mod relay;
+mod router;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,18 +19,22 @@ use tokio::sync::Semaphore;
 
 use super::Agent;
 use super::calls::CallReply;
-use crate::document::Stamp;
+use crate::document::{Document, ModelWish, Register, Stamp};
 use crate::gate::Unproven;
 use crate::http::{Head, HttpError, read_body, read_head};
 use crate::id::NodeId;
 use crate::report::RankState;
 use client::WRITE_LIMIT;
 use relay::{Question, is_generation};
+pub(super) use router::Router;
+use router::prefix_of;
 
 /// Requests at a time; more are refused.
 const MOST_CONNECTIONS: usize = 512;
 /// Time for a model that is being formed to be ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
+/// A replica that sleeps is woken when each other answers this many requests.
+const BUSY_REQUESTS: u32 = 4;
 /// Time for all models to say something of themselves.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
 
@@ -126,7 +131,7 @@ impl Agent {
             ("GET" | "DELETE", path) if is_of_a_model(path) => {
                 let model = self.find_model("default")?;
                 let (method, path) = (head.method.clone(), path.to_owned());
-                self.generate(client, &Question { method, path, body: String::new(), model }).await
+                self.generate(client, &Question::without_body(method, path, model)).await
             }
             (_, path) if path.starts_with("/admin/") => self.administer(client, &head, path, rest).await,
             (method, path) => {
@@ -165,8 +170,8 @@ impl Agent {
     fn models(&self) -> Value {
         let document = self.lock().membership.document().clone();
         let model =
-            |(name, _)| json!({ "id": name, "object": "model", "created": 0, "owned_by": "thunderhead" });
-        json!({ "object": "list", "data": document.models().map(model).collect::<Vec<_>>() })
+            |name: &str| json!({ "id": name, "object": "model", "created": 0, "owned_by": "thunderhead" });
+        json!({ "object": "list", "data": names_of(&document).map(model).collect::<Vec<_>>() })
     }
 
     /// A request with a body, for the model that the body names.
@@ -185,14 +190,22 @@ impl Agent {
         if let Some(fields) = body.as_object_mut() {
             fields.insert("model".into(), "default".into());
         }
-        Ok(Question { method: "POST".into(), path: path.to_owned(), body: body.to_string(), model })
+        let prefix = if is_generation(path) { prefix_of(&body) } else { Vec::new() };
+        Ok(Question {
+            method: "POST".into(),
+            path: path.to_owned(),
+            body: body.to_string().into(),
+            model,
+            prefix,
+            looks: false,
+        })
     }
 
     /// What a model's head answers to a GET; `None` if it is not ready or does not say.
     pub(super) async fn ask_model(&self, model: &str, path: &str) -> Option<Value> {
         let (head, placement) = self.ready_now(model)?;
         let (method, path) = ("GET".to_owned(), path.to_owned());
-        let question = Question { method, path, body: String::new(), model: model.to_owned() };
+        let question = Question { looks: true, ..Question::without_body(method, path, model.to_owned()) };
         serde_json::from_slice(&self.fetch(&question, head, placement).await.ok()?).ok()
     }
 
@@ -200,7 +213,8 @@ impl Agent {
     async fn lists(&self, path: &str) -> Vec<Value> {
         let names: Vec<String> = {
             let document = self.lock().membership.document().clone();
-            document.models().map(|(name, _)| name.to_owned()).collect()
+            let ready = |name| document.groups_of(name).find(|(group, _)| self.ready_now(group).is_some());
+            names_of(&document).filter_map(ready).map(|(group, _)| group.to_owned()).collect()
         };
         let mut asked = tokio::task::JoinSet::new();
         for model in names {
@@ -217,7 +231,7 @@ impl Agent {
     /// if there is one model.
     fn find_model(&self, asked: &str) -> Result<String, HttpError> {
         let document = self.lock().membership.document().clone();
-        let names: Vec<&str> = document.models().map(|(name, _)| name).collect();
+        let names: Vec<&str> = names_of(&document).collect();
         // Ollama's clients add a tag to each name.
         let asked = asked.strip_suffix(":latest").unwrap_or(asked);
         let fits = |name: &&&str| **name == asked || name.rsplit('/').next() == Some(asked);
@@ -231,14 +245,18 @@ impl Agent {
         }
     }
 
-    /// Waits until a model is ready; returns its head and its group.
-    async fn ready_head(&self, model: &str) -> Result<(NodeId, Stamp), HttpError> {
+    /// Waits until a group of a model is ready, and chooses one for a request. One that sleeps is
+    /// woken if there is no other, or all others are busy.
+    async fn ready_group(&self, question: &Question) -> Result<Routed, HttpError> {
+        let model = &question.model;
         let mut changes = self.changes();
         let deadline = tokio::time::Instant::now() + READY_LIMIT;
         loop {
             changes.mark_unchanged();
-            if let Some(ready) = self.ready_now(model) {
-                return Ok(ready);
+            let (ready, busy) = self.ready_groups(model);
+            self.wake_one(model, &ready, busy);
+            if let Some(routed) = self.route(question, ready) {
+                return Ok(routed);
             }
             self.find_model(model)?;
             if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
@@ -246,6 +264,64 @@ impl Agent {
                 return Err(HttpError::new(503, "model_not_ready", &message));
             }
         }
+    }
+
+    /// The groups of a model that are ready, with the requests that they answer, and whether each
+    /// answers several.
+    fn ready_groups(&self, model: &str) -> (Vec<(String, u32, NodeId, Stamp)>, bool) {
+        let document = self.lock().membership.document().clone();
+        let ready = document.groups_of(model).filter_map(|(group, _)| {
+            let (head, stamp) = self.ready_now(group)?;
+            Some((group.to_owned(), self.active_of(group, head, stamp), head, stamp))
+        });
+        let ready: Vec<_> = ready.collect();
+        let busy = ready.iter().all(|(_, active, ..)| *active >= BUSY_REQUESTS);
+        (ready, busy)
+    }
+
+    /// Requests that a group's head reports.
+    fn active_of(&self, group: &str, head: NodeId, stamp: Stamp) -> u32 {
+        let state = self.lock();
+        let peer = state.membership.peers().find(|(id, _)| *id == head).map(|(_, peer)| peer);
+        let report =
+            if head == self.0.id { state.membership.report() } else { peer.and_then(|p| p.report.as_ref()) };
+        let ranks = report.map(|report| &report.ranks[..]).unwrap_or_default();
+        let rank = ranks.iter().find(|rank| rank.model == group && rank.placement == stamp && rank.rank == 0);
+        rank.map_or(0, |rank| rank.active)
+    }
+
+    /// Wakes a group that sleeps, if no other is ready, starting or free.
+    fn wake_one(&self, model: &str, ready: &[(String, u32, NodeId, Stamp)], busy: bool) {
+        let document = self.lock().membership.document().clone();
+        let placements: Vec<_> = document
+            .groups_of(model)
+            .map(|(group, _)| (group, document.placement(group).map(|(_, placement)| placement)))
+            .collect();
+        let starts = |(group, placement): &(&str, Option<&crate::document::Placement>)| {
+            placement.is_none_or(|placement| !placement.asleep)
+                && !ready.iter().any(|(name, ..)| name == group)
+        };
+        if (!ready.is_empty() && !busy) || placements.iter().any(starts) {
+            return;
+        }
+        let asleep =
+            placements.iter().find(|(_, placement)| placement.is_some_and(|placement| placement.asleep));
+        if let Some((group, _)) = asleep {
+            self.wake(group);
+        }
+    }
+
+    /// Chooses one of the groups that are ready.
+    fn route(&self, question: &Question, ready: Vec<(String, u32, NodeId, Stamp)>) -> Option<Routed> {
+        let groups: Vec<(String, u32)> =
+            ready.iter().map(|(name, active, ..)| (name.clone(), *active)).collect();
+        let place = self.router().begin(&question.prefix, &groups)?;
+        let (group, _, head, placement) = ready.into_iter().nth(place)?;
+        Some(Routed { agent: self.clone(), group, head, placement })
+    }
+
+    fn router(&self) -> std::sync::MutexGuard<'_, Router> {
+        self.0.router.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// A model's head and group, if they are ready as far as this node knows.
@@ -277,6 +353,28 @@ impl Agent {
             }
         }
     }
+}
+
+/// A group that was chosen for a request. Counts as in flight until it is dropped.
+struct Routed {
+    agent: Agent,
+    group: String,
+    head: NodeId,
+    placement: Stamp,
+}
+
+impl Drop for Routed {
+    fn drop(&mut self) {
+        self.agent.router().end(&self.group);
+    }
+}
+
+/// The names of the models, without their further replicas.
+fn names_of(document: &Document) -> impl Iterator<Item = &str> {
+    let is_model = |(_, wish): &(&str, &Register<ModelWish>)| {
+        wish.value.as_ref().is_some_and(|wish| wish.replica_of.is_none())
+    };
+    document.models().filter(is_model).map(|(name, _)| name)
 }
 
 /// Paths of POST that are about a model, and generate nothing.

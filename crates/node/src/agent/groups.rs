@@ -54,6 +54,8 @@ impl Agent {
             changes.mark_unchanged();
             let document = self.lock().membership.document().clone();
             self.look_at_ranks(&document);
+            self.check_new_groups();
+            self.put_to_sleep(&document);
             self.place(&document);
             self.start_own_groups(&document);
             let mut state = self.lock();
@@ -102,14 +104,30 @@ impl Agent {
     /// Decides where models run, if that is this node's to decide.
     fn place(&self, document: &Document) {
         let now = self.now();
-        let mut state = self.lock();
+        let state = self.lock();
         // A node that has just started has not heard the others: it would take their models.
         if now < HEAR_FIRST && state.membership.reachable().len() < document.members().count() {
             return;
         }
         let mut groups = self.groups();
-        let mut decided = Vec::new();
+        let mut decided: Vec<(String, Placement)> = Vec::new();
         for (name, wish) in document.models() {
+            // Where the model's other replicas run, or will in a moment.
+            let model = wish.value.as_ref().and_then(|wish| wish.replica_of.as_deref()).unwrap_or(name);
+            let others = document.groups_of(model).filter(|(other, _)| *other != name);
+            let taken: BTreeSet<NodeId> = others
+                .filter_map(|(other, wish)| {
+                    let new = decided.iter().find(|(decided, _)| decided == other);
+                    let old = document.placement(other).filter(|(stamp, _)| *stamp > wish.stamp);
+                    Some(
+                        new.map(|(_, placement)| placement)
+                            .or(old.map(|(_, placement)| placement))?
+                            .nodes
+                            .clone(),
+                    )
+                })
+                .flatten()
+                .collect();
             let membership = &state.membership;
             let peers: BTreeMap<NodeId, _> = membership.peers().collect();
             let candidate = |id: NodeId| {
@@ -119,7 +137,7 @@ impl Agent {
                 Some((id, Candidate { drained, report: report.map(|report| &**report) }))
             };
             let reachable = membership.reachable().into_iter().filter_map(candidate).collect();
-            let decision = decide(self.0.id, name, wish, document.placement(name), &reachable);
+            let decision = decide(self.0.id, name, wish, document.placement(name), &reachable, &taken);
             if let Decision::Place { placement, after_failure } = decision
                 && (!after_failure || groups.may_try_again(name, now))
             {
@@ -127,13 +145,45 @@ impl Agent {
             }
         }
         drop(groups);
-        for (name, placement) in decided {
-            let me = self.0.id;
-            let change =
-                state.membership.change(|document| document.set_placement(me, &name, Some(placement)));
-            if let Err(error) = change {
-                tracing::error!("{name} cannot be placed: {error}");
-            }
+        drop(state);
+        decided.into_iter().for_each(|(name, placement)| self.set_placement(&name, placement));
+    }
+
+    /// Unloads models of this node's heads that were idle for as long as their wish says.
+    fn put_to_sleep(&self, document: &Document) {
+        let idle: Vec<(String, Stamp)> = {
+            let groups = self.groups();
+            let is_idle = |(name, rank): (&String, &OwnRank)| {
+                let limit = Duration::from_secs(document.model(name)?.idle_unload_s?);
+                (rank.idle_for()? >= limit).then(|| (name.clone(), rank.placement))
+            };
+            groups.own.iter().filter_map(is_idle).collect()
+        };
+        for (name, stamp) in idle {
+            let Some((_, placement)) = document.placement(&name).filter(|(known, _)| *known == stamp) else {
+                continue;
+            };
+            self.0.log.add(format!("{name} is unloaded until the next request: it was idle"));
+            let asleep = Placement::without_nodes(placement.generation, true);
+            self.set_placement(&name, asleep);
+        }
+    }
+
+    /// Has a model that sleeps loaded again.
+    pub(super) fn wake(&self, group: &str) {
+        let document = self.lock().membership.document().clone();
+        let sleeping = document.placement(group).filter(|(_, placement)| placement.asleep);
+        if let Some((_, placement)) = sleeping {
+            self.0.log.add(format!("{group} is loaded again for a request"));
+            self.set_placement(group, Placement::without_nodes(placement.generation, false));
+        }
+    }
+
+    fn set_placement(&self, name: &str, placement: Placement) {
+        let (me, mut state) = (self.0.id, self.lock());
+        let change = state.membership.change(|document| document.set_placement(me, name, Some(placement)));
+        if let Err(error) = change {
+            tracing::error!("{name} cannot be placed: {error}");
         }
         self.settle(&mut state);
     }
@@ -252,6 +302,15 @@ impl Groups {
 /// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
 fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
     let mut arguments = wish.arguments.clone();
+    let planned = wish.layouts.iter().find(|layout| layout.nodes == placement.nodes);
+    if let Some(layout) = planned.filter(|layout| layout.nodes.len() > 1) {
+        arguments.extend(layout.arguments.iter().cloned());
+        if layout.weights.len() == layout.nodes.len() {
+            let weights: Vec<String> = layout.weights.iter().map(u32::to_string).collect();
+            arguments.extend(["--split".to_owned(), weights.join(",")]);
+        }
+        return arguments;
+    }
     if !wish.weights.is_empty() && placement.nodes.len() > 1 {
         let weight = |node: &NodeId| wish.weights.get(node).copied().unwrap_or(1).to_string();
         let weights: Vec<String> = placement.nodes.iter().map(weight).collect();

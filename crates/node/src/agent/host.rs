@@ -20,6 +20,10 @@ impl JoinHost for Agent {
         self.0.options.name.clone()
     }
 
+    fn version(&self) -> String {
+        self.own_version().to_owned()
+    }
+
     fn note_knock(&self, newcomer: NodeId, name: String, address: SocketAddr) -> Result<(), String> {
         let mut state = self.lock();
         let document = state.membership.document();
@@ -83,6 +87,9 @@ impl Agent {
         let names: Vec<&str> =
             state.membership.document().members().map(|(_, member)| member.name.as_str()).collect();
         tracing::info!("joined the cluster of {}", names.join(", "));
+        // The others call this node at the addresses in its own entry.
+        let agent = self.clone();
+        tokio::spawn(async move { agent.describe_myself() });
     }
 
     /// Makes a node a member. Returns the document for it.
@@ -93,7 +100,7 @@ impl Agent {
         name: String,
         addresses: Vec<String>,
     ) -> Result<Document, String> {
-        let member = Member { name, addresses, drained: false };
+        let member = Member { name, addresses, ..Member::default() };
         let me = self.0.id;
         let changed = state.membership.change(|document| document.set_member(me, newcomer, member));
         self.settle(state);

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use thunder_cables::job::installed_cables;
 use thunder_cluster::watched::WatchedRank;
 
 use super::Agent;
+use super::canary::Check;
 use super::groups::Groups;
 use super::state::State;
 use crate::document::Stamp;
@@ -64,10 +65,29 @@ pub(super) struct Heard {
     api: Option<SocketAddr>,
 }
 
+/// Whether a head has answered the canary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Canary {
+    /// It does not serve yet.
+    Waits,
+    /// It is asked.
+    Asked,
+    /// Its answer is right.
+    Right,
+}
+
 /// A rank of this machine.
 pub(super) struct OwnRank {
     pub placement: Stamp,
     rank: u32,
+    /// What it was started with.
+    start: StartRank,
+    started_at: Instant,
+    canary: Canary,
+    /// Requests that it answers now.
+    active: u32,
+    /// When it was used last.
+    used_at: Instant,
     /// `None` if it could not be started, or has ended.
     pub process: Option<WatchedRank>,
     heard: Arc<Mutex<Heard>>,
@@ -82,9 +102,26 @@ impl OwnRank {
         let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api;
         match (&self.ended, api) {
             (Some(why), _) => RankState::Ended(why.clone()),
-            (None, Some(_)) => RankState::Ready,
-            (None, None) => RankState::Starting,
+            (None, Some(_)) if self.canary == Canary::Right => RankState::Ready,
+            (None, _) => RankState::Starting,
         }
+    }
+
+    /// How long a head that serves has had no request.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let is_idle = self.rank == 0 && self.active == 0 && self.state() == RankState::Ready;
+        is_idle.then(|| self.used_at.elapsed())
+    }
+
+    /// What to check, if the rank is a head that has just begun to serve.
+    pub fn begin_check(&mut self) -> Option<Check> {
+        if self.rank != 0 || self.canary != Canary::Waits || self.ended.is_some() {
+            return None;
+        }
+        let api = self.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
+        self.canary = Canary::Asked;
+        let (start, key) = (self.start.clone(), self.key.clone());
+        Some(Check { start, api, key, loading: self.started_at.elapsed() })
     }
 
     /// Notices that the process has ended, or is stopped for too long.
@@ -109,13 +146,7 @@ impl Agent {
             return Err(format!("{} was placed anew meanwhile", start.name));
         }
         let key = random_text().map_err(|error| error.to_string())?;
-        let mut command = Command::new(&self.0.options.program);
-        command.args(["serve", &start.model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
-        command.args(&start.arguments);
-        NOT_INHERITED.iter().for_each(|name| {
-            command.env_remove(name);
-        });
-        command.env("THUNDER_API_KEY", &key);
+        let mut command = self.serve_command(&start.model, &start.arguments, &key);
         if start.ranks > 1 {
             command
                 .env("THUNDER_RANK", start.rank.to_string())
@@ -144,6 +175,18 @@ impl Agent {
         Ok(())
     }
 
+    /// `thunder serve` on loopback, with a key.
+    pub(super) fn serve_command(&self, model: &str, arguments: &[String], key: &str) -> Command {
+        let mut command = Command::new(&self.0.options.program);
+        command.args(["serve", model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
+        command.args(arguments);
+        NOT_INHERITED.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.env("THUNDER_API_KEY", key);
+        command
+    }
+
     /// Enters a rank in place of an earlier one of its model, which is ended.
     pub(super) fn note_rank(
         &self,
@@ -156,6 +199,11 @@ impl Agent {
         let rank = OwnRank {
             placement: start.placement,
             rank: start.rank,
+            start: start.clone(),
+            started_at: Instant::now(),
+            canary: Canary::Waits,
+            active: 0,
+            used_at: Instant::now(),
             process,
             heard,
             key,
@@ -210,8 +258,10 @@ impl Agent {
     /// Where the API of a group's head listens on this machine, and its key.
     pub(super) fn own_api(&self, model: &str, placement: Stamp) -> Option<(SocketAddr, String)> {
         let groups = self.groups();
-        let rank =
-            groups.own.get(model).filter(|rank| rank.placement == placement && rank.ended.is_none())?;
+        let serves = |rank: &&OwnRank| {
+            rank.placement == placement && rank.ended.is_none() && rank.canary == Canary::Right
+        };
+        let rank = groups.own.get(model).filter(serves)?;
         let api = rank.heard.lock().unwrap_or_else(PoisonError::into_inner).api?;
         Some((api, rank.key.clone()))
     }
@@ -221,12 +271,15 @@ impl Agent {
         let known = state.membership.report().map(|report| (**report).clone());
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
+        report.speed = self.speed();
+        self.own_version().clone_into(&mut report.version);
         report.api = self.0.api.map(|api| api.to_string());
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),
             placement: rank.placement,
             rank: rank.rank,
             state: rank.state(),
+            active: rank.active,
         };
         report.ranks = self.groups().own.iter().map(report_of).collect();
         state.membership.set_report(report);
@@ -249,7 +302,56 @@ impl Agent {
     }
 }
 
+/// A request that a head of this node answers.
+pub(super) struct InUse {
+    agent: Agent,
+    model: String,
+    placement: Stamp,
+}
+
+impl Agent {
+    /// Counts a request to a head of this node until the guard is dropped.
+    pub(super) fn in_use(&self, model: &str, placement: Stamp) -> InUse {
+        self.groups().count_use(model, placement, 1);
+        InUse { agent: self.clone(), model: model.to_owned(), placement }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.agent.groups().count_use(&self.model, self.placement, -1);
+    }
+}
+
 impl Groups {
+    fn count_use(&mut self, model: &str, placement: Stamp, change: i32) {
+        if let Some(rank) = self.own.get_mut(model).filter(|rank| rank.placement == placement) {
+            rank.active = rank.active.saturating_add_signed(change);
+            rank.used_at = Instant::now();
+        }
+    }
+
+    /// Whether a group's rank of this node runs.
+    pub(super) fn is_alive(&self, start: &StartRank) -> bool {
+        let rank = self.own.get(&start.name).filter(|rank| rank.placement == start.placement);
+        rank.is_some_and(|rank| rank.ended.is_none() && rank.process.is_some())
+    }
+
+    /// Notes whether a group's canary was answered rightly. One that was not is ended.
+    pub(super) fn end_check(&mut self, start: &StartRank, outcome: Result<(), String>) {
+        let rank = self.own.get_mut(&start.name).filter(|rank| rank.placement == start.placement);
+        let Some(rank) = rank else { return };
+        match outcome {
+            Ok(()) => {
+                rank.canary = Canary::Right;
+                rank.used_at = Instant::now();
+            }
+            Err(why) => {
+                rank.ended.get_or_insert(why);
+            }
+        }
+    }
+
     fn is_ending(&self, name: &str) -> bool {
         self.ending.contains_key(name)
     }
@@ -266,7 +368,7 @@ impl Groups {
 }
 
 /// The address in the line by which `thunder serve` says that it serves.
-fn served_at(line: &str) -> Option<SocketAddr> {
+pub(super) fn served_at(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.strip_prefix("serving ")?.split_once(" on http://")?;
     rest.split('/').next()?.parse().ok()
 }

@@ -13,7 +13,7 @@ use crate::id::NodeId;
 use crate::joining::code::{Attempts, Code};
 use crate::joining::token::IssuedTokens;
 use crate::membership::{ChangeId, Event, Membership, Message, Output};
-use crate::wire;
+use crate::{version, wire};
 
 /// Nodes that are remembered because they were found or have knocked. Strangers can fill this.
 const MOST_SEEN: usize = 256;
@@ -219,6 +219,12 @@ impl Agent {
             Event::Up(id) => self.0.log.add(format!("{} is up", name(state, &id))),
             Event::Down(id) => self.0.log.add(format!("{} is down", name(state, &id))),
             Event::Restarted(id) => self.0.log.add(format!("{} was restarted", name(state, &id))),
+            Event::Refused(id) => {
+                let theirs = state.membership.peers().find(|(peer, _)| *peer == id);
+                let theirs = theirs.and_then(|(_, peer)| peer.refused.clone()).unwrap_or_default();
+                let why = version::refusal(&theirs, self.own_version());
+                self.0.log.add(format!("{} is refused: {why}", name(state, &id)));
+            }
             Event::Reported(_) => {}
             Event::DocumentChanged => self.trust_members(state),
             Event::Spread(change) => {

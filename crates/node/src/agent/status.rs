@@ -63,6 +63,15 @@ pub struct ModelStatus {
     pub generation: u64,
     /// Its ranks, in order; empty until it is placed.
     pub ranks: Vec<RankStatus>,
+    /// The model of which this is a further replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_of: Option<String>,
+    /// True if it was idle, and is loaded again on the next request.
+    #[serde(default)]
+    pub asleep: bool,
+    /// Requests that it answers now.
+    #[serde(default)]
+    pub active: u32,
 }
 
 /// A rank of a model.
@@ -87,6 +96,9 @@ pub struct MemberStatus {
     pub up: bool,
     /// Members that are up, but that this member does not reach.
     pub cut_off_from: Vec<NodeId>,
+    /// Its version, if that does not work with that of the node that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// Whether it takes no new work.
     pub drained: bool,
     /// Where it is reached.
@@ -128,6 +140,7 @@ impl Agent {
                     name: member.name.clone(),
                     up: membership.reaches(&id),
                     cut_off_from: up.iter().filter(|other| !reaches(other)).copied().collect(),
+                    refused: peer.and_then(|peer| peer.refused.clone()),
                     drained: member.drained,
                     addresses: member.addresses.clone(),
                     report: report.map(|report| (**report).clone()),
@@ -176,18 +189,26 @@ impl Agent {
     }
 
     fn model_status(&self, document: &Document, name: &str) -> ModelStatus {
-        let ready = self.ready_now(name).is_some();
-        let Some((stamp, placement)) = document.placement(name) else {
-            return ModelStatus { name: name.to_owned(), ready, generation: 0, ranks: Vec::new() };
+        let status = ModelStatus {
+            name: name.to_owned(),
+            ready: self.ready_now(name).is_some(),
+            generation: 0,
+            ranks: Vec::new(),
+            replica_of: document.model(name).and_then(|wish| wish.replica_of.clone()),
+            asleep: false,
+            active: 0,
         };
+        let Some((stamp, placement)) = document.placement(name) else { return status };
         let state = self.lock();
         let membership = &state.membership;
+        let mut active = 0;
         let rank = |node: &NodeId| {
             let peer =
                 membership.peers().find(|(id, _)| id == node).and_then(|(_, peer)| peer.report.as_ref());
             let report = if *node == self.0.id { membership.report() } else { peer };
             let ranks = report.map(|report| &report.ranks[..]).unwrap_or_default();
             let rank = ranks.iter().find(|rank| rank.model == name && rank.placement == stamp);
+            active += rank.map_or(0, |rank| rank.active);
             let member = document.member(node);
             RankStatus {
                 node: member.map_or_else(|| node.short(), |member| member.name.clone()),
@@ -195,6 +216,6 @@ impl Agent {
             }
         };
         let ranks = placement.nodes.iter().map(rank).collect();
-        ModelStatus { name: name.to_owned(), ready, generation: placement.generation, ranks }
+        ModelStatus { generation: placement.generation, ranks, asleep: placement.asleep, active, ..status }
     }
 }

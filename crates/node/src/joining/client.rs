@@ -52,6 +52,22 @@ pub enum JoinError {
     },
 }
 
+/// What a newcomer says of itself.
+#[derive(Debug, Clone)]
+pub struct Introduction {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+impl From<String> for Introduction {
+    /// A node of this program's version.
+    fn from(name: String) -> Self {
+        Self { name, version: crate::version::own().to_owned() }
+    }
+}
+
 /// Connects to whoever is at `address`, or only to `expected`. Returns whose key it is.
 async fn connect(
     tls: &Tls,
@@ -90,10 +106,16 @@ async fn ask(
 ///
 /// # Errors
 /// When it cannot be reached or refuses.
-pub async fn knock(tls: &Tls, address: SocketAddr, name: String, port: u16) -> Result<NodeId, JoinError> {
+pub async fn knock(
+    tls: &Tls,
+    address: SocketAddr,
+    newcomer: impl Into<Introduction>,
+    port: u16,
+) -> Result<NodeId, JoinError> {
+    let Introduction { name, version } = newcomer.into();
     let failed = |why| JoinError::Connection { address, why };
     let (mut stream, peer) = connect(tls, address, None).await.map_err(failed)?;
-    let request = JoinRequest::Knock { name, port };
+    let request = JoinRequest::Knock { name, port, version };
     match ask(&mut stream, &request, LONGEST_JOIN_FRAME_BYTES).await.map_err(failed)? {
         JoinReply::Noted => Ok(peer),
         JoinReply::Refused(why) => Err(JoinError::Refused { address, why }),
@@ -109,11 +131,12 @@ pub async fn join_with_token(
     tls: &Tls,
     token: &Token,
     address: SocketAddr,
-    name: String,
+    newcomer: impl Into<Introduction>,
 ) -> Result<Document, JoinError> {
+    let Introduction { name, version } = newcomer.into();
     let failed = |why| JoinError::Connection { address, why };
     let (mut stream, _) = connect(tls, address, Some(token.issuer)).await.map_err(failed)?;
-    let request = JoinRequest::Token { secret: token.secret.to_vec(), name };
+    let request = JoinRequest::Token { secret: token.secret.to_vec(), name, version };
     match ask(&mut stream, &request, LONGEST_FRAME_BYTES).await.map_err(failed)? {
         JoinReply::Welcome(document) => Ok(*document),
         JoinReply::Refused(why) => Err(JoinError::Refused { address, why }),
@@ -121,14 +144,15 @@ pub async fn join_with_token(
     }
 }
 
-/// Pairs with the newcomer at `address`. `admit` makes it a member, by the name that it gives, and
-/// returns the document for it. It is called once the newcomer has proved that it knows the code.
+/// Pairs with the newcomer at `address`, as a member with a key and a version. `admit` makes it a
+/// member, by the name that it gives, and returns the document for it. It is called once the
+/// newcomer has proved that it knows the code.
 ///
 /// # Errors
 /// When the newcomer cannot be reached, does not know the code, or is not admitted.
 pub async fn pair(
     tls: &Tls,
-    me: NodeId,
+    (me, version): (NodeId, &str),
     code: &Code,
     newcomer: NodeId,
     address: SocketAddr,
@@ -141,7 +165,7 @@ pub async fn pair(
     let binding = binding.map_err(|error| failed(io::Error::other(error).into()))?;
     let (exchange, element) = Exchange::start(Side::Member, code, &me, &newcomer, &binding);
     let reply: PairReply = wire::within(REPLY_LIMIT, async {
-        wire::send(&mut stream, &JoinRequest::Pair { element }).await?;
+        wire::send(&mut stream, &JoinRequest::Pair { element, version: version.to_owned() }).await?;
         wire::receive(&mut stream, LONGEST_JOIN_FRAME_BYTES).await
     })
     .await

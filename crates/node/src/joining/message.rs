@@ -14,6 +14,9 @@ pub enum JoinRequest {
         name: String,
         /// Its port.
         port: u16,
+        /// Its version; empty from before it was told.
+        #[serde(default)]
+        version: String,
     },
     /// A newcomer shows a token.
     Token {
@@ -21,11 +24,17 @@ pub enum JoinRequest {
         secret: Vec<u8>,
         /// Its name.
         name: String,
+        /// Its version.
+        #[serde(default)]
+        version: String,
     },
     /// A member begins the exchange over the code that the newcomer shows.
     Pair {
         /// The member's element.
         element: Vec<u8>,
+        /// The member's version.
+        #[serde(default)]
+        version: String,
     },
 }
 

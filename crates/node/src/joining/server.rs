@@ -9,6 +9,7 @@ use super::proof::{BINDING_LABEL, Exchange, Side};
 use crate::document::Document;
 use crate::gate::Connection;
 use crate::id::NodeId;
+use crate::version;
 use crate::wire::{self, LONGEST_FRAME_BYTES, LONGEST_JOIN_FRAME_BYTES, WireError};
 
 /// The longest name of a node, in bytes.
@@ -20,6 +21,10 @@ pub trait JoinHost: Send + Sync + 'static {
     fn me(&self) -> NodeId;
     /// Its name.
     fn name(&self) -> String;
+    /// Its version.
+    fn version(&self) -> String {
+        version::own().to_owned()
+    }
     /// A newcomer wants to be approved here.
     ///
     /// # Errors
@@ -58,12 +63,23 @@ pub async fn serve(mut connection: Connection, host: &impl JoinHost) {
 async fn answer(connection: &mut Connection, host: &impl JoinHost) -> Result<(), WireError> {
     let request: JoinRequest = wire::receive(&mut connection.stream, LONGEST_JOIN_FRAME_BYTES).await?;
     let (peer, remote) = (connection.peer, connection.remote);
+    let fits = |theirs: &str| {
+        let ours = host.version();
+        if version::work_together(theirs, &ours) { Ok(()) } else { Err(version::refusal(theirs, &ours)) }
+    };
     let reply = match request {
-        JoinRequest::Pair { element } => return pair(connection, host, &element).await,
-        JoinRequest::Knock { name, port } => check_name(name)
+        JoinRequest::Pair { element, version } => {
+            return match fits(&version) {
+                Ok(()) => pair(connection, host, &element).await,
+                Err(why) => wire::send(&mut connection.stream, &PairReply::Refused(why)).await,
+            };
+        }
+        JoinRequest::Knock { name, port, version } => fits(&version)
+            .and_then(|()| check_name(name))
             .and_then(|name| host.note_knock(peer, name, SocketAddr::new(remote.ip(), port)))
             .map(|()| JoinReply::Noted),
-        JoinRequest::Token { secret, name } => check_name(name)
+        JoinRequest::Token { secret, name, version } => fits(&version)
+            .and_then(|()| check_name(name))
             .and_then(|name| host.redeem(&secret, peer, name, remote))
             .map(|document| JoinReply::Welcome(Box::new(document))),
     };

@@ -51,6 +51,9 @@ pub enum Message {
         /// The sender's document is not on its disk: it is lost with the sender's power.
         #[serde(default)]
         volatile: bool,
+        /// Version of the sender's program; empty from before it was told.
+        #[serde(default)]
+        version: String,
     },
     /// The sender's document.
     Document(#[serde(with = "shared")] Arc<Document>),
@@ -97,6 +100,8 @@ pub enum Event {
     Down(NodeId),
     /// A peer's agent was started anew, without having been down long enough for [`Event::Down`].
     Restarted(NodeId),
+    /// A peer's version does not work with this node's.
+    Refused(NodeId),
     /// A peer's report changed.
     Reported(NodeId),
     /// The document changed.

@@ -1,6 +1,6 @@
 //! `thunder bench kernels`.
 
-mod operations;
+pub mod operations;
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};

@@ -96,6 +96,7 @@ pub fn models_table(status: &Status) -> comfy_table::Table {
 
 fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
     let state = match (member.up, member.drained) {
+        (false, _) if member.refused.is_some() => "refused: version".to_owned(),
         (false, _) => "down".to_owned(),
         (true, true) => "up, drained".to_owned(),
         (true, false) => "up".to_owned(),
@@ -118,6 +119,7 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
 fn model_row(model: &ModelStatus) -> [String; 4] {
     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let state = match (model.ready, model.ranks.is_empty()) {
+        _ if model.asleep => "unloaded until the next request",
         (true, _) => "ready",
         (false, true) => "waits for a node",
         (false, false) => "starting",

@@ -5,11 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
-use thunder_node::agent::Status;
-use thunder_node::agent::control::{self, Reply, Request};
+use thunder_node::agent::control::{self, ControlError, Reply, Request};
+use thunder_node::agent::{ModelStatus, Status};
+use thunder_node::document::PlannedLayout;
 
-use crate::cluster_command::fetch;
+use crate::cluster_command::plan::{Ask, GoalArg, Plan};
 use crate::cluster_command::status::failures;
+use crate::cluster_command::{fetch, parse_time};
+use crate::engine_args::DEFAULT_MAX_BATCH;
+use crate::report;
 use crate::up::DataArgs;
 
 /// Interval at which the model is looked at.
@@ -21,7 +25,8 @@ pub struct Load {
     /// `builtin`, or a folder, a GGUF file or a name of the Hugging Face cache that every node has
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Nodes to run it on together: their number, or their names or ids with commas [default: all]
+    /// Nodes to run it on together: their number, their names or ids with commas, or all
+    /// [default: what `thunder cluster plan` picks]
     ///
     /// A number takes those with the most free memory. When one is lost, the model is formed again
     /// on others that may run it.
@@ -32,6 +37,17 @@ pub struct Load {
     /// The model runs on these nodes, unless --nodes says otherwise; a node without a weight has 1.
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = parse_share)]
     split: Vec<(String, u32)>,
+    /// What the nodes are chosen for, if neither --nodes nor --split names them
+    #[arg(long = "for", value_name = "GOAL", value_enum, default_value_t = GoalArg::Latency)]
+    goal: GoalArg,
+    /// Groups that serve the model, each on nodes of its own; a request goes to the one that has
+    /// read the beginning of its prompt, unless that is much busier
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    replicas: u32,
+    /// Unload the model when no request came for this long, e.g. 30m; the next request loads it
+    /// again [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    idle_unload: Option<Duration>,
     /// Seconds to wait until the model is ready; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
@@ -57,7 +73,7 @@ impl Load {
     pub fn run(self) -> anyhow::Result<()> {
         let data = self.data.folder()?;
         let (nodes, count) = match self.nodes.as_deref().map(|nodes| (nodes, nodes.parse::<u32>())) {
-            None => (Vec::new(), None),
+            None | Some(("all", _)) => (Vec::new(), None),
             Some((_, Ok(0))) => bail!("--nodes 0: at least one node has to run the model"),
             Some((_, Ok(count))) => (Vec::new(), Some(count)),
             Some((names, Err(_))) => (names.split(',').map(|name| name.trim().to_owned()).collect(), None),
@@ -69,21 +85,87 @@ impl Load {
             }
             _ => self.model,
         };
-        let request = Request::Load {
-            model: model.clone(),
-            nodes,
-            count,
-            arguments: self.options,
-            weights: self.split,
-        };
+        let is_free = self.nodes.is_none() && self.split.is_empty();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
+            let layouts = if is_free && may_plan(&self.options) {
+                planned(&data, &model, self.goal, self.replicas, &self.options).await?
+            } else {
+                Vec::new()
+            };
+            let request = Request::Load {
+                model: model.clone(),
+                nodes,
+                count,
+                arguments: self.options,
+                weights: self.split,
+                layouts,
+                replicas: self.replicas,
+                idle_unload_s: self.idle_unload.map(|time| time.as_secs()),
+            };
             control::ask(&data, &request).await?;
             if self.wait == 0 {
                 return Ok(());
             }
             wait(&data, &model, Duration::from_secs(self.wait)).await
         })
+    }
+}
+
+/// Whether the options for `thunder serve` leave the layout open.
+fn may_plan(options: &[String]) -> bool {
+    let decides = ["--parallel", "--split", "--ranks", "--experts"];
+    let names = |option: &String| decides.contains(&option.split('=').next().unwrap_or_default());
+    !options.iter().any(|option| names(option))
+}
+
+/// The number that an option for `thunder serve` has.
+fn number_of(options: &[String], name: &str) -> Option<usize> {
+    let place = options.iter().position(|option| option.split('=').next() == Some(name))?;
+    let text =
+        options[place].split_once('=').map_or_else(|| options.get(place + 1), |_| options.get(place))?;
+    text.rsplit('=').next()?.parse().ok()
+}
+
+/// The layouts to try, best first, for each replica. Without a plan the model runs on all nodes,
+/// which is said.
+async fn planned(
+    data: &Path,
+    model: &str,
+    goal: GoalArg,
+    replicas: u32,
+    options: &[String],
+) -> anyhow::Result<Vec<Vec<PlannedLayout>>> {
+    let ask = Ask {
+        goal: goal.into(),
+        replicas: Some(replicas as usize),
+        context: number_of(options, "--context"),
+        max_batch: number_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+    };
+    match Plan::make(data, &model.into(), ask).await {
+        Ok(plan) => {
+            let Some(pick) = &plan.pick else {
+                bail!(
+                    "{model} fits on no set of nodes: `thunder cluster plan {model} --all` says why; --nodes tries all \
+                     the same"
+                );
+            };
+            eprintln!("{}", pick.why);
+            pick.slower.iter().for_each(|slower| eprintln!("note: {slower}"));
+            Ok(plan.wishes())
+        }
+        // Without an agent nothing else would work either.
+        Err(error)
+            if error
+                .downcast_ref::<ControlError>()
+                .is_some_and(|e| matches!(e, ControlError::NoAgent(_))) =>
+        {
+            Err(error)
+        }
+        Err(error) => {
+            eprintln!("not planned, so it runs on all nodes: {}", report::line(&error));
+            Ok(Vec::new())
+        }
     }
 }
 
@@ -100,15 +182,26 @@ async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
     let began = Instant::now();
     while began.elapsed() < limit {
         let status: Status = fetch(data).await?;
-        let Some(model) = status.models.iter().find(|model| model.name == name) else {
+        let is_of = |model: &&ModelStatus| model.name == name || model.replica_of.as_deref() == Some(name);
+        let groups: Vec<&ModelStatus> = status.models.iter().filter(is_of).collect();
+        if groups.is_empty() {
             bail!("{name} was unloaded meanwhile");
-        };
-        if model.ready {
-            let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
-            eprintln!("{name} is ready on {} after {:.1} s", nodes.join(", "), began.elapsed().as_secs_f64());
+        }
+        if groups.iter().all(|group| group.ready) {
+            let nodes = |group: &&ModelStatus| {
+                group.ranks.iter().map(|rank| rank.node.as_str()).collect::<Vec<_>>().join(", ")
+            };
+            let nodes: Vec<String> = groups.iter().map(nodes).collect();
+            eprintln!(
+                "{name} is ready on {} after {:.1} s",
+                nodes.join(" | "),
+                began.elapsed().as_secs_f64()
+            );
             return Ok(());
         }
-        if let Some((_, node, why)) = failures(&status).into_iter().find(|(model, ..)| model == name) {
+        if let Some((_, node, why)) =
+            failures(&status).into_iter().find(|(model, ..)| groups.iter().any(|group| group.name == *model))
+        {
             bail!(
                 "{name} does not start on {node}: {why}; the cluster goes on trying, `thunder model unload` ends that"
             );

@@ -6,6 +6,7 @@
 //! tokens whose lines reached the client, and sends only what follows.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::client::{Client, Gone};
+use super::router::Prefix;
 use super::{Agent, CallReply};
 use crate::agent::calls::Call;
 use crate::document::Stamp;
@@ -35,13 +37,25 @@ pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
 
 /// A request, as a model's head gets it.
+#[derive(Debug, Clone)]
 pub(super) struct Question {
     pub method: String,
     pub path: String,
     /// JSON; empty for requests without a body.
-    pub body: String,
+    pub body: Arc<str>,
     /// The cluster's name of the model.
     pub model: String,
+    /// What its prompt begins with.
+    pub prefix: Prefix,
+    /// True for a look that is no request: it does not keep an idle model loaded.
+    pub looks: bool,
+}
+
+impl Question {
+    /// A request without a body.
+    pub fn without_body(method: String, path: String, model: String) -> Self {
+        Self { method, path, body: "".into(), model, prefix: Prefix::new(), looks: false }
+    }
 }
 
 /// One choice, as far as the client has it.
@@ -152,12 +166,14 @@ impl Agent {
         let mut begun = Begun::default();
         let (mut attempts, mut why) = (0, String::new());
         while attempts < MOST_ATTEMPTS {
-            let (head, placement) = match client.wait(self.ready_head(&question.model), KEEP_ALIVE).await? {
+            let routed = match client.wait(self.ready_group(question), KEEP_ALIVE).await? {
                 Ok(ready) => ready,
                 Err(error) => return Ok(Err(error)),
             };
+            let (head, placement) = (routed.head, routed.placement);
+            let asked = Question { model: routed.group.clone(), ..question.clone() };
             let before = begun.tokens;
-            match self.part(client, question, &mut begun, head, placement).await? {
+            match self.part(client, &asked, &mut begun, head, placement).await? {
                 Part::Complete => return Ok(Ok(())),
                 Part::Failed(error) => return Ok(Err(error)),
                 Part::Lost(lost) => {
@@ -172,7 +188,7 @@ impl Agent {
             client.keep_alive(" the model is formed again, the answer goes on").await?;
             // This node may notice the loss later than the attempt did. A group that is there after
             // all is asked again.
-            let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&question.model, placement));
+            let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&asked.model, placement));
             let _ = client.wait(lost, KEEP_ALIVE).await?;
         }
         let message = format!("{} failed {MOST_ATTEMPTS} times while answering: {why}", question.model);
@@ -188,6 +204,7 @@ impl Agent {
         head: NodeId,
         placement: Stamp,
     ) -> Result<Part, Gone> {
+        let _use = (head == self.0.id).then(|| self.in_use(&question.model, placement));
         let line = begun.to_line();
         let asked = self.ask_head(question, &line, head, placement);
         let lost = self.until_lost(&question.model, placement);
@@ -238,7 +255,7 @@ impl Agent {
         head: NodeId,
         placement: Stamp,
     ) -> Result<(ResponseHead, ResponseReader<Box<dyn Api>>), String> {
-        let (mut api, key) = self.open(&question.model, head, placement).await?;
+        let (mut api, key) = self.open(question, head, placement).await?;
         let Question { method, path, body, .. } = question;
         let begun = if is_generation(path) { begun } else { "" };
         let relay = if begun.is_empty() { "" } else { "x-thunder-relay: 1\r\n" };
@@ -304,17 +321,18 @@ impl Agent {
     /// Connects to the API of a model's head.
     async fn open(
         &self,
-        model: &str,
+        question: &Question,
         head: NodeId,
         placement: Stamp,
     ) -> Result<(Box<dyn Api>, String), String> {
+        let model = &question.model;
         if head == self.0.id {
             let (address, key): (SocketAddr, String) =
                 self.own_api(model, placement).ok_or("the model has ended")?;
             let api = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
             return Ok((Box::new(api), key));
         }
-        let call = Call::Open { model: model.to_owned(), placement };
+        let call = Call::Open { model: model.clone(), placement, looks: question.looks };
         match self.call(head, &call).await? {
             (CallReply::Opened(key), stream) => Ok((Box::new(stream), key)),
             _ => Err("a strange reply".to_owned()),

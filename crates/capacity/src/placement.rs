@@ -1,0 +1,462 @@
+//! Where a model is placed on the machines of a cluster: every layout with its predicted figures,
+//! and the one to take.
+//!
+//! Machines and links are measured, the model is known by its configuration and headers. A layout
+//! is one or several groups of ranks; several are replicas.
+
+use serde::Serialize;
+use thunder_compute::KvFormat;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_cost::Parallel;
+pub use thunder_cost::{LinkSpeed, MachineSpeed};
+use thunder_engine::Limits;
+use thunder_engine::assembly::assemble::STEP_ROWS;
+use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
+use thunder_model::model::shard_footprints;
+use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
+
+use crate::layouts::{prompt_rate, step_times};
+use crate::simulate::{self, Habit, Workload};
+
+/// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
+const MOST_FOR_SUBSETS: usize = 6;
+/// Tokens of the prompt and of the answer by which layouts are compared.
+const PROMPT_TOKENS: usize = 1000;
+const ANSWER_TOKENS: usize = 200;
+/// Requests at a time for the throughput.
+const CLIENTS: usize = 16;
+/// Machines whose speeds differ by less than this get equal shares: the same shares give the same
+/// bits on other machines.
+const EQUAL_SPEED: f64 = 1.15;
+/// A layout with more machines must be better by this much: predictions err, and machines fail.
+const WORTH_A_MACHINE: f64 = 1.1;
+/// The largest weight of a share.
+const LARGEST_WEIGHT: f64 = 100.0;
+
+/// A machine of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// What it was measured to give.
+    pub speed: MachineSpeed,
+    /// Bytes that programs can still take.
+    pub memory_bytes: u64,
+}
+
+/// The machines, and the links between them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machines {
+    /// The machines.
+    pub nodes: Vec<Node>,
+    /// The link of each pair, by index.
+    pub links: Vec<Vec<LinkSpeed>>,
+}
+
+/// What a layout is chosen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Goal {
+    /// The shortest time of one answer.
+    Latency,
+    /// The most tokens a second of all answers together.
+    Throughput,
+    /// The most tokens in the KV cache.
+    Context,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wanted {
+    /// What counts.
+    pub goal: Goal,
+    /// Most tokens of a prompt and its answer; `None`: the model's maximum, or less.
+    pub context: Option<usize>,
+    /// Requests that decode together.
+    pub max_batch: usize,
+    /// Groups that serve the model; `None`: as many as are best.
+    pub replicas: Option<usize>,
+}
+
+/// A group of ranks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Group {
+    /// How layers are split.
+    pub parallel: Parallelism,
+    /// The machines in rank order, by index.
+    pub nodes: Vec<usize>,
+    /// Shares of the model in rank order.
+    pub weights: Vec<u32>,
+}
+
+/// A layout and its predicted figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Layout {
+    /// Its groups: one, or replicas.
+    pub groups: Vec<Group>,
+    /// The layout in words.
+    pub name: String,
+    /// Why it does not fit, if it does not.
+    pub why_not: Option<String>,
+    /// Tokens a second of a single answer after a prompt of 1000 tokens, in the slowest group.
+    pub decode_tokens_s: f64,
+    /// Prompt tokens a second of a prompt of 2000 tokens, in the slowest group.
+    pub prefill_tokens_s: f64,
+    /// Tokens a second of 16 answers at a time, in all groups together.
+    pub batch_tokens_s: f64,
+    /// Tokens that the KV caches hold, of all groups together.
+    pub kv_tokens: u64,
+    /// Tokens of the longest request.
+    pub longest_tokens: u64,
+    /// Seconds of one answer of 200 tokens to a prompt of 1000, in the slowest group.
+    pub answer_s: f64,
+}
+
+/// The choice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pick {
+    /// Index of the layout.
+    pub index: usize,
+    /// Why this one.
+    pub why: String,
+    /// Said when one machine alone would be faster.
+    pub slower: Option<String>,
+}
+
+impl Layout {
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
+        self.why_not.is_none()
+    }
+
+    /// Machines that it uses.
+    pub fn machines(&self) -> usize {
+        self.groups.iter().map(|group| group.nodes.len()).sum()
+    }
+
+    /// How good it is for a goal; more is better.
+    fn score(&self, goal: Goal) -> f64 {
+        match goal {
+            Goal::Latency => 1.0 / self.answer_s.max(1e-9),
+            Goal::Throughput => self.batch_tokens_s,
+            Goal::Context => self.longest_tokens as f64,
+        }
+    }
+}
+
+/// All layouts that make sense, best first; those that do not fit are last.
+///
+/// # Errors
+/// When the model's files are damaged.
+pub fn layouts(
+    folder: &ModelFolder,
+    machines: &Machines,
+    wanted: &Wanted,
+) -> Result<Vec<Layout>, ModelError> {
+    let mut found = Vec::new();
+    let all: Vec<usize> = (0..machines.nodes.len()).collect();
+    if wanted.replicas.is_none_or(|replicas| replicas == 1) {
+        for nodes in subsets(machines, &all) {
+            found.extend(of_nodes(folder, machines, wanted, &nodes)?);
+        }
+    }
+    let most = wanted.replicas.unwrap_or(all.len()).min(all.len());
+    for replicas in wanted.replicas.unwrap_or(2).max(2)..=most {
+        let mut groups = Vec::new();
+        for nodes in divided(machines, &all, replicas) {
+            let mut choices = Vec::new();
+            for subset in subsets(machines, &nodes) {
+                choices.extend(of_nodes(folder, machines, wanted, &subset)?);
+            }
+            sort(&mut choices, wanted.goal);
+            groups.extend(choices.into_iter().next());
+        }
+        if groups.len() == replicas {
+            found.push(together(&groups, &machines.nodes));
+        }
+    }
+    sort(&mut found, wanted.goal);
+    Ok(found)
+}
+
+fn sort(layouts: &mut [Layout], goal: Goal) {
+    layouts.sort_by(|a, b| {
+        let worse = (!a.fits()).cmp(&!b.fits());
+        let score = b.score(goal).total_cmp(&a.score(goal));
+        worse.then(score).then(a.machines().cmp(&b.machines())).then(a.name.cmp(&b.name))
+    });
+}
+
+/// The layout to take: the best, or one with fewer machines that is nearly as good.
+pub fn pick(layouts: &[Layout], goal: Goal) -> Option<Pick> {
+    // The first of equals, so that plans repeat.
+    let fitting = || layouts.iter().enumerate().filter(|(_, layout)| layout.fits());
+    let (_, best) = fitting().min_by(|(_, a), (_, b)| b.score(goal).total_cmp(&a.score(goal)))?;
+    // Each machine more must be worth it.
+    let (index, chosen) = fitting().min_by(|(_, a), (_, b)| {
+        let value = |layout: &Layout| {
+            layout.score(goal) / WORTH_A_MACHINE.powi(layout.machines().saturating_sub(1).min(3) as i32)
+        };
+        value(b).total_cmp(&value(a)).then(a.machines().cmp(&b.machines()))
+    })?;
+    let figure = |layout: &Layout| match goal {
+        Goal::Latency => format!("{:.2} s for an answer", layout.answer_s),
+        Goal::Throughput => format!("{:.0} tokens/s of 16 answers at a time", layout.batch_tokens_s),
+        Goal::Context => format!("requests of {} tokens", layout.longest_tokens),
+    };
+    let why = if chosen.name == best.name {
+        format!("{}: the best for {}, {}", chosen.name, goal.name(), figure(chosen))
+    } else {
+        format!(
+            "{}: {}; {} would give {}, which is not worth its machines",
+            chosen.name,
+            figure(chosen),
+            best.name,
+            figure(best)
+        )
+    };
+    let alone = fitting().filter(|(_, layout)| layout.machines() == 1);
+    let alone = alone.min_by(|(_, a), (_, b)| b.decode_tokens_s.total_cmp(&a.decode_tokens_s));
+    let slower = alone.filter(|(_, alone)| alone.decode_tokens_s > chosen.decode_tokens_s * 1.001).map(
+        |(_, alone)| {
+            format!(
+                "a single answer is slower than with {}: {:.1} tokens/s in place of {:.1}",
+                alone.name, chosen.decode_tokens_s, alone.decode_tokens_s
+            )
+        },
+    );
+    Some(Pick { index, why, slower })
+}
+
+impl Goal {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+            Self::Context => "context",
+        }
+    }
+}
+
+/// The sets of machines to try: all of a few, else the fastest, and the roomiest, of each size.
+fn subsets(machines: &Machines, of: &[usize]) -> Vec<Vec<usize>> {
+    let sorted = |key: &dyn Fn(&Node) -> f64| {
+        let mut sorted = of.to_vec();
+        sorted.sort_by(|a, b| key(&machines.nodes[*b]).total_cmp(&key(&machines.nodes[*a])));
+        sorted
+    };
+    let fastest = sorted(&|node| node.speed.memory_bytes_s);
+    if of.len() <= MOST_FOR_SUBSETS {
+        let set = |mask: usize| {
+            let chosen = fastest.iter().enumerate().filter(|(place, _)| mask >> place & 1 == 1);
+            chosen.map(|(_, node)| *node).collect()
+        };
+        return (1..1usize << fastest.len()).map(set).collect();
+    }
+    let roomiest = sorted(&|node| node.memory_bytes as f64);
+    let sizes = |of: &[usize]| (1..=of.len()).map(|size| of[..size].to_vec()).collect::<Vec<_>>();
+    let mut all = sizes(&fastest);
+    all.extend(sizes(&roomiest).into_iter().map(|mut set| {
+        set.sort_by_key(|node| fastest.iter().position(|known| known == node));
+        set
+    }));
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// The machines divided into groups of about equal speed: the fastest go to different groups.
+fn divided(machines: &Machines, of: &[usize], groups: usize) -> Vec<Vec<usize>> {
+    let mut sorted = of.to_vec();
+    let speed = |node: &usize| machines.nodes[*node].speed.memory_bytes_s;
+    sorted.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    let mut divided = vec![Vec::new(); groups];
+    for (place, node) in sorted.into_iter().enumerate() {
+        let (round, at) = (place / groups, place % groups);
+        divided[if round % 2 == 0 { at } else { groups - 1 - at }].push(node);
+    }
+    divided
+}
+
+/// The layouts of one group on all of these machines.
+fn of_nodes(
+    folder: &ModelFolder,
+    machines: &Machines,
+    wanted: &Wanted,
+    nodes: &[usize],
+) -> Result<Vec<Layout>, ModelError> {
+    let modes: &[Parallelism] =
+        if nodes.len() == 1 { &[Parallelism::Tensor] } else { &[Parallelism::Tensor, Parallelism::Pipeline] };
+    let mut found = Vec::new();
+    for &parallel in modes {
+        let group = Group { parallel, nodes: nodes.to_vec(), weights: weights(folder, machines, nodes) };
+        match of_group(folder, machines, wanted, group) {
+            Ok(layout) => found.push(layout),
+            // More stages than layers: no layout.
+            Err(ModelError::Plan(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Shares in proportion to the machines' speeds, but no larger than their memory.
+fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize]) -> Vec<u32> {
+    let of = |node: &usize| &machines.nodes[*node];
+    let speeds: Vec<f64> = nodes.iter().map(|node| of(node).speed.memory_bytes_s.max(1.0)).collect();
+    let (least, most) =
+        (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+    let mut shares = if most < least * EQUAL_SPEED { vec![1.0; nodes.len()] } else { speeds };
+    let total: f64 = shares.iter().sum();
+    shares.iter_mut().for_each(|share| *share /= total);
+    // A tenth for buffers, and something for the cache.
+    let room = |node: &usize| of(node).memory_bytes as f64 * 0.8 / folder.weights.bytes().max(1) as f64;
+    let mut full = vec![false; nodes.len()];
+    for _ in 0..nodes.len() {
+        let mut over = 0.0;
+        for (place, node) in nodes.iter().enumerate() {
+            if !full[place] && shares[place] > room(node) {
+                over += shares[place] - room(node);
+                (shares[place], full[place]) = (room(node), true);
+            }
+        }
+        let open: f64 = shares.iter().zip(&full).filter(|(_, full)| !**full).map(|(share, _)| share).sum();
+        if over == 0.0 || open <= 0.0 {
+            break;
+        }
+        shares
+            .iter_mut()
+            .zip(&full)
+            .filter(|(_, full)| !**full)
+            .for_each(|(share, _)| *share *= 1.0 + over / open);
+    }
+    let largest = shares.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let weight = |share: &f64| ((share / largest * LARGEST_WEIGHT).round() as u32).max(1);
+    let weights: Vec<u32> = shares.iter().map(weight).collect();
+    if weights.iter().all(|weight| *weight == weights[0]) { vec![1; weights.len()] } else { weights }
+}
+
+fn of_group(
+    folder: &ModelFolder,
+    machines: &Machines,
+    wanted: &Wanted,
+    group: Group,
+) -> Result<Layout, ModelError> {
+    let weights: Vec<f64> = group.weights.iter().map(|weight| f64::from(*weight)).collect();
+    let plan = ShardPlan::new(&folder.spec, group.parallel, &weights)?;
+    let footprints = shard_footprints(folder, &plan, KvFormat::F16)?;
+    let speeds: Vec<MachineSpeed> = group.nodes.iter().map(|node| machines.nodes[*node].speed).collect();
+    let cost = step_times(folder, &plan, &footprints, &speeds, slowest_link(machines, &group));
+    let context = wanted.context.unwrap_or(folder.spec.context).min(folder.spec.context);
+    let request = KvCacheRequest {
+        sequences: wanted.max_batch,
+        states: 2 * wanted.max_batch,
+        context,
+        is_required: wanted.context.is_some(),
+    };
+    let (mut kv_tokens, mut why_not) = (u64::MAX, None);
+    for (rank, (footprint, node)) in footprints.iter().zip(&group.nodes).enumerate() {
+        let budget = MemoryBudget { bytes: machines.nodes[*node].memory_bytes, is_set: false };
+        match kv_cache_tokens(footprint, rank, Some(budget), request) {
+            Ok(tokens) => kv_tokens = kv_tokens.min(tokens),
+            Err(error @ ModelError::DoesNotFit { .. }) => {
+                why_not = Some(format!("{}: {error}", machines.nodes[*node].name));
+                kv_tokens = 0;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let decode = cost.decode_tokens_s(PROMPT_TOKENS as f64);
+    let prefill = prompt_rate(&cost, 2 * PROMPT_TOKENS);
+    Ok(Layout {
+        name: name(&group, &machines.nodes),
+        why_not,
+        decode_tokens_s: decode,
+        prefill_tokens_s: prefill,
+        batch_tokens_s: batch_rate(&cost, kv_tokens),
+        kv_tokens,
+        longest_tokens: kv_tokens.min(context as u64),
+        answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
+        groups: vec![group],
+    })
+}
+
+/// The slowest link that a group uses: between all pairs, or between neighbours of a pipeline.
+fn slowest_link(machines: &Machines, group: &Group) -> LinkSpeed {
+    let nodes = &group.nodes;
+    let mut slowest = LinkSpeed::NONE;
+    for (place, from) in nodes.iter().enumerate() {
+        for (other, to) in nodes.iter().enumerate().skip(place + 1) {
+            if group.parallel == Parallelism::Tensor || other == place + 1 {
+                let link = &machines.links[*from][*to];
+                slowest.latency_s = slowest.latency_s.max(link.latency_s);
+                slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
+            }
+        }
+    }
+    slowest
+}
+
+/// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.
+fn batch_rate(cost: &Parallel, kv_tokens: u64) -> f64 {
+    if kv_tokens == 0 {
+        return 0.0;
+    }
+    let limits = Limits {
+        sequences: CLIENTS,
+        rows: STEP_ROWS,
+        kv_blocks: (kv_tokens as usize).div_ceil(KV_BLOCK_TOKENS),
+        prefix_cache: false,
+        snapshots: None,
+        draft_rows: 0,
+    };
+    let habit = Habit { prompt: PROMPT_TOKENS / 4, answer: ANSWER_TOKENS / 2, shared: 0.0, users: 1 };
+    let requests = habit.open(1.0, 2 * CLIENTS, 1);
+    let context = 2 * PROMPT_TOKENS;
+    let outcome = simulate::run(cost, limits, context, Workload::Closed { clients: CLIENTS, requests });
+    let tokens: usize = outcome.served.iter().map(|served| served.tokens).sum();
+    tokens as f64 / outcome.span_s.max(1e-9)
+}
+
+/// Replicas: requests are divided among them.
+fn together(groups: &[Layout], nodes: &[Node]) -> Layout {
+    let slowest = |of: fn(&Layout) -> f64| groups.iter().map(of).fold(f64::MAX, f64::min);
+    let names: Vec<String> =
+        groups.iter().flat_map(|layout| &layout.groups).map(|group| name(group, nodes)).collect();
+    Layout {
+        name: format!("{} replicas: {}", groups.len(), names.join(" | ")),
+        why_not: groups.iter().find_map(|group| group.why_not.clone()),
+        decode_tokens_s: slowest(|group| group.decode_tokens_s),
+        prefill_tokens_s: slowest(|group| group.prefill_tokens_s),
+        // Each gets as many requests as the others.
+        batch_tokens_s: slowest(|group| group.batch_tokens_s) * groups.len() as f64,
+        kv_tokens: groups.iter().map(|group| group.kv_tokens).sum(),
+        longest_tokens: groups.iter().map(|group| group.longest_tokens).min().unwrap_or(0),
+        answer_s: groups.iter().map(|group| group.answer_s).fold(0.0, f64::max),
+        groups: groups.iter().flat_map(|layout| layout.groups.clone()).collect(),
+    }
+}
+
+fn name(group: &Group, nodes: &[Node]) -> String {
+    let names: Vec<&str> = group.nodes.iter().map(|node| nodes[*node].name.as_str()).collect();
+    if names.len() == 1 {
+        return format!("{} alone", names[0]);
+    }
+    let kind = match group.parallel {
+        Parallelism::Tensor => "tensor",
+        Parallelism::Pipeline => "pipeline",
+    };
+    if group.weights.iter().all(|weight| *weight == group.weights[0]) {
+        return format!("{kind} on {}", names.join(" + "));
+    }
+    let total: u32 = group.weights.iter().sum();
+    let share = |(name, weight): (&&str, &u32)| {
+        format!("{name} {:.0} %", f64::from(*weight) * 100.0 / f64::from(total))
+    };
+    format!("{kind} on {}", names.iter().zip(&group.weights).map(share).collect::<Vec<_>>().join(" + "))
+}
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;

@@ -1,0 +1,126 @@
+//! Layouts of a model of 1.5 billion weights on made-up machines.
+
+use super::*;
+use crate::layouts::published;
+
+const GB: f64 = 1e9;
+const FAST: LinkSpeed = LinkSpeed { latency_s: 15e-6, bytes_s: 5e9 };
+const SLOW: LinkSpeed = LinkSpeed { latency_s: 2e-3, bytes_s: 0.1e9 };
+
+fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
+    let node = |(place, (bandwidth, memory)): (usize, &(f64, u64))| Node {
+        name: ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"][place].to_owned(),
+        speed: MachineSpeed {
+            memory_bytes_s: bandwidth * GB,
+            prompt_flops: bandwidth * 40.0 * GB,
+            decode_flops: bandwidth * 20.0 * GB,
+            fixed_s: 100e-6,
+        },
+        memory_bytes: *memory,
+    };
+    Machines {
+        nodes: list.iter().enumerate().map(node).collect(),
+        links: vec![vec![link; list.len()]; list.len()],
+    }
+}
+
+const WANTED: Wanted = Wanted { goal: Goal::Latency, context: None, max_batch: 16, replicas: None };
+
+fn plan(machines: &Machines, wanted: Wanted) -> (Vec<Layout>, Option<Pick>) {
+    let (folder, _outline) = published("llama-1b", 4).expect("a known shape");
+    let layouts = layouts(&folder, machines, &wanted).expect("an intact model");
+    let pick = pick(&layouts, wanted.goal);
+    (layouts, pick)
+}
+
+fn picked(machines: &Machines, wanted: Wanted) -> (String, Option<String>) {
+    let (layouts, pick) = plan(machines, wanted);
+    let pick = pick.expect("it fits");
+    (layouts[pick.index].name.clone(), pick.slower)
+}
+
+#[test]
+fn a_fast_link_adds_machines_and_a_slow_one_leaves_them_out() {
+    let two = [(20.0, 8 << 30); 2];
+    assert_eq!(picked(&machines(&two, FAST), WANTED), ("tensor on ant + bee".to_owned(), None));
+    assert_eq!(picked(&machines(&two, SLOW), WANTED), ("ant alone".to_owned(), None));
+    // 16 answers at a time: each machine its own model.
+    let throughput = Wanted { goal: Goal::Throughput, ..WANTED };
+    assert_eq!(picked(&machines(&two, SLOW), throughput).0, "2 replicas: ant alone | bee alone");
+}
+
+#[test]
+fn the_figures_are_bytes_over_bandwidth_and_reductions_over_the_link() {
+    let (layouts, _) = plan(&machines(&[(20.0, 8 << 30); 2], FAST), WANTED);
+    let of = |name: &str| layouts.iter().find(|layout| layout.name == name).expect(name);
+    let (one, two, pipeline) = (of("ant alone"), of("tensor on ant + bee"), of("pipeline on ant + bee"));
+    let (folder, _outline) = published("llama-1b", 4).expect("a known shape");
+    let step = folder.weights.bytes() as f64 / (20.0 * GB) + 100e-6;
+    // The cache of 1000 tokens adds a little.
+    let one_s = 1.0 / one.decode_tokens_s;
+    assert!((step..step * 1.1).contains(&one_s), "{one_s} for {step}");
+    let reductions = 2.0 * folder.spec.layers.len() as f64 + 2.0;
+    let two_s =
+        (one_s - 100e-6) / 2.0 + 100e-6 + reductions * (15e-6 + folder.spec.hidden as f64 * 4.0 / 5e9);
+    assert!(
+        (1.0 / two.decode_tokens_s / two_s - 1.0).abs() < 0.02,
+        "{} for {two_s}",
+        1.0 / two.decode_tokens_s
+    );
+    // A pipeline makes no single answer faster, but reads prompts in turn.
+    assert!(pipeline.decode_tokens_s < one.decode_tokens_s * 1.01, "{pipeline:?}");
+    assert!(pipeline.prefill_tokens_s > one.prefill_tokens_s * 1.4, "{pipeline:?}");
+    assert!(two.kv_tokens > one.kv_tokens, "{two:?}");
+}
+
+#[test]
+fn a_pick_that_is_slower_than_one_machine_says_so() {
+    let roomy = machines(&[(20.0, 3 << 30); 2], SLOW);
+    let context = Wanted { goal: Goal::Context, ..WANTED };
+    let (name, slower) = picked(&roomy, context);
+    assert!(name.ends_with("ant + bee") || name.ends_with("bee + ant"), "{name}");
+    assert!(slower.is_some_and(|slower| slower.contains("slower than with")), "{name}");
+    // It fits on neither alone: nothing to be slower than.
+    let (layouts, pick) = plan(&machines(&[(20.0, 600 << 20); 2], SLOW), WANTED);
+    let pick = pick.expect("it fits on both");
+    assert_eq!((layouts[pick.index].machines(), pick.slower), (2, None));
+    assert!(layouts.iter().any(|layout| !layout.fits() && layout.name == "ant alone"), "{layouts:?}");
+    let (_, none) = plan(&machines(&[(20.0, 100 << 20); 2], SLOW), WANTED);
+    assert_eq!(none, None);
+}
+
+#[test]
+fn shares_follow_speed_until_memory_ends() {
+    let (folder, _outline) = published("llama-1b", 4).expect("a known shape");
+    let of = |list: &[(f64, u64)]| {
+        let machines = machines(list, FAST);
+        let nodes: Vec<usize> = (0..list.len()).collect();
+        weights(&folder, &machines, &nodes)
+    };
+    assert_eq!(of(&[(30.0, 8 << 30), (10.0, 8 << 30)]), [100, 33]);
+    // Machines of nearly the same speed get the same shares.
+    assert_eq!(of(&[(21.0, 8 << 30), (20.0, 8 << 30)]), [1, 1]);
+    // The fast one has room for a fifth.
+    let fifth = (folder.weights.bytes() as f64 / 4.0) as u64;
+    let shares = of(&[(30.0, fifth), (10.0, 8 << 30), (10.0, 8 << 30)]);
+    let share = f64::from(shares[0]) / f64::from(shares.iter().sum::<u32>());
+    assert!((0.19..0.21).contains(&share), "{shares:?}");
+    assert_eq!(shares[1], shares[2]);
+}
+
+#[test]
+fn many_machines_are_planned_quickly() {
+    let eight: Vec<(f64, u64)> = (0..8).map(|place| (20.0 + f64::from(place), 8 << 30)).collect();
+    let began = std::time::Instant::now();
+    let (layouts, pick) = plan(&machines(&eight, FAST), WANTED);
+    assert!(layouts.len() < 80 && pick.is_some(), "{}", layouts.len());
+    assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    let asked = Wanted { replicas: Some(3), ..WANTED };
+    let (layouts, _) = plan(&machines(&eight, FAST), asked);
+    assert!(layouts.iter().all(|layout| layout.groups.len() == 3) && layouts.len() == 1, "{layouts:?}");
+    let mut used: Vec<usize> = layouts[0].groups.iter().flat_map(|group| group.nodes.clone()).collect();
+    used.sort_unstable();
+    let all = used.len();
+    used.dedup();
+    assert_eq!(used.len(), all, "no machine is in two replicas");
+}

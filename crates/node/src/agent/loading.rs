@@ -1,0 +1,85 @@
+//! Loading and unloading: what the operator wants of a model becomes the wishes of its groups.
+
+use std::collections::BTreeSet;
+
+use super::Agent;
+use super::canary::setting;
+use super::control::Reply;
+use crate::document::{Document, MOST_MEMBERS, ModelWish, PlannedLayout};
+
+/// The name of a model's group: the first has the model's name.
+fn group_name(model: &str, replica: u32) -> String {
+    if replica == 0 { model.to_owned() } else { format!("{model}#{}", replica + 1) }
+}
+
+impl Agent {
+    /// Has a model served by `replicas` groups, each with its own layouts. Returns whether another
+    /// node holds the change.
+    pub(super) async fn load(
+        &self,
+        wish: ModelWish,
+        layouts: Vec<Vec<PlannedLayout>>,
+        replicas: u32,
+    ) -> Result<bool, String> {
+        let document = self.lock().membership.document().clone();
+        let may = if wish.nodes.is_empty() { document.members().count() } else { wish.nodes.len() };
+        if replicas == 0 || replicas as usize > may.min(MOST_MEMBERS) {
+            return Err(format!(
+                "{replicas} replicas: each needs a node of its own, and {may} may run the model"
+            ));
+        }
+        if document.model(&wish.model).is_some_and(|known| known.replica_of.is_some()) {
+            return Err(format!("{} is the name of another model's replica: load that model", wish.model));
+        }
+        // Without a plan or a number, replicas share the nodes evenly.
+        let share = (replicas > 1).then_some((may as u32 / replicas).max(1));
+        let groups: Vec<(String, ModelWish)> = (0..replicas)
+            .map(|replica| {
+                let wish = ModelWish {
+                    count: wish.count.or(share),
+                    layouts: layouts.get(replica as usize).cloned().unwrap_or_default(),
+                    replica_of: (replica > 0).then(|| wish.model.clone()),
+                    ..wish.clone()
+                };
+                (group_name(&wish.model, replica), wish)
+            })
+            .collect();
+        let kept: BTreeSet<&str> = groups.iter().map(|(name, _)| name.as_str()).collect();
+        let old: Vec<String> = document
+            .groups_of(&wish.model)
+            .filter(|(name, _)| !kept.contains(name))
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        let me = self.0.id;
+        let change = |document: &mut Document| {
+            old.iter().try_for_each(|name| document.set_model(me, name, None))?;
+            groups.iter().try_for_each(|(name, wish)| document.set_model(me, name, Some(wish.clone())))
+        };
+        self.change(change).await
+    }
+
+    /// Has a model served no more, with all its replicas.
+    pub(super) async fn unload(&self, name: String) -> Result<Reply, String> {
+        let document = self.lock().membership.document().clone();
+        match document.model(&name) {
+            None => return Err(format!("no model {name} is loaded: `thunder cluster status` lists them")),
+            Some(ModelWish { replica_of: Some(model), .. }) => {
+                return Err(format!("{name} is a replica: unload {model}, or load it with fewer --replicas"));
+            }
+            Some(_) => {}
+        }
+        let me = self.0.id;
+        let groups: Vec<String> = document.groups_of(&name).map(|(group, _)| group.to_owned()).collect();
+        let change = |document: &mut Document| {
+            for group in &groups {
+                document.set_model(me, group, None)?;
+                if document.setting(&setting(group)).is_some() {
+                    document.set_setting(me, &setting(group), None)?;
+                }
+            }
+            Ok(())
+        };
+        let spread = self.change(change).await?;
+        Ok(Reply::Changed { name, spread })
+    }
+}

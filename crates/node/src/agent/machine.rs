@@ -1,0 +1,166 @@
+//! How fast this machine computes: measured once by `thunder bench machine`, kept on the disk, and
+//! told to the others in the report.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Agent;
+use super::calls::Call;
+use crate::id::NodeId;
+use crate::report::{NodeReport, SpeedReport};
+use crate::storage::DataFolder;
+
+/// The file in the data folder.
+const FILE: &str = "machine.json";
+/// Time for all nodes to measure, on busy machines.
+const LIMIT: Duration = Duration::from_secs(45);
+/// The longest output of the measurement.
+const LONGEST_OUTPUT_BYTES: usize = 64 << 10;
+
+/// What is known of this machine's speed.
+#[derive(Debug, Default)]
+pub(super) struct Speed {
+    measured: Option<SpeedReport>,
+    /// A measurement runs.
+    measures: bool,
+    /// Why the last measurement failed.
+    failed: Option<String>,
+}
+
+/// What is kept on the disk.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    /// What was measured: another program or machine is measured anew.
+    version: String,
+    system: String,
+    cores: u32,
+    speed: SpeedReport,
+}
+
+impl Speed {
+    /// What was measured before on this machine, with this version.
+    pub fn read(folder: &DataFolder) -> Self {
+        // A file that cannot be read is measured anew.
+        let bytes = folder.read(FILE).ok().flatten().unwrap_or_default();
+        let here = NodeReport::of_this_machine();
+        let kept = serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| {
+            (&kept.version, &kept.system, kept.cores) == (&here.version, &here.system, here.cores)
+        });
+        Self { measured: kept.map(|kept| kept.speed), ..Self::default() }
+    }
+}
+
+impl Agent {
+    fn known_speed(&self) -> std::sync::MutexGuard<'_, Speed> {
+        self.0.speed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// How fast this machine computes, if that was measured.
+    pub(super) fn speed(&self) -> Option<SpeedReport> {
+        self.known_speed().measured
+    }
+
+    /// Measures this machine, unless that was done or is being done.
+    pub(super) async fn measure_machine(self) {
+        {
+            let mut speed = self.known_speed();
+            if speed.measured.is_some() || speed.measures {
+                return;
+            }
+            (speed.measures, speed.failed) = (true, None);
+        }
+        // Ranks take the memory's time: what is measured next to them is not kept.
+        let is_quiet = self.groups().own.is_empty();
+        let program = self.0.options.program.clone();
+        let measuring = tokio::task::spawn_blocking(move || {
+            let mut command = Command::new(&program);
+            command.args(["bench", "machine", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
+            let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
+            let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
+            serde_json::from_slice::<SpeedReport>(text)
+                .map_err(|error| format!("`thunder bench machine` ended with {}: {error}", output.status))
+        });
+        let measured = measuring.await.unwrap_or_else(|error| Err(error.to_string()));
+        match &measured {
+            Ok(measured) if is_quiet => self.keep_speed(*measured),
+            Ok(_) => {}
+            Err(why) => self.0.log.add(format!("this machine cannot be measured: {why}")),
+        }
+        {
+            let mut speed = self.known_speed();
+            speed.measures = false;
+            speed.measured = measured.as_ref().ok().copied();
+            speed.failed = measured.err();
+        }
+        let mut state = self.lock();
+        self.report_ranks(&mut state, None);
+        self.settle(&mut state);
+        drop(state);
+        self.0.version.send_modify(|version| *version += 1);
+    }
+
+    fn keep_speed(&self, speed: SpeedReport) {
+        let here = NodeReport::of_this_machine();
+        let kept = Kept { version: here.version, system: here.system, cores: here.cores, speed };
+        let written = serde_json::to_vec(&kept).map_err(|error| error.to_string());
+        let written =
+            written.and_then(|json| self.0.folder.write(FILE, &json).map_err(|error| error.to_string()));
+        if let Err(why) = written {
+            self.0.log.add(format!("this machine's speed is measured again after a restart: {why}"));
+        }
+    }
+
+    /// The members that answer and have not measured their machine.
+    fn unmeasured(&self) -> Vec<NodeId> {
+        let state = self.lock();
+        let peers = state.membership.peers().filter(|(_, peer)| peer.up);
+        let unknown =
+            |report: Option<&std::sync::Arc<NodeReport>>| report.is_none_or(|report| report.speed.is_none());
+        let mut unmeasured: Vec<NodeId> =
+            peers.filter(|(_, peer)| unknown(peer.report.as_ref())).map(|(id, _)| id).collect();
+        if self.speed().is_none() {
+            unmeasured.push(self.0.id);
+        }
+        unmeasured
+    }
+
+    /// Has every node that answers measure its machine, and waits for what they find.
+    pub(super) async fn measure_machines(&self) -> Result<(), String> {
+        let mut changes = self.changes();
+        let mut asking = tokio::task::JoinSet::new();
+        for node in self.unmeasured() {
+            let agent = self.clone();
+            asking.spawn(async move {
+                if node == agent.0.id {
+                    agent.measure_machine().await;
+                    Ok(())
+                } else {
+                    agent.call(node, &Call::MeasureMachine).await.map(drop)
+                }
+            });
+        }
+        let asked: Result<(), String> = asking.join_all().await.into_iter().collect();
+        asked.map_err(|why| format!("{why}; it may be of a version that measures nothing"))?;
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            changes.mark_unchanged();
+            let left = self.unmeasured();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if let Some(why) = self.known_speed().failed.clone().filter(|_| left.contains(&self.0.id)) {
+                return Err(format!("this machine cannot be measured: {why}"));
+            }
+            if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
+                let names: Vec<String> = left.iter().map(|node| self.name_of(node)).collect();
+                return Err(format!(
+                    "{} did not measure its machine within {} s; `thunder cluster logs NODE` may say why",
+                    names.join(", "),
+                    LIMIT.as_secs()
+                ));
+            }
+        }
+    }
+}

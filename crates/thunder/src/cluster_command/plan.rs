@@ -1,0 +1,270 @@
+//! `thunder cluster plan`: where a model would run best, predicted from what was measured.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{bail, ensure};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use thunder_capacity::placement::{
+    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Wanted,
+};
+use thunder_model::{ModelFolder, Parallelism};
+use thunder_node::agent::control::{self, Request};
+use thunder_node::agent::{MemberStatus, Status};
+use thunder_node::document::{MOST_LAYOUTS, PlannedLayout};
+use thunder_node::id::NodeId;
+
+use super::fetch;
+use crate::model_arg::completer;
+use crate::{session, table};
+
+/// Layouts that are shown, unless all are asked for.
+const SHOWN: usize = 12;
+/// Part of the memory's bandwidth that products with unpacked weights reach.
+const UNPACKED_REACHED: f64 = 0.9;
+/// Bits of a weight up to which the measured product with 4-bit weights stands for others.
+const FEW_BITS: f64 = 5.0;
+/// Jobs for all threads in a layer, and in a step besides.
+const JOBS_PER_LAYER: f64 = 8.0;
+/// Seconds of a step for the sampler and for what rank 0 tells the others.
+const STEP_S: f64 = 60e-6;
+
+/// What a layout is chosen for.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GoalArg {
+    /// The shortest time of one answer (200 tokens, to a prompt of 1000)
+    Latency,
+    /// The most tokens a second of 16 answers at a time
+    Throughput,
+    /// The longest requests
+    Context,
+}
+
+impl From<GoalArg> for Goal {
+    fn from(goal: GoalArg) -> Self {
+        match goal {
+            GoalArg::Latency => Self::Latency,
+            GoalArg::Throughput => Self::Throughput,
+            GoalArg::Context => Self::Context,
+        }
+    }
+}
+
+/// Predict how fast a model would be on each set of nodes, and pick one
+///
+/// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
+/// alone, tensor parallel and pipeline with shares by speed and memory, replicas. Reads the model's
+/// configuration and headers only, on this machine. Nodes measure their memory and arithmetic
+/// once, in two seconds; links are measured if they were not. `thunder model load` takes the pick
+/// unless it is told where to run the model.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
+    #[arg(value_name = "MODEL", add = completer())]
+    model: OsString,
+    /// What counts
+    #[arg(long = "for", value_name = "GOAL", value_enum, default_value_t = GoalArg::Latency)]
+    goal: GoalArg,
+    /// Groups that serve the model: 1 for no replicas [default: as many as are best]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    replicas: Option<u16>,
+    /// Tokens of prompt and answer together that must fit [default: the model's maximum, or less]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Print all layouts, not only the best 12
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object with all layouts
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is planned for.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// What counts.
+    pub goal: Goal,
+    /// Groups; `None`: as many as are best.
+    pub replicas: Option<usize>,
+    /// Most tokens of a request.
+    pub context: Option<usize>,
+    /// Requests that decode together.
+    pub max_batch: usize,
+}
+
+/// A plan.
+pub struct Plan {
+    /// The nodes, by the layouts' indices.
+    pub ids: Vec<NodeId>,
+    /// Their names and figures.
+    pub machines: Machines,
+    /// All layouts, best first.
+    pub layouts: Vec<Layout>,
+    /// The one to take; `None` if the model fits nowhere.
+    pub pick: Option<Pick>,
+}
+
+impl Plan {
+    /// Plans a model on the nodes that answer and take work.
+    ///
+    /// # Errors
+    /// When the model is not on this machine, or a node or a link cannot be measured.
+    pub async fn make(data: &Path, model: &OsString, ask: Ask) -> anyhow::Result<Self> {
+        let folder = session::open_folder(model)?;
+        control::ask(data, &Request::MeasureMachines).await?;
+        let mut status = fetch(data).await?;
+        if !all_links(&status) {
+            control::ask(data, &Request::MeasureLinks).await?;
+            status = fetch(data).await?;
+        }
+        let members: Vec<&MemberStatus> =
+            status.members.iter().filter(|member| member.up && !member.drained).collect();
+        ensure!(
+            !members.is_empty(),
+            "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
+        );
+        let nodes = members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
+        let link = |from: &&MemberStatus| members.iter().map(|to| link(&status, from, to)).collect();
+        let machines = Machines { nodes, links: members.iter().map(link).collect() };
+        let wanted =
+            Wanted { goal: ask.goal, context: ask.context, max_batch: ask.max_batch, replicas: ask.replicas };
+        if let Some(replicas) = ask.replicas.filter(|replicas| *replicas > members.len()) {
+            bail!("{replicas} replicas need as many nodes; {} take work", members.len());
+        }
+        let layouts = placement::layouts(&folder, &machines, &wanted)?;
+        let pick = placement::pick(&layouts, ask.goal);
+        Ok(Self { ids: members.iter().map(|member| member.id).collect(), machines, layouts, pick })
+    }
+
+    /// The layouts for each group of the pick: its own first, then the others that use one group,
+    /// for the time when its nodes are not all there.
+    pub fn wishes(&self) -> Vec<Vec<PlannedLayout>> {
+        let Some(pick) = &self.pick else { return Vec::new() };
+        let single = self.layouts.iter().filter(|layout| layout.fits() && layout.groups.len() == 1);
+        let spare: Vec<PlannedLayout> = single.map(|layout| self.planned(&layout.groups[0])).collect();
+        let of_group = |group: &Group| {
+            let own = self.planned(group);
+            let others = spare.iter().filter(|layout| **layout != own).cloned();
+            std::iter::once(own.clone()).chain(others).take(MOST_LAYOUTS).collect()
+        };
+        self.layouts[pick.index].groups.iter().map(of_group).collect()
+    }
+
+    fn planned(&self, group: &Group) -> PlannedLayout {
+        let arguments = match group.parallel {
+            Parallelism::Tensor => Vec::new(),
+            Parallelism::Pipeline => vec!["--parallel".to_owned(), "pipeline".to_owned()],
+        };
+        PlannedLayout {
+            nodes: group.nodes.iter().map(|node| self.ids[*node]).collect(),
+            weights: group.weights.clone(),
+            arguments,
+        }
+    }
+}
+
+/// Whether the links of all nodes that answer are measured, from one side at least.
+fn all_links(status: &Status) -> bool {
+    let up: Vec<&MemberStatus> = status.members.iter().filter(|member| member.up).collect();
+    let known = |one: &MemberStatus, other: &MemberStatus| {
+        let is = |from: &str, to: &str| status.links.iter().any(|link| link.from == from && link.to == to);
+        is(&one.short, &other.short) || is(&other.short, &one.short)
+    };
+    up.iter().enumerate().all(|(place, one)| up[place + 1..].iter().all(|other| known(one, other)))
+}
+
+/// What a node gives for this model.
+fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
+    let report = member.report.as_ref();
+    let Some((report, speed)) = report.and_then(|report| Some((report, report.speed?))) else {
+        bail!("{} has not said how fast it is: is it of an older version?", member.name);
+    };
+    let spec = &folder.spec;
+    let weights = (spec.layer_weights() + (spec.vocab * spec.hidden) as u64).max(1);
+    let bits = folder.weights.bytes() as f64 * 8.0 / weights as f64;
+    let unpacked = speed.memory_bytes_s as f64 * UNPACKED_REACHED;
+    let packed = speed.weight_bytes_s as f64;
+    let jobs = JOBS_PER_LAYER * (spec.layers.len() + 1) as f64;
+    Ok(Node {
+        name: member.name.clone(),
+        speed: MachineSpeed {
+            memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
+            prompt_flops: (speed.prompt_flops as f64).max(1.0),
+            decode_flops: (speed.decode_flops as f64).max(1.0),
+            fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
+        },
+        memory_bytes: report.memory_free,
+    })
+}
+
+/// The link between two nodes: the worse of both directions. What was measured is a round trip.
+fn link(status: &Status, one: &MemberStatus, other: &MemberStatus) -> LinkSpeed {
+    let of_pair = |link: &&thunder_node::agent::LinkStatus| {
+        (link.from == one.short && link.to == other.short)
+            || (link.from == other.short && link.to == one.short)
+    };
+    status.links.iter().filter(of_pair).fold(LinkSpeed::NONE, |worse, link| LinkSpeed {
+        latency_s: worse.latency_s.max(link.latency_us as f64 / 2.0 * 1e-6),
+        bytes_s: worse.bytes_s.min(link.bytes_s.max(1) as f64),
+    })
+}
+
+impl PlanArgs {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When no plan can be made.
+    pub async fn run(self, data: &Path) -> anyhow::Result<()> {
+        let ask = Ask {
+            goal: self.goal.into(),
+            replicas: self.replicas.map(usize::from),
+            context: self.context,
+            max_batch: usize::from(crate::engine_args::DEFAULT_MAX_BATCH),
+        };
+        let plan = Plan::make(data, &self.model, ask).await?;
+        if self.json {
+            let nodes = plan.machines.nodes.iter().zip(&plan.ids).map(|(node, id)| {
+                json!({ "name": node.name, "id": id, "speed": node.speed, "memory_bytes": node.memory_bytes })
+            });
+            let nodes: Vec<_> = nodes.collect();
+            println!("{}", json!({ "nodes": nodes, "layouts": plan.layouts, "pick": plan.pick }));
+            return Ok(());
+        }
+        println!("{}", table_of(&plan.layouts, if self.all { usize::MAX } else { SHOWN }));
+        match &plan.pick {
+            Some(pick) => {
+                println!("{}", pick.why);
+                pick.slower.iter().for_each(|slower| println!("Note: {slower}"));
+            }
+            None => println!("The model fits nowhere: `thunder cluster plan --all` says why of each layout."),
+        }
+        Ok(())
+    }
+}
+
+fn table_of(layouts: &[Layout], most: usize) -> comfy_table::Table {
+    let mut rows = table::new(&[
+        "layout",
+        "decode tokens/s",
+        "prefill tokens/s",
+        "16 at a time",
+        "an answer",
+        "KV tokens",
+    ]);
+    for layout in layouts.iter().take(most) {
+        if let Some(why) = &layout.why_not {
+            rows.add_row([layout.name.clone(), why.clone()]);
+            continue;
+        }
+        rows.add_row([
+            layout.name.clone(),
+            format!("{:.1}", layout.decode_tokens_s),
+            format!("{:.0}", layout.prefill_tokens_s),
+            format!("{:.0} tokens/s", layout.batch_tokens_s),
+            format!("{:.2} s", layout.answer_s),
+            layout.kv_tokens.to_string(),
+        ]);
+    }
+    rows
+}
