@@ -67,6 +67,9 @@ pub struct Config {
     /// connections carry long messages together, which helps if one does not fill the wire or if
     /// there are several wires. Each costs buffers.
     pub connections: usize,
+    /// Encrypt what TCP links between hosts carry. It is encrypted if any rank of the group wants
+    /// it. Costs processor time; shared memory and RDMA are not affected. Needs a secret.
+    pub encrypt: bool,
     /// How the values of all-reduces travel between hosts. Must be the same on all ranks.
     pub wire: Wire,
     /// A listener for the coordinator that is already bound (rank 0 only), so that the system can
@@ -98,6 +101,7 @@ impl Config {
             host: None,
             ring_bytes: 512 << 10,
             connections: 1,
+            encrypt: false,
             wire: Wire::Exact,
             listener: None,
             ports: None,

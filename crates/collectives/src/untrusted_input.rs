@@ -205,7 +205,15 @@ proptest! {
 fn endpoint() -> Endpoint {
     let text = |word: &str| word.to_owned();
     let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
-    Endpoint { host: text("a"), addresses, port: 9, connections: 1, local: text("b"), session: text("c") }
+    Endpoint {
+        host: text("a"),
+        addresses,
+        port: 9,
+        connections: 1,
+        local: text("b"),
+        session: text("c"),
+        sealed: true,
+    }
 }
 
 fn config(rank: usize, listener: &Arc<TcpListener>) -> Config {

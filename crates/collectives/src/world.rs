@@ -16,7 +16,7 @@ use std::time::Instant;
 use crate::link::Link;
 use crate::link::board::{Board, board_bytes};
 use crate::link::rdma::{RdmaLink, addresses_of};
-use crate::link::tcp::TcpLink;
+use crate::link::tcp::{Sealed, TcpLink};
 use crate::platform::{self, Mapping};
 use crate::rendezvous::{Endpoint, HandshakeStream};
 use crate::watch::Watch;
@@ -180,8 +180,21 @@ fn remote_link(
         stream.set_timeouts(Some(topology.config.rendezvous_limit)).map_err(set_up)?;
         return Ok(Box::new(RdmaLink::connect(rdma, peer, devices, stream)?));
     }
-    let unlimited = streams.iter().try_for_each(|stream| stream.set_timeouts(None));
-    Ok(Box::new(unlimited.and_then(|()| TcpLink::new(streams)).map_err(set_up)?))
+    if !topology.is_sealed() {
+        let unlimited = streams.iter().try_for_each(|stream| stream.set_timeouts(None));
+        return Ok(Box::new(unlimited.and_then(|()| TcpLink::new(streams)).map_err(set_up)?));
+    }
+    let Config { rank, secret, rendezvous_limit, .. } = topology.config;
+    let agree = |stream: TcpStream| {
+        stream.set_timeouts(Some(*rendezvous_limit))?;
+        let handle = stream.duplicate()?;
+        let sealed = Sealed::agree(stream, secret, *rank > peer)?;
+        // A limit belongs to the socket, so this handle's counts.
+        handle.set_timeouts(None)?;
+        Ok(sealed)
+    };
+    let sealed: std::io::Result<Vec<Sealed>> = streams.into_iter().map(agree).collect();
+    Ok(Box::new(sealed.and_then(TcpLink::new).map_err(set_up)?))
 }
 
 #[cfg(test)]

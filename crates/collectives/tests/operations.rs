@@ -264,6 +264,26 @@ fn every_operation_is_right_over_several_connections() {
     assert!(results.into_iter().all(|result| result == Ok(())));
 }
 
+#[test]
+fn every_operation_is_right_over_encrypted_links() {
+    for connections in [1, 3] {
+        // It is enough that one rank wants it.
+        let groups = local::groups_with(3, |config| {
+            config.transport = TransportChoice::Tcp;
+            config.connections = connections;
+            config.encrypt = config.rank == 1;
+            config.secret = b"secret".to_vec();
+        });
+        let results = local::run_on(groups.unwrap(), |mut group| {
+            for count in [0, 1, 1031, 150_007] {
+                exercise::<f32>(&mut group, count)?;
+            }
+            exercise::<u8>(&mut group, 1031)
+        });
+        assert!(results.into_iter().all(|result| result == Ok(())));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]

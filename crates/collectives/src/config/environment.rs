@@ -17,7 +17,8 @@ impl Config {
     /// `THUNDER_CABLES` (`10.84.72.0/30=rdma_en2,192.168.1.0/24`), `THUNDER_STALL_LIMIT_MS`,
     /// `THUNDER_LOSS_LIMIT_MS`, `THUNDER_RENDEZVOUS_LIMIT_MS`, `THUNDER_SPIN_US`,
     /// `THUNDER_IDLE_SPIN_US`, `THUNDER_HOST`, `THUNDER_RING_BYTES`, `THUNDER_CONNECTIONS`,
-    /// `THUNDER_WIRE` (`exact`, `int8`) and `THUNDER_PORTS` (`FIRST-LAST`).
+    /// `THUNDER_ENCRYPT` (`1`: encrypt TCP links), `THUNDER_WIRE` (`exact`, `int8`) and
+    /// `THUNDER_PORTS` (`FIRST-LAST`).
     ///
     /// If `THUNDER_RANK` is not set, reads MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring), or with
     /// `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`. Returns `None` if neither
@@ -81,6 +82,13 @@ impl Config {
         }
         if let Some(value) = variable("THUNDER_CONNECTIONS") {
             config.connections = number("THUNDER_CONNECTIONS", &value)?;
+        }
+        if let Some(value) = variable("THUNDER_ENCRYPT") {
+            config.encrypt = match value.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => return Err(setting("THUNDER_ENCRYPT", &value, "use 1 or 0")),
+            };
         }
         if let Some(value) = variable("THUNDER_WIRE") {
             config.wire = value.parse().map_err(|_| setting("THUNDER_WIRE", &value, "use exact or int8"))?;

@@ -4,12 +4,58 @@
 //! Several connections carry one stream of bytes in stripes, in turn. A long message uses them all,
 //! a short one only the connection that is next.
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
+mod sealed;
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 use super::{Closed, Interest, Link};
 use crate::Transport;
+pub(crate) use sealed::Sealed;
+
+/// A non-blocking stream of bytes: TCP's own, or sealed records on it.
+pub(crate) trait Connection: Send {
+    /// Makes it non-blocking, without Nagle's delay.
+    fn set_up(&self) -> io::Result<()>;
+
+    /// Reads what has arrived; 0 at the stream's end.
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize>;
+
+    /// Takes bytes of `first`, then of `second`. Whoever gets fewer passes the rest again.
+    fn write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize>;
+
+    /// True if bytes can be read of which the descriptor does not tell.
+    fn is_ready(&self) -> bool {
+        false
+    }
+
+    /// For `poll`.
+    fn descriptor(&self) -> RawFd;
+}
+
+impl Connection for TcpStream {
+    fn set_up(&self) -> io::Result<()> {
+        self.set_nodelay(true)?;
+        self.set_nonblocking(true)
+    }
+
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        Read::read(self, target)
+    }
+
+    fn write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
+        if first.is_empty() {
+            Write::write(self, second)
+        } else {
+            self.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])
+        }
+    }
+
+    fn descriptor(&self) -> RawFd {
+        self.as_raw_fd()
+    }
+}
 
 /// Fits the second-level cache, so that a reduction reads what the kernel has just copied.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -43,8 +89,8 @@ impl StripeCursor {
 }
 
 /// One rank's end of the connections of a pair.
-pub(crate) struct TcpLink {
-    streams: Vec<TcpStream>,
+pub(crate) struct TcpLink<C> {
+    streams: Vec<C>,
     sending: StripeCursor,
     receiving: StripeCursor,
     buffer: Box<[u8]>,
@@ -52,24 +98,23 @@ pub(crate) struct TcpLink {
     start: usize,
     end: usize,
     shown: usize,
+    /// What was wrong with the bytes of a connection.
+    fault: Option<String>,
 }
 
-impl TcpLink {
+impl<C: Connection> TcpLink<C> {
     /// Both ends must pass their connections, at least one, in the same order.
-    pub fn new(streams: Vec<TcpStream>) -> std::io::Result<Self> {
-        for stream in &streams {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-        }
+    pub fn new(streams: Vec<C>) -> io::Result<Self> {
+        streams.iter().try_for_each(Connection::set_up)?;
         let cursor = || StripeCursor::new(streams.len());
         let (sending, receiving) = (cursor(), cursor());
         let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
-        Ok(Self { streams, sending, receiving, buffer, start: 0, end: 0, shown: 0 })
+        Ok(Self { streams, sending, receiving, buffer, start: 0, end: 0, shown: 0, fault: None })
     }
 
     /// Reads from the connection that is next. Returns 0 when nothing has arrived.
     fn read(&mut self, into: ReadTarget) -> Result<usize, Closed> {
-        let mut stream = &self.streams[self.receiving.connection];
+        let stream = &mut self.streams[self.receiving.connection];
         let target: &mut [u8] = match into {
             ReadTarget::Buffer => &mut self.buffer[self.end..],
             // SAFETY: the creator vouches for the bytes; any value is a valid u8.
@@ -82,7 +127,12 @@ impl TcpLink {
                 Ok(count) => break count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Closed),
+                Err(error) => {
+                    if error.kind() == ErrorKind::InvalidData {
+                        self.fault = Some(error.to_string());
+                    }
+                    return Err(Closed);
+                }
             }
         };
         self.receiving.advance(count, self.streams.len());
@@ -98,7 +148,7 @@ enum ReadTarget {
     Memory(*mut u8, usize),
 }
 
-impl Link for TcpLink {
+impl<C: Connection> Link for TcpLink<C> {
     fn transport(&self) -> Transport {
         Transport::Tcp
     }
@@ -111,13 +161,7 @@ impl Link for TcpLink {
                 (&first[sent.min(first.len())..], &second[sent.saturating_sub(first.len())..]);
             let first = &first[..first.len().min(self.sending.left)];
             let second = &second[..second.len().min(self.sending.left - first.len())];
-            let mut stream = &self.streams[self.sending.connection];
-            let result = if first.is_empty() {
-                stream.write(second)
-            } else {
-                stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])
-            };
-            let count = match result {
+            let count = match self.streams[self.sending.connection].write(first, second) {
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -175,15 +219,15 @@ impl Link for TcpLink {
         Ok(count)
     }
 
-    fn arm(&mut self, _interest: Interest) -> bool {
-        true
+    fn arm(&mut self, interest: Interest) -> bool {
+        !(interest.receive && self.streams[self.receiving.connection].is_ready())
     }
 
     fn disarm(&mut self) {}
 
     fn descriptors(&self, interest: Interest, set: &mut Vec<libc::pollfd>) {
         let mut add = |cursor: &StripeCursor, events| {
-            let fd = self.streams[cursor.connection].as_raw_fd();
+            let fd = self.streams[cursor.connection].descriptor();
             set.push(libc::pollfd { fd, events, revents: 0 });
         };
         if interest.receive {
@@ -196,6 +240,10 @@ impl Link for TcpLink {
 
     fn reports_end(&self) -> bool {
         true
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.fault.clone()
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Endpoint {
     pub local: String,
     /// Name of the group that the ranks form; all use the lowest rank's.
     pub session: String,
+    /// It wants TCP links to be encrypted.
+    pub sealed: bool,
 }
 
 impl Endpoint {
@@ -58,6 +60,7 @@ impl Endpoint {
             connections: 1,
             local: String::new(),
             session: String::new(),
+            sealed: false,
         }
     }
 

@@ -12,7 +12,7 @@ const TAG_BYTES: usize = 32;
 /// A hello is an address list, which is far shorter.
 const MESSAGE_LIMIT_BYTES: u32 = 64 << 10;
 /// Changes with the wire format.
-pub(crate) const GREETING: &[u8; 8] = b"thunder2";
+pub(crate) const GREETING: &[u8; 8] = b"thunder3";
 
 const SECRETS_DIFFER: &str = "the secrets differ: give all ranks the same THUNDER_SECRET";
 

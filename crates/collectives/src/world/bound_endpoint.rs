@@ -33,7 +33,8 @@ impl BoundEndpoint {
         let mut addresses = platform::interface_addresses();
         addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let connections = config.connections;
-        let endpoint = Endpoint { host, addresses, port, connections, local, session };
+        let sealed = config.encrypt;
+        let endpoint = Endpoint { host, addresses, port, connections, local, session, sealed };
         Ok(Self { tcp, local: listener, endpoint })
     }
 }

@@ -119,6 +119,7 @@ mod tests {
             connections: 1,
             local: String::new(),
             session: String::new(),
+            sealed: false,
         };
         let request =
             ConnectionRequest { session: String::new(), from: 1, to: 0, purpose: Purpose::Liveness };

@@ -58,6 +58,12 @@ impl<'a> Topology<'a> {
         }
     }
 
+    /// True when TCP links encrypt what they carry: if any rank wants it. A rank that wants it does
+    /// not depend on the table, which somebody on the network could have changed.
+    pub fn is_sealed(&self) -> bool {
+        self.config.encrypt || self.table.iter().any(|endpoint| endpoint.sealed)
+    }
+
     /// The ranks by host, where hosts have a board; otherwise each rank is a host of its own.
     pub fn hosts(&self) -> Vec<Vec<usize>> {
         // Under `Rdma`, ranks of one host may have cables between them, and not every rank knows
