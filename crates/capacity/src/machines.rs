@@ -1,8 +1,9 @@
 //! Machines and links that are known without measuring them, with the source of each number.
 //!
 //! Memory bandwidth and arithmetic are data-sheet figures times what engines reach of them; the
-//! shares are stated here. The figures were written from memory of these sources and have not been
-//! checked against them. Measure your own (`thunder bench report`) where you can.
+//! shares are stated here. Each machine's `source` says where each figure is from, and which are
+//! assumed. Checked on 2026-11-23, for Apple's, AMD's and NVIDIA's own pages mostly by pages that
+//! quote them; links, and the RTX 4090, were not. Measure your own (`thunder bench report`).
 
 use serde::Serialize;
 use thunder_cost::{LinkSpeed, MachineSpeed};
@@ -10,9 +11,11 @@ use thunder_cost::{LinkSpeed, MachineSpeed};
 const GIB: u64 = 1 << 30;
 
 /// Part of a data sheet's memory bandwidth that decoding reaches: llama.cpp and MLX reach 0.7 to
-/// 0.85 on Apple's chips (docs of llama.cpp, discussion 4167).
+/// 0.85 on Apple's chips (llama.cpp, discussion 4167); rocm_bandwidth_test has 212 of 256 GB/s,
+/// 0.83, on Strix Halo (llm-tracker.info).
 const BANDWIDTH_REACHED: f64 = 0.75;
-/// Part of the arithmetic peak that prompts reach: 0.5 to 0.7 in the same measurements.
+/// Part of the arithmetic peak that prompts reach: 0.5 to 0.7 in the same measurements; hipBLASLt
+/// has 36.9 of 59.4 TFLOP/s, 0.62, on Strix Halo (llm-tracker.info).
 const ARITHMETIC_REACHED: f64 = 0.5;
 /// Time of a step that depends on nothing: launches and bookkeeping.
 const FIXED_S: f64 = 300e-6;
@@ -82,10 +85,16 @@ impl Link {
     }
 }
 
-const APPLE: &str = "Apple's technical specifications; GPU limit of 75 % of memory (macOS's default); FP16 peak from cores x \
-                     clock; watts from Apple's power consumption page (HT102027, HT213100)";
-const APPLE_M5: &str = "Apple's technical specifications; FP16 peak of the neural accelerators in the GPU from Apple's claim of \
-                        4 x the M4 family's; watts assumed like the M4 family's";
+const MINI: &str = "273 GB/s: apple.com/mac-mini/specs; memory: macOS's GPU limit of 75 %, of 2/3 up to 32 GB (llama.cpp, \
+                    discussion 2182); FP16 peak: GPU cores x clock; 5 W idle, 140 W busy: support.apple.com/103253";
+const STUDIO: &str = "546 GB/s (40-core GPU), 819 GB/s: support.apple.com/122211; memory: macOS's GPU limit of 75 % (llama.cpp, \
+                      discussion 2182); FP16 peak (80-core GPU for M3 Ultra): twice FP32's 18.4 and 28.4 TFLOP/s \
+                      (huggingface.co/hardware), less clock under load; 145 W, 270 W busy: support.apple.com/102027; idle \
+                      watts assumed from that page's 9 to 13 W of earlier models";
+const M5: &str = "153, 307, 614 GB/s: Apple's newsroom (M5 2025-10, M5 Pro and Max 2026-03); memory: macOS's GPU limit of 75 %, of \
+                  2/3 up to 32 GB (llama.cpp, discussion 2182); FP16 peak: 4 x the M4 family's, Apple's claim for the GPU's neural \
+                  accelerators; MLX measured up to 4.1 x for prompts on M5 (machinelearning.apple.com, 2025-11); watts assumed \
+                  like the M4 family's";
 
 const fn apple(
     name: &'static str,
@@ -99,7 +108,7 @@ const fn apple(
     Machine {
         name,
         title,
-        memory_bytes: memory_gib * GIB / 4 * 3,
+        memory_bytes: if memory_gib <= 32 { memory_gib * GIB / 3 * 2 } else { memory_gib * GIB / 4 * 3 },
         memory_bytes_s: bandwidth_gb_s * 1e9,
         peak_flops: peak_tflops * 1e12,
         idle_watts: watts[0],
@@ -110,25 +119,27 @@ const fn apple(
 
 /// All machines.
 pub const MACHINES: [Machine; 13] = [
-    apple("m4-pro-48", "Mac mini M4 Pro, 48 GB", 48, 273.0, 17.0, [5.0, 140.0], APPLE),
-    apple("m4-pro-64", "Mac mini M4 Pro, 64 GB", 64, 273.0, 17.0, [5.0, 140.0], APPLE),
-    apple("m4-max-64", "Mac Studio M4 Max, 64 GB", 64, 546.0, 34.0, [10.0, 145.0], APPLE),
-    apple("m4-max-128", "Mac Studio M4 Max, 128 GB", 128, 546.0, 34.0, [10.0, 145.0], APPLE),
-    apple("m3-ultra-96", "Mac Studio M3 Ultra, 96 GB", 96, 819.0, 57.0, [9.0, 270.0], APPLE),
-    apple("m3-ultra-256", "Mac Studio M3 Ultra, 256 GB", 256, 819.0, 57.0, [9.0, 270.0], APPLE),
-    apple("m3-ultra-512", "Mac Studio M3 Ultra, 512 GB", 512, 819.0, 57.0, [9.0, 270.0], APPLE),
-    apple("m5-32", "MacBook Pro M5, 32 GB", 32, 153.0, 17.0, [4.0, 70.0], APPLE_M5),
-    apple("m5-pro-64", "M5 Pro, 64 GB", 64, 307.0, 35.0, [5.0, 140.0], APPLE_M5),
-    apple("m5-max-128", "M5 Max, 128 GB", 128, 614.0, 70.0, [10.0, 145.0], APPLE_M5),
+    apple("m4-pro-48", "Mac mini M4 Pro, 48 GB", 48, 273.0, 17.0, [5.0, 140.0], MINI),
+    apple("m4-pro-64", "Mac mini M4 Pro, 64 GB", 64, 273.0, 17.0, [5.0, 140.0], MINI),
+    apple("m4-max-64", "Mac Studio M4 Max, 64 GB", 64, 546.0, 34.0, [10.0, 145.0], STUDIO),
+    apple("m4-max-128", "Mac Studio M4 Max, 128 GB", 128, 546.0, 34.0, [10.0, 145.0], STUDIO),
+    apple("m3-ultra-96", "Mac Studio M3 Ultra, 96 GB", 96, 819.0, 57.0, [9.0, 270.0], STUDIO),
+    apple("m3-ultra-256", "Mac Studio M3 Ultra, 256 GB", 256, 819.0, 57.0, [9.0, 270.0], STUDIO),
+    apple("m3-ultra-512", "Mac Studio M3 Ultra, 512 GB", 512, 819.0, 57.0, [9.0, 270.0], STUDIO),
+    apple("m5-32", "MacBook Pro M5, 32 GB", 32, 153.0, 34.0, [4.0, 70.0], M5),
+    apple("m5-pro-64", "M5 Pro, 64 GB", 64, 307.0, 68.0, [5.0, 140.0], M5),
+    apple("m5-max-128", "M5 Max, 128 GB", 128, 614.0, 136.0, [10.0, 145.0], M5),
     Machine {
         name: "dgx-spark",
         title: "NVIDIA DGX Spark, 128 GB",
         memory_bytes: 119 * GIB,
         memory_bytes_s: 273e9,
-        peak_flops: 125e12,
+        peak_flops: 62e12,
         idle_watts: 35.0,
-        busy_watts: 240.0,
-        source: "NVIDIA's data sheet: 273 GB/s, 1 PFLOP of sparse FP4, hence 125 TFLOP/s of dense FP16; 240 W supply",
+        busy_watts: 150.0,
+        source: "273 GB/s, 1 PFLOP/s of sparse FP4: NVIDIA's data sheet; 119 GiB: CUDA's deviceQuery; FP16 with FP32 sums: 1/16 of \
+                 the data sheet's figure, as A. Hannun and J. Carmack measured about 60 TFLOP/s (2025-10); busy watts: 123 to 150 \
+                 measured (J. Geerling, kubesimplify), of a 240 W supply; idle watts assumed",
     },
     Machine {
         name: "strix-halo-128",
@@ -138,7 +149,9 @@ pub const MACHINES: [Machine; 13] = [
         peak_flops: 59e12,
         idle_watts: 12.0,
         busy_watts: 140.0,
-        source: "AMD's data sheet: LPDDR5X-8000 of 256 bits, 40 compute units at 2.9 GHz with 512 FP16 operations a clock",
+        source: "LPDDR5X-8000 of 256 bits, 40 compute units at 2.9 GHz: AMD's data sheet; 512 FP16 operations a clock: \
+                 llm-tracker.info; 110 GiB: Linux's GTT limit raised (default half); 8 to 14 W idle, 133 to 160 W busy at the wall: \
+                 servethehome.com (GMKtec EVO-X2), J. Geerling (Framework Desktop)",
     },
     Machine {
         name: "rtx-4090",
