@@ -479,6 +479,8 @@ fn copy_with_other_weights(from: &Path, to: &Path) {
             let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
             for tensor in header.as_object().unwrap().values().filter(|tensor| tensor["dtype"] == "U32") {
                 let [begin, end] = [0, 1].map(|at| tensor["data_offsets"][at].as_u64().unwrap() as usize);
+                // Ranks compare samples from the middle of tensors when they form a group.
+                let end = begin + (end - begin) / 3;
                 bytes[8 + length..][begin..end].iter_mut().for_each(|byte| *byte ^= 0x5a);
             }
         }

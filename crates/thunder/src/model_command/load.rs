@@ -8,6 +8,7 @@ use clap::Args;
 use thunder_node::agent::control::{self, ControlError, Reply, Request};
 use thunder_node::agent::{ModelStatus, Status};
 use thunder_node::document::PlannedLayout;
+use thunder_node::report::RankState;
 
 use crate::cluster_command::plan::{Ask, GoalArg, Plan};
 use crate::cluster_command::status::failures;
@@ -18,6 +19,9 @@ use crate::up::DataArgs;
 
 /// Interval at which the model is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Time for the head to say why its group has ended.
+const WORDS_OF_HEAD: Duration = Duration::from_millis(600);
 
 /// `thunder model load`.
 #[derive(Args)]
@@ -179,7 +183,7 @@ fn parse_share(text: &str) -> Result<(String, u32), String> {
 
 /// Waits until a model is ready.
 async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
-    let began = Instant::now();
+    let (began, mut failed_at) = (Instant::now(), None::<Instant>);
     while began.elapsed() < limit {
         let status: Status = fetch(data).await?;
         let is_of = |model: &&ModelStatus| model.name == name || model.replica_of.as_deref() == Some(name);
@@ -199,12 +203,19 @@ async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
             );
             return Ok(());
         }
-        if let Some((_, node, why)) =
-            failures(&status).into_iter().find(|(model, ..)| groups.iter().any(|group| group.name == *model))
-        {
-            bail!(
-                "{name} does not start on {node}: {why}; the cluster goes on trying, `thunder model unload` ends that"
-            );
+        let failed =
+            failures(&status).into_iter().find(|(model, ..)| groups.iter().any(|group| group.name == *model));
+        if let Some((_, node, why)) = failed {
+            // Ranks end because of each other. The head's words, which say why, may come later.
+            let head = |group: &&ModelStatus| group.ranks.first().and_then(|rank| rank.state.clone());
+            let is_of_head = groups.iter().any(|group| matches!(head(group), Some(RankState::Ended(_))));
+            if is_of_head || failed_at.get_or_insert_with(Instant::now).elapsed() > WORDS_OF_HEAD {
+                bail!(
+                    "{name} does not start on {node}: {why}; the cluster goes on trying, `thunder model unload` ends that"
+                );
+            }
+        } else {
+            failed_at = None;
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
