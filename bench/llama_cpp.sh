@@ -6,6 +6,7 @@
 #   bench/llama_cpp.sh model [SHAPE [TYPE]]         write a GGUF with random weights, print its path
 #   bench/llama_cpp.sh run [SHAPE [TYPE [ARG...]]]  both, then decode 64 tokens with one thread
 #   bench/llama_cpp.sh rpc [SHAPE [TYPE [ARG...]]]  the same over two RPC servers
+#   bench/llama_cpp.sh server                       build llama-server, print its path (25 minutes)
 #
 # SHAPE: llama-1b (default), llama-8b, qwen3-0.6b, qwen3-30b-a3b, qwen3-30b-a3b-12 (12 layers).
 # TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits in groups of 64), q4_1 (5 bits, groups of 32),
@@ -46,7 +47,9 @@ source_tree() {
 }
 
 build() {
-  [ -x "$bench" ] && [ -x "$rpc_server" ] && return
+  local targets=("$@") missing=
+  for target in "${targets[@]}"; do [ -x "$build/bin/$target" ] || missing=1; done
+  [ -n "$missing" ] || return 0
   mkdir -p "$cache"
   venv
   local options=(-DGGML_NATIVE=ON)
@@ -64,8 +67,8 @@ build() {
   PATH=$venv/bin:$PATH cmake -G Ninja -S "$(source_tree)" -B "$build" -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=OFF "${options[@]}" \
     -DGGML_RPC=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
-    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
-  "$venv/bin/cmake" --build "$build" --target llama-bench ggml-rpc-server -j "${JOBS:-1}"
+    -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TOOLS=ON
+  "$venv/bin/cmake" --build "$build" --target "${targets[@]}" -j "${JOBS:-1}"
 }
 
 model() {
@@ -76,16 +79,17 @@ model() {
 }
 
 case ${1:-} in
-  build) build && echo "$bench" ;;
+  build) build llama-bench ggml-rpc-server && echo "$bench" ;;
+  server) build llama-server >&2 && echo "$build/bin/llama-server" ;;
   model) mkdir -p "$cache" && model "${2:-llama-1b}" "${3:-q4_0}" ;;
   run)
-    build
+    build llama-bench
     file=$(model "${2:-llama-1b}" "${3:-q4_0}")
     shift $(($# > 3 ? 3 : $#))
     exec "$bench" -m "$file" -p 0 -n 64 -t 1 "$@"
     ;;
   rpc)
-    build
+    build llama-bench ggml-rpc-server
     file=$(model "${2:-llama-1b}" "${3:-q4_0}")
     shift $(($# > 3 ? 3 : $#))
     servers=()

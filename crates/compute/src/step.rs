@@ -21,6 +21,8 @@ pub struct StepSequence {
     /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot for as long as
     /// it keeps its state; a state begins at zero with position 0.
     pub slot: usize,
+    /// The low-rank adapter of its rows, counted from 1; 0: none. `push` sets 0.
+    pub adapter: u32,
 }
 
 /// What all ranks compute together. Reused from step to step, so that no step allocates.
@@ -85,6 +87,7 @@ impl Step {
             prompt: tokens.len() > 1,
             blocks: block..self.blocks.len(),
             slot,
+            adapter: 0,
         });
         if logits {
             self.logit_rows.push((self.tokens.len() - 1) as u32);

@@ -23,6 +23,20 @@ pub struct ChoiceBuffers {
     scratch: Scratch,
 }
 
+/// Guesses of an answer.
+#[derive(Debug)]
+enum Guesses {
+    /// It is not speculated about.
+    None,
+    /// From the first token on: a table of the whole context is much memory for a request that
+    /// waits.
+    Later {
+        prompt: Vec<u32>,
+        longest: usize,
+    },
+    Now(PromptLookup),
+}
+
 /// A request whose answer has not ended.
 pub struct ActiveRequest {
     answer: AnswerStream,
@@ -32,8 +46,7 @@ pub struct ActiveRequest {
     output: Output,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
-    /// Guesses of the answer; `None` if it is not speculated about.
-    lookup: Option<PromptLookup>,
+    guesses: Guesses,
     /// Reports of the tokens chosen last, until they are pushed.
     reports: VecDeque<TokenLogprob>,
     prompt_tokens: usize,
@@ -65,8 +78,10 @@ impl ActiveRequest {
             output: request.output.clone(),
             logprobs: request.logprobs,
             // A mask depends on every token before it, so a constrained answer is not guessed.
-            lookup: (speculates && is_text && request.constraint.is_none())
-                .then(|| PromptLookup::new(&request.prompt, longest)),
+            guesses: match speculates && is_text && request.constraint.is_none() {
+                true => Guesses::Later { prompt: request.prompt.clone(), longest },
+                false => Guesses::None,
+            },
             reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,
@@ -79,15 +94,19 @@ impl ActiveRequest {
     /// What the scheduler has to know of `request`, which this is.
     pub fn generation(&self, request: &Request) -> Generation {
         let needs_logits = !self.sampler.is_argmax() || self.logprobs.is_some() || self.masked.is_some();
+        let adapter = request.adapter.map_or(0, |adapter| adapter as u32 + 1);
         match self.output {
             Output::Text => Generation {
                 max_tokens: request.max_tokens,
                 ignore_eos: request.ignore_eos,
                 wanted: if needs_logits { Wanted::Logits } else { Wanted::Largest },
+                adapter,
             },
-            Output::Hidden => Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Hidden },
+            Output::Hidden => {
+                Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Hidden, adapter }
+            }
             Output::Likelihoods(_) => {
-                Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Logits }
+                Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Logits, adapter }
             }
         }
     }
@@ -99,7 +118,10 @@ impl ActiveRequest {
 
     /// The guesses of what comes next.
     pub fn lookup(&self) -> Option<&PromptLookup> {
-        self.lookup.as_ref()
+        match &self.guesses {
+            Guesses::Now(lookup) => Some(lookup),
+            Guesses::None | Guesses::Later { .. } => None,
+        }
     }
 
     /// Takes a row's results: chooses a token, or reports what the request is for. `None` if a
@@ -176,7 +198,10 @@ impl ActiveRequest {
 
     fn append(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.generated += 1;
-        if let Some(lookup) = &mut self.lookup {
+        if let Guesses::Later { prompt, longest } = &self.guesses {
+            self.guesses = Guesses::Now(PromptLookup::new(prompt, *longest));
+        }
+        if let Guesses::Now(lookup) = &mut self.guesses {
             lookup.push(token);
         }
         let report = self.reports.pop_front();

@@ -8,6 +8,15 @@ use thunder_model::tokenizer::Tokenizer;
 
 use crate::sampling::Sampling;
 
+/// A low-rank adapter, as callers see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// The name that requests ask for.
+    pub name: String,
+    /// Tells the adapter's files from others, as [`ModelInfo::digest`].
+    pub digest: String,
+}
+
 /// The served model, as callers see it.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
@@ -27,6 +36,10 @@ pub struct ModelInfo {
     pub eos: Vec<u32>,
     /// How the model's folder wants embeddings to be made.
     pub pooling: Pooling,
+    /// Tells the model's files from others: SHA-256, in hexadecimal digits.
+    pub digest: String,
+    /// The low-rank adapters that requests can choose.
+    pub adapters: Vec<AdapterInfo>,
     /// Ranks of the world.
     pub ranks: usize,
 }

@@ -3,10 +3,11 @@
 //!
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
 //! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the snapshots to restore and
-//! to save, the new blocks, the tokens. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot
-//! to restore and to save, and from 8 on the number of rows, the last ones, whose logits are
-//! wanted. The first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them. A slot's
-//! new table is its old one, cut to the blocks kept and extended by the new blocks.
+//! to save, the new blocks, the tokens. The slot's word also has the adapter. Flags: 1 for prompt
+//! tokens, 2 and 4 if there is a snapshot to restore and to save, and from 8 on the number of rows,
+//! the last ones, whose logits are wanted. The first [`HEAD_WORDS`] are sent at once, the rest
+//! (long prompts) after them. A slot's new table is its old one, cut to the blocks kept and
+//! extended by the new blocks.
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
@@ -18,6 +19,9 @@ pub const HEAD_WORDS: usize = 64;
 /// Words of the longest message that is accepted: a full step's prompt tokens and every block of a
 /// long context.
 const MAX_WORDS: usize = 1 << 22;
+
+/// Bits of a slot's number; those above them in the same word are the adapter's.
+const SLOT_BITS: u32 = 16;
 
 /// What rank 0 asks of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +68,8 @@ pub struct Bounds {
     pub blocks: usize,
     /// Copies of sequences' states.
     pub snapshots: usize,
+    /// Low-rank adapters.
+    pub adapters: usize,
     /// Rows of a step that want logits.
     pub wanted_rows: usize,
 }
@@ -97,10 +103,11 @@ impl Message {
 
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
-        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, restore, save } =
-            *part;
+        let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, .. } = *part;
+        let StepPart { restore, save, adapter, .. } = *part;
         let flags = [save.is_some(), restore.is_some(), prompt];
         let flags = flags.into_iter().fold(wanted_rows, |bits, flag| bits << 1 | usize::from(flag));
+        let slot = slot | (adapter as usize) << SLOT_BITS;
         let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
         self.words.extend(restore.into_iter().chain(save));
@@ -155,9 +162,10 @@ impl Message {
             };
             let snapshots = take(&mut rest, (flags >> 1 & 3).count_ones() as usize)?;
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
-            let slot = slot as usize;
+            let (slot, adapter) = (slot as usize & ((1 << SLOT_BITS) - 1), slot >> SLOT_BITS);
             let is_outside = |numbers: &[u32], bound| numbers.iter().any(|number| *number as usize >= bound);
             if slot >= bounds.slots
+                || adapter as usize > bounds.adapters
                 || is_outside(new, bounds.blocks)
                 || is_outside(snapshots, bounds.snapshots)
             {
@@ -188,7 +196,7 @@ impl Message {
             }
             step.push(tokens, start as usize, table, slot, false);
             if let Some(sequence) = step.sequences.last_mut() {
-                sequence.prompt = flags & 1 != 0;
+                (sequence.prompt, sequence.adapter) = (flags & 1 != 0, adapter);
             }
             let end = step.rows() as u32;
             step.logit_rows.extend(end - wanted..end);
@@ -210,7 +218,7 @@ mod tests {
     use thunder_collectives::{TransportChoice, local};
 
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
-    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, wanted_rows: 3 };
+    const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
     #[test]
     fn slots_and_blocks_that_a_rank_has_no_room_for_are_refused() {
@@ -224,6 +232,7 @@ mod tests {
             wanted_rows: 1,
             restore: None,
             save: Some(1),
+            adapter: 1,
         };
         let too_many = [0; 17];
         let read = |part: &StepPart<'_>| {
@@ -234,6 +243,7 @@ mod tests {
         };
         assert_eq!(read(&part), Ok(COMPUTE));
         assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
+        assert_eq!(read(&StepPart { adapter: 2, ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { new_blocks: &[16], ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { save: Some(2), ..part }), Err(BadMessage));
         assert_eq!(read(&StepPart { wanted_rows: 2, ..part }), Err(BadMessage));
@@ -257,6 +267,7 @@ mod tests {
             wanted_rows: 1,
             restore: Some(1),
             save: None,
+            adapter: 1,
         };
         let later = StepPart {
             tokens: &[7],
@@ -288,6 +299,7 @@ mod tests {
         .unwrap();
         assert_eq!(steps[0], steps[1]);
         assert_eq!(steps[0], steps[2]);
+        assert!(steps[0].iter().all(|step| step.sequences[0].adapter == 1));
         assert_eq!((steps[0][0].rows(), steps[0][2].rows()), (500, 1));
         assert_eq!(steps[0][2].blocks, (0..16).collect::<Vec<_>>());
     }

@@ -9,7 +9,7 @@ use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 use crate::error::EngineError;
 use crate::protocol::{Bounds, Command, Message, StateCopies};
 use crate::results::StepResults;
-use crate::same_shard::{Setting, check_same, model_setting};
+use crate::same_shard::{Setting, adapters_setting, check_same, model_setting};
 use crate::scheduler::RowResults;
 
 /// What a rank loads. All ranks of a world must be given the same.
@@ -67,7 +67,7 @@ impl<B: Backend> RankWorker<B> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let RankShard { folder, plan, capacity, snapshots, settings } = shard;
-        check_same(&mut world, &[&[model_setting(folder)], settings].concat())?;
+        check_same(&mut world, &[&[model_setting(folder), adapters_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = make_backend(tensor)?;
@@ -100,6 +100,7 @@ impl<B: Backend> RankWorker<B> {
                 slots: capacity.slots - snapshots,
                 blocks: capacity.kv_blocks,
                 snapshots,
+                adapters: folder.adapters.len(),
                 wanted_rows: capacity.logit_rows,
             },
             tables: Vec::new(),

@@ -35,6 +35,8 @@ pub struct Request {
     pub reports_tokens: bool,
     /// What the request is for.
     pub output: Output,
+    /// The low-rank adapter that changes the model: its place in [`ModelInfo::adapters`].
+    pub adapter: Option<usize>,
 }
 
 /// What a request is for. All but text end after the prompt, and have nothing to sample.
@@ -93,6 +95,9 @@ impl Request {
     /// Names the first parameter that is out of range.
     pub fn check(&self, info: &ModelInfo) -> Result<(), SubmitError> {
         self.check_prompt(info)?;
+        if let Some(adapter) = self.adapter.filter(|adapter| *adapter >= info.adapters.len()) {
+            return bad("adapter", &adapter, "one of those that the engine has loaded");
+        }
         if let Output::Likelihoods(ids) = &self.output
             && let Some(id) = ids.iter().find(|&&id| id as usize >= info.vocab_size)
         {

@@ -33,6 +33,21 @@ pub(crate) fn model_setting(folder: &ModelFolder) -> Setting {
     }
 }
 
+/// The adapters as a setting: names and files, in their order.
+pub(crate) fn adapters_setting(folder: &ModelFolder) -> Setting {
+    let mut hash = Sha256::new();
+    for adapter in &folder.adapters {
+        hash.update(adapter.fingerprint());
+    }
+    let names: Vec<String> = folder.adapters.iter().map(|adapter| format!("{:?}", adapter.name)).collect();
+    let checksum: String = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let value = match names.is_empty() {
+        true => "none".to_owned(),
+        false => format!("{}, checksum {checksum}", names.join(", ")),
+    };
+    Setting { name: "--lora".to_owned(), value }
+}
+
 /// Compares the settings of all ranks. All ranks call this together.
 ///
 /// # Errors

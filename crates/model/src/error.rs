@@ -122,6 +122,14 @@ pub enum ModelError {
         /// Bytes available.
         available: u64,
     },
+    /// An adapter cannot be used with the model.
+    #[error("adapter {}: {reason}", path.display())]
+    Adapter {
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The caller stopped the loading.
     #[error("the loading was stopped")]
     Stopped,

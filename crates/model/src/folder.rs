@@ -11,7 +11,7 @@ use crate::error::ModelError;
 use crate::gguf::{self, GgufFiles, GgufWeights};
 use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
-use crate::weights::{HuggingFace, Quantization, WeightSource};
+use crate::weights::{Adapter, HuggingFace, Quantization, WeightSource};
 
 /// A model folder, opened. Opening reads configuration files and weight headers only.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct ModelFolder {
     pub spec: ModelSpec,
     /// The weights.
     pub weights: Box<dyn WeightSource>,
+    /// Low-rank adapters that are loaded with the weights; adapter `i + 1` of a step is number `i`.
+    pub adapters: Vec<Adapter>,
     /// generation_config.json.
     pub generation: GenerationConfig,
     /// The files that also hold the tokenizer and the chat template.
@@ -71,7 +73,7 @@ impl ModelFolder {
             spec.eos = eos.into_vec();
         }
         let weights = Box::new(HuggingFace::open(path, quantization)?);
-        Ok(Self { path: path.to_owned(), spec, weights, generation, gguf: None })
+        Ok(Self { path: path.to_owned(), spec, weights, adapters: Vec::new(), generation, gguf: None })
     }
 
     fn open_gguf(path: &Path) -> Result<Self, ModelError> {
@@ -80,7 +82,16 @@ impl ModelFolder {
         spec.eos = gguf::end_tokens(&files)?;
         let weights = Box::new(GgufWeights::new(Arc::clone(&files), &spec)?);
         let generation = gguf::generation(&files)?;
-        Ok(Self { path: path.to_owned(), spec, weights, generation, gguf: Some(files) })
+        Ok(Self { path: path.to_owned(), spec, weights, adapters: Vec::new(), generation, gguf: Some(files) })
+    }
+
+    /// Adds a low-rank adapter to be loaded with the weights.
+    ///
+    /// # Errors
+    /// When a file is missing or malformed, or the adapter changes what cannot be changed here.
+    pub fn add_adapter(&mut self, name: &str, path: &Path) -> Result<(), ModelError> {
+        self.adapters.push(Adapter::open(name, path, &self.spec)?);
+        Ok(())
     }
 
     /// The folder's tokenizer.

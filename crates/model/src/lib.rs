@@ -47,3 +47,4 @@ pub use plan::{ExpertSplit, Parallelism, ShardPlan};
 pub use pooling::Pooling;
 pub use spec::ModelSpec;
 pub use unread::unread_tensors;
+pub use weights::Adapter;

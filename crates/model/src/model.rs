@@ -1,5 +1,6 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
+mod adapters;
 mod channel_delta;
 mod feed_forward;
 mod load;
@@ -12,6 +13,7 @@ use std::ops::Range;
 
 use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
+use adapters::Adapters;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mixer::Mixer;
@@ -134,6 +136,40 @@ impl<B: Backend> Norms<B> {
         let [x, sum] = disjoint(inner, [buffer, after.sum_buffer]);
         backend.linear(input(x), rows.clone(), w, sum)?;
         after.add_sum(rows, pass)
+    }
+}
+
+impl<B: Backend> Norms<B> {
+    /// As [`Norms::add_product`], with what `adapters` change of the product.
+    fn add_adapted_product(
+        &self,
+        (buffer, gated): (usize, bool),
+        rows: Range<usize>,
+        (w, adapters): (&B::Matrix, &Adapters<B>),
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        if !adapters.change(pass.step, &rows) {
+            return self.add_product((buffer, gated), rows, w, pass);
+        }
+        let Pass { backend, step, residual, inner, .. } = pass;
+        let input = |x| if gated { LinearInput::Gated(x) } else { LinearInput::Plain(x) };
+        if let Some(after) = &self.after {
+            let [x, sum] = disjoint(inner, [buffer, after.sum_buffer]);
+            backend.linear(input(x), rows.clone(), w, sum)?;
+            adapters.add(&input(x), (step, rows.clone()), backend, sum)?;
+            return after.add_sum(rows, pass);
+        }
+        let (x, (height, width)) = (&inner[buffer], backend.extent(residual));
+        let mut sum = backend.scratch(height, width)?;
+        backend.linear(input(x), rows.clone(), w, &mut sum)?;
+        // Each rank adds its inputs' part, so that one reduction sums both.
+        adapters.add(&input(x), (step, rows.clone()), backend, &mut sum)?;
+        // The layer before may have left the other part's sum under way.
+        backend.settle(residual)?;
+        backend.all_reduce(&mut sum, rows.clone())?;
+        backend.add(&sum, rows, residual)?;
+        backend.give_back(sum);
+        Ok(())
     }
 }
 

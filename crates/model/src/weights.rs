@@ -4,6 +4,7 @@
 //! [`GgufWeights`](crate::gguf::GgufWeights) from GGUF files. Another file format is another
 //! implementation, with its own table from [`Role`] to names.
 
+mod adapter;
 mod hugging_face;
 pub(crate) mod mapped;
 mod names;
@@ -20,6 +21,8 @@ use std::fmt;
 use thunder_compute::{Encoding, FilePages};
 
 use crate::error::ModelError;
+pub(crate) use adapter::AdaptedOutputs;
+pub use adapter::Adapter;
 pub use hugging_face::HuggingFace;
 pub use quantization::Quantization;
 pub use role::{ExpertRole, LatentHeadRole, LayerRole, Role};

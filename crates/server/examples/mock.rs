@@ -43,6 +43,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         default_sampling: Sampling::default(),
         eos: Vec::new(),
         pooling: Default::default(),
+        digest: "5e".repeat(32),
+        adapters: Vec::new(),
         ranks: 1,
     };
     let (engine, mut inbox) = Engine::channel(info, 256);

@@ -96,14 +96,24 @@ impl App {
         self.engine.stopped().is_some() || *self.closing.borrow()
     }
 
-    /// Accepts the served model's full name, its last component, or "default".
-    pub fn check_model(&self, requested: &str) -> Result<(), ApiError> {
-        let served = &self.engine.info().name;
+    /// Accepts the served model's full name, its last component, or "default", and the names of the
+    /// adapters. Returns the adapter.
+    pub fn check_model(&self, requested: &str) -> Result<Option<usize>, ApiError> {
+        let (served, adapters) = (&self.engine.info().name, &self.engine.info().adapters);
+        if let Some(adapter) = adapters.iter().position(|of| of.name == requested) {
+            return Ok(Some(adapter));
+        }
         let short = served.rsplit('/').next().unwrap_or(served);
         if requested == served || requested == short || requested == ANY_MODEL {
-            return Ok(());
+            return Ok(None);
         }
         Err(ApiError::unknown_model(&requested.chars().take(100).collect::<String>(), served))
+    }
+
+    /// The name of the served model, or of one of its adapters.
+    pub fn model_name(&self, adapter: Option<usize>) -> &str {
+        let info = self.engine.info();
+        adapter.and_then(|adapter| info.adapters.get(adapter)).map_or(&info.name, |of| &of.name)
     }
 
     /// Receives a JSON body. Size and time are limited by the config.

@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
+use thunder_engine::assembly::AdapterSpec;
 use thunder_model::ShardFootprint;
 use thunder_node::report::NodeReport;
 use thunder_server::{ServerConfig, ShardMemory};
@@ -63,6 +64,15 @@ pub struct ServeCommand {
     /// oldest are forgotten, 0 keeps none
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     stored_responses: u32,
+    /// Low-rank adapter (LoRA) that requests choose with NAME as their model; may be repeated, at
+    /// most 256
+    ///
+    /// PATH is a folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), or
+    /// MLX-LM (adapters.safetensors). Requests with the model's own name go without. Adapters of
+    /// the projections of attention and of dense MLPs are applied next to the model's weights, on
+    /// any number of ranks, several in one batch; other targets are refused by name.
+    #[arg(long = "lora", value_name = "NAME=PATH", value_parser = adapter)]
+    adapters: Vec<AdapterSpec>,
     /// Take requests of the nodes of a cluster, which go on elsewhere if this server is lost
     #[arg(long, hide = true)]
     relay: bool,
@@ -84,7 +94,8 @@ impl ServeCommand {
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
-        let (Some(session), Some(listener)) = (session::open(self.model.name(), &self.engine)?, listener)
+        let (Some(session), Some(listener)) =
+            (session::open_adapted(self.model.name(), &self.engine, self.adapters)?, listener)
         else {
             return Ok(());
         };
@@ -106,6 +117,16 @@ impl ServeCommand {
             ..ServerConfig::default()
         };
         serve(session, listener, config)
+    }
+}
+
+/// An adapter's name and folder.
+fn adapter(text: &str) -> Result<AdapterSpec, String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(AdapterSpec { name: name.to_owned(), path: path.into() })
+        }
+        _ => Err("write NAME=PATH, e.g. sql=/adapters/sql".to_owned()),
     }
 }
 

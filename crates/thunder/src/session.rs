@@ -10,8 +10,8 @@ use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::{Config, Observer};
 use thunder_engine::EngineError;
 use thunder_engine::assembly::{
-    Assembly, AssemblyError, EngineSpec, GroupSource, KvCacheSize, Progress, RankSpec, RunningEngine,
-    RunningRank, Secret, form_group,
+    AdapterSpec, Assembly, AssemblyError, EngineSpec, GroupSource, KvCacheSize, Progress, RankSpec,
+    RunningEngine, RunningRank, Secret, form_group,
 };
 use thunder_hub::HubError;
 use thunder_model::ModelFolder;
@@ -62,8 +62,17 @@ fn explained(error: anyhow::Error, ranks: Option<&mut LocalRanks>) -> anyhow::Er
 /// Starts an engine. Returns `None` on ranks other than 0, after they have followed rank 0 to its
 /// end.
 pub fn open(model: &OsStr, args: &EngineArgs) -> anyhow::Result<Option<Session>> {
+    open_adapted(model, args, Vec::new())
+}
+
+/// As [`open`], with low-rank adapters that requests can choose.
+pub fn open_adapted(
+    model: &OsStr,
+    args: &EngineArgs,
+    adapters: Vec<AdapterSpec>,
+) -> anyhow::Result<Option<Session>> {
     let (folder, name) = find_model(model)?;
-    let engine = args.spec(folder, name);
+    let engine = EngineSpec { adapters, ..args.spec(folder, name) };
     let (mut spec, rendezvous) = match Config::from_env()? {
         Some(config) => {
             check_ranks(args.layout.ranks, &config)?;

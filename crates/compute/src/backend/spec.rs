@@ -322,6 +322,14 @@ impl Largest {
     }
 }
 
+impl<Buffer, Vector> Clone for LinearInput<'_, Buffer, Vector> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buffer, Vector> Copy for LinearInput<'_, Buffer, Vector> {}
+
 /// Input rows of a product: a buffer, or what an operation makes of one on the way to the product.
 #[derive(Debug)]
 pub enum LinearInput<'a, Buffer, Vector> {

@@ -20,7 +20,9 @@ use super::places::RankPlace;
 use super::spec::{PlanError, RankSpec, SpecError};
 use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
-use crate::{Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker, Sampling};
+use crate::{
+    AdapterInfo, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker, Sampling,
+};
 
 /// Rows of a step: prompt tokens that are read together.
 pub const STEP_ROWS: usize = 256;
@@ -143,7 +145,10 @@ impl Assembly {
     pub fn open(spec: &RankSpec) -> Result<Self, AssemblyError> {
         let engine = &spec.engine;
         spec.validate()?;
-        let folder = ModelFolder::open(&engine.model)?;
+        let mut folder = ModelFolder::open(&engine.model)?;
+        for adapter in &engine.adapters {
+            folder.add_adapter(&adapter.name, &adapter.path)?;
+        }
         let context = engine.context_tokens(folder.spec.context)?;
         let plan = engine.shard_plan(&folder, spec.ranks)?;
         let footprints = shard_footprints(&folder, &plan, engine.kv)?;
@@ -349,6 +354,12 @@ impl Assembly {
             default_sampling: default_sampling(&folder),
             eos: folder.spec.eos.clone(),
             pooling: Pooling::read(&folder.path)?,
+            digest: hexadecimal(folder.weights.fingerprint()),
+            adapters: folder
+                .adapters
+                .iter()
+                .map(|of| AdapterInfo { name: of.name.clone(), digest: hexadecimal(of.fingerprint()) })
+                .collect(),
             ranks: plan.ranks(),
         };
         let (engine, inbox) = Engine::channel(info, MAX_WAITING);
@@ -447,6 +458,11 @@ fn transport_names(group: &Group) -> String {
     names.sort();
     names.dedup();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// A digest as people write it.
+fn hexadecimal(digest: [u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The sampling in generation_config.json; greedy unless it asks for sampling.

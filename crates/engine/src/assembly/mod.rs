@@ -19,5 +19,5 @@ pub use device::DeviceChoice;
 pub use group::form_group;
 pub use memory::KvCacheSize;
 pub use places::RankPlace;
-pub use spec::{EngineSpec, Forming, GroupSource, RankSpec, Secret, SpecError};
+pub use spec::{AdapterSpec, EngineSpec, Forming, GroupSource, RankSpec, Secret, SpecError};
 pub use threads::{ThreadCounts, ThreadPlacement};

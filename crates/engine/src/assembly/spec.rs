@@ -15,6 +15,9 @@ use thunder_model::{ExpertSplit, ModelError, ModelFolder, Parallelism, ShardPlan
 use super::device::DeviceChoice;
 use super::threads::MAX_THREADS;
 
+/// Adapters that an engine loads at most: a step's message has 16 bits for their number.
+pub const MAX_ADAPTERS: usize = 256;
+
 /// Requests that decode together at most: [`EngineSpec::max_batch`] is 1 to this.
 pub const MAX_BATCH: usize = 256;
 
@@ -26,6 +29,9 @@ pub struct EngineSpec {
     pub model: PathBuf,
     /// Name to serve the model under.
     pub name: String,
+    /// Low-rank adapters that requests can choose by name.
+    #[serde(default)]
+    pub adapters: Vec<AdapterSpec>,
     /// Split each layer over the ranks, or give each rank consecutive layers.
     pub parallelism: Parallelism,
     /// How the routed experts of a layer are divided among its ranks.
@@ -65,6 +71,16 @@ pub struct EngineSpec {
     pub device: DeviceChoice,
 }
 
+/// A low-rank adapter (LoRA).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterSpec {
+    /// What requests give as their model.
+    pub name: String,
+    /// Its folder, as PEFT or MLX-LM write it. The path may differ between hosts.
+    pub path: PathBuf,
+}
+
 impl EngineSpec {
     /// A spec with the defaults: even tensor-parallel shards, f16 KV cache, all cores, 16 requests
     /// at a time.
@@ -72,6 +88,7 @@ impl EngineSpec {
         Self {
             model: model.into(),
             name: name.into(),
+            adapters: Vec::new(),
             parallelism: Parallelism::default(),
             experts: ExpertSplit::default(),
             split: Vec::new(),
@@ -100,6 +117,15 @@ impl EngineSpec {
         }
         if let Some(context) = self.context.filter(|context| *context < KV_BLOCK_TOKENS) {
             return Err(SpecError::ContextTooShort { context });
+        }
+        if self.adapters.len() > MAX_ADAPTERS {
+            return Err(SpecError::Adapters { count: self.adapters.len() });
+        }
+        let mut names: Vec<&str> = self.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        names.push(&self.name);
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(SpecError::SameName { name: pair[0].to_owned() });
         }
         if !(1..=MAX_BATCH).contains(&self.max_batch) {
             return Err(SpecError::MaxBatch { max_batch: self.max_batch });
@@ -271,6 +297,18 @@ pub enum SpecError {
         /// The model's maximum.
         model_maximum: usize,
     },
+    /// Too many adapters.
+    #[error("{count} adapters are given, but {MAX_ADAPTERS} are the most")]
+    Adapters {
+        /// Adapters given.
+        count: usize,
+    },
+    /// Two adapters, or an adapter and the model, have one name.
+    #[error("the name {name:?} is given twice among the model and its adapters: give each its own")]
+    SameName {
+        /// The name.
+        name: String,
+    },
     /// No such batch.
     #[error("max_batch is {max_batch}, but must be 1 to {MAX_BATCH}")]
     MaxBatch {
@@ -321,6 +359,10 @@ mod tests {
         RankSpec { engine, rank: 1, ranks: 2, group, forming }
     }
 
+    fn adapter(name: &str) -> AdapterSpec {
+        AdapterSpec { name: name.to_owned(), path: "/adapters".into() }
+    }
+
     #[test]
     fn a_spec_survives_json() {
         let all = [
@@ -328,6 +370,7 @@ mod tests {
             RankSpec::solo(EngineSpec::new("/models/a", "a")),
             RankSpec {
                 engine: EngineSpec {
+                    adapters: vec![adapter("b")],
                     parallelism: Parallelism::Pipeline,
                     experts: ExpertSplit::Whole,
                     kv: KvFormat::Int8,
@@ -379,6 +422,9 @@ mod tests {
             (|spec| spec.engine.threads = Some(0), "threads is 0"),
             (|spec| spec.engine.threads = Some(1025), "threads is 1025"),
             (|spec| spec.engine.context = Some(31), "context is 31 tokens"),
+            (|spec| spec.engine.adapters.push(adapter("org/a")), "\"org/a\" is given twice"),
+            (|spec| spec.engine.adapters = vec![adapter("b"), adapter("b")], "\"b\" is given twice"),
+            (|spec| spec.engine.adapters = vec![adapter("b"); 257], "257 adapters"),
             (|spec| spec.engine.max_batch = 0, "max_batch is 0"),
             (|spec| spec.engine.max_batch = 257, "max_batch is 257"),
         ];

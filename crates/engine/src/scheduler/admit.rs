@@ -15,7 +15,8 @@ impl Scheduler {
             if blocks > self.blocks.unused() && !self.running.is_empty() {
                 self.found.clear();
                 if self.limits.prefix_cache {
-                    self.blocks.find(&[], next.sharable(), &mut self.found);
+                    let tokens = (next.sharable(), next.generation.adapter);
+                    self.blocks.find(&[], tokens, &mut self.found);
                 }
                 let shared = self.found.len() - self.blocks.unused_among(&self.found);
                 if blocks - shared > self.blocks.unused() {

@@ -1,9 +1,10 @@
 //! The blocks of the paged KV cache: free, in the tables of sequences, or kept for prompts that
 //! begin alike.
 //!
-//! Kept blocks form a tree. A block's key is the block before it and its own tokens, so equal
-//! prefixes find the same blocks, and different ones never do. A table begins with kept blocks,
-//! which it may share, and goes on with blocks of its own; a sequence writes only into the latter.
+//! Kept blocks form a tree for each adapter. A block's key is the block before it and its own
+//! tokens, so equal prefixes find the same blocks, and different ones never do. A table begins with
+//! kept blocks, which it may share, and goes on with blocks of its own; a sequence writes only into
+//! the latter.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,8 +20,29 @@ pub(super) fn missing(table: &[u32], tokens: usize) -> usize {
 /// Names the tokens of a kept block and all before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
-    before: Option<u32>,
+    before: Before,
     tokens: [u32; KV_BLOCK_TOKENS],
+}
+
+/// What comes before a kept block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Before {
+    /// Nothing: it is a prompt's first, computed with this adapter.
+    Adapter(u32),
+    Block(u32),
+}
+
+impl Before {
+    fn of(block: Option<u32>, adapter: u32) -> Self {
+        block.map_or(Self::Adapter(adapter), Self::Block)
+    }
+
+    fn block(self) -> Option<u32> {
+        match self {
+            Self::Adapter(_) => None,
+            Self::Block(block) => Some(block),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -106,12 +128,13 @@ impl BlockPool {
     }
 
     /// Finds the kept blocks that follow those of `table`, all of which are kept, and that hold the
-    /// first tokens of `tokens`. Returns their number; `found` gets those of them after which a
-    /// sequence can go on.
-    pub fn find(&self, table: &[u32], tokens: &[u32], found: &mut Vec<u32>) -> usize {
+    /// first tokens of `tokens`, computed with this adapter. Returns their number; `found` gets
+    /// those of them after which a sequence can go on.
+    pub fn find(&self, table: &[u32], (tokens, adapter): (&[u32], u32), found: &mut Vec<u32>) -> usize {
         found.clear();
         for tokens in tokens.as_chunks().0 {
-            let key = Key { before: found.last().or(table.last()).copied(), tokens: *tokens };
+            let before = Before::of(found.last().or(table.last()).copied(), adapter);
+            let key = Key { before, tokens: *tokens };
             let Some(block) = self.kept.get(&key) else { break };
             found.push(*block);
         }
@@ -131,11 +154,17 @@ impl BlockPool {
         }
     }
 
-    /// Keeps the block at `index` of a table, which holds `tokens`; the blocks before it are kept.
+    /// Keeps the block at `index` of a table, which holds `tokens` computed with this adapter; the
+    /// blocks before it are kept.
     /// If a block with the same tokens is kept already, the table gets that one, and this returns
     /// true.
-    pub fn keep(&mut self, table: &mut [u32], index: usize, tokens: [u32; KV_BLOCK_TOKENS]) -> bool {
-        let before = index.checked_sub(1).map(|index| table[index]);
+    pub fn keep(
+        &mut self,
+        table: &mut [u32],
+        index: usize,
+        (tokens, adapter): ([u32; KV_BLOCK_TOKENS], u32),
+    ) -> bool {
+        let before = Before::of(index.checked_sub(1).map(|index| table[index]), adapter);
         let (key, own) = (Key { before, tokens }, table[index]);
         if let Some(&kept) = self.kept.get(&key) {
             table[index] = kept;
@@ -147,7 +176,7 @@ impl BlockPool {
         }
         self.kept.insert(key, own);
         self.block(own).key = Some(key);
-        if let Some(before) = before {
+        if let Some(before) = before.block() {
             self.block(before).children += 1;
         }
         false
@@ -199,7 +228,7 @@ impl BlockPool {
         let (_, number) = self.leaves.pop_first()?;
         let key = self.block(number).key.take()?;
         self.kept.remove(&key);
-        if let Some(before) = key.before {
+        if let Some(before) = key.before.block() {
             self.block(before).children -= 1;
             self.note_leaf(before);
         }
@@ -239,7 +268,7 @@ impl BlockPool {
         let mut children = vec![0; self.blocks.len()];
         for (key, number) in &self.kept {
             assert_eq!(self.blocks[*number as usize].key.as_ref(), Some(key));
-            if let Some(before) = key.before {
+            if let Some(before) = key.before.block() {
                 children[before as usize] += 1;
                 let before = &self.blocks[before as usize];
                 assert!(before.key.is_some(), "what comes before a kept block is kept");
@@ -268,11 +297,11 @@ mod tests {
     fn kept(pool: &mut BlockPool, fills: &[u32]) -> Vec<u32> {
         let tokens: Vec<u32> = fills.iter().flat_map(|fill| [*fill; SIZE]).collect();
         let (mut table, mut found) = (Vec::new(), Vec::new());
-        pool.find(&[], &tokens, &mut found);
+        pool.find(&[], (&tokens, 0), &mut found);
         pool.share(&mut table, &found);
         assert!(pool.extend(&mut table, tokens.len()));
         for (index, fill) in fills.iter().enumerate().skip(found.len()) {
-            assert!(!pool.keep(&mut table, index, [*fill; SIZE]));
+            assert!(!pool.keep(&mut table, index, ([*fill; SIZE], 0)));
         }
         pool.check(&[&table]);
         table
@@ -302,9 +331,9 @@ mod tests {
         let mut c = Vec::new();
         let mut found = Vec::new();
         // The tokens of the last block are known, but not after these.
-        pool.find(&[], &[[1; SIZE], [4; SIZE]].concat(), &mut found);
+        pool.find(&[], (&[[1; SIZE], [4; SIZE]].concat(), 0), &mut found);
         assert_eq!(found, b[..1]);
-        pool.find(&[], &[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), &mut found);
+        pool.find(&[], (&[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), 0), &mut found);
         assert_eq!((found.len(), pool.unused_among(&found)), (3, 1));
         pool.share(&mut c, &found);
         assert_eq!(b[..2], c[..2]);
@@ -325,7 +354,7 @@ mod tests {
         let (mut table, mut found) = (Vec::new(), Vec::new());
         assert!(pool.extend(&mut table, 2 * SIZE), "one is free, one was kept");
         let mut length = |pool: &BlockPool, fills: [u32; 3]| {
-            pool.find(&[], &fills.map(|fill| [fill; SIZE]).concat(), &mut found);
+            pool.find(&[], (&fills.map(|fill| [fill; SIZE]).concat(), 0), &mut found);
             found.len()
         };
         assert_eq!((length(&pool, [1, 2, 3]), length(&pool, [1, 5, 0])), (2, 2));
@@ -341,7 +370,7 @@ mod tests {
         let mut first = kept(&mut pool, &[1]);
         let mut second = Vec::new();
         assert!(pool.extend(&mut second, SIZE));
-        assert!(pool.keep(&mut second, 0, [1; SIZE]));
+        assert!(pool.keep(&mut second, 0, ([1; SIZE], 0)));
         assert_eq!((first == second, pool.unused()), (true, 3));
         pool.check(&[&first, &second]);
         pool.release(&mut first);

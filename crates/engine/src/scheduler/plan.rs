@@ -111,6 +111,7 @@ impl Scheduler {
             return;
         }
         let rest = sequence.sharable().get(start..).unwrap_or_default();
+        let rest = (rest, sequence.generation.adapter);
         let known = held + self.blocks.find(&sequence.blocks, rest, &mut self.found);
         sequence.branch = known * KV_BLOCK_TOKENS;
         if self.found.is_empty() {

@@ -10,7 +10,7 @@ use crate::speculation::MAX_DRAFT;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(super) u64);
 
-/// How long to generate, and from what tokens are chosen.
+/// How long to generate, with which adapter, and from what tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generation {
     /// The most tokens to generate; `None`: until the context is full.
@@ -19,6 +19,8 @@ pub struct Generation {
     pub ignore_eos: bool,
     /// What the next token is chosen from.
     pub wanted: Wanted,
+    /// The low-rank adapter, counted from 1; 0: none.
+    pub adapter: u32,
 }
 
 /// What a row that gives a next token needs of the ranks.
@@ -146,7 +148,7 @@ impl Sequence {
         let (blocks, _) = self.tokens[..self.computed.min(self.prompt_rows())].as_chunks();
         while self.kept_blocks < blocks.len() {
             let index = self.kept_blocks;
-            if pool.keep(&mut self.blocks, index, blocks[index]) {
+            if pool.keep(&mut self.blocks, index, (blocks[index], self.generation.adapter)) {
                 // The ranks' tables have this sequence's own block.
                 self.sent_blocks = self.sent_blocks.min(index);
             }

@@ -114,6 +114,8 @@ pub struct StepPart<'a> {
     pub restore: Option<u32>,
     /// Snapshot that the slot's state is copied to after the step.
     pub save: Option<u32>,
+    /// The low-rank adapter, counted from 1; 0: none.
+    pub adapter: u32,
 }
 
 impl<'a> NextStep<'a> {
@@ -140,6 +142,7 @@ impl<'a> NextStep<'a> {
                 wanted_rows: if entry.wants_token { entry.drafted + 1 } else { 0 },
                 restore: entry.restore,
                 save: entry.save,
+                adapter: sequence.generation.adapter,
             })
         })
     }

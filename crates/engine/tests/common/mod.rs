@@ -11,7 +11,8 @@ use std::time::Duration;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
-    Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling, Usage,
+    AdapterInfo, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling,
+    Usage,
 };
 use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
@@ -39,7 +40,17 @@ pub fn with_engine_of(
     limits: Limits,
     work: impl FnOnce(Engine) + Send,
 ) {
-    let folder = ModelFolder::open(folder).unwrap();
+    with_engine_of_adapted(ModelFolder::open(folder).unwrap(), ranks, parallel, limits, work);
+}
+
+/// As [`with_engine`], of a model with adapters.
+pub fn with_engine_of_adapted(
+    folder: ModelFolder,
+    ranks: usize,
+    parallel: Parallelism,
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
@@ -61,6 +72,12 @@ pub fn with_engine_of(
         default_sampling: Sampling::default(),
         eos: folder.spec.eos.clone(),
         pooling: Default::default(),
+        digest: String::new(),
+        adapters: folder
+            .adapters
+            .iter()
+            .map(|adapter| AdapterInfo { name: adapter.name.clone(), digest: String::new() })
+            .collect(),
         ranks,
     };
     let (engine, inbox) = Engine::channel(info, 64);

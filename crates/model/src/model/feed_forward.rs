@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Backend, ComputeError, LinearInput, RouterSpec};
 
+use super::adapters::Adapters;
 use super::{Before, Norms, Pass, disjoint};
 
 /// A layer's feed-forward.
@@ -16,8 +17,10 @@ pub(super) enum FeedForward<B: Backend> {
 pub(super) struct Gated<B: Backend> {
     /// Both, one after the other.
     pub gate_up: B::Matrix,
+    pub gate_up_adapters: Adapters<B>,
     pub activation: Activation,
     pub down: B::Matrix,
+    pub down_adapters: Adapters<B>,
     pub channels_buffer: usize,
 }
 
@@ -82,11 +85,22 @@ impl<B: Backend> Gated<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, residual, normed, inner, .. } = pass;
-        let channels = &mut inner[self.channels_buffer];
-        let next = (self.activation, &self.down);
-        backend.linear_gated(norms.input(residual, normed), rows.clone(), &self.gate_up, next, channels)?;
-        norms.add_product((self.channels_buffer, true), rows, &self.down, pass)
+        let Pass { backend, step, residual, normed, inner, .. } = pass;
+        let (x, channels) = (norms.input(residual, normed), &mut inner[self.channels_buffer]);
+        let adapted = [&self.gate_up_adapters, &self.down_adapters].map(|of| of.change(step, &rows));
+        if adapted.contains(&true) {
+            // Adapters need the gates and ups themselves, and the channels in f32.
+            let ((height, _), (_, width)) = (backend.extent(x.buffer()), backend.extent(channels));
+            let mut both = backend.scratch(height, 2 * width)?;
+            backend.linear(x, rows.clone(), &self.gate_up, &mut both)?;
+            self.gate_up_adapters.add(&x, (step, rows.clone()), backend, &mut both)?;
+            backend.gate(&both, rows.clone(), self.activation, channels)?;
+            backend.give_back(both);
+        } else {
+            backend.linear_gated(x, rows.clone(), &self.gate_up, (self.activation, &self.down), channels)?;
+        }
+        let down = (&self.down, &self.down_adapters);
+        norms.add_adapted_product((self.channels_buffer, true), rows, down, pass)
     }
 }
 

@@ -4,6 +4,7 @@
 //! A new mixer or feed-forward is a new file here: its sources, and how they become a part of
 //! [`Model`].
 
+mod adapters;
 mod attention;
 mod channel_delta;
 mod delta;

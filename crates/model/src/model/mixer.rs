@@ -6,6 +6,7 @@ use thunder_compute::{
     Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, Norm, PartNorm, Scoring, Step,
 };
 
+use super::adapters::Adapters;
 use super::channel_delta::ChannelDelta;
 use super::selection::Selected;
 use super::{Norms, Pass, disjoint, normed};
@@ -23,6 +24,7 @@ pub(super) enum Mixer<B: Backend> {
 pub(super) struct Attention<B: Backend> {
     pub spec: AttentionSpec<B::Vector>,
     pub qkv: B::Matrix,
+    pub qkv_adapters: Adapters<B>,
     /// Norms of all queries and of all keys, if they are not norms of heads.
     pub part_norms: Vec<PartNorm<B::Vector>>,
     /// Norms of heads that [`AttentionSpec`] does not have: before rotation, and after.
@@ -34,6 +36,7 @@ pub(super) struct Attention<B: Backend> {
     pub appends: bool,
     pub gate: Option<OutputGate<B>>,
     pub out: B::Matrix,
+    pub out_adapters: Adapters<B>,
     pub cache: usize,
     pub qkv_buffer: usize,
     /// The heads' results; with a gate, gates and results side by side.
@@ -186,7 +189,9 @@ impl<B: Backend> Attention<B> {
     ) -> Result<(), ComputeError> {
         let Pass { backend, step, residual, normed, inner, caches } = pass;
         let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
-        backend.linear(norms.input(residual, normed), rows.clone(), &self.qkv, qkv)?;
+        let x = norms.input(residual, normed);
+        backend.linear(x, rows.clone(), &self.qkv, qkv)?;
+        self.qkv_adapters.add(&x, (step, rows.clone()), backend, qkv)?;
         if !self.part_norms.is_empty() {
             backend.norm_parts(&self.part_norms, rows.clone(), qkv)?;
         }
@@ -200,11 +205,13 @@ impl<B: Backend> Attention<B> {
         }
         let Pass { backend, inner, .. } = pass;
         let Some(gate) = &self.gate else {
-            return norms.add_product((self.heads_buffer, false), rows, &self.out, pass);
+            let out = (&self.out, &self.out_adapters);
+            return norms.add_adapted_product((self.heads_buffer, false), rows, out, pass);
         };
         let [both, gated] = disjoint(inner, [self.heads_buffer, gate.gated_buffer]);
         backend.gate(both, rows.clone(), Activation::Sigmoid, gated)?;
-        norms.add_product((gate.gated_buffer, false), rows, &self.out, pass)
+        let out = (&self.out, &self.out_adapters);
+        norms.add_adapted_product((gate.gated_buffer, false), rows, out, pass)
     }
 }
 

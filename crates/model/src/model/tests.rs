@@ -135,7 +135,14 @@ fn folder(path: &Path, quantization: Option<(u32, usize)>) -> ModelFolder {
     };
     let quantization = Quantization::read(&config, path).expect("quantization");
     let weights = Box::new(HuggingFace::open(path, quantization).expect("weights"));
-    ModelFolder { path: path.to_owned(), spec, weights, generation: GenerationConfig::default(), gguf: None }
+    ModelFolder {
+        path: path.to_owned(),
+        spec,
+        weights,
+        adapters: Vec::new(),
+        generation: GenerationConfig::default(),
+        gguf: None,
+    }
 }
 
 /// Tokens of a sequence, from a position on, in a slot.

@@ -358,7 +358,8 @@ impl FilePages for HuggingFace {
     }
 }
 
-fn decode(name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
+/// A tensor's numbers, `len` of them.
+pub(super) fn decode(name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
     let mut values = vec![0.0; len];
     float(name, tensor)?.decode(tensor.bytes, &mut values);
     match values.iter().position(|value| !value.is_finite()) {

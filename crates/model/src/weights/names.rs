@@ -81,6 +81,33 @@ impl Names {
     }
 }
 
+/// Projections that adapters can change.
+const ADAPTED: [LayerRole; 9] = [
+    LayerRole::Query,
+    LayerRole::Key,
+    LayerRole::Value,
+    LayerRole::Qkv,
+    LayerRole::AttentionOut,
+    LayerRole::Gate,
+    LayerRole::Up,
+    LayerRole::GateUp,
+    LayerRole::Down,
+];
+
+/// The layer and the role of a module that an adapter changes, such as
+/// `base_model.model.model.layers.3.self_attn.q_proj`. `None` for parts of a checkpoint that are
+/// not the language model.
+pub(super) fn adapted_module(module: &str) -> Option<(usize, LayerRole)> {
+    let (before, after) = match module.strip_prefix("layers.") {
+        Some(after) => ("", after),
+        None => module.split_once(".layers.")?,
+    };
+    let is_wrapper = |part: &str| ["", "base_model", "model", "language_model"].contains(&part);
+    let (layer, name) = after.split_once('.')?;
+    let role = ADAPTED.into_iter().find(|role| layer_names(*role).contains(&name))?;
+    before.split('.').all(is_wrapper).then_some((layer.parse().ok()?, role))
+}
+
 /// Modules of matrices, whole names of vectors, from the layer on.
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {

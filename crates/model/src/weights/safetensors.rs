@@ -80,6 +80,16 @@ impl SafetensorsFiles {
         Ok(weights)
     }
 
+    /// Maps one file.
+    ///
+    /// # Errors
+    /// When it is missing, truncated or malformed.
+    pub fn open_file(path: &Path) -> Result<Self, ModelError> {
+        let mut weights = Self { files: MappedFiles::default(), tensors: HashMap::new() };
+        weights.map(path)?;
+        Ok(weights)
+    }
+
     fn map(&mut self, path: &Path) -> Result<(), ModelError> {
         let file = self.files.add(path, "weights (safetensors)")?;
         let map = self.files.file(file);
@@ -117,6 +127,13 @@ impl SafetensorsFiles {
         entry.is_read.store(true, Ordering::Relaxed);
         let bytes = &self.files.file(entry.file)[entry.range.clone()];
         Some(Tensor { dtype: entry.dtype, shape: &entry.shape, bytes })
+    }
+
+    /// Names of all tensors, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.tensors.keys().cloned().collect();
+        names.sort_unstable();
+        names
     }
 
     /// Counts a tensor as read, if it exists: what it says is known.

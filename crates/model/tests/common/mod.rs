@@ -37,7 +37,7 @@ pub fn golden(file: &Path, logits: &str) -> Vec<Golden> {
 }
 
 /// A prompt's logits on one rank, `[positions, local vocabulary]`, computed in pieces of `chunk`
-/// tokens.
+/// tokens, with the folder's last adapter if it has one.
 pub fn logits(
     golden: &[Golden],
     folder: &ModelFolder,
@@ -63,6 +63,7 @@ pub fn logits(
             for (index, tokens) in golden.tokens.chunks(chunk).enumerate() {
                 let mut step = Step::default();
                 step.push(tokens, index * chunk, &blocks, 0, false);
+                step.sequences[0].adapter = folder.adapters.len() as u32;
                 // On matrix units prompts are bf16. Generated tokens are integers there too.
                 let bytes = matches!(activations, Activations::Auto | Activations::Int8);
                 step.sequences[0].prompt &= !(bytes && isa.name() == "amx");

@@ -36,6 +36,7 @@ struct Inputs {
 
 /// What was computed.
 struct Embedded {
+    adapter: Option<usize>,
     vectors: Vec<Vec<f32>>,
     as_base64: bool,
     tokens: usize,
@@ -68,7 +69,7 @@ pub(crate) async fn openai(State(app): State<Arc<App>>, request: Request) -> Res
     let object = |(index, vector)| json!({"object": "embedding", "index": index, "embedding": shown(vector)});
     let data: Vec<Value> = embedded.vectors.iter().enumerate().map(object).collect();
     Ok(Json(json!({
-        "object": "list", "data": data, "model": app.engine.info().name,
+        "object": "list", "data": data, "model": app.model_name(embedded.adapter),
         "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
     })))
 }
@@ -86,7 +87,7 @@ pub(crate) async fn ollama(State(app): State<Arc<App>>, request: Request) -> Res
     })
     .await?;
     Ok(Json(json!({
-        "model": app.engine.info().name, "embeddings": embedded.vectors,
+        "model": app.model_name(embedded.adapter), "embeddings": embedded.vectors,
         "total_duration": began.elapsed().as_nanos() as u64, "load_duration": 0,
         "prompt_eval_count": embedded.tokens,
     })))
@@ -129,16 +130,18 @@ async fn embed(
         check_pooling(&info.pooling)?;
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
-        shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
-        read(fields, info)
+        let adapter = shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
+        Ok((read(fields, info)?, adapter))
     };
-    let Inputs { prompts, field, dimensions, as_base64 } = app.admission.prepare(body, work).await?;
+    let (inputs, adapter) = app.admission.prepare(body, work).await?;
+    let Inputs { prompts, field, dimensions, as_base64 } = inputs;
     let names = (field, "embd-");
-    let (mut vectors, _) = vectors::compute(app, account, &prompts, &Output::Hidden, names).await?;
+    let wanted = (&Output::Hidden, adapter);
+    let (mut vectors, _) = vectors::compute(app, account, &prompts, wanted, names).await?;
     for vector in &mut vectors {
         cut(vector, dimensions)?;
     }
-    Ok(Embedded { vectors, as_base64, tokens: prompts.iter().map(Vec::len).sum() })
+    Ok(Embedded { vectors, adapter, as_base64, tokens: prompts.iter().map(Vec::len).sum() })
 }
 
 fn check_pooling(pooling: &Pooling) -> Result<(), ApiError> {

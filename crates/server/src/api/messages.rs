@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use thunder_engine::Sampling;
 use thunder_model::chat::{Message, Role, Tool, ToolCall};
 
 use super::Api;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generate::choices::{Choices, Tally};
+use crate::generate::choices::{Call, Choices, Tally};
 use crate::generate::frames::{Frames, StreamKind};
-use crate::generate::prepare::prepare;
+use crate::generate::prepare::prompt_tokens;
 use crate::generate::reply::{Head, Presenter};
 use crate::generate::{EndReason, Generation, Input, Thinking, ToolChoice, ToolUse, Update, What};
 use crate::request::fields::{Fields, invalid_value};
@@ -78,8 +78,7 @@ pub(crate) async fn count_tokens(
         let generation = conversation(&mut fields)?;
         fields.finish(UNSUPPORTED)?;
         shared.check_model(&generation.options.model)?;
-        let prepared = prepare(generation, &shared.engine, &shared.format)?;
-        Ok(prepared.prompts.iter().map(Vec::len).sum::<usize>())
+        prompt_tokens(generation, &shared.engine, &shared.format)
     };
     let tokens = app.admission.prepare(body, count).await?;
     Ok(Json(json!({"input_tokens": tokens})))
@@ -318,11 +317,6 @@ fn usage(head: &Head, used: &Tally) -> Value {
     })
 }
 
-/// The object that a call's text holds. A call that was cut off has none.
-fn input(arguments: &str) -> Value {
-    serde_json::from_str(arguments).ok().filter(Value::is_object).unwrap_or_else(|| Map::new().into())
-}
-
 impl Messages {
     fn open(&mut self, kind: Block, block: &Value, out: &mut Frames) {
         self.close(out);
@@ -363,8 +357,8 @@ impl Presenter for Messages {
         if !choice.text.is_empty() {
             content.push(json!({"type": "text", "text": choice.text}));
         }
-        for call in &choice.calls {
-            let input = input(&call.arguments);
+        let with_input = |call| Some((call, Call::object_after(call, reason)?));
+        for (call, input) in choice.calls.iter().filter_map(with_input) {
             content.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
         }
         message(head, content, (Some(reason), &self.stop), &used)

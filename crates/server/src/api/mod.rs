@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::Json;
 use axum::extract::{OriginalUri, Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use thunder_engine::Sampling;
 
@@ -37,6 +38,11 @@ pub(crate) mod tokenize;
 pub(crate) trait Api: Presenter + Sized {
     /// Checks a body. Sampling fields that are absent come from the model's `defaults`.
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError>;
+
+    /// The answer to a request that asks for no text, given the served model's name.
+    fn at_once(&self, _model: &str) -> Option<Value> {
+        None
+    }
 
     /// Completes a checked request with what the server keeps.
     /// `owner` is the key that the request came with.
@@ -71,15 +77,20 @@ pub(crate) async fn create<A: Api>(
         };
         let (mut generation, mut api) =
             A::parse(json::parse(bytes)?, &shared.engine.info().default_sampling)?;
-        shared.check_model(&generation.options.model)?;
+        generation.options.adapter = shared.check_model(&generation.options.model)?;
+        if let Some(answer) = api.at_once(shared.model_name(generation.options.adapter)) {
+            return Ok(Err(answer));
+        }
         api.complete(&mut generation, &shared, owner.as_deref())?;
         let prepared = prepare(generation, &shared.engine, &shared.format)?;
         let prepared = match relay {
             Some(relay) => relay.attach(prepared, &shared.engine)?,
             None => prepared,
         };
-        Ok((prepared, api))
+        Ok(Ok((prepared, api)))
     };
-    let (prepared, api) = app.admission.prepare(body, work).await?;
-    reply(&app, prepared, api, account, &origin).await
+    match app.admission.prepare(body, work).await? {
+        Ok((prepared, api)) => reply(&app, prepared, api, account, &origin).await,
+        Err(answer) => Ok(Json(answer).into_response()),
+    }
 }

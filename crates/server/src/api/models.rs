@@ -12,15 +12,20 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
 
-fn model_object(app: &App) -> Value {
+/// The served model, or one of its adapters, whose `parent` is the model.
+fn model_object(app: &App, adapter: Option<usize>) -> Value {
     let info = app.engine.info();
-    json!({
-        "id": info.name,
+    let mut object = json!({
+        "id": app.model_name(adapter),
         "object": "model",
         "created": app.started.as_secs(),
         "owned_by": "thunderhead",
         "context_length": info.context_length,
-    })
+    });
+    if adapter.is_some() {
+        object["parent"] = info.name.clone().into();
+    }
+    object
 }
 
 /// The description of all endpoints.
@@ -33,15 +38,17 @@ pub(crate) async fn openapi() -> Response {
 }
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [model_object(&app)]}))
+    let adapters = (0..app.engine.info().adapters.len()).map(Some);
+    let models: Vec<Value> = std::iter::once(None).chain(adapters).map(|of| model_object(&app, of)).collect();
+    Json(json!({"object": "list", "data": models}))
 }
 
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    app.check_model(&id)?;
-    Ok(Json(model_object(&app)))
+    let adapter = app.check_model(&id)?;
+    Ok(Json(model_object(&app, adapter)))
 }
 
 /// GET /metrics, for Prometheus. Needs a key where requests do: the numbers tell how others use the

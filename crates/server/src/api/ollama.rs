@@ -8,7 +8,7 @@ use super::Api;
 use crate::error::ApiError;
 use crate::generate::choices::{Call, Choices};
 use crate::generate::frames::{Frames, StreamKind};
-use crate::generate::reply::{Head, Presenter};
+use crate::generate::reply::{Head, Presenter, unix_s};
 use crate::generate::{EndReason, Generation, Input, Prompt, Thinking, Update, What};
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::messages::check_count;
@@ -35,8 +35,12 @@ const LOAD_OPTIONS: &[&str] = &[
 struct Writer {
     /// The text is in a message, not in `response`.
     is_chat: bool,
+    /// There is nothing to answer: the client wants the model to be loaded.
+    only_loads: bool,
     /// The call that is being written.
     call: Call,
+    /// Ended calls whose arguments are no whole object.
+    open: Vec<Call>,
     end: Option<(EndReason, Usage)>,
 }
 
@@ -50,7 +54,7 @@ pub(crate) struct OllamaGenerate(Writer);
 
 impl Writer {
     fn new(is_chat: bool) -> Self {
-        Self { is_chat, call: Call::default(), end: None }
+        Self { is_chat, only_loads: false, call: Call::default(), open: Vec::new(), end: None }
     }
 }
 
@@ -58,9 +62,12 @@ impl Api for OllamaChat {
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
         let mut fields = Fields::new(body, "")?;
         let messages = match fields.value("messages") {
-            None => return Err(fields.missing("messages")),
+            // Clients load a model so.
+            None => Vec::new(),
             Some(Value::Array(list)) => {
-                check_count(list.len(), "messages")?;
+                if !list.is_empty() {
+                    check_count(list.len(), "messages")?;
+                }
                 let numbered = list.into_iter().enumerate();
                 let read = |(index, message)| one(Fields::new(message, format!("messages[{index}]"))?);
                 numbered.map(read).collect::<Result<_, _>>()?
@@ -71,14 +78,21 @@ impl Api for OllamaChat {
         let mut generation = shared(&mut fields, defaults, Input::Chat(messages), "messages")?;
         generation.tools = tools;
         fields.finish(&[])?;
-        Ok((generation, Self(Writer::new(true))))
+        let only_loads = matches!(&generation.input, Input::Chat(messages) if messages.is_empty());
+        Ok((generation, Self(Writer { only_loads, ..Writer::new(true) })))
+    }
+
+    fn at_once(&self, model: &str) -> Option<Value> {
+        let message = json!({"message": {"role": "assistant", "content": ""}});
+        self.0.only_loads.then(|| loaded(model, message))
     }
 }
 
 impl Api for OllamaGenerate {
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
         let mut fields = Fields::new(body, "")?;
-        let prompt = fields.string("prompt")?.ok_or_else(|| fields.missing("prompt"))?;
+        let prompt = fields.string("prompt")?.unwrap_or_default();
+        let only_loads = prompt.is_empty();
         let system = fields.string("system")?.filter(|system| !system.is_empty());
         let is_raw = fields.boolean("raw")?.unwrap_or(false);
         for name in ["suffix", "template"] {
@@ -95,7 +109,11 @@ impl Api for OllamaGenerate {
         };
         let generation = shared(&mut fields, defaults, input, "prompt")?;
         fields.finish(&["images", "context"])?;
-        Ok((generation, Self(Writer::new(false))))
+        Ok((generation, Self(Writer { only_loads, ..Writer::new(false) })))
+    }
+
+    fn at_once(&self, model: &str) -> Option<Value> {
+        self.0.only_loads.then(|| loaded(model, json!({"response": ""})))
     }
 }
 
@@ -270,7 +288,8 @@ impl Writer {
     fn whole(&mut self, head: &Head, choices: Choices) -> Value {
         let Some(choice) = choices.0.into_iter().next() else { return Value::Null };
         self.end = choice.end;
-        let calls: Vec<Value> = choice.calls.iter().map(call_body).collect();
+        let reason = choice.reason();
+        let calls: Vec<Value> = choice.calls.iter().filter_map(|call| call_body(call, reason)).collect();
         self.done(self.piece(head, &choice.text, &choice.reasoning, &calls))
     }
 
@@ -287,10 +306,22 @@ impl Writer {
                 return;
             }
             // Arguments are an object here, so a call is written whole.
-            What::CallEnd => self.piece(head, "", "", &[call_body(&self.call)]),
+            What::CallEnd => match call_body(&self.call, EndReason::Length) {
+                Some(call) => self.piece(head, "", "", &[call]),
+                // How the answer ends says whether the call was cut off.
+                None => {
+                    self.open.push(std::mem::take(&mut self.call));
+                    return;
+                }
+            },
             What::End { reason, usage } => {
                 self.end = Some((reason, usage));
-                return;
+                let open = std::mem::take(&mut self.open);
+                let calls: Vec<Value> = open.iter().filter_map(|call| call_body(call, reason)).collect();
+                if calls.is_empty() {
+                    return;
+                }
+                self.piece(head, "", "", &calls)
             }
             What::Failed(_) => return,
         };
@@ -298,10 +329,20 @@ impl Writer {
     }
 }
 
-fn call_body(call: &Call) -> Value {
-    let arguments = serde_json::from_str(&call.arguments).ok().filter(Value::is_object);
-    let arguments: Value = arguments.unwrap_or_else(|| json!({}));
-    json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+/// A call of an answer that ended so; `None` for one that was cut off.
+fn call_body(call: &Call, reason: EndReason) -> Option<Value> {
+    let arguments = call.object_after(reason)?;
+    Some(json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}}))
+}
+
+/// The answer to a request that only wants the model to be loaded, which it is.
+fn loaded(model: &str, more: Value) -> Value {
+    let mut body =
+        json!({"model": model, "created_at": moment(unix_s()), "done": true, "done_reason": "load"});
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    body
 }
 
 macro_rules! presenter {

@@ -12,24 +12,31 @@ use crate::error::ApiError;
 use crate::request::fields::Fields;
 use crate::request::json as request_json;
 
-fn entry(app: &App) -> Value {
-    let name = &app.engine.info().name;
-    json!({
-        "name": name, "model": name, "modified_at": moment(app.started.as_secs()),
-        "details": {"families": [], "format": ""},
+/// The served model, and its adapters.
+fn entries(app: &App) -> impl Iterator<Item = Value> {
+    let info = app.engine.info();
+    let adapters = info.adapters.iter().map(|adapter| (&adapter.name, &adapter.digest));
+    std::iter::once((&info.name, &info.digest)).chain(adapters).map(|(name, digest)| {
+        json!({
+            "name": name, "model": name, "modified_at": moment(app.started.as_secs()), "digest": digest,
+            "details": {"families": [], "format": ""},
+        })
     })
 }
 
 /// GET /api/tags.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"models": [entry(&app)]}))
+    Json(json!({"models": entries(&app).collect::<Vec<_>>()}))
 }
 
 /// GET /api/ps.
 pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
-    let mut entry = entry(&app);
-    entry["context_length"] = app.engine.info().context_length.into();
-    Json(json!({"models": [entry]}))
+    let context = app.engine.info().context_length;
+    let with_context = |mut entry: Value| {
+        entry["context_length"] = context.into();
+        entry
+    };
+    Json(json!({"models": entries(&app).map(with_context).collect::<Vec<_>>()}))
 }
 
 /// GET /api/version.

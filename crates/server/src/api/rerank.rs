@@ -30,6 +30,7 @@ const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages 
 /// A checked request.
 struct Rerank {
     prompts: Vec<Vec<u32>>,
+    adapter: Option<usize>,
     documents: Vec<String>,
     most: usize,
     returns_documents: bool,
@@ -41,10 +42,12 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| read(bytes, &shared);
-    let Rerank { prompts, documents, most, returns_documents } = app.admission.prepare(body, work).await?;
+    let Rerank { prompts, adapter, documents, most, returns_documents } =
+        app.admission.prepare(body, work).await?;
     let answers = answers(&app)?;
     let names = ("documents", "rerank-");
-    let (likelihoods, id) = vectors::compute(&app, account, &prompts, &answers, names).await?;
+    let wanted = (&answers, adapter);
+    let (likelihoods, id) = vectors::compute(&app, account, &prompts, wanted, names).await?;
     let score = |logprobs: &Vec<f32>| 1.0 / (1.0 + f64::from(logprobs[1] - logprobs[0]).exp());
     let mut ranked: Vec<(usize, f64)> = likelihoods.iter().map(score).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -58,7 +61,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let results: Vec<Value> = ranked[..most].iter().map(result).collect();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     Ok(Json(json!({
-        "id": id, "model": app.engine.info().name, "results": results,
+        "id": id, "model": app.model_name(adapter), "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
 }
@@ -66,7 +69,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
 fn read(bytes: &[u8], app: &App) -> Result<Rerank, ApiError> {
     let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
     let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
-    app.check_model(&model)?;
+    let adapter = app.check_model(&model)?;
     let query = fields.string("query")?.ok_or_else(|| fields.missing("query"))?;
     let documents = documents(&mut fields)?;
     let most = fields.integer("top_n", 1, usize::MAX, "an integer of at least 1")?;
@@ -82,7 +85,7 @@ fn read(bytes: &[u8], app: &App) -> Result<Rerank, ApiError> {
     };
     let prompts = documents.iter().map(prompt).collect::<Result<Vec<_>, ApiError>>()?;
     let most = most.map_or(documents.len(), |most| most.min(documents.len()));
-    Ok(Rerank { prompts, documents, most, returns_documents })
+    Ok(Rerank { prompts, adapter, documents, most, returns_documents })
 }
 
 fn documents(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -44,8 +44,9 @@ pub(crate) fn reasoning_item(head: &Head, index: usize, text: &str) -> Value {
 }
 
 pub(crate) fn call_item(head: &Head, index: usize, call: &Call) -> Value {
+    let status = if call.object().is_some() { "completed" } else { "incomplete" };
     json!({
-        "id": item_id(head, "fc", index), "type": "function_call", "status": "completed", "call_id": call.id,
+        "id": item_id(head, "fc", index), "type": "function_call", "status": status, "call_id": call.id,
         "name": call.name, "arguments": call.arguments,
     })
 }

@@ -58,7 +58,8 @@ impl Api for Responses {
         messages.extend(said.iter().cloned());
         let mut echo = json!({
             "instructions": instructions, "previous_response_id": previous, "store": store,
-            "temperature": options.sampling.temperature, "top_p": options.sampling.top_p,
+            "temperature": as_written(options.sampling.temperature),
+            "top_p": as_written(options.sampling.top_p),
             "max_output_tokens": options.max_tokens,
         });
         for (name, value) in repeated {
@@ -115,6 +116,11 @@ impl Api for Responses {
         self.said.splice(0..0, earlier);
         Ok(())
     }
+}
+
+/// The number with the fewest digits that is this one in f32: 0.7 and not 0.699999988079071.
+fn as_written(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| f64::from(number))
 }
 
 /// The fields of a request that its response repeats as they are.
@@ -295,12 +301,12 @@ impl Responses {
         let body = self.body(head, "completed", output, Some(choice));
         if self.store {
             let mut answer = Message::new(Role::Assistant, choice.text.clone());
-            let call = |call: &crate::generate::choices::Call| ToolCall {
-                id: call.id.clone(),
-                name: call.name.clone(),
-                arguments: arguments_object(&call.arguments, "arguments").unwrap_or_default(),
+            let call = |call: &crate::generate::choices::Call| {
+                // A call that was cut off was never made.
+                let arguments = arguments_object(&call.arguments, "arguments").ok()?;
+                Some(ToolCall { id: call.id.clone(), name: call.name.clone(), arguments })
             };
-            answer.calls = choice.calls.iter().map(call).collect();
+            answer.calls = choice.calls.iter().filter_map(call).collect();
             answer.reasoning = Some(choice.reasoning.clone()).filter(|text| !text.is_empty());
             let mut said = std::mem::take(&mut self.said);
             said.push(answer);

@@ -1,5 +1,6 @@
 //! Choices put together from their updates.
 
+use serde_json::{Map, Value};
 use thunder_engine::{TokenLogprob, Usage};
 
 use super::{EndReason, Update, What};
@@ -11,6 +12,21 @@ pub(crate) struct Call {
     pub name: String,
     /// JSON, as the model wrote it.
     pub arguments: String,
+}
+
+impl Call {
+    /// The object of the arguments; `None` if they are no whole one.
+    pub fn object(&self) -> Option<Value> {
+        serde_json::from_str(&self.arguments).ok().filter(Value::is_object)
+    }
+
+    /// The object of the arguments in an answer that ended so. `None` if the answer was cut off
+    /// within them: what is there must not be taken for a call. Malformed arguments that the model
+    /// has ended are an empty object.
+    pub fn object_after(&self, reason: EndReason) -> Option<Value> {
+        let malformed = || (reason != EndReason::Length).then(|| Value::Object(Map::new()));
+        self.object().or_else(malformed)
+    }
 }
 
 /// A whole choice.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thunder_engine::{Constraint, Engine, Grammar, Request, json_form};
 use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Otherwise, Tool, ToolSchemas};
 
@@ -72,29 +72,9 @@ pub(crate) fn prepare(
         tools.tools.clear();
     }
     let has_tools = !tools.tools.is_empty();
-    let (mut opening, mut is_chat) = (Opening::Fresh, false);
-    let prompts = match input {
-        Input::Prompts(prompts) => prompts
-            .into_iter()
-            .map(|prompt| match prompt {
-                Prompt::Ids(ids) => Ok(ids),
-                Prompt::Text(text) => engine
-                    .info()
-                    .text_prompt(&text)
-                    .map_err(|error| ApiError::no_prompt(&error, prompt_field)),
-            })
-            .collect::<Result<_, _>>()?,
-        Input::Chat(messages) => {
-            let (messages, mut variables) = format.template_input(&messages, &tools.tools);
-            thinking.add_to(&mut variables);
-            variables.extend(template_kwargs);
-            let prompt = engine.info().conversation_prompt(&messages, &variables);
-            let prompt = prompt.map_err(|error| ApiError::no_prompt(&error, prompt_field))?;
-            opening = format.opening(&prompt.tail);
-            is_chat = true;
-            vec![prompt.ids]
-        }
-    };
+    let texts = Texts { input, tools: &tools, thinking, template_kwargs, prompt_field };
+    let (prompts, chat_opening) = texts.prompts(engine, format)?;
+    let (opening, is_chat) = (chat_opening.unwrap_or(Opening::Fresh), chat_opening.is_some());
     let constraint = constraint(engine, format, &tools, grammar, opening, is_chat)?;
     let is_parsed = is_chat && AnswerParser::is_needed(format, has_tools);
     let schemas = ToolSchemas::new(tools.tools.iter().map(|tool| (tool.name.as_str(), &tool.parameters)));
@@ -108,6 +88,61 @@ pub(crate) fn prepare(
     Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, relay: None, constraint, marks })
 }
 
+/// The tokens of a request's prompts. Compiles no grammar: nothing is generated.
+pub(crate) fn prompt_tokens(
+    generation: Generation,
+    engine: &Engine,
+    format: &AnswerFormat,
+) -> Result<usize, ApiError> {
+    let Generation { input, mut tools, thinking, template_kwargs, prompt_field, .. } = generation;
+    tools.check()?;
+    if tools.choice == ToolChoice::None {
+        tools.tools.clear();
+    }
+    let texts = Texts { input, tools: &tools, thinking, template_kwargs, prompt_field };
+    let (prompts, _) = texts.prompts(engine, format)?;
+    Ok(prompts.iter().map(Vec::len).sum())
+}
+
+/// What prompts are made of.
+struct Texts<'a> {
+    input: Input,
+    tools: &'a ToolUse,
+    thinking: Thinking,
+    template_kwargs: Map<String, Value>,
+    prompt_field: &'static str,
+}
+
+impl Texts<'_> {
+    /// The prompts' tokens, and of a conversation how the answer begins.
+    fn prompts(
+        self,
+        engine: &Engine,
+        format: &AnswerFormat,
+    ) -> Result<(Vec<Vec<u32>>, Option<Opening>), ApiError> {
+        let Self { input, tools, thinking, template_kwargs, prompt_field } = self;
+        let messages = match input {
+            Input::Prompts(prompts) => {
+                let ids = prompts.into_iter().map(|prompt| match prompt {
+                    Prompt::Ids(ids) => Ok(ids),
+                    Prompt::Text(text) => engine
+                        .info()
+                        .text_prompt(&text)
+                        .map_err(|error| ApiError::no_prompt(&error, prompt_field)),
+                });
+                return Ok((ids.collect::<Result<_, _>>()?, None));
+            }
+            Input::Chat(messages) => messages,
+        };
+        let (messages, mut variables) = format.template_input(&messages, &tools.tools);
+        thinking.add_to(&mut variables);
+        variables.extend(template_kwargs);
+        let prompt = engine.info().conversation_prompt(&messages, &variables);
+        let prompt = prompt.map_err(|error| ApiError::no_prompt(&error, prompt_field))?;
+        let opening = format.opening(&prompt.tail);
+        Ok((vec![prompt.ids], Some(opening)))
+    }
+}
 impl ToolUse {
     /// Checks the choice against the tools.
     fn check(&self) -> Result<(), ApiError> {

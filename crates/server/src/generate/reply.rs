@@ -26,6 +26,8 @@ pub(super) const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
 pub(crate) struct Head {
     pub app: Arc<App>,
     pub id: String,
+    /// The adapter that the request asked for.
+    pub adapter: Option<usize>,
     /// When the request came, in seconds since the epoch.
     pub created: u64,
     /// Tokens of all prompts. A prompt counts once, whatever its number of completions.
@@ -35,9 +37,9 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// The served model's name.
+    /// The name of the served model, or of the adapter.
     pub fn model(&self) -> &str {
-        &self.app.engine.info().name
+        self.app.model_name(self.adapter)
     }
 }
 
@@ -71,7 +73,8 @@ pub(crate) async fn reply<P: Presenter>(
     let created = unix_s();
     let prompt_tokens = prepared.prompts.iter().map(Vec::len).sum();
     let owner = account.owner();
-    let mut head = Head { app: app.clone(), id: String::new(), created, prompt_tokens, owner };
+    let (app_of, adapter) = (app.clone(), prepared.options.adapter);
+    let mut head = Head { app: app_of, id: String::new(), adapter, created, prompt_tokens, owner };
     if let Some(relay) = &prepared.relay {
         (head.id, head.created) = (relay.state.id.clone(), relay.state.created);
         account.begin(&prepared, &head.id)?;
@@ -101,6 +104,6 @@ pub(crate) async fn reply<P: Presenter>(
 }
 
 /// Seconds since the epoch.
-pub(super) fn unix_s() -> u64 {
+pub(crate) fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -11,13 +11,13 @@ use crate::error::ApiError;
 /// Requests of one body that are computed together, so that one body does not fill the queue.
 const AT_ONCE: usize = 16;
 
-/// What the engine reports of each prompt, in their order, and the response's id, which begins with
-/// `prefix`. `field` is the request field that they came from.
+/// What the engine reports of each prompt with an adapter, in their order, and the response's id,
+/// which begins with `prefix`. `field` is the request field that they came from.
 pub(crate) async fn compute(
     app: &App,
     mut account: Account,
     prompts: &[Vec<u32>],
-    output: &Output,
+    (output, adapter): (&Output, Option<usize>),
     (field, prefix): (&str, &str),
 ) -> Result<(Vec<Vec<f32>>, String), ApiError> {
     let id = app.next_id(prefix);
@@ -29,6 +29,7 @@ pub(crate) async fn compute(
         let requests = group.iter().map(|prompt| Request {
             prompt: prompt.clone(),
             output: output.clone(),
+            adapter,
             ..Request::default()
         });
         let streams = ChoiceStreams::submit(&app.engine, app.closing.subscribe(), requests, field);

@@ -22,6 +22,8 @@ pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 pub(crate) struct Options {
     /// The requested model.
     pub model: String,
+    /// The adapter that this name is of.
+    pub adapter: Option<usize>,
     /// Completions per prompt.
     pub n: usize,
     pub sampling: Sampling,
@@ -55,6 +57,7 @@ impl Options {
         fields.value("keep_alive");
         Ok(Self {
             model,
+            adapter: None,
             n,
             sampling: sampling(fields, defaults)?,
             max_tokens,
@@ -69,6 +72,7 @@ impl Options {
     pub fn new(model: String) -> Self {
         Self {
             model,
+            adapter: None,
             n: 1,
             sampling: Sampling::default(),
             max_tokens: None,
@@ -110,6 +114,7 @@ impl Options {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             logprobs,
+            adapter: self.adapter,
             ..Request::default()
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod access;
+mod adapters;
 mod chat;
 mod completions;
 mod document;

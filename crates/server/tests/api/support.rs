@@ -68,6 +68,8 @@ pub fn info() -> ModelInfo {
         default_sampling: Sampling { temperature: 0.6, ..Sampling::default() },
         eos: vec![END],
         pooling: Default::default(),
+        digest: "5e".repeat(32),
+        adapters: Vec::new(),
         ranks: 2,
     }
 }

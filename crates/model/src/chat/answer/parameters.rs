@@ -16,11 +16,13 @@ pub(super) struct Parameters {
     key: Option<String>,
     /// Arguments so far.
     count: usize,
+    /// Bytes of the value that hold no end of it, so that a long value is searched once.
+    searched: usize,
 }
 
 impl Parameters {
     pub fn new(calls: &ParameterCalls) -> Self {
-        Self { calls: calls.clone(), key: None, count: 0 }
+        Self { calls: calls.clone(), key: None, count: 0, searched: 0 }
     }
 
     /// The progress, and whether the call is over.
@@ -33,9 +35,14 @@ impl Parameters {
         last: bool,
     ) -> (Progress, bool) {
         if let Some(key) = &self.key {
-            let Found::At { at, .. } = buffer.find(0, &[&self.calls.value_close], last) else {
-                return (Progress::NeedsMore, false);
+            let at = match buffer.find(self.searched, &[&self.calls.value_close], last) {
+                Found::At { at, .. } => at,
+                Found::NotBefore(at) => {
+                    self.searched = at;
+                    return (Progress::NeedsMore, false);
+                }
             };
+            self.searched = 0;
             let text = buffer.take(at);
             buffer.take(self.calls.value_close.text.len());
             let (key, value) = self.typed(tool, key, &text, schemas);

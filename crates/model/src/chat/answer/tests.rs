@@ -131,6 +131,22 @@ fn parse(
     describe(parts)
 }
 
+/// Searched from its beginning for each piece, the value would take minutes.
+#[test]
+fn a_long_argument_is_searched_once() {
+    let family = FAMILIES.iter().find(|family| family.name == "Qwen3-Coder").unwrap();
+    let mut parser = AnswerParser::new(format(family), Some(schemas()), Opening::Fresh);
+    let began = std::time::Instant::now();
+    parser.push("<tool_call>\n<function=weather>\n<parameter=city>\n");
+    let pieces = 200_000;
+    (0..pieces).for_each(|_| parser.push("a <b é\n"));
+    parser.push("\n</parameter>\n</function>\n</tool_call>");
+    parser.finish();
+    let told = describe(parser.take());
+    assert_eq!((told.matches("a <b é").count(), told.starts_with("call:weather|with:{")), (pieces, true));
+    assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+}
+
 #[test]
 fn transcripts_are_split_alike_wherever_they_are_cut() {
     for family in FAMILIES {

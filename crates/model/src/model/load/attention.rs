@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use thunder_compute::{AttentionSpec, Backend, CacheKind, Extra, MatrixSource, PartNorm, QkNorm, Scoring};
 
+use super::adapters::AdaptersSources;
 use super::sources::{Runs, ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::{Attention, HeadNorms, OutputGate};
 use crate::plan::HeadShare;
 use crate::spec::{AttentionShape, QkNormWidth, Temperature};
-use crate::weights::LayerRole;
+use crate::weights::{AdaptedOutputs, LayerRole};
 
 /// One layer's attention on this rank.
 pub(super) struct AttentionSources<'a> {
@@ -26,6 +27,8 @@ pub(super) struct AttentionSources<'a> {
     /// gate zeros.
     gate: Option<MatrixSource<'a>>,
     out: MatrixSource<'a>,
+    /// Of queries, keys and values, and of the output projection.
+    adapters: [AdaptersSources<'a>; 2],
 }
 
 /// Norms of single heads.
@@ -89,6 +92,7 @@ impl<'a> AttentionSources<'a> {
         // A norm after rotation would undo the scale of queries, so that its weights have it.
         let scale = if shape.qk_norm == Some(QkNormWidth::Rotated) { 1.0 } else { shape.scale };
         let in_spec = shape.temperature.filter(|temperature| temperature.first == 0);
+        let adapters = adapters(view, layer, shape, (&heads, first_column..first_column + out.cols));
         let spec = AttentionSpec {
             key_dim: dim,
             value_dim: dim,
@@ -104,7 +108,12 @@ impl<'a> AttentionSources<'a> {
         let temperature = shape.temperature.filter(|temperature| temperature.first != 0);
         let head_norms = head_norms(view, layer, shape, (&spec, &kv_and_queries))?;
         let scoring = shape.scoring;
-        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, gate, out })
+        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, gate, out, adapters })
+    }
+
+    /// Bytes of what adapters change.
+    pub fn adapter_bytes(&self) -> u64 {
+        self.adapters.iter().map(AdaptersSources::bytes).sum()
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -121,8 +130,18 @@ impl<'a> AttentionSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
-        let Self { spec, qkv, part_norms, head_norms: [before, after], temperature, scoring, gate, out } =
-            self;
+        let Self {
+            spec,
+            qkv,
+            part_norms,
+            head_norms: [before, after],
+            temperature,
+            scoring,
+            gate,
+            out,
+            adapters,
+        } = self;
+        let [qkv_adapters, out_adapters] = adapters;
         let heads = spec.out_column..spec.out_column + spec.heads() * spec.value_dim;
         let (heads_buffer, gate) = match gate {
             Some(gate) => {
@@ -145,6 +164,8 @@ impl<'a> AttentionSources<'a> {
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
             heads_buffer,
             qkv: upload.matrix(&qkv)?,
+            qkv_adapters: qkv_adapters.upload(upload)?,
+            out_adapters: out_adapters.upload(upload)?,
             part_norms,
             gate,
             out: upload.matrix(&[out])?,
@@ -189,6 +210,28 @@ fn projections<'a>(
             false => projection(LayerRole::Value, (shape.heads + shape.kv_heads, shape.kv_heads), &heads.kv)?,
         },
     ])
+}
+
+/// What adapters change of the rank's projections: of queries, keys and values, and of the output's
+/// columns `out`.
+fn adapters<'a>(
+    view: &ShardView<'a>,
+    layer: usize,
+    shape: &AttentionShape,
+    (heads, out): (&HeadShare, Range<usize>),
+) -> [AdaptersSources<'a>; 2] {
+    let (dim, hidden) = (shape.head_dim, 0..view.spec.hidden);
+    let outputs = |role, before: usize, own: &Range<usize>| AdaptedOutputs {
+        modules: vec![(role, 0), (LayerRole::Qkv, before * dim)],
+        rows: own.start * dim..own.end * dim,
+    };
+    let qkv = vec![
+        outputs(LayerRole::Query, 0, &heads.queries),
+        outputs(LayerRole::Key, shape.heads, &heads.kv),
+        outputs(LayerRole::Value, shape.heads + shape.kv_heads, &heads.kv),
+    ];
+    let of_out = vec![AdaptedOutputs { modules: vec![(LayerRole::AttentionOut, 0)], rows: hidden.clone() }];
+    [AdaptersSources::describe(view, layer, qkv, hidden), AdaptersSources::describe(view, layer, of_out, out)]
 }
 
 /// Some columns of all heads, from the tensor that has each head's query, then its gate.

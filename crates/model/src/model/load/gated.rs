@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Backend, MatrixSource};
 
+use super::adapters::AdaptersSources;
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
+use crate::model::adapters::Adapters;
 use crate::model::feed_forward::Gated;
 use crate::spec::GatedShape;
-use crate::weights::{LayerRole, Role, WeightSource};
+use crate::weights::{AdaptedOutputs, LayerRole, Role, WeightSource};
 
 /// Channels are not divided below the rows that kernels compute together.
 const LEAST_CHANNELS: usize = 32;
@@ -19,6 +21,8 @@ pub(super) struct GatedSources<'a> {
     gate_up: [MatrixSource<'a>; 2],
     down: MatrixSource<'a>,
     activation: Activation,
+    /// Of gate and up, and of down; `None` for shared experts.
+    adapters: Option<[AdaptersSources<'a>; 2]>,
 }
 
 impl<'a> GatedSources<'a> {
@@ -29,7 +33,25 @@ impl<'a> GatedSources<'a> {
             false => [LayerRole::Gate, LayerRole::Up],
         };
         let roles = GateUp { gate: gate.of(layer), up: up.of(layer), fused };
-        Self::of_roles(view, (roles, LayerRole::Down.of(layer)), shape)
+        let down = LayerRole::Down.of(layer);
+        let own = view.shard.channels(shape.channels, channel_unit(view.weights, down)?);
+        let rows = |role, first| AdaptedOutputs {
+            modules: vec![(role, 0), (LayerRole::GateUp, first)],
+            rows: own.clone(),
+        };
+        let of_gate_up = vec![rows(LayerRole::Gate, 0), rows(LayerRole::Up, shape.channels)];
+        let hidden = 0..view.spec.hidden;
+        let of_down = vec![AdaptedOutputs { modules: vec![(LayerRole::Down, 0)], rows: hidden.clone() }];
+        let adapters = [
+            AdaptersSources::describe(view, layer, of_gate_up, hidden),
+            AdaptersSources::describe(view, layer, of_down, own),
+        ];
+        Ok(Self { adapters: Some(adapters), ..Self::of_roles(view, (roles, down), shape)? })
+    }
+
+    /// Bytes of what adapters change.
+    pub fn adapter_bytes(&self) -> u64 {
+        self.adapters.iter().flatten().map(AdaptersSources::bytes).sum()
     }
 
     /// The gated MLP of these roles.
@@ -44,7 +66,7 @@ impl<'a> GatedSources<'a> {
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own, bias };
         let down = view.matrix(down, [hidden, channels], window)?;
-        Ok(Self { gate_up, down, activation: shape.activation })
+        Ok(Self { gate_up, down, activation: shape.activation, adapters: None })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -52,7 +74,13 @@ impl<'a> GatedSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Gated<B>, ModelError> {
+        let [gate_up_adapters, down_adapters] = match self.adapters {
+            Some([gate_up, down]) => [gate_up.upload(upload)?, down.upload(upload)?],
+            None => [Adapters(Vec::new()), Adapters(Vec::new())],
+        };
         Ok(Gated {
+            gate_up_adapters,
+            down_adapters,
             activation: self.activation,
             channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
             gate_up: upload.matrix(&self.gate_up)?,

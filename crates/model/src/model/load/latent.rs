@@ -3,12 +3,10 @@
 use std::ops::Range;
 
 use thunder_compute::reference::dequantize;
-use thunder_compute::{
-    Backend, CacheKind, Encoding, Extra, Float, LatentSpec, MatrixSource, Norm, RowOrder, Strided,
-};
+use thunder_compute::{Backend, CacheKind, Extra, LatentSpec, MatrixSource, Norm};
 
 use super::selection::SelectionSources;
-use super::sources::{ShardView, Window, whole_groups};
+use super::sources::{ShardView, Window, of_floats, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::{Latent, QueryDown};
@@ -187,20 +185,5 @@ fn transposed<B: Backend>(
     let rows = dequantize(source);
     let column = |col: usize| rows.iter().flat_map(move |row| row[col].to_le_bytes());
     let bytes: Vec<u8> = (0..source.cols).flat_map(column).collect();
-    let row_bytes = source.rows * size_of::<f32>();
-    upload.converted(
-        MatrixSource {
-            rows: source.cols,
-            cols: source.rows,
-            encoding: Encoding::Float(Float::F32),
-            weight: Strided { bytes: &bytes, stride: row_bytes, row_bytes },
-            scales: None,
-            offsets: None,
-            row_order: RowOrder::AsStored,
-            first_row: 0,
-            bias: None,
-            pages: None,
-        },
-        source.bytes(),
-    )
+    upload.converted(of_floats(&bytes, [source.cols, source.rows]), source.bytes())
 }

@@ -154,6 +154,19 @@ impl<'a> LayerSources<'a> {
         matrices
     }
 
+    /// Bytes of what adapters change of the layer.
+    pub fn adapter_bytes(&self) -> u64 {
+        let mixer = match &self.mixer {
+            MixerSources::Attention(attention) => attention.adapter_bytes(),
+            _ => 0,
+        };
+        mixer
+            + match &self.feed_forward {
+                FeedForwardSources::Gated(gated) => gated.adapter_bytes(),
+                FeedForwardSources::Experts(_) => 0,
+            }
+    }
+
     /// Operations that not every backend has.
     pub fn needs(&self) -> Option<Extra> {
         match &self.mixer {

@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use thunder_compute::{CacheShape, KvFormat, MatrixSource, RowOrder};
+use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOrder, Strided};
 
 use super::layer::LayerSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::Shard;
 use crate::spec::ModelSpec;
-use crate::weights::{LayerRole, Role, WeightSource};
+use crate::weights::{Adapter, LayerRole, Role, WeightSource};
 
 /// Everything that a rank reads from the files.
 pub(super) struct Sources<'a> {
@@ -33,6 +33,7 @@ pub(super) struct ShardView<'a> {
     pub spec: &'a ModelSpec,
     pub shard: Shard<'a>,
     pub weights: &'a dyn WeightSource,
+    pub adapters: &'a [Adapter],
 }
 
 /// Rows and columns of an `[outputs, inputs]` matrix.
@@ -141,7 +142,8 @@ impl<'a> ShardView<'a> {
 impl<'a> Sources<'a> {
     /// Describes a rank's part. Reads headers, norms and biases, no matrices.
     pub fn describe(folder: &'a ModelFolder, shard: Shard<'a>) -> Result<Self, ModelError> {
-        let view = ShardView { spec: &folder.spec, shard, weights: &*folder.weights };
+        let view =
+            ShardView { spec: &folder.spec, shard, weights: &*folder.weights, adapters: &folder.adapters };
         let embedding = match shard.is_first() {
             true => Some(view.vocabulary(Role::Embedding)?),
             false => None,
@@ -154,12 +156,13 @@ impl<'a> Sources<'a> {
         Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head })
     }
 
-    /// Bytes that the rank reads from matrices.
+    /// Bytes that the rank reads from matrices, and those of adapters.
     pub fn bytes(&self) -> u64 {
+        let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
         let layers = self.layers.iter().flat_map(LayerSources::matrices);
         let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
-        layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum()
+        adapters + layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum::<u64>()
     }
 
     /// Bytes of the matrices of routed experts.
@@ -190,6 +193,23 @@ impl<'a> HeadSources<'a> {
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
         Ok(Self { norm, matrix, rows })
+    }
+}
+
+/// A matrix of `[rows, cols]` little-endian floats in f32.
+pub(super) fn of_floats(bytes: &[u8], [rows, cols]: [usize; 2]) -> MatrixSource<'_> {
+    let row_bytes = cols * size_of::<f32>();
+    MatrixSource {
+        rows,
+        cols,
+        encoding: Encoding::Float(Float::F32),
+        weight: Strided { bytes, stride: row_bytes, row_bytes },
+        scales: None,
+        offsets: None,
+        row_order: RowOrder::AsStored,
+        first_row: 0,
+        bias: None,
+        pages: None,
     }
 }
 
