@@ -1,4 +1,4 @@
-//! What a rank reads for a gated MLP.
+//! What a rank reads for an MLP.
 
 use std::ops::Range;
 
@@ -7,22 +7,23 @@ use thunder_compute::{Activation, Backend, MatrixSource};
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::feed_forward::Gated;
-use crate::spec::GatedShape;
+use crate::model::feed_forward::Mlp;
+use crate::spec::MlpShape;
 use crate::weights::{LayerRole, Role, WeightSource};
 
 /// Channels are not divided below the rows that kernels compute together.
 const LEAST_CHANNELS: usize = 32;
 
-/// One layer's gated MLP on this rank.
-pub(super) struct GatedSources<'a> {
-    gate_up: [MatrixSource<'a>; 2],
+/// One layer's MLP on this rank.
+pub(super) struct MlpSources<'a> {
+    /// Gate and up, or up alone.
+    gate_up: Vec<MatrixSource<'a>>,
     down: MatrixSource<'a>,
-    activation: Activation,
+    activation: Option<Activation>,
 }
 
-impl<'a> GatedSources<'a> {
-    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
+impl<'a> MlpSources<'a> {
+    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &MlpShape) -> Result<Self, ModelError> {
         let fused = view.weights.has(LayerRole::GateUp.of(layer));
         let [gate, up] = match fused {
             true => [LayerRole::GateUp; 2],
@@ -32,15 +33,21 @@ impl<'a> GatedSources<'a> {
         Self::of_roles(view, (roles, LayerRole::Down.of(layer)), shape)
     }
 
-    /// The gated MLP of these roles.
+    /// The MLP of these roles.
     pub fn of_roles(
         view: &ShardView<'a>,
         (roles, down): (GateUp, Role),
-        shape: &GatedShape,
+        shape: &MlpShape,
     ) -> Result<Self, ModelError> {
         let (channels, hidden) = (shape.channels, view.spec.hidden);
         let own = view.shard.channels(channels, channel_unit(view.weights, down)?);
-        let gate_up = gate_up(view, &roles, (channels, &own), shape.bias)?;
+        let gate_up = match shape.activation {
+            Some(_) => gate_up(view, &roles, (channels, &own), shape.bias)?.into(),
+            None => {
+                let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
+                vec![view.matrix(roles.up, [channels, hidden], window)?]
+            }
+        };
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own, bias };
         let down = view.matrix(down, [hidden, channels], window)?;
@@ -51,8 +58,8 @@ impl<'a> GatedSources<'a> {
         self.gate_up.iter().chain([&self.down]).collect()
     }
 
-    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Gated<B>, ModelError> {
-        Ok(Gated {
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Mlp<B>, ModelError> {
+        Ok(Mlp {
             activation: self.activation,
             channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
             gate_up: upload.matrix(&self.gate_up)?,
