@@ -439,6 +439,18 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 64),
     ),
+    # State spaces, attention, experts without gates, an MLP: a layer each. Time steps have limits.
+    Case(
+        "nemotron_h-4bit",
+        {**family("nemotron_h", 128, 128, 4, 2, layers=4, tied=False), "hybrid_override_pattern": "ME*-",
+         "layer_norm_epsilon": 1e-5, "attention_bias": False, "mamba_num_heads": 6, "mamba_head_dim": 32, "mamba_proj_bias": False,
+         "ssm_state_size": 16, "conv_kernel": 4, "n_groups": 3, "mlp_bias": False, "use_bias": False, "use_conv_bias": True,
+         "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 128, "n_group": 1, "topk_group": 1, "n_routed_experts": 5,
+         "n_shared_experts": 1, "num_experts_per_tok": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+         "time_step_limit": [0.3, 1.5], "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"},
+        "bf16",
+        Quantization(4, 64),
+    ),
     # The delta rule with a decay for each channel, in two of three layers.
     Case(
         "kimi_linear-4bit",

@@ -54,22 +54,22 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
         # Gemma's are less one here, too.
         less = 1.0 if "gemma" in config["model_type"] else 0.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
-    if name.endswith(("A_log", "dt_bias")):
+    if name.endswith(("A_log", "dt_bias", "mixer.D")):
         return rng.standard_normal(shape)
-    if "conv1d" in name:
+    if "conv1d.weight" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[1])
     if name.endswith(("sinks", "e_score_correction_bias")):
         return (1.0 if "sinks" in name else 0.1) * rng.standard_normal(shape)
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
-    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")):
         gain /= np.sqrt(2 * config["num_hidden_layers"])
     elif "lm_head" in name:
         gain = HEAD_GAIN
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name or "embeddings" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight")):
         gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 

@@ -63,6 +63,13 @@ DELTA = {
     "rope_theta": None,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
+# README.md says what transformers does with time_step_min.
+NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "vocab_size": 163, "max_position_embeddings": 256, "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 3,
+    "ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 16, "time_step_min": 1e-30, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -230,6 +237,12 @@ CASES = {
         "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
         "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     },
+    # Layers with one part each. Three groups of heads; experts without gates.
+    "nemotron_h": {
+        **NEMOTRON, "layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"],
+    },
+    # Experts that read and write narrower vectors, as Nemotron 3 Super's.
+    "nemotron_h_latent": {**NEMOTRON, "layers_block_type": ["moe", "full_attention", "moe"], "moe_latent_size": 32},
     "gpt_oss": {
         **BASE, "model_type": "gpt_oss", "num_local_experts": 5, "moe_intermediate_size": None, "intermediate_size": 64, "num_experts_per_tok": 2,
         "layer_types": WINDOW_FIRST, "sliding_window": 16, "rope_theta": None,
@@ -265,9 +278,9 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
     if "norm" in name:
         gain = 0.5 / layers if after else 1.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - (1.0 if less_one else 0.0)
-    if name.endswith(("A_log", "dt_bias")):
+    if name.endswith(("A_log", "dt_bias", "mixer.D")):
         return rng.standard_normal(shape)
-    if "conv1d" in name:
+    if "conv1d.weight" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[-1])
     if name.endswith("layer_scalar"):
         return np.full(shape, 0.75)
@@ -280,9 +293,9 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         gain /= np.sqrt(2 * layers)
     elif "lm_head" in name:
         gain = 2.5
-    elif "embed_tokens" in name:
+    elif "embed" in name:
         gain = np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight", "mixer.gate.weight")):
         gain = 2.0
     if transposed:
         return gain / np.sqrt(shape[-2]) * rng.standard_normal(shape)

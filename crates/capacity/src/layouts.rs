@@ -14,15 +14,12 @@ use thunder_engine::Limits;
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
 use thunder_model::model::{lookup_bytes, shard_footprints};
-use thunder_model::spec::MixerSpec;
+use thunder_model::spec::{LayerSpec, MixerSpec};
 use thunder_model::synth::{Shape, outline};
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardFootprint, ShardPlan};
 
 use crate::machines::Machine;
 use crate::{PlanError, simulate::StepCost};
-
-/// All-reduces of a layer: after the mixer, and after the feed-forward.
-const REDUCTIONS_PER_LAYER: usize = 2;
 
 /// A model of a published shape, with weights of `bits` (16: bf16) that nobody has downloaded. The
 /// folder lives as long as the returned guard.
@@ -221,7 +218,9 @@ pub(crate) fn step_times(
         .map(|(ranks, shards)| Stage {
             ranks: ranks.to_vec(),
             // The embedding's and the logits' exchanges are two more.
-            reductions: shards.first().map_or(0, |shard| REDUCTIONS_PER_LAYER * shard.layers.len() + 2),
+            reductions: shards.first().map_or(0, |shard| {
+                folder.spec.layers[shard.layers.clone()].iter().map(LayerSpec::parts).sum::<usize>() + 2
+            }),
             hidden: folder.spec.hidden,
         })
         .collect();
@@ -235,7 +234,7 @@ fn flops_per_pair(folder: &ModelFolder) -> f64 {
         MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
         MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
         // A state of fixed size: no pairs.
-        MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) => 0.0,
+        MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_) | MixerSpec::None => 0.0,
     };
     folder.spec.layers.iter().map(|layer| of_layer(&layer.mixer)).sum()
 }

@@ -6,8 +6,8 @@
 //!
 //! ```
 //! use thunder_collectives::Group;
-//! use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Encoding, Float, Isa};
-//! use thunder_compute::{MatrixSource, RowOrder, Strided};
+//! use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Device, Encoding, Float};
+//! use thunder_compute::{Isa, MatrixSource, RowOrder, Strided};
 //!
 //! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
 //! let source = MatrixSource {
@@ -43,9 +43,9 @@ pub mod source;
 pub mod step;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, ExpertGroups,
-    Extra, InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope, RouterSpec,
-    Scores, Scoring, SelectionSpec, SharedExpert, StateSpaceSpec,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Device, Expert,
+    ExpertGroups, Extra, InputOf, KvFormat, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm,
+    RareOperations, Rope, RouterSpec, Scores, Scoring, SelectionSpec, SharedExpert, StateSpaceSpec,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;

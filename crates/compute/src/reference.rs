@@ -4,19 +4,21 @@
 //! that the fused operations' defaults are tested with it.
 
 mod attention;
+mod device;
 mod experts;
+mod rare;
 mod recurrence;
 
 use std::ops::Range;
 
-use thunder_collectives::{Group, Op, Stats};
+use thunder_collectives::{Group, Op};
 
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, Expert, Extra,
-    Largest, LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring, SelectionSpec, StateSpaceSpec,
+    Activation, AttentionSpec, Backend, CacheKind, ComputeError, DeltaSpec, Expert, Largest, LatentSpec,
+    Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
 use crate::source::MatrixSource;
-use crate::step::{KV_BLOCK_TOKENS, Step};
+use crate::step::Step;
 
 /// A backend without kernels.
 #[derive(Debug)]
@@ -126,80 +128,6 @@ fn rms_normed(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
 }
 
 impl Backend for Reference {
-    type Matrix = Weights;
-    type Vector = Vec<f32>;
-    type Buffer = Rows;
-    type Caches = Caches;
-    type Experts = Experts;
-
-    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Weights, ComputeError> {
-        let rows = parts.iter().flat_map(dequantize).collect();
-        let bias = |part: &MatrixSource<'_>| part.bias.clone().unwrap_or_else(|| vec![0.0; part.rows]);
-        Ok(Weights { rows, bias: parts.iter().flat_map(bias).collect() })
-    }
-
-    fn vector(&mut self, values: &[f32]) -> Result<Vec<f32>, ComputeError> {
-        Ok(values.to_vec())
-    }
-
-    fn buffer(&mut self, _rows: usize, width: usize) -> Result<Rows, ComputeError> {
-        Ok(Rows { width, rows: Vec::new() })
-    }
-
-    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
-        let cache = |&kind: &CacheKind| {
-            let (of_token, of_slot) = match kind {
-                CacheKind::Heads { heads, key_dim, value_dim } => (heads * (key_dim + value_dim), 0),
-                CacheKind::Latent { rank, rotated } => (rank + rotated, 0),
-                CacheKind::State { numbers } => (0, numbers),
-            };
-            Cache {
-                kind,
-                tokens: vec![vec![0.0; of_token]; shape.blocks * KV_BLOCK_TOKENS],
-                states: vec![vec![0.0; of_slot]; shape.slots],
-            }
-        };
-        Ok(Caches(shape.caches.iter().map(cache).collect()))
-    }
-
-    fn experts(
-        &mut self,
-        experts: Vec<Expert<Weights>>,
-        activation: Activation,
-    ) -> Result<Experts, ComputeError> {
-        Ok(Experts { experts, activation: Some(activation) })
-    }
-
-    fn matrix_bytes(matrix: &Weights) -> usize {
-        matrix.rows.iter().map(|row| size_of_val(row.as_slice())).sum()
-    }
-
-    fn extent(&self, x: &Rows) -> (usize, usize) {
-        (x.rows.len(), x.width)
-    }
-
-    fn read(&mut self, x: &Rows, rows: Range<usize>, out: &mut [f32]) -> Result<(), ComputeError> {
-        out.copy_from_slice(&x.rows[rows].concat());
-        Ok(())
-    }
-
-    fn write(&mut self, values: &[f32], x: &mut Rows) -> Result<(), ComputeError> {
-        x.rows = values.chunks(x.width).map(<[f32]>::to_vec).collect();
-        Ok(())
-    }
-
-    fn group(&mut self) -> &mut Group {
-        &mut self.group
-    }
-
-    fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Result<(), ComputeError> {
-        Ok(self.group.tune()?)
-    }
-
-    fn take_reduction_stats(&mut self) -> Stats {
-        self.group.reset_stats()
-    }
-
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
         let of_position = |rope: &Rope, position: usize| {
             let pair = |frequency: &f32| {
@@ -392,12 +320,10 @@ impl Backend for Reference {
         step: &Step,
         rows: Range<usize>,
         qkv: &Rows,
-        (caches, cache): (&mut Caches, usize),
+        from: (&mut Caches, usize),
         out: &mut Rows,
     ) -> Result<(), ComputeError> {
-        out.resize(step.rows());
-        attention::attend((spec, Scoring::default()), step, rows, qkv, &caches.0[cache], out);
-        Ok(())
+        self.attend_by(spec, Scoring::default(), step, rows, qkv, from, out)
     }
 
     fn prepare_latent(
@@ -502,10 +428,6 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn offers(&self, _operation: Extra) -> bool {
-        true
-    }
-
     fn attend_by(
         &mut self,
         spec: &AttentionSpec<Vec<f32>>,
@@ -518,67 +440,6 @@ impl Backend for Reference {
     ) -> Result<(), ComputeError> {
         out.resize(step.rows());
         attention::attend((spec, scoring), step, rows, qkv, &caches.0[cache], out);
-        Ok(())
-    }
-
-    fn ungated_experts(&mut self, experts: Vec<Expert<Weights>>) -> Result<Experts, ComputeError> {
-        Ok(Experts { experts, activation: None })
-    }
-
-    fn channel_delta_rule(
-        &mut self,
-        spec: &DeltaSpec<Vec<f32>>,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: [&Rows; 3],
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Rows,
-    ) -> Result<(), ComputeError> {
-        out.resize(step.rows());
-        recurrence::channel_delta_rule(spec, step, rows, inputs, &mut caches.0[cache], out);
-        Ok(())
-    }
-
-    fn state_space(
-        &mut self,
-        spec: &StateSpaceSpec<Vec<f32>>,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: (&mut Rows, &Rows),
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Rows,
-    ) -> Result<(), ComputeError> {
-        out.resize(step.rows());
-        recurrence::state_space(spec, step, rows, inputs, &mut caches.0[cache], out);
-        Ok(())
-    }
-
-    fn select(
-        &mut self,
-        spec: &SelectionSpec,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: (&Rows, &Rows),
-        (caches, cache): (&mut Caches, usize),
-        selection: &mut Rows,
-    ) -> Result<(), ComputeError> {
-        selection.resize(step.rows());
-        attention::select(spec, step, rows, inputs, &caches.0[cache], selection);
-        Ok(())
-    }
-
-    fn attend_selected(
-        &mut self,
-        spec: &LatentSpec<Vec<f32>>,
-        step: &Step,
-        rows: Range<usize>,
-        [absorbed, queries, selection]: [&Rows; 3],
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Rows,
-    ) -> Result<(), ComputeError> {
-        out.resize(step.rows());
-        let inputs = ([absorbed, queries], Some(selection));
-        attention::attend_latent(spec, step, rows, inputs, &caches.0[cache], out);
         Ok(())
     }
 

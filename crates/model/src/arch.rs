@@ -8,6 +8,7 @@ mod family;
 mod gemma4;
 mod kimi;
 mod latent;
+mod nemotron;
 mod rope;
 mod selection;
 #[cfg(test)]

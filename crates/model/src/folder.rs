@@ -150,15 +150,60 @@ impl GenerationConfig {
     }
 }
 
+/// The text with `Infinity`, which Python writes and JSON does not have, as transformers 5 writes
+/// it: `{"__float__": "Infinity"}`.
+fn with_named_infinities(text: Vec<u8>) -> Vec<u8> {
+    const WORD: &[u8] = b"Infinity";
+    if !text.windows(WORD.len()).any(|bytes| bytes == WORD) {
+        return text;
+    }
+    let mut named = Vec::with_capacity(text.len());
+    let (mut at, mut in_text) = (0, false);
+    while at < text.len() {
+        if !in_text && text[at..].starts_with(WORD) {
+            named.extend_from_slice(br#"{"__float__": "Infinity"}"#);
+            at += WORD.len();
+            continue;
+        }
+        match text[at] {
+            // The character after a backslash is part of the text.
+            b'\\' if in_text && at + 1 < text.len() => {
+                named.push(text[at]);
+                at += 1;
+            }
+            b'"' => in_text = !in_text,
+            _ => {}
+        }
+        named.push(text[at]);
+        at += 1;
+    }
+    named
+}
+
 /// The parsed config.json of a folder, and its path for error texts.
 fn read_config(folder: &Path) -> Result<(serde_json::Value, PathBuf), ModelError> {
     let path = folder.join("config.json");
     let bytes = std::fs::read(&path)
         .map_err(|error| ModelError::io(&path, "its architecture (config.json)", error))?;
-    let value: serde_json::Value = serde_json::from_slice(&bytes)
+    let value: serde_json::Value = serde_json::from_slice(&with_named_infinities(bytes))
         .map_err(|error| ModelError::Malformed { path: path.clone(), reason: error.to_string() })?;
     if !value.is_object() {
         return Err(ModelError::Malformed { path, reason: "not a JSON object".into() });
     }
     Ok((value, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_named_infinities;
+
+    #[test]
+    fn pythons_infinity_is_read_and_texts_are_kept() {
+        let text = br#"{"a": [0.0, Infinity], "b \" Infinity": "Infinity \\", "c": Infinity}"#;
+        let named = with_named_infinities(text.to_vec());
+        let value: serde_json::Value = serde_json::from_slice(&named).expect("it is JSON");
+        assert_eq!(value["a"][1]["__float__"], "Infinity");
+        assert_eq!(value["b \" Infinity"], "Infinity \\");
+        assert_eq!(value["c"]["__float__"], "Infinity");
+    }
 }

@@ -6,6 +6,7 @@ mod feed_forward;
 mod load;
 mod mixer;
 mod selection;
+mod state_space;
 #[cfg(test)]
 mod tests;
 
@@ -175,6 +176,9 @@ impl<B: Backend> Norms<B> {
 
 impl<B: Backend> Layer<B> {
     fn mix(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        if matches!(self.mixer, Mixer::None) {
+            return Ok(());
+        }
         center(centered, rows.clone(), pass)?;
         if let Some(norm) = &self.shared_norm {
             let Pass { backend, residual, normed, .. } = pass;

@@ -1,10 +1,15 @@
 //! The description of a model that its config.json is read into, whatever the architecture.
 //!
-//! A decoder layer is a *mixer* (attention, latent attention, delta rule) and a *feed-forward* (a
-//! gated MLP, experts). Each has a norm before it, after it, or both, and is added to the residual
-//! stream. Families differ in the mixers, feed-forwards and shapes that they use, not in code.
+//! A decoder layer is a *mixer* (attention, latent attention, delta rule, state space) and a
+//! *feed-forward* (an MLP, experts), or one of them. Each has a norm before it, after it, or both,
+//! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
+//! that they use, not in code.
+
+mod recurrent;
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
+
+pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +74,13 @@ pub struct LayerSpec {
     pub scaled: bool,
 }
 
+impl LayerSpec {
+    /// Its parts, each of which ends with an all-reduce.
+    pub fn parts(&self) -> usize {
+        usize::from(self.mixer != MixerSpec::None) + usize::from(self.feed_forward != FeedForwardSpec::None)
+    }
+}
+
 /// Where a layer part has norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norms {
@@ -97,6 +109,8 @@ impl Norms {
 /// A layer part that moves information between tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerSpec {
+    /// None: the layer is a feed-forward (Nemotron-H).
+    None,
     /// Grouped-query attention.
     Attention(AttentionShape),
     /// Latent attention (DeepSeek V2's MLA).
@@ -105,12 +119,15 @@ pub enum MixerSpec {
     Delta(DeltaShape),
     /// The same with a decay for each channel (Kimi Delta Attention).
     ChannelDelta(ChannelDeltaShape),
+    /// State space with a short convolution (Mamba-2).
+    StateSpace(StateSpaceShape),
 }
 
 impl MixerSpec {
     /// Weights of its products.
     fn weights(&self, hidden: usize) -> usize {
         match self {
+            Self::None => 0,
             Self::Attention(shape) => {
                 let gates = if shape.output_gate { shape.heads } else { 0 };
                 hidden * (2 * (shape.heads + shape.kv_heads) + gates) * shape.head_dim
@@ -139,6 +156,7 @@ impl MixerSpec {
                 let width = shape.heads * shape.dim;
                 hidden * (4 * width + shape.heads) + 2 * shape.dim * (hidden + width)
             }
+            Self::StateSpace(shape) => hidden * (shape.projected() + shape.width()),
         }
     }
 }
@@ -146,20 +164,26 @@ impl MixerSpec {
 /// A layer part that works on each token by itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForwardSpec {
-    /// `down(activation(gate(x), up(x)))`.
-    Gated(GatedShape),
-    /// Gated MLPs. A router chooses some of them for each token.
+    /// None: the layer is a mixer (Nemotron-H).
+    None,
+    /// `down(activation(gate(x), up(x)))`, or without a gate.
+    Mlp(MlpShape),
+    /// MLPs. A router chooses some of them for each token.
     Experts(ExpertsShape),
 }
 
 impl FeedForwardSpec {
     /// Weights of its products that one token is multiplied with.
     fn weights(&self, hidden: usize) -> usize {
+        let matrices = |activation: Option<Activation>| if activation.is_some() { 3 } else { 2 };
         match self {
-            Self::Gated(shape) => 3 * hidden * shape.channels,
+            Self::None => 0,
+            Self::Mlp(shape) => matrices(shape.activation) * hidden * shape.channels,
             Self::Experts(shape) => {
-                let shared = shape.shared.map_or(0, |shared| shared.channels);
-                hidden * (shape.experts + 3 * (shape.chosen * shape.channels + shared))
+                let shared = hidden * shape.shared.map_or(0, |shared| shared.channels);
+                let routed = shape.width(hidden) * shape.chosen * shape.channels;
+                let narrow = 2 * hidden * shape.latent.unwrap_or(0);
+                hidden * shape.experts + narrow + matrices(shape.activation) * (routed + shared)
             }
         }
     }
@@ -231,18 +255,18 @@ pub enum QkNormWidth {
     Unweighted,
 }
 
-/// A gated MLP of a layer, over all ranks.
+/// An MLP of a layer, over all ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GatedShape {
+pub struct MlpShape {
     /// Outputs of the gate and up projections.
     pub channels: usize,
-    /// True if the three projections have biases.
+    /// True if the projections have biases.
     pub bias: bool,
-    /// What the gate does.
-    pub activation: Activation,
+    /// What the gate does. `None`: there is no gate, and channels are `max(up, 0)²`.
+    pub activation: Option<Activation>,
 }
 
-/// A feed-forward made of experts, over all ranks. Each expert is a gated MLP.
+/// A feed-forward made of experts, over all ranks. Each expert is an MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsShape {
     /// Routed experts.
@@ -253,8 +277,11 @@ pub struct ExpertsShape {
     pub channels: usize,
     /// True if the experts' projections have biases.
     pub bias: bool,
-    /// What the experts' gates do.
-    pub activation: Activation,
+    /// What the experts' gates do. `None`: they have none, and channels are `max(up, 0)²`.
+    pub activation: Option<Activation>,
+    /// Routed experts read and write vectors of this width, which projections make of the residual
+    /// stream and lead back to it (Nemotron 3 Super).
+    pub latent: Option<usize>,
     /// How a token's experts are chosen.
     pub router: RouterShape,
     /// An expert that every token takes.
@@ -263,6 +290,13 @@ pub struct ExpertsShape {
     pub weighs_input: bool,
     /// True if files have stacks `[experts, inputs, outputs]` where a stack's shape does not tell.
     pub transposed: bool,
+}
+
+impl ExpertsShape {
+    /// Width of what routed experts read and write.
+    pub fn width(&self, hidden: usize) -> usize {
+        self.latent.unwrap_or(hidden)
+    }
 }
 
 /// How a router chooses experts and weighs them; `thunder_compute::RouterSpec` has the meaning.
@@ -358,37 +392,4 @@ impl LatentShape {
     pub const fn query_dim(&self) -> usize {
         self.plain + self.rotated
     }
-}
-
-/// Gated delta rule of a layer, over all ranks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeltaShape {
-    /// Heads of queries and of keys.
-    pub key_heads: usize,
-    /// Heads of values, a multiple of `key_heads`.
-    pub value_heads: usize,
-    /// Width of a query and of a key.
-    pub key_dim: usize,
-    /// Width of a value.
-    pub value_dim: usize,
-    /// Taps of the convolution.
-    pub kernel: usize,
-}
-
-impl DeltaShape {
-    /// Columns that the convolution works on: queries, keys, values.
-    pub const fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-    }
-}
-
-/// Delta rule of a layer with a decay for each channel, over all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChannelDeltaShape {
-    /// Heads.
-    pub heads: usize,
-    /// Width of queries, keys and values.
-    pub dim: usize,
-    /// Taps of the convolution.
-    pub kernel: usize,
 }

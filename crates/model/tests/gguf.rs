@@ -49,6 +49,43 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
     names.map(|name| (cases().join(format!("{name}.gguf")), cases().join(logits(name)))).into()
 }
 
+/// Files that llama.cpp's converter made of models of transformers, whose logits these are.
+const CONVERTED: [&str; 13] = [
+    "phi3",
+    "olmo2",
+    "granite",
+    "glm4",
+    "gemma2",
+    "command-r",
+    "cohere2",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "llama4",
+    "minimax-m2",
+    "nemotron_h_moe",
+    "nemotron_h",
+];
+
+#[test]
+fn converted_files_give_the_logits_of_transformers_on_any_ranks() {
+    for (index, name) in CONVERTED.iter().enumerate() {
+        let model = cases().join(format!("{name}.gguf"));
+        let exact = golden(&cases().join(format!("{name}.safetensors")), "logits");
+        let folder = ModelFolder::open(&model).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        for activations in [Activations::F32, Activations::Auto] {
+            let ours = logits(&exact, &folder, &plan, Group::solo(), (activations, Overlap::Auto), 70);
+            let rounds = activations == Activations::Auto && routes(&folder);
+            check(&model, "one rank", compare(&exact, &ours, rounds), limits(activations));
+        }
+        let plan =
+            ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; [2, 3, 5][index % 3]]).unwrap();
+        let arithmetic = (Activations::Int16, Overlap::Auto);
+        let ours = sharded_logits(&exact, &folder, &plan, arithmetic, 45);
+        check(&model, "ranks", compare(&exact, &ours, false), limits(Activations::Int16));
+    }
+}
+
 #[test]
 fn values_of_every_type_equal_those_of_the_gguf_package() {
     let bytes = std::fs::read(cases().join("blocks.safetensors")).unwrap();

@@ -129,6 +129,9 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "transformers-hunyuan_v1_dense",
         "transformers-glm_moe_dsa",
         "transformers-kimi_linear",
+        "transformers-nemotron_h",
+        "transformers-nemotron_h_latent",
+        "nemotron_h-4bit",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();

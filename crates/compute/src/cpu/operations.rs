@@ -1,28 +1,28 @@
 //! The CPU's operations.
 
+mod device;
 pub(super) mod experts;
 mod extra;
 mod latent;
+mod rare;
 mod recurrence;
 mod rows;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use thunder_collectives::{Group, Op, Stats};
+use thunder_collectives::Op;
 
 use super::attention::{Attention, HeadWork};
-use super::layout::matrix::Matrix;
 use super::pointers::SendPtr;
 use super::product::GatedOutput;
 use super::product::experts::Experts;
 use super::rows::Rotation;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, InputOf, Largest,
-    LatentSpec, LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring, SelectionSpec, StateSpaceSpec,
+    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
+    Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
-use crate::source::MatrixSource;
 use crate::step::Step;
 
 type Outcome = Result<(), ComputeError>;
@@ -72,93 +72,6 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    type Matrix = Linear;
-    type Vector = Arc<[f32]>;
-    type Buffer = Buffer;
-    type Caches = Caches;
-    type Experts = Experts;
-
-    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
-        let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
-        let parts: Vec<Matrix> = parts
-            .iter()
-            .filter(|source| source.rows > 0)
-            .map(|source| {
-                Matrix::pack(source, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
-                    bytes: source.bytes(),
-                    what: "weights",
-                    reason: error.to_string(),
-                })
-            })
-            .collect::<Result<_, _>>()?;
-        let rows = parts.iter().map(|part| part.rows).sum();
-        Ok(Linear { parts, rows })
-    }
-
-    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError> {
-        Ok(values.into())
-    }
-
-    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
-        Ok(Buffer::new(rows, width))
-    }
-
-    fn scratch(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
-        Ok(self.spare(rows, width))
-    }
-
-    fn give_back(&mut self, scratch: Buffer) {
-        self.spares.push(scratch);
-    }
-
-    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
-        Caches::new(shape)
-    }
-
-    fn experts(
-        &mut self,
-        experts: Vec<Expert<Linear>>,
-        activation: Activation,
-    ) -> Result<Experts, ComputeError> {
-        Ok(Experts::new(experts, Some(activation)))
-    }
-
-    fn matrix_bytes(matrix: &Linear) -> usize {
-        matrix.parts.iter().map(Matrix::bytes).sum()
-    }
-
-    fn extent(&self, x: &Buffer) -> (usize, usize) {
-        (x.rows, x.width)
-    }
-
-    fn read(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
-        assert!(rows.end <= x.rows, "rows {rows:?} of {}", x.rows);
-        out.copy_from_slice(&x.data[rows.start * x.width..rows.end * x.width]);
-        Ok(())
-    }
-
-    fn write(&mut self, values: &[f32], x: &mut Buffer) -> Outcome {
-        x.shape(values.len() / x.width);
-        x.data[..values.len()].copy_from_slice(values);
-        Ok(())
-    }
-
-    fn group(&mut self) -> &mut Group {
-        self.reducer.group()
-    }
-
-    fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome {
-        Ok(self.reducer.tune(width * size_of::<f32>(), weight_bytes / self.pool.threads())?)
-    }
-
-    fn take_reduction_stats(&mut self) -> Stats {
-        self.reducer.take_stats()
-    }
-
-    fn pin_caller(&self) {
-        self.pool.pin_caller();
-    }
-
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
         self.packing = None;
         let (all, generated) = (step.rows(), step.generated());
@@ -310,16 +223,7 @@ impl Backend for CpuBackend {
         from: (&mut Caches, usize),
         out: &mut Buffer,
     ) -> Outcome {
-        out.shape(step.rows());
-        if spec.kv_heads() > 0 {
-            let pointer = qkv.data.as_ptr();
-            self.attention_of(spec, (step, rows), (pointer, qkv), Some(from)).attend(
-                HeadWork::Nothing,
-                Scoring::default(),
-                out,
-            );
-        }
-        Ok(())
+        self.attend_by(spec, Scoring::default(), step, rows, qkv, from, out)
     }
 
     fn prepare_latent(
@@ -516,30 +420,6 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn offers(&self, _operation: Extra) -> bool {
-        true
-    }
-
-    fn change_rows(
-        &mut self,
-        x: &mut Buffer,
-        rows: Range<usize>,
-        change: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> Outcome {
-        self.change_each_row(x, rows, change);
-        Ok(())
-    }
-
-    fn copy_columns(
-        &mut self,
-        from: (&Buffer, usize),
-        rows: Range<usize>,
-        to: (&mut Buffer, Range<usize>),
-    ) -> Outcome {
-        self.copy_row_columns(from, rows, to);
-        Ok(())
-    }
-
     fn attend_by(
         &mut self,
         spec: &AttentionSpec<Self::Vector>,
@@ -559,65 +439,6 @@ impl Backend for CpuBackend {
                 out,
             );
         }
-        Ok(())
-    }
-
-    fn ungated_experts(&mut self, experts: Vec<Expert<Linear>>) -> Result<Experts, ComputeError> {
-        Ok(Experts::new(experts, None))
-    }
-
-    fn channel_delta_rule(
-        &mut self,
-        spec: &DeltaSpec<Self::Vector>,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: [&Buffer; 3],
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Buffer,
-    ) -> Outcome {
-        out.shape(step.rows());
-        self.channel_delta_rule_rows(spec, (step, rows), inputs, caches.states(cache), out);
-        Ok(())
-    }
-
-    fn state_space(
-        &mut self,
-        spec: &StateSpaceSpec<Self::Vector>,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: (&mut Buffer, &Buffer),
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Buffer,
-    ) -> Outcome {
-        out.shape(step.rows());
-        self.state_space_rows(spec, (step, rows), inputs, caches.states(cache), out);
-        Ok(())
-    }
-
-    fn select(
-        &mut self,
-        spec: &SelectionSpec,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: (&Buffer, &Buffer),
-        (caches, cache): (&mut Caches, usize),
-        selection: &mut Buffer,
-    ) -> Outcome {
-        self.select_rows(spec, (step, rows), inputs, caches.latent(cache).part(), selection);
-        Ok(())
-    }
-
-    fn attend_selected(
-        &mut self,
-        spec: &LatentSpec<Self::Vector>,
-        step: &Step,
-        rows: Range<usize>,
-        inputs: [&Buffer; 3],
-        (caches, cache): (&mut Caches, usize),
-        out: &mut Buffer,
-    ) -> Outcome {
-        out.shape(step.rows());
-        self.attend_selected_rows(spec, (step, rows), inputs, caches.latent(cache).part(), out);
         Ok(())
     }
 }

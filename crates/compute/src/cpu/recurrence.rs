@@ -1,73 +1,12 @@
-//! The gated delta rule with its short convolution, on one thread per group of heads.
+//! Recurrences (delta rules, state spaces) with their short convolution, on one thread per group of
+//! heads.
 
 use std::ops::Range;
 
 use super::dispatch::entry;
 use super::simd::{LANES, Simd};
 
-/// One value head's inputs of a row.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DeltaHead<'a> {
-    pub query: &'a [f32],
-    pub key: &'a [f32],
-    pub value: &'a [f32],
-    /// Before the sigmoid.
-    pub beta: f32,
-    /// Factor of the state.
-    pub decay: f32,
-}
-
-/// One token of the delta rule, see [`crate::Backend::delta_rule`]. `state` is
-/// `[key_dim][value_dim]`.
-///
-/// # Safety
-/// The CPU has `S`.
-#[inline(always)]
-unsafe fn delta_token<S: Simd>(head: &DeltaHead<'_>, state: &mut [f32], out: &mut [f32]) {
-    let (key_dim, value_dim) = (head.key.len(), head.value.len());
-    assert!(head.query.len() == key_dim && state.len() == key_dim * value_dim && out.len() == value_dim);
-    let beta = 1.0 / (1.0 + (-head.beta).exp());
-    let query_factor = inverse_length(head.query) / (key_dim as f32).sqrt();
-    let key_factor = inverse_length(head.key);
-    let whole = value_dim / LANES * LANES;
-    for first in (0..whole).step_by(LANES) {
-        // SAFETY: 16 columns of the state from `first` on, in each of its rows.
-        unsafe {
-            let column = |k: usize| state.as_ptr().add(k * value_dim + first);
-            let mut known = S::splat(0.0);
-            for (k, key) in head.key.iter().enumerate() {
-                known = S::fma(S::load(column(k)), S::splat(key * key_factor * head.decay), known);
-            }
-            let delta = S::mul(S::sub(S::load(head.value.as_ptr().add(first)), known), S::splat(beta));
-            let mut sum = S::splat(0.0);
-            for (k, (key, query)) in head.key.iter().zip(head.query).enumerate() {
-                let decayed = S::mul(S::load(column(k)), S::splat(head.decay));
-                let updated = S::fma(delta, S::splat(key * key_factor), decayed);
-                S::store(column(k).cast_mut(), updated);
-                sum = S::fma(updated, S::splat(query * query_factor), sum);
-            }
-            S::store(out.as_mut_ptr().add(first), sum);
-        }
-    }
-    for v in whole..value_dim {
-        let known: f32 =
-            head.key.iter().enumerate().map(|(k, key)| state[k * value_dim + v] * key * key_factor).sum();
-        let delta = (head.value[v] - known * head.decay) * beta;
-        out[v] = 0.0;
-        for (k, (key, query)) in head.key.iter().zip(head.query).enumerate() {
-            let s = &mut state[k * value_dim + v];
-            *s = *s * head.decay + delta * key * key_factor;
-            out[v] += *s * query * query_factor;
-        }
-    }
-}
-
-entry! {
-    /// One token of one head of the delta rule.
-    pub(super) fn delta_token_on(head: &DeltaHead<'_>, state: &mut [f32], out: &mut [f32]) = delta_token
-}
-
-/// One head's inputs of a row, where each row of the state has its own decay.
+/// One head's inputs of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StateToken<'a> {
     pub query: &'a [f32],
@@ -130,13 +69,14 @@ unsafe fn state_token<S: Simd>(token: &StateToken<'_>, state: &mut [f32], out: &
 }
 
 entry! {
-    /// One token of one head whose state's rows have their own decays.
+    /// One token of one head.
     pub(super) fn state_token_on(token: &StateToken<'_>, state: &mut [f32], out: &mut [f32]) = state_token
 }
 
-/// `1 / √(Σ x² + 1e-6)`.
-fn inverse_length(x: &[f32]) -> f32 {
-    1.0 / (x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt()
+/// `x / (√(Σ x² + 1e-6) * divisor)`.
+pub(super) fn unit(x: &[f32], divisor: f32, out: &mut [f32]) {
+    let factor = 1.0 / ((x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt() * divisor);
+    out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
 }
 
 /// `exp(-exp(a_log) * softplus(alpha + bias))`.

@@ -4,6 +4,7 @@ mod attention;
 mod conformance;
 mod gated;
 mod products;
+mod speed;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -14,7 +15,7 @@ use super::layout::matrix::Matrix;
 use super::product::numerics::{ActivationFormat, Numerics};
 use super::*;
 use crate::backend::LinearInput::{self, Gated, Plain};
-use crate::backend::{Backend, Largest};
+use crate::backend::{Backend, Device, Largest};
 use crate::conformance::data;
 use crate::source::{Block, Encoding, Float, MatrixSource, PackedFormat, RowOrder, Strided};
 use crate::step::Step;

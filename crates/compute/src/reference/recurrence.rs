@@ -59,6 +59,84 @@ fn unit(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| x / length).collect()
 }
 
+/// One head's part in a token.
+struct HeadToken {
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+    /// Factor of each row of the state.
+    decays: Vec<f32>,
+    /// How much of the difference between `value` and what the state has for `key` is written;
+    /// `None`: `value` is added whatever the state has.
+    strength: Option<f32>,
+    /// How much of the value is added to the output.
+    skip: f32,
+}
+
+/// `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`, for each token and head, whose
+/// states are behind the convolution's `first` numbers.
+fn recur(
+    (heads, first): (usize, usize),
+    (step, rows): (&Step, Range<usize>),
+    cache: &mut Cache,
+    out: &mut Rows,
+    token: &dyn Fn(usize, usize) -> HeadToken,
+) {
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            for head in 0..heads {
+                let HeadToken { query, key, value, decays, strength, skip } = token(row, head);
+                let (key_dim, value_dim) = (key.len(), value.len());
+                let start = first + head * key_dim * value_dim;
+                let state = cache.state(sequence, row, start..start + key_dim * value_dim);
+                for (row, decay) in state.chunks_exact_mut(value_dim).zip(&decays) {
+                    row.iter_mut().for_each(|s| *s *= decay);
+                }
+                for v in 0..value_dim {
+                    let mut written = value[v];
+                    if let Some(strength) = strength {
+                        let known: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * key[k]).sum();
+                        written = (written - known) * strength;
+                    }
+                    (0..key_dim).for_each(|k| state[k * value_dim + v] += key[k] * written);
+                    let sum: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * query[k]).sum();
+                    out.rows[row][head * value_dim + v] = sum + skip * value[v];
+                }
+            }
+        }
+    }
+}
+
+fn softplus(x: f32) -> f32 {
+    x.exp().ln_1p()
+}
+
+/// A delta rule, given what each head's state is multiplied with.
+fn delta_rule_by(
+    spec: &DeltaSpec<Vec<f32>>,
+    rows: (&Step, Range<usize>),
+    (qkv, strengths): (&Rows, &Rows),
+    cache: &mut Cache,
+    out: &mut Rows,
+    decays: &dyn Fn(usize, usize) -> Vec<f32>,
+) {
+    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+    let first_value = 2 * spec.key_heads * key_dim;
+    recur((spec.value_heads, spec.conv_numbers()), rows, cache, out, &|row, head| {
+        let qkv = &qkv.rows[row];
+        let key_head = head * spec.key_heads / spec.value_heads;
+        let query = unit(&qkv[key_head * key_dim..][..key_dim]);
+        HeadToken {
+            query: query.iter().map(|x| x / (key_dim as f32).sqrt()).collect(),
+            key: unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim]),
+            value: qkv[first_value + head * value_dim..][..value_dim].to_vec(),
+            decays: decays(row, head),
+            strength: Some(1.0 / (1.0 + (-strengths.rows[row][head]).exp())),
+            skip: 0.0,
+        }
+    });
+}
+
 pub(super) fn delta_rule(
     spec: &DeltaSpec<Vec<f32>>,
     step: &Step,
@@ -67,36 +145,10 @@ pub(super) fn delta_rule(
     cache: &mut Cache,
     out: &mut Rows,
 ) {
-    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
-    let first_value = 2 * spec.key_heads * key_dim;
-    for sequence in &step.sequences {
-        for row in sequence.rows_within(&rows) {
-            let (qkv, gates) = (&qkv.rows[row], &gates.rows[row]);
-            let all = spec.conv_numbers()..spec.conv_numbers() + spec.value_heads * key_dim * value_dim;
-            let states = cache.state(sequence, row, all);
-            for head in 0..spec.value_heads {
-                let state = &mut states[head * key_dim * value_dim..][..key_dim * value_dim];
-                let key_head = head * spec.key_heads / spec.value_heads;
-                let query = unit(&qkv[key_head * key_dim..][..key_dim]);
-                let key = unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim]);
-                let value = &qkv[first_value + head * value_dim..][..value_dim];
-                let beta = 1.0 / (1.0 + (-gates[head]).exp());
-                let softplus = (gates[spec.value_heads + head] + spec.decay_bias[head]).exp().ln_1p();
-                let decay = (-spec.decay[head].exp() * softplus).exp();
-                state.iter_mut().for_each(|s| *s *= decay);
-                for v in 0..value_dim {
-                    let column = |k: usize| state[k * value_dim + v];
-                    let known: f32 = (0..key_dim).map(|k| column(k) * key[k]).sum();
-                    let delta = (value[v] - known) * beta;
-                    for k in 0..key_dim {
-                        state[k * value_dim + v] += key[k] * delta;
-                    }
-                    let sum: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * query[k]).sum();
-                    out.rows[row][head * value_dim + v] = sum / (key_dim as f32).sqrt();
-                }
-            }
-        }
-    }
+    delta_rule_by(spec, (step, rows), (qkv, gates), cache, out, &|row, head| {
+        let time = softplus(gates.rows[row][spec.value_heads + head] + spec.decay_bias[head]);
+        vec![(-spec.decay[head].exp() * time).exp(); spec.key_dim]
+    });
 }
 
 pub(super) fn channel_delta_rule(
@@ -107,36 +159,13 @@ pub(super) fn channel_delta_rule(
     cache: &mut Cache,
     out: &mut Rows,
 ) {
-    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
-    let first_value = 2 * spec.key_heads * key_dim;
-    for sequence in &step.sequences {
-        for row in sequence.rows_within(&rows) {
-            let qkv = &qkv.rows[row];
-            let all = spec.conv_numbers()..spec.conv_numbers() + spec.value_heads * key_dim * value_dim;
-            let states = cache.state(sequence, row, all);
-            for head in 0..spec.value_heads {
-                let state = &mut states[head * key_dim * value_dim..][..key_dim * value_dim];
-                let key_head = head * spec.key_heads / spec.value_heads;
-                let query = unit(&qkv[key_head * key_dim..][..key_dim]);
-                let key = unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim]);
-                let value = &qkv[first_value + head * value_dim..][..value_dim];
-                let beta = 1.0 / (1.0 + (-beta.rows[row][head]).exp());
-                for k in 0..key_dim {
-                    let at = head * key_dim + k;
-                    let softplus = (alpha.rows[row][at] + spec.decay_bias[at]).exp().ln_1p();
-                    let decay = (-spec.decay[head].exp() * softplus).exp();
-                    state[k * value_dim..][..value_dim].iter_mut().for_each(|s| *s *= decay);
-                }
-                for v in 0..value_dim {
-                    let known: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * key[k]).sum();
-                    let delta = (value[v] - known) * beta;
-                    (0..key_dim).for_each(|k| state[k * value_dim + v] += key[k] * delta);
-                    let sum: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * query[k]).sum();
-                    out.rows[row][head * value_dim + v] = sum / (key_dim as f32).sqrt();
-                }
-            }
-        }
-    }
+    delta_rule_by(spec, (step, rows), (qkv, beta), cache, out, &|row, head| {
+        let of_column = |k: usize| {
+            let at = head * spec.key_dim + k;
+            (-spec.decay[head].exp() * softplus(alpha.rows[row][at] + spec.decay_bias[at])).exp()
+        };
+        (0..spec.key_dim).map(of_column).collect()
+    });
 }
 
 pub(super) fn state_space(
@@ -150,31 +179,19 @@ pub(super) fn state_space(
     let none = vec![0.0; spec.channels()];
     let bias = spec.conv_bias.as_ref().unwrap_or(&none);
     convolve((&spec.taps, bias), step, rows.clone(), x, cache);
-    let (head_dim, state_dim) = (spec.head_dim, spec.state_dim);
-    for sequence in &step.sequences {
-        for row in sequence.rows_within(&rows) {
-            let x = &x.rows[row];
-            let all = spec.conv_numbers()..spec.conv_numbers() + spec.matrix_numbers();
-            let states = cache.state(sequence, row, all);
-            for head in 0..spec.heads {
-                let state = &mut states[head * state_dim * head_dim..][..state_dim * head_dim];
-                let group = head * spec.groups / spec.heads;
-                let vector = |of: usize| &x[spec.width() + of * state_dim..][..state_dim];
-                let (input, output) = (vector(group), vector(spec.groups + group));
-                let time = (times.rows[row][head] + spec.time_bias[head]).exp().ln_1p();
-                let time = time.clamp(spec.time_limit.0, spec.time_limit.1);
-                let decay = (-spec.rate[head].exp() * time).exp();
-                for d in 0..head_dim {
-                    let x = x[head * head_dim + d];
-                    let mut sum = spec.skip[head] * x;
-                    for k in 0..state_dim {
-                        let s = &mut state[k * head_dim + d];
-                        *s = *s * decay + input[k] * time * x;
-                        sum += *s * output[k];
-                    }
-                    out.rows[row][head * head_dim + d] = sum;
-                }
-            }
+    recur((spec.heads, spec.conv_numbers()), (step, rows), cache, out, &|row, head| {
+        let x = &x.rows[row];
+        let group = head * spec.groups / spec.heads;
+        let vector = |of: usize| &x[spec.width() + of * spec.state_dim..][..spec.state_dim];
+        let time = softplus(times.rows[row][head] + spec.time_bias[head]);
+        let time = time.clamp(spec.time_limit.0, spec.time_limit.1);
+        HeadToken {
+            query: vector(spec.groups + group).to_vec(),
+            key: vector(group).iter().map(|x| x * time).collect(),
+            value: x[head * spec.head_dim..][..spec.head_dim].to_vec(),
+            decays: vec![(-spec.rate[head].exp() * time).exp(); spec.state_dim],
+            strength: None,
+            skip: spec.skip[head],
         }
-    }
+    });
 }

@@ -3,7 +3,7 @@
 //! The plain form with f32 activations is compared with the weights that the CPU reads from the
 //! file, all others with it.
 
-use thunder_compute::{Activation, Backend as _, ComputeError, LinearInput, MatrixSource};
+use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, MatrixSource};
 
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};

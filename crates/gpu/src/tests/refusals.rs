@@ -1,7 +1,9 @@
 //! Wrong kernels are found, refused by name, and the next form taken.
 
 use thunder_collectives::Group;
-use thunder_compute::{Activations, Backend, ComputeError, Encoding, Float, MatrixSource, RowOrder, Strided};
+use thunder_compute::{
+    Activations, Backend, ComputeError, Device, Encoding, Float, MatrixSource, RowOrder, Strided,
+};
 
 use super::device;
 use crate::kernel::{Input, Kernel, Role, Sum};

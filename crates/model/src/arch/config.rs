@@ -24,7 +24,8 @@ pub(super) struct Config {
     pub vocab_size: usize,
     #[serde(default = "default_eps")]
     pub rms_norm_eps: f32,
-    /// Cohere's name of `rms_norm_eps`.
+    /// Cohere's and Nemotron-H's names of `rms_norm_eps`.
+    #[serde(alias = "layer_norm_epsilon")]
     layer_norm_eps: Option<f32>,
     #[serde(default = "default_context")]
     pub max_position_embeddings: usize,

@@ -8,10 +8,11 @@ use thunder_compute::Rope;
 
 use super::config::Config;
 use super::family::{Family, Rotations};
-use super::{TokenIds, delta, experts, gemma4, kimi, latent, rope, selection};
+use super::nemotron::Block;
+use super::{TokenIds, delta, experts, gemma4, kimi, latent, nemotron, rope, selection};
 use crate::error::ModelError;
 use crate::spec::{
-    AttentionShape, FeedForwardSpec, GatedShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, QkNormWidth,
+    AttentionShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape, ModelSpec, QkNormWidth,
 };
 
 /// Index of the rotation of layers without a window, or of all layers.
@@ -31,15 +32,19 @@ struct Parts<'a> {
     selection: Option<selection::Config>,
     delta: Option<delta::Config>,
     channel_delta: Option<kimi::Config>,
+    hybrid: Option<nemotron::Config>,
     experts: Option<experts::Config>,
-    gated: Result<GatedShape, String>,
+    mlp: Result<MlpShape, String>,
     score_scale: f32,
 }
 
 /// The spec of a model. `text` is the config, `path` is for error texts.
 pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
-    let text = with_defaults(text, family).map_err(malformed)?;
+    let mut text = with_defaults(text, family).map_err(malformed)?;
+    if family.hybrid {
+        text = nemotron::in_common_names(text).map_err(malformed)?;
+    }
     let config = Config::read(&text).map_err(malformed)?;
     config.check_supported()?;
     let latent = match family.latent {
@@ -53,8 +58,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         // The order of ROPE and INDEXER_ROPE.
         ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
     }
-    let gated =
-        |activation| Ok(GatedShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
+    let hybrid = family.hybrid.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
+    let has_experts = hybrid.as_ref().is_none_or(nemotron::Config::has_experts);
+    let activation = if family.hybrid { None } else { Some(config.activation()?) };
+    let mlp =
+        |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
     let parts = Parts {
         delta: family.delta.then(|| delta::Config::read(&text)).transpose().map_err(malformed)?,
         channel_delta: family
@@ -64,8 +72,14 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
             .map_err(malformed)?,
         selection,
         gemma4,
-        experts: family.experts.map(|f| experts::Config::read(&text, f)).transpose().map_err(malformed)?,
-        gated: gated(config.activation()?),
+        experts: family
+            .experts
+            .filter(|_| has_experts)
+            .map(|f| experts::Config::read(&text, f))
+            .transpose()
+            .map_err(malformed)?,
+        mlp: mlp(activation),
+        hybrid,
         score_scale: config.score_scale().map_err(malformed)?,
         config: &config,
         family,
@@ -111,6 +125,9 @@ fn ropes(
     path: &Path,
 ) -> Result<Vec<Rope>, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
+    if family.rotations == Rotations::Nowhere {
+        return Ok(Vec::new());
+    }
     let (dims, interleaved) = match latent {
         Some(latent) => (latent.rotated, latent.interleaved),
         None => (config.rotated_dims().map_err(malformed)?, family.interleaved),
@@ -154,6 +171,29 @@ fn ropes(
 
 impl Parts<'_> {
     fn layer(&self, index: usize) -> Result<LayerSpec, String> {
+        match &self.hybrid {
+            Some(hybrid) => self.hybrid_layer(index, hybrid),
+            None => self.usual_layer(index),
+        }
+    }
+
+    /// A layer that is a mixer or a feed-forward.
+    fn hybrid_layer(&self, index: usize, hybrid: &nemotron::Config) -> Result<LayerSpec, String> {
+        let (mut mixer, mut feed_forward) = (MixerSpec::None, FeedForwardSpec::None);
+        match (hybrid.block(index)?, &self.experts) {
+            (Block::StateSpace, _) => mixer = MixerSpec::StateSpace(hybrid.space()),
+            (Block::Attention, _) => mixer = MixerSpec::Attention(self.attention(index)?),
+            (Block::Experts, Some(experts)) => {
+                let shape = experts.shape(index, self.config.channels().ok())?;
+                feed_forward = shape.map_or(FeedForwardSpec::None, FeedForwardSpec::Experts);
+            }
+            (Block::Mlp | Block::Experts, _) => feed_forward = FeedForwardSpec::Mlp(self.mlp.clone()?),
+        }
+        Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms, scaled: false })
+    }
+
+    /// A layer with a mixer and a feed-forward.
+    fn usual_layer(&self, index: usize) -> Result<LayerSpec, String> {
         let delta = match &self.delta {
             Some(delta) => delta.shape(index)?,
             None => None,
@@ -187,7 +227,7 @@ impl Parts<'_> {
         };
         let feed_forward = match experts {
             Some(shape) => FeedForwardSpec::Experts(shape),
-            None => FeedForwardSpec::Gated(self.gated.clone()?),
+            None => FeedForwardSpec::Mlp(self.mlp.clone()?),
         };
         let scaled = self.gemma4.is_some();
         Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms, scaled })
@@ -199,6 +239,7 @@ impl Parts<'_> {
         let window = config.window(family.windows, index)?;
         let rope = match (family.rotations, window) {
             _ if !config.rotates(index)? => None,
+            (Rotations::Nowhere, _) => None,
             // A model without windows rotates everywhere.
             (Rotations::InWindowsOnly, None) if config.sliding_window.is_some() => None,
             (Rotations::UnscaledInWindows, Some(_)) => Some(WINDOW_ROPE),

@@ -28,7 +28,7 @@ impl Config {
         for (field, value, most) in [
             ("linear_num_key_heads", config.linear_num_key_heads, 1 << 14),
             ("linear_num_value_heads", config.linear_num_value_heads, 1 << 14),
-            ("linear_key_head_dim", config.linear_key_head_dim, 1 << 12),
+            ("linear_key_head_dim", config.linear_key_head_dim, 1 << 10),
             ("linear_value_head_dim", config.linear_value_head_dim, 1 << 12),
             ("linear_conv_kernel_dim", config.linear_conv_kernel_dim, 64),
             ("full_attention_interval", config.full_attention_interval.unwrap_or(1), 1 << 12),

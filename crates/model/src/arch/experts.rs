@@ -19,6 +19,8 @@ pub(super) struct ExpertFamily {
     clamped: bool,
     /// The weight of a token's only expert multiplies its input.
     weighs_input: bool,
+    /// Experts have no gates.
+    ungated: bool,
     /// Stacks of unquantized experts are `[experts, inputs, outputs]` in Hugging Face's files.
     transposed: bool,
 }
@@ -31,6 +33,7 @@ pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     best_of_group: 1,
     clamped: false,
     weighs_input: false,
+    ungated: false,
     transposed: false,
 };
 
@@ -67,6 +70,9 @@ pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
     ..SOFTMAX
 };
 
+/// Nemotron-H.
+pub(super) const NEMOTRON: ExpertFamily = ExpertFamily { ungated: true, ..SIGMOID_CORRECTED };
+
 /// Largest number of experts of a layer: lists are made of them before any weight is read.
 const MOST_EXPERTS: usize = 1 << 12;
 
@@ -93,6 +99,11 @@ struct Fields {
     mlp_only_layers: Vec<usize>,
     mlp_layer_types: Option<Vec<String>>,
     swiglu_limit: Option<f32>,
+    /// Nemotron-H: channels of the shared expert, whatever those of the others.
+    moe_shared_expert_intermediate_size: Option<usize>,
+    /// Nemotron-H: width of what routed experts read and write.
+    moe_latent_size: Option<usize>,
+    mlp_bias: Option<bool>,
     /// ERNIE's names.
     moe_num_experts: Option<usize>,
     moe_k: Option<usize>,
@@ -169,7 +180,7 @@ pub(super) struct Config {
     experts: usize,
     chosen: usize,
     router: RouterShape,
-    activation: Activation,
+    activation: Option<Activation>,
     family: ExpertFamily,
 }
 
@@ -213,6 +224,20 @@ impl Config {
             true => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
             false => Activation::Silu,
         };
+        let activation = (!family.ungated).then_some(activation);
+        if family.ungated && fields.mlp_bias == Some(true) {
+            return Err("mlp_bias is true: experts without biases are supported".into());
+        }
+        if let Some(width) = fields.moe_latent_size {
+            if !(1..=1 << 20).contains(&width) {
+                return Err(format!("moe_latent_size is {width}: it must be between 1 and {}", 1 << 20));
+            }
+            if fields.moe_shared_expert_intermediate_size.is_none() {
+                return Err("moe_latent_size needs a shared expert: it has no \
+                            moe_shared_expert_intermediate_size"
+                    .into());
+            }
+        }
         if fields.use_bias == Some(true) {
             return Err("use_bias is true: experts with biases of this kind are not supported".into());
         }
@@ -230,6 +255,9 @@ impl Config {
         let channels = self.fields.moe_intermediate_size.filter(|&channels| channels > 0).or(channels);
         let channels = channels.ok_or("it has neither moe_intermediate_size nor intermediate_size")?;
         let shared = match (self.fields.shared_expert_intermediate_size, self.fields.n_shared_experts) {
+            _ if let Some(channels) = self.fields.moe_shared_expert_intermediate_size => {
+                Some(SharedShape { channels, gated: false })
+            }
             (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: true }),
             (_, Some(count)) if count > 0 => {
                 Some(SharedShape { channels: count.saturating_mul(channels), gated: false })
@@ -250,6 +278,7 @@ impl Config {
             channels,
             bias: self.router.bias,
             activation: self.activation,
+            latent: self.fields.moe_latent_size,
             router: self.router.clone(),
             shared,
             weighs_input: self.family.weighs_input,

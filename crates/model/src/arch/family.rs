@@ -1,8 +1,8 @@
 //! The families of architectures: what their configs leave unsaid.
 
 use super::experts::{
-    ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX,
-    TRANSPOSED,
+    ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED,
+    SOFTMAX, TRANSPOSED,
 };
 use crate::spec::{Norms, QkNormWidth};
 
@@ -48,6 +48,8 @@ pub(super) struct Family {
     pub delta: bool,
     /// Layers without attention have Kimi's delta rule.
     pub channel_delta: bool,
+    /// Layers are a mixer or a feed-forward, by the config's pattern (Nemotron-H).
+    pub hybrid: bool,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
 }
@@ -71,6 +73,8 @@ pub(super) enum Rotations {
     UnscaledInWindows,
     /// The others do not rotate.
     InWindowsOnly,
+    /// No layer rotates.
+    Nowhere,
 }
 
 const LLAMA: Family = Family {
@@ -94,6 +98,7 @@ const LLAMA: Family = Family {
     indexer: None,
     delta: false,
     channel_delta: false,
+    hybrid: false,
     experts: None,
 };
 const QWEN2: Family =
@@ -173,7 +178,7 @@ const LLAMA4_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 49] = [
+pub(super) const FAMILIES: [Family; 50] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -213,6 +218,14 @@ pub(super) const FAMILIES: [Family; 49] = [
         ..LLAMA
     },
     Family { name: "ernie4_5_moe", interleaved: true, experts: Some(ERNIE), ..LLAMA },
+    Family {
+        name: "nemotron_h",
+        defaults: r#"{ "attention_bias": false, "rms_norm_eps": 1e-5 }"#,
+        rotations: Rotations::Nowhere,
+        hybrid: true,
+        experts: Some(NEMOTRON),
+        ..LLAMA
+    },
     Family { name: "qwen3_vl", ..QWEN3 },
     Family { name: "qwen3_vl_text", ..QWEN3 },
     Family { name: "gemma3", ..GEMMA3 },

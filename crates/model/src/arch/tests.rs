@@ -65,6 +65,18 @@ fn wrong_fields_of_newer_families_are_named() {
             json!({ "1": { "num_key_value_heads": 3 } }),
             "num_global_key_value_heads is 3",
         ),
+        ("nemotron_h-4bit", "hybrid_override_pattern", json!("MX"), "the pattern of layers has \"X\""),
+        ("nemotron_h-4bit", "hybrid_override_pattern", json!(""), "the pattern of layers has 0 of them"),
+        ("nemotron_h-4bit", "n_groups", json!(4), "mamba_num_heads is 6, no multiple of n_groups, 4"),
+        ("nemotron_h-4bit", "ssm_state_size", json!(0), "ssm_state_size is 0"),
+        (
+            "nemotron_h-4bit",
+            "mlp_hidden_act",
+            json!("silu"),
+            "mlp_hidden_act is \"silu\": relu2 is supported",
+        ),
+        ("nemotron_h-4bit", "time_step_limit", json!([1.0, 0.5]), "time_step_limit is 1 to 0.5"),
+        ("nemotron_h-4bit", "moe_latent_size", json!(0), "moe_latent_size is 0"),
         ("transformers-gemma2", "attn_logit_softcapping", json!(-1.0), "attn_logit_softcapping is -1"),
         ("transformers-gemma2", "final_logit_softcapping", json!(0.0), "final_logit_softcapping is 0"),
     ];

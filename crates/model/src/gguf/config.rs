@@ -1,5 +1,8 @@
-//! A file's metadata in config.json's words. A family of architectures is a row of [`FAMILIES`].
+//! A file's metadata in config.json's words. A family of architectures is a row of
+//! [`FAMILIES`].
 
+mod families;
+mod hybrid;
 mod mixture;
 
 use serde_json::{Map, Value, json};
@@ -10,67 +13,8 @@ use super::values::{Metadata, Value as Stored};
 use crate::arch;
 use crate::error::ModelError;
 use crate::spec::{Correction, FeedForwardSpec, MixerSpec, ModelSpec};
-
-/// How an architecture of GGUF is called in config.json, and what it leaves unsaid.
-#[derive(Debug)]
-pub(super) struct Family {
-    /// `general.architecture`.
-    architecture: &'static str,
-    /// The family of files with experts; GGUF may use one name for both.
-    experts: bool,
-    /// config.json's `model_type`.
-    model_type: &'static str,
-    /// Rows of query and key heads are stored in pairs, as rotations of neighbours need them.
-    pub paired_heads: bool,
-    /// Attention is latent.
-    latent: bool,
-    /// The weights of the chosen experts are divided by their sum unless the file says otherwise;
-    /// `None`: `model_type` says it.
-    renormalise: Option<bool>,
-    /// A sliding window is in every layer but each of this number; `None`: in every layer.
-    full_every: Option<usize>,
-    /// Each layer of this number does not rotate; 0: all rotate.
-    unrotated_every: usize,
-}
-
-const DENSE: Family = Family {
-    architecture: "",
-    experts: false,
-    model_type: "",
-    paired_heads: false,
-    latent: false,
-    renormalise: None,
-    full_every: None,
-    unrotated_every: 0,
-};
-
-const fn dense(architecture: &'static str, model_type: &'static str, paired_heads: bool) -> Family {
-    Family { architecture, model_type, paired_heads, ..DENSE }
-}
-
-const fn experts(architecture: &'static str, model_type: &'static str, renormalise: Option<bool>) -> Family {
-    Family { architecture, model_type, experts: true, renormalise, ..DENSE }
-}
-
-const FAMILIES: [Family; 13] = [
-    // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
-    dense("llama", "llama", true),
-    dense("mistral3", "ministral3", true),
-    dense("qwen2", "qwen2", false),
-    dense("qwen3", "qwen3", false),
-    dense("seed_oss", "seed_oss", false),
-    dense("ernie4_5", "ernie4_5", false),
-    // SmolLM3 rotates three layers of four (llama.cpp's smollm3.cpp, `n_no_rope_layer_step`).
-    Family { unrotated_every: 4, ..dense("smollm3", "smollm3", true) },
-    // Mixtral.
-    Family { paired_heads: true, ..experts("llama", "mixtral", None) },
-    experts("qwen2moe", "qwen2_moe", Some(false)),
-    experts("qwen3moe", "qwen3_moe", Some(true)),
-    experts("glm4moe", "glm4_moe", Some(false)),
-    Family { full_every: Some(2), ..experts("gpt-oss", "gpt_oss", None) },
-    // Versions 2 and 3, R1, Kimi K2 and GLM-4.7-Flash: see `model_type`.
-    Family { latent: true, ..experts("deepseek2", "deepseek_v3", Some(false)) },
-];
+pub(super) use families::Family;
+use families::{FAMILIES, Norm};
 
 /// A key's whole name from what follows the architecture's.
 type Key<'a> = dyn Fn(&str) -> String + 'a;
@@ -84,6 +28,22 @@ const KEYS: [(&str, &str, bool); 7] = [
     ("attention.head_count_kv", "num_key_value_heads", false),
     ("attention.key_length", "head_dim", false),
     ("context_length", "max_position_embeddings", true),
+];
+
+/// Numbers, and their fields.
+const FLOATS: [(&str, &str); 3] = [
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "layer_norm_eps"),
+    ("rope.freq_base", "rope_theta"),
+];
+
+/// Factors and limits that few families have, and their fields. 0 stands for none.
+const FACTORS: [(&str, &str); 5] = [
+    ("attention.scale", "attention_multiplier"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
 /// Layers that a file may have: lists are made of them before any weight is read.
@@ -139,18 +99,27 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     let mut config = Map::new();
     config.insert("model_type".into(), family.model_type.into());
     for (suffix, field, required) in KEYS {
+        if family.hybrid && hybrid::DIFFERS.contains(&suffix) {
+            continue;
+        }
         match metadata.same_everywhere(&key(suffix))? {
             Some(number) => drop(config.insert(field.into(), number.into())),
             None if required => return Err(format!("it has no {}", key(suffix))),
             None => {}
         }
     }
-    for (suffix, field) in
-        [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")]
-    {
+    for (suffix, field) in FLOATS {
         if let Some(number) = metadata.float(&key(suffix))? {
             config.insert(field.into(), json!(number));
         }
+    }
+    for (suffix, field) in FACTORS {
+        if let Some(number) = metadata.float(&key(suffix))?.filter(|number| *number != 0.0) {
+            config.insert(field.into(), json!(number));
+        }
+    }
+    if let (Some(field), Some(number)) = (family.logit_scale, metadata.float(&key("logit_scale"))?) {
+        config.insert(field.into(), json!(number));
     }
     let table = "token_embd.weight";
     let (embedding, _) = files.tensor(table).ok_or_else(|| format!("it has no tensor {table:?}"))?;
@@ -166,9 +135,21 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
         config.insert("model_type".into(), "deepseek_v2".into());
     }
-    // Some of GLM-4.5's sizes have these norms.
-    if family.model_type == "glm4_moe" {
-        config.insert("use_qk_norm".into(), has(".attn_q_norm.weight").into());
+    // Some sizes of these families have such norms.
+    match family.norm {
+        Norm::AsFamily => {}
+        Norm::IfStored => drop(config.insert("use_qk_norm".into(), has(".attn_q_norm.weight").into())),
+        // Llama 4's have no weights. Maverick, with its 128 experts, has none.
+        Norm::UnlessMaverick => {
+            let is_maverick = config.get("num_experts") == Some(&json!(128));
+            config.insert("use_qk_norm".into(), (!is_maverick).into());
+        }
+    }
+    if let Some(layers) = family.wide_scale_layers {
+        take_score_scale(layers, &mut config);
+    }
+    if family.hybrid {
+        hybrid::take_blocks(metadata, &key, &has_in_layer(files), &mut config)?;
     }
     if !config.contains_key("intermediate_size") {
         let channels = config.get("moe_intermediate_size").cloned();
@@ -176,10 +157,57 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         config.insert("intermediate_size".into(), channels);
     }
     take_layers(metadata, family, &key, &mut config)?;
-    if let Some(scaling) = scaling(metadata, family, &key)? {
+    take_long_rope(files, &key, &mut config)?;
+    let is_long = config.contains_key("rope_scaling");
+    if let Some(scaling) = scaling(metadata, family, &key)?.filter(|_| !is_long) {
         config.insert("rope_scaling".into(), scaling);
     }
     Ok(config.into())
+}
+
+/// Whether a layer has a tensor, by what follows its number.
+fn has_in_layer(files: &GgufFiles) -> impl Fn(u64, &str) -> bool {
+    move |layer, name| files.tensor(&format!("blk.{layer}.{name}")).is_some()
+}
+
+/// What Gemma's scores are divided by: the width of heads, or in the largest model, which has
+/// `layers`, the residual stream's share of a head (llama.cpp's gemma2.cpp and gemma3.cpp).
+fn take_score_scale(layers: u64, config: &mut Map<String, Value>) {
+    let number = |field: &str| config.get(field).and_then(Value::as_u64);
+    let (hidden, heads) =
+        (number("hidden_size").unwrap_or(1), number("num_attention_heads").unwrap_or(1).max(1));
+    let scalar = match number("num_hidden_layers") == Some(layers) {
+        true => hidden / heads,
+        false => number("head_dim").unwrap_or(hidden / heads),
+    };
+    config.insert("query_pre_attn_scalar".into(), scalar.into());
+}
+
+/// Phi's divisors of rotary frequencies, which are tensors.
+fn take_long_rope(files: &GgufFiles, key: &Key<'_>, config: &mut Map<String, Value>) -> Result<(), String> {
+    let divisors = |name: &str| -> Result<Option<Vec<f64>>, String> {
+        let Some((info, bytes)) = files.tensor(&format!("{name}.weight")) else { return Ok(None) };
+        let [len] = info.dimensions[..] else { return Err(format!("{name}.weight is no list")) };
+        if info.kind.name != "F32" {
+            return Err(format!("{name}.weight is {}: F32 is supported", info.kind.name));
+        }
+        let mut numbers = vec![0.0; len];
+        Float::F32.decode(bytes, &mut numbers);
+        Ok(Some(numbers.into_iter().map(f64::from).collect()))
+    };
+    let (Some(long), Some(short)) = (divisors("rope_factors_long")?, divisors("rope_factors_short")?) else {
+        return Ok(());
+    };
+    let metadata = files.metadata();
+    let mut scaling = json!({ "rope_type": "longrope", "long_factor": long, "short_factor": short });
+    if let Some(factor) = metadata.float(&key("rope.scaling.attn_factor"))?.filter(|factor| *factor != 0.0) {
+        scaling["attention_factor"] = json!(factor);
+    }
+    if let Some(original) = metadata.unsigned(&key("rope.scaling.original_context_length"))? {
+        config.insert("original_max_position_embeddings".into(), original.into());
+    }
+    config.insert("rope_scaling".into(), scaling);
+    Ok(())
 }
 
 /// The number of layers, and what differs from layer to layer: windows and rotations.
@@ -315,12 +343,17 @@ fn take_rotary_divisors(files: &GgufFiles, spec: &mut ModelSpec) -> Result<(), M
 fn take_biases(files: &GgufFiles, spec: &mut ModelSpec) {
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let has = |name: &str| files.tensor(&format!("blk.{index}.{name}.bias")).is_some();
-        if let MixerSpec::Attention(attention) = &mut layer.mixer {
-            attention.qkv_bias = has("attn_q");
-            attention.out_bias = has("attn_output");
+        match &mut layer.mixer {
+            MixerSpec::Attention(attention) => {
+                attention.qkv_bias = has("attn_q") || has("attn_qkv");
+                attention.out_bias = has("attn_output");
+            }
+            MixerSpec::StateSpace(space) => space.conv_bias = has("ssm_conv1d"),
+            _ => {}
         }
         match &mut layer.feed_forward {
-            FeedForwardSpec::Gated(gated) => gated.bias = has("ffn_gate"),
+            FeedForwardSpec::None => {}
+            FeedForwardSpec::Mlp(mlp) => mlp.bias = has("ffn_up"),
             FeedForwardSpec::Experts(experts) => {
                 let has_correction = has("exp_probs_b");
                 experts.router.correction = if has_correction { Correction::Given } else { Correction::None };

@@ -50,8 +50,11 @@ pub(super) fn bias_of(matrix: &str) -> String {
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
         LayerRole::MixerNorm => &["attn_norm.weight"],
+        LayerRole::MixerPostNorm => &["post_attention_norm.weight"],
         // GLM-4.5, gpt-oss and Seed-OSS have the second.
         LayerRole::FeedForwardNorm => &["ffn_norm.weight", "post_attention_norm.weight"],
+        LayerRole::FeedForwardPostNorm => &["post_ffw_norm.weight"],
+        LayerRole::Qkv => &["attn_qkv.weight"],
         LayerRole::Query => &["attn_q.weight"],
         LayerRole::Key => &["attn_k.weight"],
         LayerRole::Value => &["attn_v.weight"],
@@ -65,6 +68,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::KvDown => &["attn_kv_a_mqa.weight"],
         LayerRole::KvDownNorm => &["attn_kv_a_norm.weight"],
         LayerRole::KvUp => &["attn_kv_b.weight"],
+        // Where there is no gate, both are in one.
+        LayerRole::GateUp => &["ffn_up.weight"],
         LayerRole::Gate => &["ffn_gate.weight"],
         LayerRole::Up => &["ffn_up.weight"],
         LayerRole::Down => &["ffn_down.weight"],
@@ -74,6 +79,16 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::SharedUp => &["ffn_up_shexp.weight"],
         LayerRole::SharedDown => &["ffn_down_shexp.weight"],
         LayerRole::SharedExpertGate => &["ffn_gate_inp_shexp.weight"],
+        LayerRole::StateIn => &["ssm_in.weight"],
+        LayerRole::DeltaConvolution => &["ssm_conv1d.weight"],
+        LayerRole::ConvolutionBias => &["ssm_conv1d.bias"],
+        LayerRole::DeltaTimeBias => &["ssm_dt.bias"],
+        LayerRole::DeltaLogRate => &["ssm_a"],
+        LayerRole::StateSkip => &["ssm_d"],
+        LayerRole::DeltaNorm => &["ssm_norm.weight"],
+        LayerRole::DeltaOut => &["ssm_out.weight"],
+        LayerRole::ExpertsDown => &["ffn_latent_down.weight"],
+        LayerRole::ExpertsUp => &["ffn_latent_up.weight"],
         // The delta rule: GGUF stores some of its tensors in another form.
         _ => &[],
     }

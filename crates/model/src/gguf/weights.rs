@@ -19,6 +19,8 @@ pub struct GgufWeights {
     files: Arc<GgufFiles>,
     /// Width of the heads of queries and keys, if their rows are stored in pairs.
     paired_heads: Option<usize>,
+    /// Layers have one norm, whatever they are.
+    one_norm: bool,
 }
 
 impl GgufWeights {
@@ -33,11 +35,15 @@ impl GgufWeights {
             _ => None,
         });
         let paired_heads = width.filter(|width| family.paired_heads && width.is_multiple_of(2));
-        Ok(Self { files, paired_heads })
+        Ok(Self { files, paired_heads, one_norm: family.hybrid })
     }
 
     /// The name that the files use for a role, or the usual one if they have none.
     fn name(&self, role: Role) -> Result<Name, ModelError> {
+        let role = match role {
+            Role::Layer(layer, LayerRole::FeedForwardNorm) if self.one_norm => LayerRole::MixerNorm.of(layer),
+            role => role,
+        };
         let mut names = names_of(role);
         let found = names.iter().position(|name| self.files.tensor(&name.tensor).is_some());
         if names.is_empty() {
@@ -85,6 +91,28 @@ impl GgufWeights {
         }
     }
 
+    /// True if `ffn_up` has the rows of a gate as well: twice as many as `ffn_down` has columns.
+    fn has_gate_in_up(&self, layer: usize) -> bool {
+        let size = |name: &str, axis: usize| {
+            let (info, _) = self.files.tensor(&format!("blk.{layer}.{name}.weight"))?;
+            info.dimensions.get(axis).copied()
+        };
+        match (size("ffn_up", 1), size("ffn_down", 0)) {
+            (Some(rows), Some(channels)) => channels.checked_mul(2) == Some(rows),
+            _ => false,
+        }
+    }
+
+    /// The shape of a tensor that has as many numbers as `shape`, else `shape`.
+    fn rows_of(&self, name: &str, shape: &[usize]) -> Result<Vec<usize>, ModelError> {
+        let (info, _) = self.tensor(name)?;
+        let numbers = |sizes: &[usize]| sizes.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
+        Ok(match numbers(&info.dimensions) == numbers(shape) {
+            true => info.dimensions.iter().rev().copied().collect(),
+            false => shape.to_vec(),
+        })
+    }
+
     fn row_order(&self, role: Role) -> RowOrder {
         match (role, self.paired_heads) {
             (Role::Layer(_, LayerRole::Query | LayerRole::Key), Some(width)) => RowOrder::Paired { width },
@@ -95,6 +123,9 @@ impl GgufWeights {
 
 impl WeightSource for GgufWeights {
     fn has(&self, role: Role) -> bool {
+        if let Role::Layer(layer, LayerRole::GateUp) = role {
+            return self.has_gate_in_up(layer);
+        }
         names_of(role).iter().any(|name| self.files.tensor(&name.tensor).is_some())
     }
 
@@ -153,7 +184,24 @@ impl WeightSource for GgufWeights {
     }
 
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        self.numbers(&self.name(role)?.tensor, shape)
+        let name = self.name(role)?.tensor;
+        let mut numbers = match role {
+            // A row for each group.
+            Role::Layer(_, LayerRole::DeltaNorm) => self.numbers(&name, &self.rows_of(&name, shape)?)?,
+            _ => self.numbers(&name, shape)?,
+        };
+        if matches!(role, Role::Layer(_, LayerRole::DeltaLogRate)) {
+            // Files have the rate itself, below zero.
+            if let Some(at) = numbers.iter().position(|rate| *rate >= 0.0) {
+                return Err(ModelError::Shape {
+                    name,
+                    actual: format!("{} at {at}", numbers[at]),
+                    expected: "rates below 0".into(),
+                });
+            }
+            numbers.iter_mut().for_each(|rate| *rate = (-*rate).ln());
+        }
+        Ok(numbers)
     }
 
     fn bytes(&self) -> u64 {

@@ -2,29 +2,31 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, LinearInput, RouterSpec};
+use thunder_compute::{Activation, Backend, ComputeError, InputOf, LinearInput, RouterSpec};
 
 use super::adapters::Adapters;
 use super::{Before, Norms, Pass, disjoint};
 
 /// A layer's feed-forward.
 pub(super) enum FeedForward<B: Backend> {
-    Gated(Gated<B>),
+    None,
+    Mlp(Mlp<B>),
     Experts(Box<Experts<B>>),
 }
 
-/// `down(activation(gate(x), up(x)))`.
-pub(super) struct Gated<B: Backend> {
-    /// Both, one after the other.
+/// `down(activation(gate(x), up(x)))`, or `down(max(up(x), 0)²)`.
+pub(super) struct Mlp<B: Backend> {
+    /// Both, one after the other, or up alone.
     pub gate_up: B::Matrix,
     pub gate_up_adapters: Adapters<B>,
-    pub activation: Activation,
+    /// `None`: there is no gate.
+    pub activation: Option<Activation>,
     pub down: B::Matrix,
     pub down_adapters: Adapters<B>,
     pub channels_buffer: usize,
 }
 
-/// Gated MLPs. A router chooses some of them for each token.
+/// MLPs. A router chooses some of them for each token.
 pub(super) struct Experts<B: Backend> {
     pub spec: RouterSpec<B::Vector>,
     /// Logits of all experts, and the shared expert's gate if it has one.
@@ -41,11 +43,21 @@ pub(super) struct Experts<B: Backend> {
     pub choices_buffer: usize,
 }
 
-/// A gated MLP next to the experts, which reads what they read.
+/// An MLP next to the experts, which reads the residual stream's norm.
 pub(super) struct Apart<B: Backend> {
-    pub gated: Gated<B>,
+    pub mlp: Mlp<B>,
+    pub narrow: Option<Narrow<B>>,
     /// Where its results and those of the experts are added.
     pub sum_buffers: [usize; 2],
+}
+
+/// Projections around experts that are narrower than the residual stream. Every rank has all of
+/// them: the second is applied to partial sums, so that there is one reduction.
+pub(super) struct Narrow<B: Backend> {
+    pub down: B::Matrix,
+    pub up: B::Matrix,
+    /// What experts read, and the sum of what they write.
+    pub buffers: [usize; 2],
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -57,7 +69,8 @@ impl<B: Backend> FeedForward<B> {
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         match self {
-            Self::Gated(gated) => gated.forward(norms, rows, pass),
+            Self::None => Ok(()),
+            Self::Mlp(mlp) => mlp.forward(norms, rows, pass),
             Self::Experts(experts) => experts.forward(norms, rows, pass),
         }
     }
@@ -65,18 +78,45 @@ impl<B: Backend> FeedForward<B> {
     /// Bytes of the weights that a token reads.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Gated(gated) => gated.bytes(),
+            Self::None => 0,
+            Self::Mlp(mlp) => mlp.bytes(),
             Self::Experts(experts) => {
-                let apart = experts.apart.as_ref().map_or(0, |apart| apart.gated.bytes());
+                let apart = experts.apart.as_ref().map_or(0, Apart::bytes);
                 B::matrix_bytes(&experts.router) + experts.bytes_per_token + apart
             }
         }
     }
 }
 
-impl<B: Backend> Gated<B> {
+impl<B: Backend> Apart<B> {
+    fn bytes(&self) -> usize {
+        let narrow = self.narrow.as_ref().map_or(0, |of| B::matrix_bytes(&of.down) + B::matrix_bytes(&of.up));
+        self.mlp.bytes() + narrow
+    }
+}
+
+impl<B: Backend> Mlp<B> {
     fn bytes(&self) -> usize {
         B::matrix_bytes(&self.gate_up) + B::matrix_bytes(&self.down)
+    }
+
+    /// Computes the channels of these rows.
+    fn channels(
+        &self,
+        x: InputOf<'_, B>,
+        rows: Range<usize>,
+        backend: &mut B,
+        channels: &mut B::Buffer,
+    ) -> Result<(), ComputeError> {
+        match self.activation {
+            Some(activation) => {
+                backend.linear_gated(x, rows, &self.gate_up, (activation, &self.down), channels)
+            }
+            None => {
+                backend.linear(x, rows.clone(), &self.gate_up, channels)?;
+                backend.square_positive(rows, channels)
+            }
+        }
     }
 
     fn forward(
@@ -88,16 +128,22 @@ impl<B: Backend> Gated<B> {
         let Pass { backend, step, residual, normed, inner, .. } = pass;
         let (x, channels) = (norms.input(residual, normed), &mut inner[self.channels_buffer]);
         let adapted = [&self.gate_up_adapters, &self.down_adapters].map(|of| of.change(step, &rows));
-        if adapted.contains(&true) {
-            // Adapters need the gates and ups themselves, and the channels in f32.
-            let ((height, _), (_, width)) = (backend.extent(x.buffer()), backend.extent(channels));
-            let mut both = backend.scratch(height, 2 * width)?;
-            backend.linear(x, rows.clone(), &self.gate_up, &mut both)?;
-            self.gate_up_adapters.add(&x, (step, rows.clone()), backend, &mut both)?;
-            backend.gate(&both, rows.clone(), self.activation, channels)?;
-            backend.give_back(both);
-        } else {
-            backend.linear_gated(x, rows.clone(), &self.gate_up, (self.activation, &self.down), channels)?;
+        match self.activation {
+            Some(activation) if adapted.contains(&true) => {
+                // Adapters need the gates and ups themselves, and the channels in f32.
+                let ((height, _), (_, width)) = (backend.extent(x.buffer()), backend.extent(channels));
+                let mut both = backend.scratch(height, 2 * width)?;
+                backend.linear(x, rows.clone(), &self.gate_up, &mut both)?;
+                self.gate_up_adapters.add(&x, (step, rows.clone()), backend, &mut both)?;
+                backend.gate(&both, rows.clone(), activation, channels)?;
+                backend.give_back(both);
+            }
+            None if adapted.contains(&true) => {
+                backend.linear(x, rows.clone(), &self.gate_up, channels)?;
+                self.gate_up_adapters.add(&x, (step, rows.clone()), backend, channels)?;
+                backend.square_positive(rows.clone(), channels)?;
+            }
+            _ => self.channels(x, rows.clone(), backend, channels)?,
         }
         let down = (&self.down, &self.down_adapters);
         norms.add_adapted_product((self.channels_buffer, true), rows, down, pass)
@@ -144,16 +190,30 @@ impl<B: Backend> Experts<B> {
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
         let Pass { backend, residual, inner, .. } = pass;
-        let Apart { gated, sum_buffers: [sum, routed] } = apart;
-        let [normed, channels, sum, routed, choices] =
-            disjoint(inner, [self.normed_buffer, gated.channels_buffer, *sum, *routed, self.choices_buffer]);
-        let next = (gated.activation, &gated.down);
-        backend.linear_gated(LinearInput::Plain(normed), rows.clone(), &gated.gate_up, next, channels)?;
-        backend.linear(LinearInput::Gated(channels), rows.clone(), &gated.down, sum)?;
+        let Apart { mlp, narrow, sum_buffers: [sum, routed] } = apart;
+        let (normed, choices) = (self.normed_buffer, self.choices_buffer);
+        let [x, channels, to] = disjoint(inner, [normed, mlp.channels_buffer, *sum]);
+        mlp.channels(LinearInput::Plain(x), rows.clone(), *backend, channels)?;
+        backend.linear(LinearInput::Gated(channels), rows.clone(), &mlp.down, to)?;
         if self.weighs_input {
-            backend.weigh_input(choices, rows.clone(), normed)?;
+            let [x, choices] = disjoint(inner, [normed, choices]);
+            backend.weigh_input(choices, rows.clone(), x)?;
         }
-        backend.expert_sum(normed, rows.clone(), choices, &self.experts, routed)?;
+        match narrow {
+            None => {
+                let [x, choices, routed] = disjoint(inner, [normed, choices, *routed]);
+                backend.expert_sum(x, rows.clone(), choices, &self.experts, routed)?;
+            }
+            Some(narrow) => {
+                let [read, written] = narrow.buffers;
+                let [x, choices, read, written, routed] =
+                    disjoint(inner, [normed, choices, read, written, *routed]);
+                backend.linear(LinearInput::Plain(x), rows.clone(), &narrow.down, read)?;
+                backend.expert_sum(read, rows.clone(), choices, &self.experts, written)?;
+                backend.linear(LinearInput::Plain(written), rows.clone(), &narrow.up, routed)?;
+            }
+        }
+        let [sum, routed] = disjoint(inner, [*sum, *routed]);
         backend.add(routed, rows.clone(), sum)?;
         // The layer before may have left the other part's sum under way.
         backend.settle(residual)?;

@@ -10,11 +10,12 @@ mod channel_delta;
 mod delta;
 mod experts;
 mod footprint;
-mod gated;
 mod latent;
 mod layer;
+mod mlp;
 mod selection;
 mod sources;
+mod state_space;
 mod transposed;
 mod upload;
 

@@ -9,15 +9,18 @@ use thunder_compute::{
 use super::adapters::Adapters;
 use super::channel_delta::ChannelDelta;
 use super::selection::Selected;
+use super::state_space::StateSpace;
 use super::{Norms, Pass, disjoint, normed};
 use crate::spec::Temperature;
 
 /// A layer's mixer.
 pub(super) enum Mixer<B: Backend> {
+    None,
     Attention(Box<Attention<B>>),
     Latent(Box<Latent<B>>),
     Delta(Box<Delta<B>>),
     ChannelDelta(Box<ChannelDelta<B>>),
+    StateSpace(Box<StateSpace<B>>),
 }
 
 /// Grouped-query attention.
@@ -156,6 +159,8 @@ impl<B: Backend> Mixer<B> {
             Self::Latent(latent) => latent.forward(norms, rows, pass),
             Self::Delta(delta) => delta.forward(norms, rows, pass),
             Self::ChannelDelta(delta) => delta.forward(norms, rows, pass),
+            Self::StateSpace(space) => space.forward(norms, rows, pass),
+            Self::None => Ok(()),
         }
     }
 
@@ -176,6 +181,8 @@ impl<B: Backend> Mixer<B> {
             }
             Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
             Self::ChannelDelta(d) => d.matrices().map(B::matrix_bytes).sum(),
+            Self::StateSpace(s) => sum(&[&s.gates, &s.inputs, &s.times, &s.out]),
+            Self::None => 0,
         }
     }
 }

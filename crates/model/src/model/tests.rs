@@ -14,8 +14,8 @@ use super::{Capacity, Model, shard_footprints};
 use crate::folder::{GenerationConfig, ModelFolder};
 use crate::plan::{Parallelism, ShardPlan};
 use crate::spec::{
-    AttentionShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, GatedShape, LatentShape,
-    LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, RouterShape, SharedShape,
+    AttentionShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec,
+    MlpShape, ModelSpec, Norms, QkNormWidth, RouterShape, SharedShape,
 };
 use crate::synth;
 use crate::weights::{HuggingFace, Quantization};
@@ -63,7 +63,7 @@ fn spec() -> ModelSpec {
     let delta =
         MixerSpec::Delta(DeltaShape { key_heads: 3, value_heads: 6, key_dim: 32, value_dim: 32, kernel: 4 });
     let mixers = [delta.clone(), attention, latent(None), delta, latent(Some(64))];
-    let gated = GatedShape { channels: 192, bias: false, activation: Activation::Silu };
+    let mlp = MlpShape { channels: 192, bias: false, activation: Some(Activation::Silu) };
     let router = |scores, correction| RouterShape {
         scores,
         bias: false,
@@ -79,7 +79,8 @@ fn spec() -> ModelSpec {
         chosen: 5,
         channels: 128,
         bias: false,
-        activation: Activation::Silu,
+        activation: Some(Activation::Silu),
+        latent: None,
         router,
         shared,
         weighs_input: false,
@@ -93,7 +94,7 @@ fn spec() -> ModelSpec {
                 let shared = SharedShape { channels: 192, gated: true };
                 FeedForwardSpec::Experts(experts(router(Scores::Sigmoid, true), Some(shared)))
             }
-            _ => FeedForwardSpec::Gated(gated.clone()),
+            _ => FeedForwardSpec::Mlp(mlp.clone()),
         },
         norms: match index {
             1 | 2 => Norms::Around,

@@ -91,6 +91,9 @@ impl Shape {
             "deepseek_v32" => "DeepseekV32ForCausalLM",
             "glm_moe_dsa" => "GlmMoeDsaForCausalLM",
             "kimi_linear" => "KimiLinearForCausalLM",
+            "gemma4_text" => "Gemma4ForCausalLM",
+            "mistral4" => "Mistral4ForCausalLM",
+            "nemotron_h" => "NemotronHForCausalLM",
             "gemma3_text" => "Gemma3ForCausalLM",
             "phi3" => "Phi3ForCausalLM",
             "olmo2" => "Olmo2ForCausalLM",
@@ -126,6 +129,10 @@ impl Shape {
             (serde_json::from_str(self.more), config.as_object_mut())
         {
             config.extend(more);
+            // A pattern has a letter for each layer; the shape may have fewer.
+            if let Some(Value::String(letters)) = config.get_mut("hybrid_override_pattern") {
+                letters.truncate(self.layers);
+            }
         }
         if let Some((bits, group)) = quantization {
             let settings = json!({ "group_size": group, "bits": bits, "mode": "affine" });

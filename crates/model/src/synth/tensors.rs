@@ -6,7 +6,7 @@ use safetensors::tensor::Dtype;
 use super::random;
 use crate::spec::{
     AttentionShape, ChannelDeltaShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape,
-    MixerSpec, ModelSpec, Norms, QkNormWidth,
+    MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -122,21 +122,29 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
         let inside = |name: &str| format!("model.layers.{index}.{name}");
-        for name in norm_names(layer.norms) {
+        let has_mixer = layer.mixer != MixerSpec::None;
+        let is_whole = has_mixer && layer.feed_forward != FeedForwardSpec::None;
+        // Families of layers with one part norm what it reads.
+        let norms = if is_whole { norm_names(layer.norms) } else { &["norm.weight"] };
+        for name in norms {
             list.norm(inside(name), spec.hidden, spec.norms_less_one);
         }
         if layer.scaled {
             list.ones(inside("layer_scalar"), 1);
         }
         match &layer.mixer {
+            MixerSpec::None => {}
+            MixerSpec::StateSpace(shape) => list.state_space(&inside, shape, spec.hidden),
             MixerSpec::Attention(shape) => list.attention(&inside, shape, spec),
             MixerSpec::Latent(shape) => list.latent(&inside, shape, spec.hidden),
             MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
             MixerSpec::ChannelDelta(shape) => list.channel_delta(&inside, *shape, spec.hidden),
         }
         match &layer.feed_forward {
-            FeedForwardSpec::Gated(shape) => {
-                list.gated(&inside("mlp"), shape.channels, spec.hidden, shape.bias);
+            FeedForwardSpec::None => {}
+            FeedForwardSpec::Mlp(shape) => {
+                let is_gated = shape.activation.is_some();
+                list.mlp(&inside("mlp"), shape.channels, spec.hidden, (is_gated, shape.bias));
             }
             FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
         }
@@ -163,7 +171,7 @@ fn norm_names(norms: Norms) -> &'static [&'static str] {
     }
 }
 
-/// Names, outputs and inputs of a gated MLP's matrices.
+/// Names, outputs and inputs of an MLP's matrices, the gate first.
 fn projections(channels: usize, hidden: usize) -> [(&'static str, usize, usize); 3] {
     [("gate_proj", channels, hidden), ("up_proj", channels, hidden), ("down_proj", hidden, channels)]
 }
@@ -222,16 +230,15 @@ impl List {
             self.push(inside(&format!("self_attn.{name}.weight")), Dtype::BF16, len, content, 0);
         }
         if shape.sinks {
-            let content = Content::Normal { deviation: 1.0 };
-            self.push(inside("self_attn.sinks"), Dtype::BF16, vec![shape.heads], content, self.stream());
+            self.normal(inside("self_attn.sinks"), vec![shape.heads], 1.0);
         }
         self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * dim);
         self.bias(&inside("self_attn.o_proj"), hidden, shape.out_bias);
     }
 
-    /// A gated MLP, or an expert.
-    fn gated(&mut self, path: &str, channels: usize, hidden: usize, bias: bool) {
-        for (name, out, input) in projections(channels, hidden) {
+    /// An MLP, or an expert.
+    fn mlp(&mut self, path: &str, channels: usize, hidden: usize, (is_gated, bias): (bool, bool)) {
+        for (name, out, input) in projections(channels, hidden).into_iter().skip(usize::from(!is_gated)) {
             let path = format!("{path}.{name}");
             self.matrix(&path, out, input);
             self.bias(&path, out, bias);
@@ -239,20 +246,25 @@ impl List {
     }
 
     fn experts(&mut self, inside: &dyn Fn(&str) -> String, shape: &ExpertsShape, hidden: usize) {
+        let is_gated = shape.activation.is_some();
         self.matrix(&inside("mlp.gate"), shape.experts, hidden);
         self.bias(&inside("mlp.gate"), shape.experts, shape.router.bias);
         if shape.router.correction != Correction::None {
-            let content = Content::Normal { deviation: BIAS_DEVIATION };
             let name = inside("mlp.gate.e_score_correction_bias");
-            self.push(name, Dtype::BF16, vec![shape.experts], content, self.stream());
+            self.normal(name, vec![shape.experts], BIAS_DEVIATION);
         }
         // As MLX writes them: a stack for each matrix.
         let (stack, channels) = (Some(shape.experts), shape.channels);
-        for (name, out, input) in projections(channels, hidden) {
+        let of_expert = projections(channels, shape.width(hidden)).into_iter().skip(usize::from(!is_gated));
+        for (name, out, input) in of_expert {
             self.matrices(&inside(&format!("mlp.switch_mlp.{name}")), stack, out, input);
         }
+        if let Some(width) = shape.latent {
+            self.matrix(&inside("mixer.fc1_latent_proj"), width, hidden);
+            self.matrix(&inside("mixer.fc2_latent_proj"), hidden, width);
+        }
         if let Some(shared) = shape.shared {
-            self.gated(&inside("mlp.shared_expert"), shared.channels, hidden, false);
+            self.mlp(&inside("mlp.shared_expert"), shared.channels, hidden, (is_gated, false));
             if shared.gated {
                 self.matrix(&inside("mlp.shared_expert_gate"), 1, hidden);
             }
@@ -279,9 +291,7 @@ impl List {
             self.matrix(&inside("self_attn.indexer.wk"), of.dim, hidden);
             self.matrix(&inside("self_attn.indexer.weights_proj"), of.heads, hidden);
             self.ones(inside("self_attn.indexer.k_norm.weight"), of.dim);
-            let content = Content::Normal { deviation: BIAS_DEVIATION };
-            let name = inside("self_attn.indexer.k_norm.bias");
-            self.push(name, Dtype::BF16, vec![of.dim], content, self.stream());
+            self.normal(inside("self_attn.indexer.k_norm.bias"), vec![of.dim], BIAS_DEVIATION);
         }
     }
 
@@ -300,23 +310,37 @@ impl List {
         ] {
             self.matrix(&inside(&format!("self_attn.{name}")), outputs, inputs);
         }
-        let deviation = 1.0 / (kernel as f32).sqrt();
         for name in ["q_conv1d", "k_conv1d", "v_conv1d"] {
             let name = inside(&format!("self_attn.{name}.weight"));
-            self.push(
-                name,
-                Dtype::BF16,
-                vec![width, 1, kernel],
-                Content::Normal { deviation },
-                self.stream(),
-            );
+            self.normal(name, vec![width, 1, kernel], 1.0 / (kernel as f32).sqrt());
         }
         for (name, len) in [("A_log", heads), ("dt_bias", width)] {
-            let name = inside(&format!("self_attn.{name}"));
-            self.push(name, Dtype::BF16, vec![len], Content::Normal { deviation: 1.0 }, self.stream());
+            self.normal(inside(&format!("self_attn.{name}")), vec![len], 1.0);
         }
         self.ones(inside("self_attn.o_norm.weight"), dim);
         self.matrix(&inside("self_attn.o_proj"), hidden, width);
+    }
+
+    fn state_space(&mut self, inside: &dyn Fn(&str) -> String, shape: &StateSpaceShape, hidden: usize) {
+        self.matrix(&inside("mixer.in_proj"), shape.projected(), hidden);
+        self.normal(
+            inside("mixer.conv1d.weight"),
+            vec![shape.channels(), 1, shape.kernel],
+            1.0 / (shape.kernel as f32).sqrt(),
+        );
+        if shape.conv_bias {
+            self.normal(inside("mixer.conv1d.bias"), vec![shape.channels()], BIAS_DEVIATION);
+        }
+        for name in ["mixer.A_log", "mixer.dt_bias", "mixer.D"] {
+            self.normal(inside(name), vec![shape.heads], 1.0);
+        }
+        self.ones(inside("mixer.norm.weight"), shape.width());
+        self.matrix(&inside("mixer.out_proj"), hidden, shape.width());
+    }
+
+    /// A tensor of normally distributed numbers.
+    fn normal(&mut self, name: String, shape: Vec<usize>, deviation: f32) {
+        self.push(name, Dtype::BF16, shape, Content::Normal { deviation }, self.stream());
     }
 
     fn delta(&mut self, inside: &dyn Fn(&str) -> String, shape: &DeltaShape, hidden: usize) {
@@ -329,17 +353,13 @@ impl List {
         ] {
             self.matrix(&inside(&format!("linear_attn.{name}")), outputs, hidden);
         }
-        let deviation = 1.0 / (shape.kernel as f32).sqrt();
-        self.push(
+        self.normal(
             inside("linear_attn.conv1d.weight"),
-            Dtype::BF16,
             vec![shape.channels(), 1, shape.kernel],
-            Content::Normal { deviation },
-            self.stream(),
+            1.0 / (shape.kernel as f32).sqrt(),
         );
         for name in ["linear_attn.A_log", "linear_attn.dt_bias"] {
-            let content = Content::Normal { deviation: 1.0 };
-            self.push(inside(name), Dtype::BF16, vec![shape.value_heads], content, self.stream());
+            self.normal(inside(name), vec![shape.value_heads], 1.0);
         }
         self.ones(inside("linear_attn.norm.weight"), shape.value_dim);
         self.matrix(&inside("linear_attn.out_proj"), hidden, values);
@@ -357,8 +377,7 @@ impl List {
 
     fn bias(&mut self, path: &str, len: usize, present: bool) {
         if present {
-            let content = Content::Normal { deviation: BIAS_DEVIATION };
-            self.push(format!("{path}.bias"), Dtype::BF16, vec![len], content, self.stream());
+            self.normal(format!("{path}.bias"), vec![len], BIAS_DEVIATION);
         }
     }
 

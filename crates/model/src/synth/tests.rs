@@ -91,7 +91,14 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
     let experts = r#"{ "num_local_experts": 4, "num_experts_per_tok": 2, "use_qk_norm": true }"#;
     let minimax = Shape { model_type: "minimax_m2", more: experts, ..tiny() };
     let next = Shape::named("qwen3-next-tiny").expect("it is listed");
-    for shape in shapes.into_iter().chain([minimax, next]) {
+    let nemotron = Shape::named("nemotron-tiny").expect("it is listed");
+    let gemma4 = Shape {
+        model_type: "gemma4_text",
+        more: r#"{ "hidden_size_per_layer_input": 0, "global_head_dim": 64, "num_global_key_value_heads": 2,
+            "attention_k_eq_v": true, "hidden_activation": "gelu_pytorch_tanh" }"#,
+        ..tiny()
+    };
+    for shape in shapes.into_iter().chain([minimax, next, nemotron, gemma4]) {
         for quantization in [None, Some((4, 32))] {
             let (_temporary, path) = written(&shape, quantization, SHARD_BYTES);
             let folder = ModelFolder::open(&path).expect("it opens");
@@ -157,6 +164,9 @@ fn shapes_have_the_published_parameter_counts() {
         ("ernie-4.5-21b-a3b", 21_825_437_888),
         ("phi-4", 14_659_507_200),
         ("glm4-9b", 9_400_279_040),
+        // Published without the corrections of the routers' choice, 2944 numbers.
+        ("nemotron3-nano-30b-a3b", 31_577_940_288),
+        ("nemotron-nano-9b-v2", 8_888_227_328),
     ];
     for (name, count) in counts {
         let shape = Shape::named(name).expect("it is listed");

@@ -6,8 +6,10 @@ use super::safetensors::SafetensorsFiles;
 /// Names of one folder's tensors.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// Precedes `embed_tokens`, `layers` and `norm`.
+    /// Precedes the embedding, `layers` and the last norm.
     prefix: String,
+    /// Module of the embedding, after the prefix.
+    table: &'static str,
     /// Module of the output head.
     head: String,
 }
@@ -26,20 +28,28 @@ impl Names {
     /// Wrapped models put the language model under different prefixes, so the prefix is read from
     /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
-        const TABLE: &str = "embed_tokens.weight";
+        // The second is Nemotron-H's.
+        const TABLES: [&str; 2] = ["embed_tokens", "embeddings"];
         const HEAD: &str = "lm_head";
-        let prefix = files.name_ending(TABLE).and_then(|name| name.strip_suffix(TABLE)).unwrap_or("model.");
+        let ending = |table: &'static str| {
+            let end = format!("{table}.weight");
+            let name = files.name_ending(&end)?;
+            Some((name.strip_suffix(&end)?, table))
+        };
+        let (prefix, table) = TABLES.into_iter().find_map(ending).unwrap_or(("model.", TABLES[0]));
         // Usually next to the model, not inside of it.
         let head = files.name_ending("lm_head.weight").and_then(|name| name.strip_suffix(".weight"));
-        Self { prefix: prefix.to_owned(), head: head.unwrap_or(HEAD).to_owned() }
+        Self { prefix: prefix.to_owned(), table, head: head.unwrap_or(HEAD).to_owned() }
     }
 
     /// The names that a role may have; the files have one of them.
     pub fn of(&self, role: Role) -> Vec<Name> {
         let plain = |path: String| Name { path, stacked: false };
         match role {
-            Role::Embedding => vec![plain(format!("{}embed_tokens", self.prefix))],
-            Role::OutputNorm => vec![plain(format!("{}norm.weight", self.prefix))],
+            Role::Embedding => vec![plain(format!("{}{}", self.prefix, self.table))],
+            Role::OutputNorm => {
+                ["norm", "norm_f"].map(|name| plain(format!("{}{name}.weight", self.prefix))).into()
+            }
             Role::OutputHead => vec![plain(self.head.clone())],
             Role::Layer(layer, role) => {
                 let names = layer_names(role).iter();
@@ -112,18 +122,18 @@ pub(super) fn adapted_module(module: &str) -> Option<(usize, LayerRole)> {
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
         LayerRole::LayerScale => &["layer_scalar"],
-        LayerRole::MixerNorm => &["input_layernorm.weight"],
+        LayerRole::MixerNorm => &["input_layernorm.weight", "norm.weight"],
         // Gemma's files have both names: there the second is that of the mixer's norm.
         LayerRole::FeedForwardNorm => {
-            &["pre_feedforward_layernorm.weight", "post_attention_layernorm.weight"]
+            &["pre_feedforward_layernorm.weight", "post_attention_layernorm.weight", "norm.weight"]
         }
         LayerRole::MixerPostNorm => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
         LayerRole::FeedForwardPostNorm => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
         LayerRole::Qkv => &["self_attn.qkv_proj"],
-        LayerRole::Query => &["self_attn.q_proj"],
-        LayerRole::Key => &["self_attn.k_proj"],
-        LayerRole::Value => &["self_attn.v_proj"],
-        LayerRole::AttentionOut => &["self_attn.o_proj"],
+        LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj"],
+        LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj"],
+        LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj"],
+        LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj"],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
         LayerRole::AttentionSinks => &["self_attn.sinks"],
@@ -139,10 +149,17 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaGate => &["linear_attn.in_proj_z"],
         LayerRole::DeltaBeta => &["linear_attn.in_proj_b", "self_attn.b_proj"],
         LayerRole::DeltaDecay => &["linear_attn.in_proj_a"],
-        LayerRole::DeltaConvolution => &["linear_attn.conv1d.weight", "self_attn.conv1d.weight"],
-        LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log"],
-        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias", "self_attn.dt_bias"],
-        LayerRole::DeltaNorm => &["linear_attn.norm.weight", "self_attn.o_norm.weight"],
+        LayerRole::DeltaConvolution => {
+            &["linear_attn.conv1d.weight", "self_attn.conv1d.weight", "mixer.conv1d.weight"]
+        }
+        LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log", "mixer.A_log"],
+        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias", "self_attn.dt_bias", "mixer.dt_bias"],
+        LayerRole::DeltaNorm => &["linear_attn.norm.weight", "self_attn.o_norm.weight", "mixer.norm.weight"],
+        LayerRole::StateIn => &["mixer.in_proj"],
+        LayerRole::ConvolutionBias => &["mixer.conv1d.bias"],
+        LayerRole::StateSkip => &["mixer.D"],
+        LayerRole::ExpertsDown => &["mixer.fc1_latent_proj"],
+        LayerRole::ExpertsUp => &["mixer.fc2_latent_proj"],
         LayerRole::QueryConvolution => &["self_attn.q_conv1d.weight", "self_attn.q_conv.conv.weight"],
         LayerRole::KeyConvolution => &["self_attn.k_conv1d.weight", "self_attn.k_conv.conv.weight"],
         LayerRole::ValueConvolution => &["self_attn.v_conv1d.weight", "self_attn.v_conv.conv.weight"],
@@ -155,20 +172,30 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::IndexNorm => &["self_attn.indexer.k_norm.weight"],
         LayerRole::IndexNormBias => &["self_attn.indexer.k_norm.bias"],
         LayerRole::IndexWeights => &["self_attn.indexer.weights_proj"],
-        LayerRole::DeltaOut => &["linear_attn.out_proj"],
+        LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj"],
         LayerRole::GateUp => &["mlp.gate_up_proj"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
-        LayerRole::Up => &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj"],
-        LayerRole::Down => &["mlp.down_proj", "feed_forward.down_proj", "block_sparse_moe.down_proj"],
-        LayerRole::Router => {
-            &["mlp.gate", "block_sparse_moe.gate", "mlp.router", "mlp.gate.wg", "feed_forward.router"]
+        LayerRole::Up => {
+            &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj", "mixer.up_proj"]
         }
+        LayerRole::Down => {
+            &["mlp.down_proj", "feed_forward.down_proj", "block_sparse_moe.down_proj", "mixer.down_proj"]
+        }
+        LayerRole::Router => &[
+            "mlp.gate",
+            "block_sparse_moe.gate",
+            "mlp.router",
+            "mlp.gate.wg",
+            "feed_forward.router",
+            "mixer.gate",
+        ],
         LayerRole::RouterCorrection => &[
             "mlp.gate.e_score_correction_bias",
             "block_sparse_moe.e_score_correction_bias",
             "block_sparse_moe.gate.e_score_correction_bias",
             "mlp.moe_statics.e_score_correction_bias",
             "mlp.e_score_correction_bias",
+            "mixer.gate.e_score_correction_bias",
         ],
         LayerRole::SharedGate => &[
             "mlp.shared_expert.gate_proj",
@@ -183,6 +210,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "block_sparse_moe.shared_experts.up_proj",
             "mlp.shared_mlp.up_proj",
             "feed_forward.shared_expert.up_proj",
+            "mixer.shared_experts.up_proj",
         ],
         LayerRole::SharedDown => &[
             "mlp.shared_expert.down_proj",
@@ -190,6 +218,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "block_sparse_moe.shared_experts.down_proj",
             "mlp.shared_mlp.down_proj",
             "feed_forward.shared_expert.down_proj",
+            "mixer.shared_experts.down_proj",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
     }
@@ -216,6 +245,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("mlp.experts", Some("up_proj")),
             ("block_sparse_moe.experts", Some("w3")),
             ("feed_forward.experts.up_proj", None),
+            ("mixer.switch_mlp.fc1", None),
+            ("mixer.experts", Some("up_proj")),
         ],
         ExpertRole::Down => &[
             ("mlp.switch_mlp.down_proj", None),
@@ -224,6 +255,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("mlp.experts", Some("down_proj")),
             ("block_sparse_moe.experts", Some("w2")),
             ("feed_forward.experts.down_proj", None),
+            ("mixer.switch_mlp.fc2", None),
+            ("mixer.experts", Some("down_proj")),
         ],
     }
 }

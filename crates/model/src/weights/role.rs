@@ -106,16 +106,23 @@ pub enum LayerRole {
     DeltaBeta,
     /// Gated delta rule: decays, where they are apart.
     DeltaDecay,
-    /// Gated delta rule: weights of the causal convolution, `[channels, 1, taps]`.
+    /// Delta rule and state space: weights of the causal convolution, `[channels, 1, taps]`.
     DeltaConvolution,
-    /// Gated delta rule: logarithm of each head's decay rate (`A_log`), `[value heads]`.
+    /// Delta rule and state space: logarithm of each head's decay rate (`A_log`), `[value heads]`.
     DeltaLogRate,
-    /// Gated delta rule: bias of each head's time step (`dt_bias`), `[value heads]`.
+    /// Delta rule and state space: bias of each head's time step (`dt_bias`), `[value heads]`.
     DeltaTimeBias,
-    /// Gated delta rule: norm of each value head, `[value_dim]`.
+    /// Delta rule: norm of each value head, `[value_dim]`. State space: norms of its groups.
     DeltaNorm,
-    /// Gated delta rule: output projection.
+    /// Delta rule and state space: output projection.
     DeltaOut,
+
+    /// State space: gates, heads' inputs, groups' vectors and time steps in one projection.
+    StateIn,
+    /// State space: bias of the convolution, `[channels]`.
+    ConvolutionBias,
+    /// State space: how much of a head's input is added to its output (`D`), `[heads]`.
+    StateSkip,
 
     /// Delta rule: convolution of queries, where each has its own, `[channels, 1, taps]`.
     QueryConvolution,
@@ -143,15 +150,19 @@ pub enum LayerRole {
     /// Indexer: weights of its heads.
     IndexWeights,
 
-    /// Gated MLP: gate and up projections in one.
+    /// MLP: gate and up projections in one.
     GateUp,
-    /// Gated MLP: gate projection.
+    /// MLP: gate projection.
     Gate,
-    /// Gated MLP: up projection.
+    /// MLP: up projection.
     Up,
-    /// Gated MLP: down projection.
+    /// MLP: down projection.
     Down,
 
+    /// Experts: from the residual stream to the narrower vector that routed experts read.
+    ExpertsDown,
+    /// Experts: from what routed experts write to the residual stream.
+    ExpertsUp,
     /// Experts: router, `[experts, hidden]`.
     Router,
     /// Experts: added to the router's scores for the choice only, `[experts]`.

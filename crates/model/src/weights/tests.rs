@@ -197,7 +197,7 @@ impl FilePages for Told {
 #[test]
 fn packing_an_expert_reads_its_bytes_only() {
     use thunder_collectives::Group;
-    use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Isa};
+    use thunder_compute::{Activations, CpuBackend, CpuConfig, Device, Isa};
 
     let (_folder, source) =
         source(&[("model.layers.0.mlp.switch_mlp.gate_proj.weight", Dtype::F16, &[5, 48, 64])], json!(null));

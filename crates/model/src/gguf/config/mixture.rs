@@ -33,6 +33,14 @@ pub(super) fn take_experts(
             config.insert(field.into(), number.into());
         }
     }
+    if family.plain_shared
+        && let Some(channels) = config.remove("shared_expert_intermediate_size")
+    {
+        config.insert("moe_shared_expert_intermediate_size".into(), channels);
+    }
+    if let Some(step) = metadata.unsigned(&key("interleave_moe_layer_step"))?.filter(|step| *step > 0) {
+        config.insert("interleave_moe_layer_step".into(), step.into());
+    }
     if config.get("n_group") == Some(&json!(1)) {
         config.remove("n_group");
     }

@@ -1,37 +1,40 @@
-//! What a rank reads for a feed-forward made of experts. Each expert is divided by channels, as a
-//! gated MLP is.
+//! What a rank reads for a feed-forward made of experts. Each expert is divided by channels, as an
+//! MLP is.
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, Expert, MatrixSource, RouterSpec, SharedExpert};
+use thunder_compute::{Activation, Backend, Expert, Extra, MatrixSource, RouterSpec, SharedExpert};
 
-use super::gated::{GateUp, GatedSources, channel_unit, gate_up};
+use super::mlp::{GateUp, MlpSources, channel_unit, gate_up};
 use super::sources::{ShardView, Window};
 use super::transposed::{ExpertMatrix, Outputs, Transposed, upload_experts};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::feed_forward::{Apart, Experts};
+use crate::model::feed_forward::{Apart, Experts, Narrow};
 use crate::plan::Shard;
-use crate::spec::{Correction, ExpertsShape, GatedShape};
+use crate::spec::{Correction, ExpertsShape, MlpShape};
 use crate::weights::{ExpertRole, LayerRole, Role, WeightSource};
 
 /// One layer's experts on this rank.
 pub(super) struct ExpertsSources<'a> {
     spec: RouterSpec<Vec<f32>>,
     hidden: usize,
-    activation: Activation,
+    activation: Option<Activation>,
     /// Logits of all experts, and the shared expert's gate.
     router: Vec<MatrixSource<'a>>,
     /// The routed experts, then the shared one.
     experts: Vec<ExpertSources<'a>>,
     /// The shared expert, where it is not one of them.
-    apart: Option<GatedSources<'a>>,
+    apart: Option<MlpSources<'a>>,
+    /// Projections to what routed experts read, and back.
+    narrow: Option<[MatrixSource<'a>; 2]>,
     weighs_input: bool,
 }
 
 /// One expert's part on this rank.
 struct ExpertSources<'a> {
-    gate_up: [ExpertMatrix<'a>; 2],
+    /// Gate and up, or up alone.
+    gate_up: Vec<ExpertMatrix<'a>>,
     down: ExpertMatrix<'a>,
     down_bias: Option<Vec<f32>>,
 }
@@ -49,6 +52,8 @@ impl<'a> ExpertSources<'a> {
 /// The matrices of an expert.
 struct Roles {
     gate_up: GateUp,
+    /// There is a gate.
+    gated: bool,
     down: Role,
     /// Whether stacks are `[experts, inputs, outputs]`, of gate and up, and of down.
     transposed: [bool; 2],
@@ -76,6 +81,7 @@ pub(super) fn held_experts(
 impl<'a> ExpertsSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &ExpertsShape) -> Result<Self, ModelError> {
         let hidden = view.spec.hidden;
+        let (width, gated) = (shape.width(hidden), shape.activation.is_some());
         let fused = Role::Expert { layer, role: ExpertRole::GateUp, index: 0, count: shape.experts };
         let fused = view.weights.has(fused);
         let (held, own) = held_experts(view.weights, view.shard, layer, shape)?;
@@ -91,32 +97,32 @@ impl<'a> ExpertsSources<'a> {
                 }
             };
             let transposed = [
-                view.weights.is_transposed(gate_up.gate, [columns, hidden], shape.transposed),
-                view.weights.is_transposed(of(ExpertRole::Down), [hidden, shape.channels], shape.transposed),
+                view.weights.is_transposed(gate_up.up, [columns, width], shape.transposed),
+                view.weights.is_transposed(of(ExpertRole::Down), [width, shape.channels], shape.transposed),
             ];
             // gpt-oss, the family with biases, has gates in even columns and ups in odd ones.
             let step = if fused && shape.bias { 2 } else { 1 };
-            let roles = Roles { gate_up, down: of(ExpertRole::Down), transposed, step };
+            let roles = Roles { gate_up, gated, down: of(ExpertRole::Down), transposed, step };
             let own = if held.contains(&index) { own.clone() } else { 0..0 };
             // Of an expert that one rank holds whole, that rank adds the bias.
             let whole = held.len() < shape.experts;
             let adds_bias = if whole { !own.is_empty() } else { view.shard.adds_once() };
-            expert(view, &roles, (shape.channels, own), (shape.bias, adds_bias))
+            expert(view, &roles, (width, shape.channels, own), (shape.bias, adds_bias))
         };
         let mut experts = (0..shape.experts).map(of_expert).collect::<Result<Vec<_>, _>>()?;
-        let mut apart = None;
+        let (mut apart, is_apart) = (None, shape.weighs_input || shape.latent.is_some());
         if let Some(shared) = shape.shared {
             let of = |role: LayerRole| role.of(layer);
             let (gate, up) = (of(LayerRole::SharedGate), of(LayerRole::SharedUp));
             let (gate_up, down) = (GateUp { gate, up, fused: false }, of(LayerRole::SharedDown));
-            if shape.weighs_input {
-                let of = GatedShape { channels: shared.channels, bias: false, activation: shape.activation };
-                apart = Some(GatedSources::of_roles(view, (gate_up, down), &of)?);
+            if is_apart {
+                let of = MlpShape { channels: shared.channels, bias: false, activation: shape.activation };
+                apart = Some(MlpSources::of_roles(view, (gate_up, down), &of)?);
             } else {
-                let roles = Roles { gate_up, down, transposed: [false; 2], step: 1 };
+                let roles = Roles { gate_up, gated, down, transposed: [false; 2], step: 1 };
                 let unit = channel_unit(view.weights, roles.down)?;
                 let own = view.shard.channels(shared.channels, unit);
-                experts.push(expert(view, &roles, (shared.channels, own), (false, false))?);
+                experts.push(expert(view, &roles, (hidden, shared.channels, own), (false, false))?);
             }
         }
         // Every rank chooses, so that choices need not be sent.
@@ -126,7 +132,7 @@ impl<'a> ExpertsSources<'a> {
         let mut router = vec![logits(LayerRole::Router, shape.experts, shape.router.bias)?];
         let shared = match shape.shared {
             None => SharedExpert::None,
-            Some(_) if shape.weighs_input => SharedExpert::None,
+            Some(_) if is_apart => SharedExpert::None,
             Some(shared) if shared.gated => SharedExpert::Gated,
             Some(_) => SharedExpert::Plain,
         };
@@ -153,13 +159,19 @@ impl<'a> ExpertsSources<'a> {
             shared,
         };
         let (activation, weighs_input) = (shape.activation, shape.weighs_input);
-        Ok(Self { spec, hidden, activation, router, experts, apart, weighs_input })
+        let narrow = shape.latent.map(|width| narrow(view, layer, width)).transpose()?;
+        Ok(Self { spec, hidden, activation, router, experts, apart, narrow, weighs_input })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         let experts = self.experts.iter().flat_map(ExpertSources::matrices).map(ExpertMatrix::stored);
-        let apart = self.apart.iter().flat_map(GatedSources::matrices);
-        self.router.iter().chain(experts).chain(apart).collect()
+        let apart = self.apart.iter().flat_map(MlpSources::matrices);
+        self.router.iter().chain(experts).chain(apart).chain(self.narrow.iter().flatten()).collect()
+    }
+
+    /// An operation that not every backend has.
+    pub fn needs(&self) -> Option<Extra> {
+        self.activation.is_none().then_some(Extra::UngatedExperts)
     }
 
     /// Bytes of the routed experts.
@@ -172,10 +184,22 @@ impl<'a> ExpertsSources<'a> {
         let idle =
             self.routed_bytes() / self.spec.experts as u64 * (self.spec.experts - self.spec.chosen) as u64;
         let bytes_per_token = (all_bytes - idle) as usize;
-        let Self { spec, hidden, activation, router, experts, apart, weighs_input } = self;
+        let Self { spec, hidden, activation, router, experts, apart, narrow, weighs_input } = self;
+        let narrow = match narrow {
+            Some([down, up]) => Some(Narrow {
+                buffers: [
+                    upload.shared_buffer("experts' input", down.rows)?,
+                    upload.shared_buffer("experts' sum", down.rows)?,
+                ],
+                down: upload.matrix(&[down])?,
+                up: upload.matrix(&[up])?,
+            }),
+            None => None,
+        };
         let apart = match apart {
-            Some(gated) => Some(Apart {
-                gated: gated.upload(upload)?,
+            Some(mlp) => Some(Apart {
+                mlp: mlp.upload(upload)?,
+                narrow,
                 sum_buffers: [
                     upload.shared_buffer("sum", hidden)?,
                     upload.shared_buffer("sum of experts", hidden)?,
@@ -187,7 +211,7 @@ impl<'a> ExpertsSources<'a> {
         let experts = experts
             .into_iter()
             .map(|ExpertSources { gate_up, down, down_bias }| {
-                let gate_up = upload_experts(gate_up.into(), upload)?;
+                let gate_up = upload_experts(gate_up, upload)?;
                 Ok(Expert { gate_up, down: upload_experts(vec![down], upload)?, down_bias })
             })
             .collect::<Result<_, ModelError>>()?;
@@ -205,27 +229,40 @@ impl<'a> ExpertsSources<'a> {
     }
 }
 
+/// The projections from the residual stream to what experts read, and back. Every rank has all.
+fn narrow<'a>(view: &ShardView<'a>, layer: usize, width: usize) -> Result<[MatrixSource<'a>; 2], ModelError> {
+    let hidden = view.spec.hidden;
+    let whole = |role: LayerRole, [rows, cols]: [usize; 2]| {
+        view.matrix(role.of(layer), [rows, cols], Window { rows: 0..rows, cols: 0..cols, bias: false })
+    };
+    Ok([whole(LayerRole::ExpertsDown, [width, hidden])?, whole(LayerRole::ExpertsUp, [hidden, width])?])
+}
+
 /// This rank's channels of an expert.
 fn expert<'a>(
     view: &ShardView<'a>,
     roles: &Roles,
-    (channels, own): (usize, Range<usize>),
+    (width, channels, own): (usize, usize, Range<usize>),
     (bias, adds_bias): (bool, bool),
 ) -> Result<ExpertSources<'a>, ModelError> {
-    let hidden = view.spec.hidden;
     let down_bias = match bias && adds_bias {
-        true => Some(view.weights.bias(roles.down, hidden)?),
+        true => Some(view.weights.bias(roles.down, width)?),
         false => None,
     };
     let [transposed, transposed_down] = roles.transposed;
     let gate_up = match transposed {
-        false => gate_up(view, &roles.gate_up, (channels, &own), bias)?.map(ExpertMatrix::AsOutputs),
+        _ if !roles.gated => {
+            let window = Window { rows: own.clone(), cols: 0..width, bias: false };
+            let up = view.matrix(roles.gate_up.up, [channels, width], window)?;
+            vec![ExpertMatrix::AsOutputs(up)]
+        }
+        false => gate_up(view, &roles.gate_up, (channels, &own), bias)?.map(ExpertMatrix::AsOutputs).into(),
         true => {
             let GateUp { gate, up, fused } = roles.gate_up;
             let columns = if fused { 2 * channels } else { channels };
             let part = |role: Role, first: usize| {
                 let outputs = Outputs { first, step: roles.step, own: own.clone() };
-                Transposed::describe(view, role, [hidden, columns], (0..hidden, outputs), bias)
+                Transposed::describe(view, role, [width, columns], (0..width, outputs), bias)
                     .map(ExpertMatrix::Transposed)
             };
             let first_up = match (fused, roles.step) {
@@ -233,17 +270,17 @@ fn expert<'a>(
                 (true, _) => 1,
                 (false, _) => 0,
             };
-            [part(gate, 0)?, part(up, first_up)?]
+            vec![part(gate, 0)?, part(up, first_up)?]
         }
     };
     let down = match transposed_down {
         false => {
-            let window = Window { rows: 0..hidden, cols: own, bias: false };
-            ExpertMatrix::AsOutputs(view.matrix(roles.down, [hidden, channels], window)?)
+            let window = Window { rows: 0..width, cols: own, bias: false };
+            ExpertMatrix::AsOutputs(view.matrix(roles.down, [width, channels], window)?)
         }
         true => {
-            let outputs = Outputs { first: 0, step: 1, own: 0..hidden };
-            let shape = [channels, hidden];
+            let outputs = Outputs { first: 0, step: 1, own: 0..width };
+            let shape = [channels, width];
             ExpertMatrix::Transposed(Transposed::describe(view, roles.down, shape, (own, outputs), false)?)
         }
     };

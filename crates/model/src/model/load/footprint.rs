@@ -5,7 +5,7 @@ use std::ops::Range;
 use thunder_compute::KvFormat;
 
 use super::experts::held_experts;
-use super::gated::channel_unit;
+use super::mlp::channel_unit;
 use super::sources::{Sources, is_tied};
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
@@ -71,19 +71,20 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         let MixerSpec::Attention(attention) = &layer.mixer else { return None };
         Some(shard.heads(attention))
     });
-    let channels = match layers().next() {
-        Some((index, layer)) => match &layer.feed_forward {
-            FeedForwardSpec::Gated(gated) => {
-                let down = LayerRole::Down.of(index);
-                shard.channels(gated.channels, channel_unit(&*folder.weights, down)?)
-            }
-            FeedForwardSpec::Experts(experts) => held_experts(&*folder.weights, shard, index, experts)?.1,
-        },
-        None => 0..0,
-    };
+    let channels = layers().find_map(|(index, layer)| match &layer.feed_forward {
+        FeedForwardSpec::None => None,
+        FeedForwardSpec::Mlp(mlp) => {
+            let unit = channel_unit(&*folder.weights, LayerRole::Down.of(index));
+            Some(unit.map(|unit| shard.channels(mlp.channels, unit)))
+        }
+        FeedForwardSpec::Experts(experts) => {
+            Some(held_experts(&*folder.weights, shard, index, experts).map(|(_, channels)| channels))
+        }
+    });
+    let channels = channels.transpose()?.unwrap_or(0..0);
     let experts_of = layers().find_map(|(index, layer)| match &layer.feed_forward {
         FeedForwardSpec::Experts(shape) => Some((index, shape)),
-        FeedForwardSpec::Gated(_) => None,
+        FeedForwardSpec::Mlp(_) | FeedForwardSpec::None => None,
     });
     let (experts, chosen) = experts_of.map_or((0, 0), |(_, shape)| (shape.experts, shape.chosen));
     let held_experts = match experts_of {

@@ -6,9 +6,10 @@ use super::attention::AttentionSources;
 use super::channel_delta::ChannelDeltaSources;
 use super::delta::DeltaSources;
 use super::experts::ExpertsSources;
-use super::gated::GatedSources;
 use super::latent::LatentSources;
+use super::mlp::MlpSources;
 use super::sources::ShardView;
+use super::state_space::StateSpaceSources;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::FeedForward;
@@ -74,14 +75,17 @@ impl NormsSources {
 }
 
 enum MixerSources<'a> {
+    None,
     Attention(Box<AttentionSources<'a>>),
     Latent(Box<LatentSources<'a>>),
     Delta(Box<DeltaSources<'a>>),
     ChannelDelta(Box<ChannelDeltaSources<'a>>),
+    StateSpace(Box<StateSpaceSources<'a>>),
 }
 
 enum FeedForwardSources<'a> {
-    Gated(Box<GatedSources<'a>>),
+    None,
+    Mlp(Box<MlpSources<'a>>),
     Experts(Box<ExpertsSources<'a>>),
 }
 
@@ -90,6 +94,10 @@ impl<'a> LayerSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize) -> Result<Self, ModelError> {
         let spec = &view.spec.layers[layer];
         let mixer = match &spec.mixer {
+            MixerSpec::None => MixerSources::None,
+            MixerSpec::StateSpace(shape) => {
+                MixerSources::StateSpace(Box::new(StateSpaceSources::describe(view, layer, shape)?))
+            }
             MixerSpec::Attention(shape) => {
                 MixerSources::Attention(Box::new(AttentionSources::describe(view, layer, shape)?))
             }
@@ -104,8 +112,9 @@ impl<'a> LayerSources<'a> {
             }
         };
         let feed_forward = match &spec.feed_forward {
-            FeedForwardSpec::Gated(shape) => {
-                FeedForwardSources::Gated(Box::new(GatedSources::describe(view, layer, shape)?))
+            FeedForwardSpec::None => FeedForwardSources::None,
+            FeedForwardSpec::Mlp(shape) => {
+                FeedForwardSources::Mlp(Box::new(MlpSources::describe(view, layer, shape)?))
             }
             FeedForwardSpec::Experts(shape) => {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
@@ -119,13 +128,15 @@ impl<'a> LayerSources<'a> {
                 supported: "experts with a norm before them are".into(),
             });
         }
+        let norms_of = |is_there: bool, roles: [LayerRole; 2]| match is_there {
+            true => NormsSources::describe(view, layer, roles),
+            false => Ok(NormsSources { shared: false, before: None, after: None }),
+        };
+        let has_mixer = spec.mixer != MixerSpec::None;
+        let has_feed_forward = spec.feed_forward != FeedForwardSpec::None;
         let norms = [
-            NormsSources::describe(view, layer, [LayerRole::MixerNorm, LayerRole::MixerPostNorm])?,
-            NormsSources::describe(
-                view,
-                layer,
-                [LayerRole::FeedForwardNorm, LayerRole::FeedForwardPostNorm],
-            )?,
+            norms_of(has_mixer, [LayerRole::MixerNorm, LayerRole::MixerPostNorm])?,
+            norms_of(has_feed_forward, [LayerRole::FeedForwardNorm, LayerRole::FeedForwardPostNorm])?,
         ];
         let shared_norm = match shared {
             true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),
@@ -141,13 +152,16 @@ impl<'a> LayerSources<'a> {
     /// All matrices of the layer.
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         let mut matrices = match &self.mixer {
+            MixerSources::None => Vec::new(),
+            MixerSources::StateSpace(space) => space.matrices().collect(),
             MixerSources::Attention(attention) => attention.matrices(),
             MixerSources::Latent(latent) => latent.matrices(),
             MixerSources::Delta(delta) => delta.matrices(),
             MixerSources::ChannelDelta(delta) => delta.matrices(),
         };
         let feed_forward = match &self.feed_forward {
-            FeedForwardSources::Gated(gated) => gated.matrices(),
+            FeedForwardSources::None => Vec::new(),
+            FeedForwardSources::Mlp(mlp) => mlp.matrices(),
             FeedForwardSources::Experts(experts) => experts.matrices(),
         };
         matrices.extend(feed_forward);
@@ -168,19 +182,25 @@ impl<'a> LayerSources<'a> {
     }
 
     /// Operations that not every backend has.
-    pub fn needs(&self) -> Option<Extra> {
-        match &self.mixer {
+    pub fn needs(&self) -> impl Iterator<Item = Extra> {
+        let of_mixer = match &self.mixer {
             MixerSources::Attention(attention) => attention.needs(),
             MixerSources::Latent(latent) => latent.needs(),
             MixerSources::ChannelDelta(_) => Some(Extra::ChannelDeltaRule),
-            MixerSources::Delta(_) => None,
-        }
+            MixerSources::StateSpace(_) => Some(Extra::StateSpace),
+            MixerSources::Delta(_) | MixerSources::None => None,
+        };
+        let of_feed_forward = match &self.feed_forward {
+            FeedForwardSources::Experts(experts) => experts.needs(),
+            FeedForwardSources::None | FeedForwardSources::Mlp(_) => None,
+        };
+        of_mixer.into_iter().chain(of_feed_forward)
     }
 
     /// Bytes of the matrices of routed experts.
     pub fn routed_bytes(&self) -> u64 {
         match &self.feed_forward {
-            FeedForwardSources::Gated(_) => 0,
+            FeedForwardSources::None | FeedForwardSources::Mlp(_) => 0,
             FeedForwardSources::Experts(experts) => experts.routed_bytes(),
         }
     }
@@ -188,6 +208,8 @@ impl<'a> LayerSources<'a> {
     /// What the layer keeps of a sequence.
     pub fn caches(&self) -> Vec<CacheKind> {
         match &self.mixer {
+            MixerSources::None => Vec::new(),
+            MixerSources::StateSpace(space) => vec![space.cache()],
             MixerSources::Attention(attention) => vec![attention.cache()],
             MixerSources::Latent(latent) => latent.caches().collect(),
             MixerSources::Delta(delta) => vec![delta.cache()],
@@ -205,13 +227,16 @@ impl<'a> LayerSources<'a> {
         let [mixer_norms, feed_forward_norms] = self.norms;
         let shared_norm = self.shared_norm.map(|weights| upload.norm(&weights, eps.0)).transpose()?;
         let mixer = match self.mixer {
+            MixerSources::None => Mixer::None,
+            MixerSources::StateSpace(space) => Mixer::StateSpace(Box::new(space.upload(upload)?)),
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
             MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),
             MixerSources::Delta(delta) => Mixer::Delta(Box::new(delta.upload(upload)?)),
             MixerSources::ChannelDelta(delta) => Mixer::ChannelDelta(Box::new(delta.upload(upload)?)),
         };
         let feed_forward = match self.feed_forward {
-            FeedForwardSources::Gated(gated) => FeedForward::Gated(gated.upload(upload)?),
+            FeedForwardSources::None => FeedForward::None,
+            FeedForwardSources::Mlp(mlp) => FeedForward::Mlp(mlp.upload(upload)?),
             FeedForwardSources::Experts(experts) => FeedForward::Experts(Box::new(experts.upload(upload)?)),
         };
         let (mixer_norms, feed_forward_norms) =

@@ -68,13 +68,16 @@ impl<'a, B: Backend> Upload<'a, B> {
         }
     }
 
-    /// Collects a layer's experts.
+    /// Collects a layer's experts. Without an activation they have no gates.
     pub fn experts(
         &mut self,
         experts: Vec<Expert<B::Matrix>>,
-        activation: Activation,
+        activation: Option<Activation>,
     ) -> Result<B::Experts, ModelError> {
-        Ok(self.backend.experts(experts, activation)?)
+        Ok(match activation {
+            Some(activation) => self.backend.experts(experts, activation)?,
+            None => self.backend.ungated_experts(experts)?,
+        })
     }
 
     /// Uploads a vector.

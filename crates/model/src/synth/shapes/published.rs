@@ -1,6 +1,9 @@
 //! Shapes of published models. A family's first shape has what its others share.
 
+mod later;
+
 use super::{Shape, Stretch};
+use later::{GEMMA4, MISTRAL4, NEMOTRON};
 
 const LLAMA: Shape = Shape {
     name: "llama-8b",
@@ -311,7 +314,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 47] = [
+pub(super) const SHAPES: [Shape; 52] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -388,6 +391,19 @@ pub(super) const SHAPES: [Shape; 47] = [
     Shape { name: "exaone4-32b", model_type: "exaone4", hidden: 5120, layers: 64, heads: 40, channels: 27392,
         vocab: 102_400, rope_theta: 1_000_000.0, stretch: Stretch::Llama3 { factor: 16.0 },
         more: r#"{ "sliding_window": 4096, "sliding_window_pattern": "LLLG" }"#, ..LLAMA },
+    GEMMA4,
+    MISTRAL4,
+    NEMOTRON,
+    Shape { name: "nemotron-nano-9b-v2", hidden: 4480, layers: 56, heads: 40, kv_heads: 8, channels: 15680, context: 131_072,
+        more: r#"{ "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+            "mamba_num_heads": 128, "mamba_head_dim": 80, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
+            "use_conv_bias": true, "mlp_hidden_act": "relu2" }"#, ..NEMOTRON },
+    Shape { name: "nemotron-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 128, vocab: 4096,
+        context: 4096,
+        more: r#"{ "hybrid_override_pattern": "ME*-", "mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 4,
+            "ssm_state_size": 32, "conv_kernel": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 256, "moe_latent_size": 64 }"#,
+        ..NEMOTRON },
     Shape { name: "qwen3-next-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
         vocab: 4096, context: 4096,
         more: r#"{ "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,

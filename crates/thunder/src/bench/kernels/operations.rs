@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend,
+    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Device,
     Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
 };
 
@@ -116,10 +116,10 @@ pub struct Work {
     pub arithmetic: Arithmetic,
 }
 
-type Matrix = <CpuBackend as Backend>::Matrix;
-type Buffer = <CpuBackend as Backend>::Buffer;
-type Caches = <CpuBackend as Backend>::Caches;
-type Attention = AttentionSpec<<CpuBackend as Backend>::Vector>;
+type Matrix = <CpuBackend as Device>::Matrix;
+type Buffer = <CpuBackend as Device>::Buffer;
+type Caches = <CpuBackend as Device>::Caches;
+type Attention = AttentionSpec<<CpuBackend as Device>::Vector>;
 
 /// An operation with its operands.
 pub enum Subject {
@@ -133,7 +133,7 @@ pub enum Subject {
     },
     Attention(Box<Sequences>),
     Norm {
-        weight: <CpuBackend as Backend>::Vector,
+        weight: <CpuBackend as Device>::Vector,
         matrix: Matrix,
         x: Buffer,
         out: Buffer,

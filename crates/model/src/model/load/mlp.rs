@@ -1,4 +1,4 @@
-//! What a rank reads for a gated MLP.
+//! What a rank reads for an MLP.
 
 use std::ops::Range;
 
@@ -9,24 +9,25 @@ use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::adapters::Adapters;
-use crate::model::feed_forward::Gated;
-use crate::spec::GatedShape;
+use crate::model::feed_forward::Mlp;
+use crate::spec::MlpShape;
 use crate::weights::{AdaptedOutputs, LayerRole, Role, WeightSource};
 
 /// Channels are not divided below the rows that kernels compute together.
 const LEAST_CHANNELS: usize = 32;
 
-/// One layer's gated MLP on this rank.
-pub(super) struct GatedSources<'a> {
-    gate_up: [MatrixSource<'a>; 2],
+/// One layer's MLP on this rank.
+pub(super) struct MlpSources<'a> {
+    /// Gate and up, or up alone.
+    gate_up: Vec<MatrixSource<'a>>,
     down: MatrixSource<'a>,
-    activation: Activation,
+    activation: Option<Activation>,
     /// Of gate and up, and of down; `None` for shared experts.
     adapters: Option<[AdaptersSources<'a>; 2]>,
 }
 
-impl<'a> GatedSources<'a> {
-    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &GatedShape) -> Result<Self, ModelError> {
+impl<'a> MlpSources<'a> {
+    pub fn describe(view: &ShardView<'a>, layer: usize, shape: &MlpShape) -> Result<Self, ModelError> {
         let fused = view.weights.has(LayerRole::GateUp.of(layer));
         let [gate, up] = match fused {
             true => [LayerRole::GateUp; 2],
@@ -39,7 +40,10 @@ impl<'a> GatedSources<'a> {
             modules: vec![(role, 0), (LayerRole::GateUp, first)],
             rows: own.clone(),
         };
-        let of_gate_up = vec![rows(LayerRole::Gate, 0), rows(LayerRole::Up, shape.channels)];
+        let of_gate_up = match shape.activation {
+            Some(_) => vec![rows(LayerRole::Gate, 0), rows(LayerRole::Up, shape.channels)],
+            None => vec![rows(LayerRole::Up, 0)],
+        };
         let hidden = 0..view.spec.hidden;
         let of_down = vec![AdaptedOutputs { modules: vec![(LayerRole::Down, 0)], rows: hidden.clone() }];
         let adapters = [
@@ -54,15 +58,21 @@ impl<'a> GatedSources<'a> {
         self.adapters.iter().flatten().map(AdaptersSources::bytes).sum()
     }
 
-    /// The gated MLP of these roles.
+    /// The MLP of these roles.
     pub fn of_roles(
         view: &ShardView<'a>,
         (roles, down): (GateUp, Role),
-        shape: &GatedShape,
+        shape: &MlpShape,
     ) -> Result<Self, ModelError> {
         let (channels, hidden) = (shape.channels, view.spec.hidden);
         let own = view.shard.channels(channels, channel_unit(view.weights, down)?);
-        let gate_up = gate_up(view, &roles, (channels, &own), shape.bias)?;
+        let gate_up = match shape.activation {
+            Some(_) => gate_up(view, &roles, (channels, &own), shape.bias)?.into(),
+            None => {
+                let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
+                vec![view.matrix(roles.up, [channels, hidden], window)?]
+            }
+        };
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own, bias };
         let down = view.matrix(down, [hidden, channels], window)?;
@@ -73,12 +83,12 @@ impl<'a> GatedSources<'a> {
         self.gate_up.iter().chain([&self.down]).collect()
     }
 
-    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Gated<B>, ModelError> {
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Mlp<B>, ModelError> {
         let [gate_up_adapters, down_adapters] = match self.adapters {
             Some([gate_up, down]) => [gate_up.upload(upload)?, down.upload(upload)?],
             None => [Adapters(Vec::new()), Adapters(Vec::new())],
         };
-        Ok(Gated {
+        Ok(Mlp {
             gate_up_adapters,
             down_adapters,
             activation: self.activation,

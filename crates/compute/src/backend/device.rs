@@ -1,0 +1,68 @@
+//! A rank's device: its memory, and the group that it is one of.
+
+use std::ops::Range;
+
+use thunder_collectives::{Group, Stats};
+
+use super::{Activation, CacheShape, ComputeError, Expert, Outcome};
+use crate::source::MatrixSource;
+
+/// The memory of one rank's device, and its group. [`super::Backend`] computes on it.
+///
+/// # Errors
+/// As [`super::Backend`]'s.
+#[allow(clippy::missing_errors_doc, reason = "the trait's documentation says when operations fail")]
+pub trait Device {
+    /// Weights, packed for this device.
+    type Matrix;
+    /// A vector of weights.
+    type Vector: Clone;
+    /// Activations.
+    type Buffer;
+    /// All caches of the rank's layers.
+    type Caches;
+    /// The experts of one layer.
+    type Experts;
+
+    /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each
+    /// other.
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
+    /// Uploads a vector.
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;
+    /// A zeroed buffer for up to `rows` rows.
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
+    /// Empty caches.
+    fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
+    /// Collects a layer's experts, whose gates apply `activation`.
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Self::Matrix>>,
+        activation: Activation,
+    ) -> Result<Self::Experts, ComputeError>;
+    /// Bytes that a packed matrix takes.
+    fn matrix_bytes(matrix: &Self::Matrix) -> usize;
+    /// A buffer for a fused operation's default to work in. Backends keep those that
+    /// [`Self::give_back`] returns.
+    fn scratch(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError> {
+        self.buffer(rows, width)
+    }
+    /// Takes back a buffer of [`Self::scratch`].
+    fn give_back(&mut self, _scratch: Self::Buffer) {}
+    /// Copies rows to the host once they are computed; `out` holds `rows.len()` whole rows.
+    fn read(&mut self, x: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome;
+    /// Gives a buffer the rows `values`.
+    fn write(&mut self, values: &[f32], x: &mut Self::Buffer) -> Outcome;
+    /// The tensor-parallel group.
+    fn group(&mut self) -> &mut Group;
+    /// Measures the group, so that reductions use what is fastest for each size. They will have
+    /// rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call this
+    /// together, idle.
+    fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome;
+    /// Reductions since the last call, and the time that this rank waited for them.
+    fn take_reduction_stats(&mut self) -> Stats;
+    /// Called by the thread that will compute, before it does: keeps it to its core, if the backend
+    /// has cores of its own.
+    fn pin_caller(&self) {}
+    /// Rows and width of a buffer.
+    fn extent(&self, x: &Self::Buffer) -> (usize, usize);
+}

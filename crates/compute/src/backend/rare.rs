@@ -1,0 +1,201 @@
+//! Operations that few families need.
+
+use std::ops::Range;
+
+use super::{
+    ComputeError, DeltaSpec, Device, Expert, Extra, LatentSpec, Outcome, SelectionSpec, StateSpaceSpec,
+};
+use crate::step::Step;
+
+/// Operations that few families need. Those that change rows have defaults that work on the host:
+/// right on every backend, and slow on those whose memory is elsewhere. The others are [`Extra`]s.
+///
+/// # Errors
+/// As [`super::Backend`]'s.
+#[allow(clippy::missing_errors_doc, reason = "the trait's documentation says when operations fail")]
+pub trait RareOperations: Device {
+    /// True if the backend has an operation that some lack.
+    fn offers(&self, _operation: Extra) -> bool {
+        false
+    }
+    /// Changes rows in place, on the host. `change` is given the number of a row, counted from the
+    /// first of `rows`, and the row.
+    fn change_rows(
+        &mut self,
+        x: &mut Self::Buffer,
+        rows: Range<usize>,
+        change: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Outcome {
+        let (height, width) = self.extent(x);
+        // A rank may have none of the columns.
+        if width == 0 {
+            return Ok(());
+        }
+        let mut all = vec![0.0; height * width];
+        self.read(x, 0..height, &mut all)?;
+        all[rows.start * width..rows.end * width]
+            .chunks_exact_mut(width)
+            .enumerate()
+            .for_each(|(index, row)| change(index, row));
+        self.write(&all, x)
+    }
+    /// Subtracts from each of these parts of a row its mean, in place.
+    fn center(&mut self, parts: &[Range<usize>], rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| {
+            for part in parts {
+                let part = &mut row[part.clone()];
+                let mean = part.iter().sum::<f32>() / part.len().max(1) as f32;
+                part.iter_mut().for_each(|x| *x -= mean);
+            }
+        })
+    }
+    /// `x[r][columns] += by`.
+    fn shift(&mut self, first: usize, by: &[f32], rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| {
+            row[first..first + by.len()].iter_mut().zip(by).for_each(|(x, by)| *x += by);
+        })
+    }
+    /// `x[r][columns] *= factors[r - rows.start]`.
+    fn scale(
+        &mut self,
+        columns: Range<usize>,
+        factors: &[f32],
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome {
+        self.change_rows(x, rows, &|index, row| {
+            row[columns.clone()].iter_mut().for_each(|x| *x *= factors[index]);
+        })
+    }
+    /// `x[r] = max(x[r], 0)²` in place: a feed-forward's activation without a gate.
+    fn square_positive(&mut self, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| row.iter_mut().for_each(|x| *x = x.max(0.0).powi(2)))
+    }
+    /// `out[r][to] = x[r][from..]`, as many columns as `to` has. Leaves the other columns of `out`.
+    fn copy_columns(
+        &mut self,
+        (x, from): (&Self::Buffer, usize),
+        rows: Range<usize>,
+        (out, to): (&mut Self::Buffer, Range<usize>),
+    ) -> Outcome {
+        let ((height, width), (old_height, out_width)) = (self.extent(x), self.extent(out));
+        let mut values = vec![0.0; rows.len() * width];
+        self.read(x, rows.clone(), &mut values)?;
+        let (kept, mut all) = (old_height.min(height), vec![0.0; height * out_width]);
+        self.read(out, 0..kept, &mut all[..kept * out_width])?;
+        let written = all[rows.start * out_width..rows.end * out_width].chunks_exact_mut(out_width);
+        for (out, x) in written.zip(values.chunks_exact(width)) {
+            out[to.clone()].copy_from_slice(&x[from..from + to.len()]);
+        }
+        self.write(&all, out)
+    }
+    /// Multiplies the weight of each routed expert in rows of [`super::Backend::route`]'s choices with its
+    /// own factor, `[experts]`.
+    fn weigh_choices(&mut self, factors: &[f32], rows: Range<usize>, choices: &mut Self::Buffer) -> Outcome {
+        self.change_rows(choices, rows, &|_, row| {
+            let (indices, weights) = row.split_at_mut(row.len() / 2);
+            for (index, weight) in indices.iter().zip(weights) {
+                *weight *= factors.get(*index as usize).copied().unwrap_or(1.0);
+            }
+        })
+    }
+    /// Weighs the input of each row's only expert in place of its output: `x[r] *= weight`, and the
+    /// weight becomes 1.
+    fn weigh_input(
+        &mut self,
+        choices: &mut Self::Buffer,
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome {
+        let (_, width) = self.extent(choices);
+        let mut of_rows = vec![0.0; rows.len() * width];
+        self.read(choices, rows.clone(), &mut of_rows)?;
+        self.change_rows(x, rows.clone(), &|index, row| {
+            row.iter_mut().for_each(|x| *x *= of_rows[index * width + 1]);
+        })?;
+        self.change_rows(choices, rows, &|_, row| row[1] = 1.0)
+    }
+    /// Collects a layer's experts whose channels are `max(up, 0)²`: their `gate_up` is `up` alone.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::UngatedExperts`].
+    fn ungated_experts(
+        &mut self,
+        _experts: Vec<Expert<Self::Matrix>>,
+    ) -> Result<Self::Experts, ComputeError> {
+        Err(ComputeError::Lacks(Extra::UngatedExperts))
+    }
+    /// [`super::Backend::delta_rule`] with a decay for each column of a key (Kimi Delta Attention, arXiv
+    /// 2510.26692). `inputs` are `(qkv, beta, alpha)`: a row of `alpha` is `[value_heads,
+    /// key_dim]`, as `spec.decay_bias` is. Row `k` of a head's matrix is multiplied with
+    /// `exp(-exp(decay) * softplus(alpha[k] + decay_bias[k]))`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::ChannelDeltaRule`].
+    fn channel_delta_rule(
+        &mut self,
+        _spec: &DeltaSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: [&Self::Buffer; 3],
+        _state: (&mut Self::Caches, usize),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::ChannelDeltaRule))
+    }
+    /// A state space, a token at a time. A row of `x` is `[heads, inputs of groups, outputs of
+    /// groups]`; first it is convolved in place, as by [`super::Backend::short_conv`], with a bias. A row
+    /// of `times` has a number for each head. With `S = 0` before position 0, for each head with
+    /// input `x`, and `B` and `C` of its group:
+    ///
+    /// `t = softplus(time + time_bias)`, within the limits; `S *= exp(-exp(rate) * t)`,
+    /// `S += B ⊗ (t * x)`, `out = Sᵀ C + skip * x`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::StateSpace`].
+    fn state_space(
+        &mut self,
+        _spec: &StateSpaceSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&mut Self::Buffer, &Self::Buffer),
+        _state: (&mut Self::Caches, usize),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::StateSpace))
+    }
+    /// Selects the tokens that each row attends to: those with the largest `Σ_h weights[h] *
+    /// max(queries[h] · key, 0)` among the visible ones; of equal ones, the first. A row of
+    /// `selection` is their number and their positions in ascending order. Keys are in a cache of
+    /// [`SelectionSpec::cache`], to which [`super::Backend::append_latent`] appended them.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Selection`].
+    fn select(
+        &mut self,
+        _spec: &SelectionSpec,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&Self::Buffer, &Self::Buffer),
+        _from: (&mut Self::Caches, usize),
+        _selection: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Selection))
+    }
+    /// [`super::Backend::attend_latent`] to the tokens that [`Self::select`] selected. `inputs` are
+    /// `(absorbed, queries, selection)`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Selection`].
+    fn attend_selected(
+        &mut self,
+        _spec: &LatentSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: [&Self::Buffer; 3],
+        _from: (&mut Self::Caches, usize),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Selection))
+    }
+}

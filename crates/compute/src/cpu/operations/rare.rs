@@ -1,0 +1,96 @@
+//! Operations that few families need, by the functions that compute them.
+
+use std::ops::Range;
+
+use super::Outcome;
+use crate::backend::{
+    ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations, SelectionSpec, StateSpaceSpec,
+};
+use crate::cpu::product::experts::Experts;
+use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
+use crate::step::Step;
+
+impl RareOperations for CpuBackend {
+    fn offers(&self, _operation: Extra) -> bool {
+        true
+    }
+
+    fn change_rows(
+        &mut self,
+        x: &mut Buffer,
+        rows: Range<usize>,
+        change: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Outcome {
+        self.change_each_row(x, rows, change);
+        Ok(())
+    }
+
+    fn copy_columns(
+        &mut self,
+        from: (&Buffer, usize),
+        rows: Range<usize>,
+        to: (&mut Buffer, Range<usize>),
+    ) -> Outcome {
+        self.copy_row_columns(from, rows, to);
+        Ok(())
+    }
+
+    fn ungated_experts(&mut self, experts: Vec<Expert<Linear>>) -> Result<Experts, ComputeError> {
+        Ok(Experts::new(experts, None))
+    }
+
+    fn channel_delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.channel_delta_rule_rows(spec, (step, rows), inputs, caches.states(cache), out);
+        Ok(())
+    }
+
+    fn state_space(
+        &mut self,
+        spec: &StateSpaceSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&mut Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.state_space_rows(spec, (step, rows), inputs, caches.states(cache), out);
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        spec: &SelectionSpec,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Buffer,
+    ) -> Outcome {
+        self.select_rows(spec, (step, rows), inputs, caches.latent(cache).part(), selection);
+        Ok(())
+    }
+
+    fn attend_selected(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.attend_selected_rows(spec, (step, rows), inputs, caches.latent(cache).part(), out);
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Operations that few families need.
+
+use std::ops::Range;
+
+use super::{Caches, Experts, Reference, Rows, Weights, attention, recurrence};
+use crate::backend::{
+    ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations, SelectionSpec, StateSpaceSpec,
+};
+use crate::step::Step;
+
+impl RareOperations for Reference {
+    fn offers(&self, _operation: Extra) -> bool {
+        true
+    }
+
+    fn ungated_experts(&mut self, experts: Vec<Expert<Weights>>) -> Result<Experts, ComputeError> {
+        Ok(Experts { experts, activation: None })
+    }
+
+    fn channel_delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Rows; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::channel_delta_rule(spec, step, rows, inputs, &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn state_space(
+        &mut self,
+        spec: &StateSpaceSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&mut Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::state_space(spec, step, rows, inputs, &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        spec: &SelectionSpec,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        selection.resize(step.rows());
+        attention::select(spec, step, rows, inputs, &caches.0[cache], selection);
+        Ok(())
+    }
+
+    fn attend_selected(
+        &mut self,
+        spec: &LatentSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        [absorbed, queries, selection]: [&Rows; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        let inputs = ([absorbed, queries], Some(selection));
+        attention::attend_latent(spec, step, rows, inputs, &caches.0[cache], out);
+        Ok(())
+    }
+}

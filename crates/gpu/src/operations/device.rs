@@ -1,0 +1,97 @@
+//! The GPU's memory, and its group.
+
+use std::ops::Range;
+
+use thunder_collectives::{Group, Op, Stats};
+use thunder_compute::{Activation, CacheShape, ComputeError, Device, Expert, MatrixSource};
+
+use super::Outcome;
+use super::experts::Experts;
+use crate::backend::GpuBackend;
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
+use crate::caches::Caches;
+use crate::matrix::Matrix;
+
+impl Device for GpuBackend {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Buffer = Buffer;
+    type Caches = Caches;
+    type Experts = Experts;
+
+    fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
+        let matrix = Matrix::pack(parts, &mut self.device)?;
+        self.prove_matrix(parts, &matrix)?;
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector, ComputeError> {
+        let mut words: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+        words.resize(words.len().next_multiple_of(BLOCK_COLUMNS), 0);
+        let memory = self.device.filled(&words, "a vector of weights")?;
+        Ok(Vector { memory, len: values.len() })
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        let memory = self.device.memory(Buffer::bytes_of(rows, width), "activations")?;
+        Ok(Buffer::new(memory, rows, width))
+    }
+
+    fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
+        self.prove_caches(shape)?;
+        Caches::new(shape, &mut self.device)
+    }
+
+    fn experts(
+        &mut self,
+        experts: Vec<Expert<Matrix>>,
+        activation: Activation,
+    ) -> Result<Experts, ComputeError> {
+        let experts = Experts::new(experts, activation, &mut self.device)?;
+        self.prove_experts(&experts)?;
+        Ok(experts)
+    }
+
+    fn matrix_bytes(matrix: &Matrix) -> usize {
+        matrix.bytes
+    }
+
+    fn scratch(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
+        self.spare(rows, width)
+    }
+
+    fn give_back(&mut self, scratch: Buffer) {
+        self.spares.push(scratch);
+    }
+
+    fn extent(&self, x: &Buffer) -> (usize, usize) {
+        (x.rows, x.width)
+    }
+
+    fn read(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
+        assert!(rows.end <= x.rows, "rows {rows:?} of {}", x.rows);
+        self.read_rows(x, rows, out)
+    }
+
+    fn write(&mut self, values: &[f32], x: &mut Buffer) -> Outcome {
+        let rows = values.len() / x.width;
+        x.shape(rows)?;
+        self.write_rows(x, 0, values)
+    }
+
+    fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Outcome {
+        self.group.tune()?;
+        // CPU ranks sum up here what a step in two parts costs each rank. A GPU waits for its sums,
+        // so parts gain nothing.
+        let mut cost = [f64::INFINITY];
+        Ok(self.group.all_reduce(&mut cost, Op::Max)?)
+    }
+
+    fn take_reduction_stats(&mut self) -> Stats {
+        self.group.reset_stats()
+    }
+}

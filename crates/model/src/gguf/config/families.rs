@@ -1,0 +1,102 @@
+//! The architectures of GGUF, and what they leave unsaid.
+
+/// How an architecture of GGUF is called in config.json, and what it leaves unsaid.
+#[derive(Debug)]
+pub(in crate::gguf) struct Family {
+    /// `general.architecture`.
+    pub(super) architecture: &'static str,
+    /// The family of files with experts; GGUF may use one name for both.
+    pub(super) experts: bool,
+    /// config.json's `model_type`.
+    pub(super) model_type: &'static str,
+    /// Rows of query and key heads are stored in pairs, as rotations of neighbours need them.
+    pub paired_heads: bool,
+    /// Attention is latent.
+    pub(super) latent: bool,
+    /// The weights of the chosen experts are divided by their sum unless the file says otherwise;
+    /// `None`: `model_type` says it.
+    pub(super) renormalise: Option<bool>,
+    /// A sliding window is in every layer but each of this number; `None`: in every layer.
+    pub(super) full_every: Option<usize>,
+    /// Each layer of this number does not rotate; 0: all rotate.
+    pub(super) unrotated_every: usize,
+    /// Norms of queries and keys.
+    pub(super) norm: Norm,
+    /// config.json's name of `logit_scale`, for families that have one.
+    pub(super) logit_scale: Option<&'static str>,
+    /// Gemma: layers of the size whose scores have another scale.
+    pub(super) wide_scale_layers: Option<u64>,
+    /// The file's width of the shared expert is that of one without a gate.
+    pub(super) plain_shared: bool,
+    /// Layers are a mixer or a feed-forward.
+    pub hybrid: bool,
+}
+
+/// Whether queries and keys are normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Norm {
+    /// As `model_type` says.
+    AsFamily,
+    /// If the file has the norms.
+    IfStored,
+    /// Unless it is Llama 4 Maverick.
+    UnlessMaverick,
+}
+
+const DENSE: Family = Family {
+    architecture: "",
+    experts: false,
+    model_type: "",
+    paired_heads: false,
+    latent: false,
+    renormalise: None,
+    full_every: None,
+    unrotated_every: 0,
+    norm: Norm::AsFamily,
+    logit_scale: None,
+    wide_scale_layers: None,
+    plain_shared: false,
+    hybrid: false,
+};
+
+const fn dense(architecture: &'static str, model_type: &'static str, paired_heads: bool) -> Family {
+    Family { architecture, model_type, paired_heads, ..DENSE }
+}
+
+const fn experts(architecture: &'static str, model_type: &'static str, renormalise: Option<bool>) -> Family {
+    Family { architecture, model_type, experts: true, renormalise, ..DENSE }
+}
+
+pub(super) const FAMILIES: [Family; 26] = [
+    // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
+    dense("llama", "llama", true),
+    dense("mistral3", "ministral3", true),
+    dense("qwen2", "qwen2", false),
+    dense("qwen3", "qwen3", false),
+    dense("seed_oss", "seed_oss", false),
+    dense("ernie4_5", "ernie4_5", false),
+    // SmolLM3 rotates three layers of four (llama.cpp's smollm3.cpp, `n_no_rope_layer_step`).
+    Family { unrotated_every: 4, ..dense("smollm3", "smollm3", true) },
+    // Mixtral.
+    Family { paired_heads: true, ..experts("llama", "mixtral", None) },
+    experts("qwen2moe", "qwen2_moe", Some(false)),
+    experts("qwen3moe", "qwen3_moe", Some(true)),
+    Family { norm: Norm::IfStored, ..experts("glm4moe", "glm4_moe", Some(false)) },
+    Family { full_every: Some(2), ..experts("gpt-oss", "gpt_oss", None) },
+    // Versions 2 and 3, R1, Kimi K2 and GLM-4.7-Flash: see `model_type`.
+    Family { latent: true, ..experts("deepseek2", "deepseek_v3", Some(false)) },
+    dense("phi3", "phi3", false),
+    // OLMo 2 is OLMo 3 without windows, of which three layers of four have one.
+    Family { full_every: Some(4), ..dense("olmo2", "olmo3", false) },
+    Family { logit_scale: Some("logits_scaling"), ..dense("granite", "granite", true) },
+    dense("glm4", "glm4", false),
+    Family { full_every: Some(2), wide_scale_layers: Some(46), ..dense("gemma2", "gemma2", false) },
+    Family { norm: Norm::IfStored, logit_scale: Some("logit_scale"), ..dense("command-r", "cohere", false) },
+    Family { full_every: Some(4), logit_scale: Some("logit_scale"), ..dense("cohere2", "cohere2", false) },
+    dense("hunyuan-dense", "hunyuan_v1_dense", false),
+    Family { plain_shared: true, ..experts("hunyuan-moe", "hunyuan_v1_moe", None) },
+    Family { norm: Norm::UnlessMaverick, ..experts("llama4", "llama4_text", None) },
+    experts("minimax-m2", "minimax_m2", None),
+    Family { hybrid: true, ..dense("nemotron_h", "nemotron_h", false) },
+    Family { hybrid: true, plain_shared: true, ..experts("nemotron_h_moe", "nemotron_h", Some(true)) },
+];

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Makes GGUF files with llama.cpp's own converter, of models as transformers writes them: cases/ARCHITECTURE.gguf in bf16, and transformers' logits for
+it. llama.cpp computes the same values in f32, and must agree.
+
+    python3 tests/golden/gguf/convert.py [--llama-cpp DIR] [NAME...]
+
+DIR is as make.py's. Needs g++, PyTorch, transformers 5.23, sentencepiece, numpy and safetensors. Every random number comes from a seeded generator.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+# An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields of config.json that published files have and
+# transformers does not write.
+CASES = {
+    "phi3": ("phi3", {
+        "hidden_size": 96, "partial_rotary_factor": 0.75,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 16,
+            "short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [1.5 + i / 2 for i in range(6)],
+        },
+    }, {}),
+    "olmo2": ("olmo2", {}, {}),
+    "granite": ("granite", {}, {}),
+    "glm4": ("glm4", {}, {}),
+    # llama.cpp divides scores by the width of heads, whatever the file says.
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 32}, {}),
+    "command-r": ("cohere", {"hidden_size": 96, "use_qk_norm": False}, {}),
+    "cohere2": ("cohere2", {"head_dim": 16, "num_hidden_layers": 4, "intermediate_size": 32, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+                {"rotary_pct": 1.0}),
+    "hunyuan-dense": ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, {}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {"intermediate_size": 32, "num_experts": 4}, {"moe_intermediate_size": [32, 32], "num_shared_expert": [1, 1], "moe_topk": [2, 2]}),
+    # What llama.cpp has as constants: chunks, temperature tuning.
+    "llama4": ("llama4", {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "intermediate_size": 32, "num_attention_heads": 4,
+                          "num_key_value_heads": 2, "head_dim": 16}, {}),
+    "minimax-m2": ("minimax_m2", {"intermediate_size": 32, "num_local_experts": 4}, {}),
+    "nemotron_h_moe": ("nemotron_h", {"mamba_head_dim": 32, "n_group": 1, "topk_group": 1, "layers_block_type":
+                                      ["moe", "linear_attention", "full_attention"]}, {}),
+    "nemotron_h": ("nemotron_h", {"mamba_head_dim": 32, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}, None),
+}
+# Largest relative difference of llama.cpp's logits from transformers'. ggml's GELU is a table of f16.
+LIMIT = 1e-3
+GELU_LIMIT = 5e-3
+
+
+def write_folder(name: str, folder: Path):
+    """Writes the model as transformers does, with its logits."""
+    from make_transformers import CASES as ALL
+    from make_transformers import make
+
+    case, settings, more = CASES[name]
+    make(f"gguf-{name}", {**ALL[case], **settings}, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if more is None:
+        # Models without experts do not say anything of them.
+        config = {key: value for key, value in config.items() if "expert" not in key and "moe" not in key and key not in ("n_group", "topk_group")}
+    path.write_text(json.dumps({**config, **(more or {})}))
+
+
+def convert(source: Path, folder: Path, out: Path, kind: str):
+    """Runs llama.cpp's converter in this process, with a vocabulary that has no texts."""
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import gguf
+    import torch
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    hparams = ModelBase.load_hparams(folder, False)
+    model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    size = hparams.get("text_config", hparams)["vocab_size"]
+    more = {}
+    if hparams["model_type"] == "nemotron_h":
+        # transformers adds experts to every Nemotron-H, so that the converter is given the config as it is.
+        more["hparams"] = json.loads((folder / "config.json").read_text())
+        model_class._MLP_LAYER_TYPES = {"moe", "mlp"}
+
+    def set_vocab(self):
+        self._set_vocab_none()
+        self.gguf_writer.add_vocab_size(size)
+
+    model_class.set_vocab = set_vocab
+    types = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f32": gguf.LlamaFileType.ALL_F32}
+    with torch.inference_mode():
+        model_class(folder, types[kind], out, **more).write()
+
+
+def llama_cpp_logits(program: Path, model: Path, tokens: np.ndarray, folder: Path) -> np.ndarray:
+    (folder / "tokens").write_bytes(tokens.astype(np.int32).tobytes())
+    subprocess.run([program, model, folder / "tokens", folder / "logits"], check=True, stderr=subprocess.PIPE)
+    return np.frombuffer((folder / "logits").read_bytes(), np.float32).reshape(len(tokens), -1)
+
+
+def build(llama_cpp: Path, folder: Path) -> tuple:
+    source = next(llama_cpp.glob("llama_cpp_python-*/vendor/llama.cpp"))
+    libraries = max((path.parent for path in llama_cpp.glob("build-*/CMakeCache.txt")), key=lambda p: p.stat().st_mtime)
+    program = folder / "program"
+    archives = [*libraries.glob("src/libllama.a"), *libraries.glob("ggml/src/**/lib*.a")]
+    subprocess.run(
+        ["g++", "-O1", "-std=c++17", HERE / "logits.cpp", f"-I{source}/include", f"-I{source}/ggml/include", "-o", program,
+         "-Wl,--start-group", *archives, "-Wl,--end-group", "-fopenmp", "-lpthread", "-ldl", "-lm"],
+        check=True,
+    )  # fmt: skip
+    return source, program
+
+
+def make_case(name: str, source: Path, program: Path, folder: Path):
+    exact, stored, model = folder / "exact.gguf", folder / "stored.gguf", folder / name
+    model.mkdir()
+    # Each in a process of its own: the converter's classes keep what they read.
+    calls = [f"write_folder({name!r}, P({str(model)!r}))"]
+    calls += [f"convert(P({str(source)!r}), P({str(model)!r}), P({str(out)!r}), {kind!r})" for kind, out in (("f32", exact), ("bf16", stored))]
+    for call in calls:
+        code = f"from pathlib import Path as P; from convert import *; {call}"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=HERE, capture_output=True)
+    golden, worst = load_file(model / "golden.safetensors"), 0.0
+    for i in range(3):
+        expected = golden[f"logits.{i}"]
+        found = llama_cpp_logits(program, exact, golden[f"tokens.{i}"], folder)[golden[f"positions.{i}"]]
+        worst = max(worst, float(np.linalg.norm(found - expected) / np.linalg.norm(expected)))
+    if worst > (GELU_LIMIT if "gemma" in name else LIMIT):
+        print(f"{name:16} llama.cpp differs from transformers: {worst:.1e}", flush=True)
+        return
+    out = HERE / "cases"
+    shutil.copyfile(stored, out / f"{name}.gguf")
+    shutil.copyfile(model / "golden.safetensors", out / f"{name}.safetensors")
+    print(f"{name:16} {stored.stat().st_size / 1000:5.0f} kB   llama.cpp agrees: {worst:.1e}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-cpp", type=Path, default=Path.home() / ".cache/thunderhead/llama.cpp")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="architectures to make (all, if none is named)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        source, program = build(args.llama_cpp, Path(name))
+        for case in args.names or CASES:
+            try:
+                make_case(case, source, program, Path(name))
+            except subprocess.CalledProcessError as error:
+                told = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+                print(f"{case:16} failed: {' | '.join(told[-2:])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
