@@ -8,6 +8,7 @@ mod admin;
 mod approve;
 mod calls;
 pub mod control;
+mod desk;
 mod gateway;
 mod groups;
 mod host;
@@ -39,6 +40,7 @@ use crate::storage::{DataFolder, StorageError};
 use crate::tls::{Protocol, Tls, Trusted};
 use state::State;
 
+pub use desk::CableBench;
 pub use log::LogLine;
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
@@ -143,6 +145,8 @@ struct Inner {
     log: log::Log,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
+    /// Held by the one probe of this machine that runs.
+    looking: tokio::sync::Mutex<()>,
     /// Wakes the task that writes the document.
     wake_writer: Notify,
     /// Wakes the task that connects to members.
@@ -187,6 +191,7 @@ impl Agent {
             api,
             log: log::Log::default(),
             measured: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),
