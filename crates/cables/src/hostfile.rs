@@ -8,8 +8,8 @@ use crate::plan::Link;
 use crate::route::{self, Route, Way};
 
 /// The file for `thunder launch`: addresses that all machines reach, the devices of each pair, and
-/// the networks that ranks prefer for TCP: cables, Ethernet, Wi-Fi. Machines are in the shape's order. `links`
-/// says what each pair talks over, for `thunder plan`; launchers do not read it.
+/// the networks that ranks prefer for TCP: cables, Ethernet, Wi-Fi. Machines are in the shape's
+/// order. `links` says what each pair talks over, for `thunder plan`; launchers do not read it.
 pub fn thunder(desk: &Desk, links: &[Link]) -> String {
     let order = desk.shape().order;
     let routes = route::routes(desk, links);

@@ -163,8 +163,8 @@ const FOUR: [Wire; 6] = [
     ((2, 1), (3, 1), 80),
 ];
 
-/// Four Mac Studios, cabled as in the host file of Apple's session, without a bridge as the owner of
-/// four such Macs reports (recorded).
+/// Four Mac Studios, cabled as in the host file of Apple's session, without a bridge as the owner
+/// of four such Macs reports (recorded).
 fn session() -> Vec<FakeMac> {
     let mut macs =
         composed(&["m3-ultra-0", "m3-ultra-1", "m3-ultra-2", "m3-ultra-3"].map(|name| (name, 6, 120)), &FOUR);
