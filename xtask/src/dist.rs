@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
@@ -37,6 +38,9 @@ pub struct Args {
     /// Say what can be built here, and build nothing
     #[arg(long)]
     check: bool,
+    /// Pack this program for this machine, which was built before, and build for no other
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    program: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -52,8 +56,23 @@ pub fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&out)?;
     let version = env!("CARGO_PKG_VERSION");
     let mut archives = vec![source_archive(&out, version)?];
-    for (target, _) in plans.iter().filter(|(_, obstacle)| obstacle.is_none()) {
-        archives.push(binary_archive(&out, version, target, *target == host)?);
+    let pack = |target: &str, program: &Path, pages: &Path| {
+        Packing { out: &out, version, target, program, pages }.archive()
+    };
+    if let Some(program) = &args.program {
+        archives.push(pack(&host, program, program)?);
+    } else {
+        // The host comes first: its program writes the pages and completions of all archives, which
+        // are the same everywhere.
+        let mut targets: Vec<&str> =
+            plans.iter().filter(|(_, obstacle)| obstacle.is_none()).map(|(target, _)| *target).collect();
+        targets.sort_by_key(|target| *target != host);
+        let mut pages = None;
+        for target in targets {
+            let program = build(target, target == host)?;
+            let pages = pages.get_or_insert_with(|| program.clone());
+            archives.push(pack(target, &program, pages)?);
+        }
     }
     let mut sums = String::new();
     for archive in &archives {
@@ -117,7 +136,8 @@ fn source_archive(out: &Path, version: &str) -> Result<PathBuf> {
     Ok(archive)
 }
 
-fn binary_archive(out: &Path, version: &str, target: &str, is_host: bool) -> Result<PathBuf> {
+/// Builds the program. Returns its path.
+fn build(target: &str, is_host: bool) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(repository()).args([
         "build",
@@ -140,36 +160,79 @@ fn binary_archive(out: &Path, version: &str, target: &str, is_host: bool) -> Res
         repository().join("target").join(target).join("release")
     };
     ensure!(cargo.status()?.success(), "building for {target} failed");
-    let name = format!("thunderhead-{version}-{target}");
-    let stage = out.join(&name);
-    if stage.exists() {
-        fs::remove_dir_all(&stage)?;
-    }
-    fs::create_dir_all(stage.join("completions"))?;
-    fs::copy(folder.join("thunder"), stage.join("thunder"))?;
-    for file in FILES {
-        let path = repository().join(file);
-        let name = path.file_name().context("a file of the archive has no name")?;
-        fs::copy(&path, stage.join(name)).with_context(|| path.display().to_string())?;
-    }
-    // Pages and completions are the same everywhere: the host's program writes them.
-    if is_host {
-        let program = stage.join("thunder");
-        output(Command::new(&program).arg("man").arg(stage.join("man1")))?;
+    Ok(folder.join("thunder"))
+}
+
+/// An archive to install from.
+struct Packing<'a> {
+    out: &'a Path,
+    version: &'a str,
+    target: &'a str,
+    program: &'a Path,
+    /// The program that runs here, and writes the manual pages and completions.
+    pages: &'a Path,
+}
+
+impl Packing<'_> {
+    fn archive(&self) -> Result<PathBuf> {
+        let name = format!("thunderhead-{}-{}", self.version, self.target);
+        let stage = self.out.join(&name);
+        if stage.exists() {
+            fs::remove_dir_all(&stage)?;
+        }
+        fs::create_dir_all(stage.join("completions"))?;
+        fs::copy(self.program, stage.join("thunder")).with_context(|| self.program.display().to_string())?;
+        for file in FILES {
+            let path = repository().join(file);
+            let name = path.file_name().context("a file of the archive has no name")?;
+            fs::copy(&path, stage.join(name)).with_context(|| path.display().to_string())?;
+        }
+        // By its full path: a name without a folder would be looked for on PATH.
+        let pages = fs::canonicalize(self.pages).with_context(|| self.pages.display().to_string())?;
+        output(Command::new(&pages).arg("man").arg(stage.join("man1")))?;
         for shell in SHELLS {
-            let script = output(Command::new(&program).args(["completions", shell]))?;
+            let script = output(Command::new(&pages).args(["completions", shell]))?;
             // The script calls the program by its path here; installed, it is on PATH.
-            let script = script.replace(&program.display().to_string(), "thunder");
+            let script = script.replace(&pages.display().to_string(), "thunder");
             fs::write(stage.join("completions").join(shell), script)?;
         }
+        let archive = self.out.join(format!("{name}.tar.gz"));
+        // One order, owner and time, so that the same program gives the same archive. GNU's and
+        // macOS's tar share these options only.
+        let mut files = vec![PathBuf::from(&name)];
+        list(self.out, Path::new(&name), &mut files)?;
+        files.sort();
+        for file in &files {
+            fs::File::open(self.out.join(file))?.set_modified(SystemTime::UNIX_EPOCH)?;
+        }
+        let names = self.out.join(format!("{name}.files"));
+        let lines: String = files.iter().map(|file| format!("{}\n", file.display())).collect();
+        fs::write(&names, lines)?;
+        let mut tar = Command::new("tar");
+        let owner: &[&str] = if cfg!(target_os = "macos") {
+            &["--uid", "0", "--gid", "0"]
+        } else {
+            &["--owner=0", "--group=0"]
+        };
+        tar.args(owner).args(["--numeric-owner", "--no-recursion", "-czf"]);
+        output(tar.arg(&archive).arg("-C").arg(self.out).arg("-T").arg(&names))?;
+        fs::remove_file(&names)?;
+        fs::remove_dir_all(&stage)?;
+        Ok(archive)
     }
-    let archive = out.join(format!("{name}.tar.gz"));
-    let mut tar = Command::new("tar");
-    // One order, owner and time, so that the same program gives the same archive.
-    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-czf"]);
-    output(tar.arg(&archive).arg("-C").arg(out).arg(&name))?;
-    fs::remove_dir_all(&stage)?;
-    Ok(archive)
+}
+
+/// Adds the files and folders below `folder`, which is relative to `root`.
+fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(root.join(folder))? {
+        let entry = entry?;
+        let path = folder.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            list(root, &path, files)?;
+        }
+        files.push(path);
+    }
+    Ok(())
 }
 
 fn formula(template: &str, version: &str, sha256: &str, base_url: &str) -> String {
@@ -196,6 +259,7 @@ fn output(command: &mut Command) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
 
     #[test]
@@ -216,9 +280,87 @@ mod tests {
         assert!(text.contains("sha256 \"abc\""));
     }
 
+    /// A program that stands for `thunder`, in 1 ms instead of a minute's link.
+    fn stand_in(folder: &Path) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = folder.join("thunder");
+        let script = "#!/bin/sh\ncase $1 in\n  man) mkdir -p \"$2\"; echo .TH >\"$2/thunder.1\" ;;\n\
+                      \x20 completions) echo \"complete $2 by $0\" ;;\nesac\n";
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// The program that `./test` has built next to this test; a stand-in if only xtask was built.
+    fn program(folder: &Path) -> (PathBuf, bool) {
+        let built = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("thunder");
+        if built.is_file() { (built, true) } else { (stand_in(folder), false) }
+    }
+
     #[test]
-    fn files_of_archives_are_there() {
-        FILES.iter().for_each(|file| assert!(repository().join(file).exists(), "{file}"));
+    fn archives_hold_all_that_an_installation_needs_and_fit_their_hashes() {
+        let folder = std::env::temp_dir().join(format!("thunder-dist-test-{}", std::process::id()));
+        let out = folder.join("dist");
+        fs::create_dir_all(&out).unwrap();
+        let (program, is_real) = program(&folder);
+        let base_url = "https://example.org/releases".to_owned();
+        run(&Args { out: Some(out.clone()), base_url, check: false, program: Some(program.clone()) })
+            .unwrap();
+
+        let sh = |script: &str| {
+            let run = Command::new("sh").current_dir(&out).args(["-ec", script]).output().unwrap();
+            assert!(run.status.success(), "{script}: {}", String::from_utf8_lossy(&run.stderr));
+            String::from_utf8(run.stdout).unwrap()
+        };
+        assert_eq!(sh("sha256sum -c SHA256SUMS | grep -c ': OK'").trim(), "2");
+        let name = format!("thunderhead-{}-{}", env!("CARGO_PKG_VERSION"), host().unwrap());
+        sh(&format!("mkdir unpacked && tar -xzf {name}.tar.gz -C unpacked"));
+        let unpacked = out.join("unpacked").join(&name);
+        let text = |file: &str| fs::read_to_string(unpacked.join(file)).unwrap();
+        for file in FILES {
+            let name = Path::new(file).file_name().unwrap().to_str().unwrap();
+            assert_eq!(text(name), fs::read_to_string(repository().join(file)).unwrap(), "{file}");
+        }
+        assert!(text("org.thunderhead.node.plist").contains("<string>up</string>"));
+        assert_eq!(fs::read(unpacked.join("thunder")).unwrap(), fs::read(&program).unwrap());
+        for shell in SHELLS {
+            let script = text(&format!("completions/{shell}"));
+            let is_installed = script.contains("thunder") && !script.contains(&*program.to_string_lossy());
+            assert!(is_installed, "{shell}: {script}");
+        }
+        assert!(text("man1/thunder.1").contains(".TH"));
+        if is_real {
+            assert!(text("man1/thunder-mac-check.1").contains("\\-\\-hosts"));
+            assert!(sh(&format!("unpacked/{name}/thunder --version")).contains(env!("CARGO_PKG_VERSION")));
+            sh(&format!("bash -n unpacked/{name}/completions/bash"));
+        }
+        // Homebrew builds from the source archive, whose hash the formula has.
+        let source = format!("thunderhead-{}-source.tar.gz", env!("CARGO_PKG_VERSION"));
+        let formula = fs::read_to_string(out.join("thunderhead.rb")).unwrap();
+        let hash = sha256(&out.join(&source)).unwrap();
+        assert!(formula.contains(&format!("sha256 \"{hash}\"")), "{formula}");
+        assert!(formula.contains(&format!("url \"https://example.org/releases/{source}\"")), "{formula}");
+        let listed = sh(&format!("tar -tzf {source}"));
+        let folder_name = source.trim_end_matches("-source.tar.gz");
+        for needed in ["Cargo.lock", "crates/thunder/Cargo.toml", "packaging/homebrew/thunderhead.rb.in"] {
+            assert!(listed.lines().any(|line| line == format!("{folder_name}/{needed}")), "{needed}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_same_program_gives_the_same_archive() {
+        let folder = std::env::temp_dir().join(format!("thunder-dist-same-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = stand_in(&folder);
+        let packing =
+            Packing { out: &folder, version: "1", target: "here", program: &program, pages: &program };
+        let pack = || fs::read(packing.archive().unwrap()).unwrap();
+        let first = pack();
+        // Files get other times and may be found in another order.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        assert!(pack() == first);
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

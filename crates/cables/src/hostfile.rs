@@ -1,7 +1,5 @@
 //! The host files of a setup: one for `thunder launch`, one for `mlx.launch`. Both are MLX's JSON.
 
-use std::cmp::Reverse;
-
 use serde_json::{Value, json};
 
 use crate::graph::{Desk, ShapeKind};
@@ -10,8 +8,8 @@ use crate::plan::Link;
 use crate::route::{self, Route, Way};
 
 /// The file for `thunder launch`: addresses that all machines reach, the devices of each pair, and
-/// the cables' networks, which ranks prefer for TCP. Machines are in the shape's order. `links`
-/// says what each pair talks over, for `thunder plan`; launchers do not read it.
+/// the networks that ranks prefer for TCP: cables, Ethernet, Wi-Fi. Machines are in the shape's
+/// order. `links` says what each pair talks over, for `thunder plan`; launchers do not read it.
 pub fn thunder(desk: &Desk, links: &[Link]) -> String {
     let order = desk.shape().order;
     let routes = route::routes(desk, links);
@@ -29,7 +27,8 @@ pub fn thunder(desk: &Desk, links: &[Link]) -> String {
             })
         })
         .collect();
-    let cables = cable_list(links);
+    let networks = route::preferred_networks(desk, links);
+    let preferred = networks.iter().map(Network::to_string).collect::<Vec<_>>().join(",");
     let rank = |machine: usize| order.iter().position(|ranked| *ranked == machine);
     let pairs: Vec<Value> = routes
         .iter()
@@ -39,7 +38,7 @@ pub fn thunder(desk: &Desk, links: &[Link]) -> String {
             json!({ "ranks": ranks, "over": route.way.name(), "gbits": route.gbits, "why": route.why })
         })
         .collect();
-    let mut file = json!({ "envs": [format!("THUNDER_CABLES={cables}")], "hosts": hosts, "links": pairs });
+    let mut file = json!({ "envs": [format!("THUNDER_CABLES={preferred}")], "hosts": hosts, "links": pairs });
     if is_rdma_mesh(&routes) {
         file["backend"] = "jaccl".into();
     }
@@ -74,13 +73,6 @@ pub fn mlx(desk: &Desk, links: &[Link]) -> String {
         .collect();
     let backend = if is_rdma_ring { "jaccl-ring" } else { "ring" };
     pretty(&json!({ "backend": backend, "envs": [], "hosts": hosts }))
-}
-
-/// `THUNDER_CABLES` for all ranks: networks of the cables, the fastest first.
-pub fn cable_list(links: &[Link]) -> String {
-    let mut sorted: Vec<&Link> = links.iter().collect();
-    sorted.sort_by_key(|link| Reverse(link.gbits));
-    sorted.iter().map(|link| link.network().to_string()).collect::<Vec<_>>().join(",")
 }
 
 fn pretty(value: &Value) -> String {

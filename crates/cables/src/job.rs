@@ -62,8 +62,10 @@ impl Paths {
 pub fn installed_cables() -> Option<String> {
     const LONGEST_BYTES: u64 = 4096;
     let path = if cfg!(target_os = "macos") { MACOS.cables } else { LINUX.cables };
+    // The same folder that the probe and setup take for the root, in tests.
+    let root = std::env::var("THUNDER_ROOT").unwrap_or_default();
     let mut text = String::new();
-    std::fs::File::open(path).ok()?.take(LONGEST_BYTES).read_to_string(&mut text).ok()?;
+    std::fs::File::open(root + path).ok()?.take(LONGEST_BYTES).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 

@@ -14,6 +14,7 @@ pub mod check;
 pub mod graph;
 pub mod hostfile;
 pub mod job;
+pub mod lan;
 pub mod machine;
 pub mod network;
 pub mod plan;

@@ -1,6 +1,6 @@
 //! Reads a machine: the probe that runs on it, and what its transcript says.
 
-mod ifconfig;
+pub(crate) mod ifconfig;
 mod linux;
 mod macos;
 mod sections;

@@ -1,6 +1,7 @@
 //! How each pair of machines talks: RDMA where it is, TCP over the cable, then Ethernet, then
 //! Wi-Fi.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
@@ -9,7 +10,7 @@ use serde::Serialize;
 use crate::graph::Desk;
 use crate::machine::Kind;
 use crate::network::Network;
-use crate::plan::Link;
+use crate::plan::{Link, Plan};
 
 /// What a pair of machines talks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -55,6 +56,22 @@ pub struct Route {
     pub devices: [Vec<String>; 2],
     /// Why not RDMA, where there is a cable.
     pub why: Vec<String>,
+}
+
+impl Route {
+    /// The way, with the cable's speed.
+    pub fn words(&self) -> String {
+        let gbits = self.gbits.map(|gbits| format!(", {gbits} Gbit/s")).unwrap_or_default();
+        format!("{}{gbits}", self.way.name())
+    }
+}
+
+/// The route of every pair over the cables that have addresses now.
+pub fn now(desk: &Desk) -> Vec<Route> {
+    // Without a cable there is no plan, and none of its links.
+    let mut links = Plan::new(desk).map(|plan| plan.links).unwrap_or_default();
+    links.retain(|link| link.kept);
+    routes(desk, &links)
 }
 
 /// The route of every pair.
@@ -116,19 +133,53 @@ fn lan_addresses(desk: &Desk, machine: usize) -> Vec<(Kind, Network)> {
     found
 }
 
+/// The networks by which ranks choose the way to each other: those of cables, the fastest first,
+/// then Ethernet, then those that some machine is in by Wi-Fi.
+pub fn preferred_networks(desk: &Desk, links: &[Link]) -> Vec<Network> {
+    let mut cables: Vec<&Link> = links.iter().collect();
+    cables.sort_by_key(|link| Reverse(link.gbits));
+    let mut found: Vec<Network> = cables.into_iter().map(Link::network).collect();
+    let lans = common_networks(desk);
+    for is_wired in [true, false] {
+        found.extend(
+            lans.iter()
+                .filter(|(_, lan)| lan.machines > 1 && lan.is_wired == is_wired)
+                .map(|(network, _)| *network),
+        );
+    }
+    found
+}
+
+/// A network that machines are in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Lan {
+    machines: usize,
+    /// Whether all of them are in it by Ethernet.
+    is_wired: bool,
+}
+
+fn common_networks(desk: &Desk) -> BTreeMap<Network, Lan> {
+    let mut lans: BTreeMap<Network, Lan> = BTreeMap::new();
+    for machine in 0..desk.machines.len() {
+        let mut own: BTreeMap<Network, bool> = BTreeMap::new();
+        for (kind, address) in lan_addresses(desk, machine) {
+            // A machine that is in a network by both uses Ethernet.
+            *own.entry(address.base()).or_default() |= kind == Kind::Ethernet;
+        }
+        for (network, is_wired) in own {
+            let lan = lans.entry(network).or_insert(Lan { machines: 0, is_wired: true });
+            lan.machines += 1;
+            lan.is_wired &= is_wired;
+        }
+    }
+    lans
+}
+
 /// For each machine, the address at which all others reach it: in the network that most machines
 /// are in, Ethernet before Wi-Fi. `None` for a machine that is in none.
 pub fn common_addresses(desk: &Desk) -> Vec<Option<Ipv4Addr>> {
     let own: Vec<_> = (0..desk.machines.len()).map(|machine| lan_addresses(desk, machine)).collect();
-    let mut counts: BTreeMap<Network, (usize, bool)> = BTreeMap::new();
-    for addresses in &own {
-        for (kind, address) in addresses {
-            let entry = counts.entry(address.base()).or_insert((0, true));
-            entry.0 += 1;
-            entry.1 &= *kind == Kind::Ethernet;
-        }
-    }
-    let best = counts.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network);
+    let best = common_networks(desk).into_iter().max_by_key(|(_, lan)| *lan).map(|(network, _)| network);
     let in_best = |addresses: &Vec<(Kind, Network)>| {
         addresses.iter().find(|(_, address)| Some(address.base()) == best).map(|(_, address)| address.address)
     };

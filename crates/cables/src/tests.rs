@@ -4,6 +4,8 @@
 
 mod doubles;
 mod fake;
+#[allow(dead_code, reason = "the tests of thunder use the rest")]
+mod farm;
 mod faults;
 mod linux;
 mod parsers;

@@ -9,6 +9,7 @@ mod approve;
 mod calls;
 mod canary;
 pub mod control;
+mod desk;
 mod gateway;
 mod groups;
 mod host;
@@ -43,6 +44,7 @@ use crate::tls::{Protocol, Tls, Trusted};
 use crate::version;
 use state::State;
 
+pub use desk::CableBench;
 pub use log::LogLine;
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
@@ -155,6 +157,8 @@ struct Inner {
     alone: tokio::sync::Mutex<()>,
     /// How fast this machine computes, once that is measured.
     speed: Mutex<machine::Speed>,
+    /// Held by the one probe of this machine that runs.
+    looking: tokio::sync::Mutex<()>,
     /// Wakes the task that writes the document.
     wake_writer: Notify,
     /// Wakes the task that connects to members.
@@ -204,6 +208,7 @@ impl Agent {
             router: Mutex::default(),
             alone: tokio::sync::Mutex::default(),
             speed,
+            looking: tokio::sync::Mutex::default(),
             wake_writer: Notify::new(),
             wake_links: Notify::new(),
             version: watch::Sender::new(0),

@@ -3,13 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thunder_node::agent::control::{Reply, Request, ask};
 use thunder_node::agent::{Agent, AgentOptions, Status};
+use thunder_node::identity::Identity;
 use thunder_node::joining::token::Token;
+use thunder_node::storage::DataFolder;
+use thunder_node::tls::{self, Protocol, Tls, Trusted};
+use thunder_node::wire;
 use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -223,6 +228,51 @@ fn wrong_codes_and_names_are_refused_in_words() {
         Ok(Reply::Changed { .. })
     ));
     assert!(first.status().members[0].drained);
+}
+
+/// What a node says to a call of the holder of `identity`; `None` if it says nothing.
+fn call_as(identity: &Identity, node: &Node, call: &str) -> Option<serde_json::Value> {
+    let tls = Tls::new(identity, Trusted::default()).unwrap();
+    let config = tls.client(Protocol::Call, node.agent.id()).unwrap();
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::connect(node.agent.address()).await.unwrap();
+        // In TLS 1.3 the client is done before the server has looked at its key.
+        let connecting = tokio_rustls::TlsConnector::from(config).connect(tls::server_name(), stream);
+        let mut stream = connecting.await.ok()?;
+        wire::send(&mut stream, &call).await.ok()?;
+        let reply = wire::receive(&mut stream, wire::LONGEST_FRAME_BYTES);
+        tokio::time::timeout(LIMIT, reply).await.unwrap().ok()
+    })
+}
+
+#[test]
+fn only_members_are_told_of_a_machines_ports_and_cables() {
+    let nodes = cluster(&["a", "b"]);
+    let look = |node: Option<&str>| nodes[0].ask(Request::Look { node: node.map(str::to_owned) });
+    for node in [None, Some("a"), Some("b")] {
+        let Reply::Looked(text) = look(node).unwrap() else { panic!("no answer") };
+        assert!(text.starts_with("@@ system 0\n") && text.ends_with("@@ end 0\n"), "{text}");
+    }
+    assert!(look(Some("c")).unwrap_err().contains("no member is named c"));
+    let stranger = Identity::generate().unwrap();
+    assert_eq!(call_as(&stranger, &nodes[1], "Look"), None, "a stranger's key");
+    let member = Identity::load_or_create(&DataFolder::open(&copy_of_key(&nodes[0])).unwrap()).unwrap();
+    assert_eq!(member.id(), nodes[0].agent.id());
+    let told = call_as(&member, &nodes[1], "Look").unwrap();
+    assert!(told["Looked"].as_str().unwrap().contains("@@ end 0"), "a member's key: {told}");
+    // A removed member is a stranger.
+    nodes[1].ask(Request::Remove("a".into())).unwrap();
+    wait("a is removed", || nodes[1].status().members.len() == 1);
+    assert_eq!(call_as(&member, &nodes[1], "Look"), None, "a removed member's key");
+}
+
+/// A folder with a node's key alone: the node holds its own folder's lock.
+fn copy_of_key(node: &Node) -> std::path::PathBuf {
+    let copy = node.folder.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::copy(node.folder.path().join("node.key"), copy.join("node.key")).unwrap();
+    copy
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! `thunder mac`: the machines of a desk and their Thunderbolt cables.
 
 mod changes;
-mod desk;
+pub mod desk;
 mod look;
+pub mod nodes;
 mod tune;
 mod verify;
 
@@ -15,7 +16,8 @@ use thunder_cables::awake::Awake;
 ///
 /// `check` and `graph` only look. `setup` shows every command first, gives each cable a network of
 /// its own, measures each cable, and writes host files; `undo` restores what was there before. Work
-/// over ssh without a password (--hosts), or on this machine alone.
+/// over ssh without a password (--hosts), or on this machine alone; `check`, `graph`, `verify` and
+/// `recovery` also through the agents of a cluster (--nodes).
 #[derive(Args)]
 pub struct MacCommand {
     #[command(subcommand)]

@@ -6,6 +6,8 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
+use thunder_cables::Desk;
+use thunder_cables::route::{self, Route};
 use thunder_cluster::hostfile::{Devices, Hostfile};
 use thunder_engine::assembly::device::available_bytes;
 use thunder_engine::assembly::memory::KvCacheRequest;
@@ -15,6 +17,8 @@ use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
 use crate::engine_args::{CacheArgs, LayoutArgs};
+use crate::mac_command::desk::desk_of;
+use crate::mac_command::nodes::NodesArgs;
 use crate::model_arg::ModelArg;
 use crate::{session, table};
 
@@ -26,6 +30,12 @@ use crate::{session, table};
 #[derive(Args)]
 #[command(mut_arg("ranks", |ranks| {
     ranks.help("Ranks to plan for [default: the number of --split's weights, else 1]").long_help(None)
+}))]
+#[command(mut_arg("nodes", |nodes| {
+    nodes
+        .help("Also say what each pair of these nodes talks over now; without a value, all of the cluster")
+        .long_help(None)
+        .conflicts_with("hostfile")
 }))]
 pub struct PlanCommand {
     #[command(flatten)]
@@ -40,6 +50,8 @@ pub struct PlanCommand {
     /// Host file of `thunder mac setup`: also say what each pair of ranks talks over
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
+    #[command(flatten)]
+    nodes: NodesArgs,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -53,7 +65,14 @@ impl PlanCommand {
         let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
         thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
         let cache = self.kv_cache(&folder, &footprints)?;
-        let links = self.hostfile.as_deref().map(links).transpose()?;
+        let links = match &self.hostfile {
+            Some(path) => Some(links(path)?),
+            None => self
+                .nodes
+                .find_given()?
+                .map(|nodes| desk_of(nodes).map(|desk| links_now(&desk)))
+                .transpose()?,
+        };
         if self.json {
             let mut json = to_json(&folder, &plan, &footprints);
             json["kv_cache"] = match &cache {
@@ -151,6 +170,16 @@ fn links(path: &Path) -> anyhow::Result<Vec<PairLink>> {
             }),
         })
         .collect())
+}
+
+/// What each pair of nodes talks over with the cables as they are set up now.
+fn links_now(desk: &Desk) -> Vec<PairLink> {
+    let link = |route: Route| PairLink {
+        ranks: route.machines,
+        hosts: route.machines.map(|machine| desk.machines[machine].name.clone()),
+        over: route.words(),
+    };
+    route::now(desk).into_iter().map(link).collect()
 }
 
 fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]) -> serde_json::Value {

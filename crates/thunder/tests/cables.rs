@@ -9,8 +9,10 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use common::machine::{Machine, can_make_machines};
+use common::machine::{Machine, Process, can_make_machines};
 use common::thunder;
 use serde_json::Value;
 
@@ -66,6 +68,63 @@ fn addresses(machine: &Machine) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Two node agents that reach each other over the cable alone check and measure it without ssh.
+fn through_the_agents(folder: &Path, machines: &[Machine; 2]) {
+    let data = NAMES.map(|name| folder.join(format!("node-{name}")).display().to_string());
+    let mut agents: Vec<Process> = Vec::new();
+    let run = |node: usize, words: &[&str]| {
+        let output = thunder(words).env("THUNDER_DATA", &data[node]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), error)
+    };
+    for (index, name) in NAMES.iter().enumerate() {
+        let token = if index == 0 { String::new() } else { run(0, &["cluster", "token"]).1 };
+        let listen = format!("10.84.72.{}:7470", index + 1);
+        let program = env!("CARGO_BIN_EXE_thunder");
+        let mut words =
+            vec![program, "up", "--no-discovery", "--listen", &listen, "--port", "0", "--name", name];
+        if index > 0 {
+            words.extend(["--token", token.trim()]);
+        }
+        let mut command = machines[index].command(&words);
+        command.env("THUNDER_DATA", &data[index]).env("THUNDER_ROOT", folder.join(name));
+        agents.push(Process(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()));
+        let began = Instant::now();
+        let is_up = |node: &usize| run(*node, &["cluster", "health"]).0;
+        let is_in = || run(0, &["cluster", "status", "--json"]).1.contains(&format!("\"name\":\"{name}\""));
+        while !((0..=index).all(|node| is_up(&node)) && is_in()) {
+            assert!(began.elapsed() < Duration::from_secs(30), "{name} does not come up");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    let (_, check, error) = run(1, &["mac", "check", "--json"]);
+    let check: Value = serde_json::from_str(&check).unwrap_or_else(|_| panic!("{check}{error}"));
+    assert_eq!(check["desk"]["cables"].as_array().unwrap().len(), 1, "{check}");
+    let (fine, measured, error) = run(0, &["mac", "verify", "--nodes", "--json", "--time", "20"]);
+    let measured: Value = serde_json::from_str(&measured).unwrap_or_else(|_| panic!("{measured}{error}"));
+    assert!(fine && measured["cables"][0]["measured_gbits"].as_f64().unwrap() > 0.1, "{measured}");
+    // The second node asks the first, which holds the cable's first end.
+    let (fine, table, error) = run(1, &["mac", "verify", "--nodes=left,right", "--time", "20"]);
+    assert!(fine && table.contains("left port 0-1 → right port 0-1"), "{table}{error}");
+    // Their ranks are told of the cable.
+    let (fine, _, error) = run(0, &["model", "load", "builtin"]);
+    assert!(fine, "{error}");
+    let told = |agent: &Process| {
+        common::children(agent.0.id()).into_iter().any(|rank| {
+            let variables = fs::read(format!("/proc/{rank}/environ")).unwrap_or_default();
+            let mut variables = variables.split(|byte| *byte == 0);
+            variables.any(|variable| variable == b"THUNDER_CABLES=10.84.72.0/30")
+        })
+    };
+    let began = Instant::now();
+    while !agents.iter().all(told) {
+        assert!(began.elapsed() < Duration::from_secs(30), "a rank without THUNDER_CABLES");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (_, plan, error) = run(0, &["plan", "--ranks", "2", "--nodes=left,right"]);
+    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 40 Gbit/s"), "{plan}{error}");
+}
+
 #[test]
 fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
     if !can_make_machines() {
@@ -117,6 +176,8 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
     assert!(fine && measured["cables"][0]["measured_gbits"].as_f64().unwrap() > 0.1, "{measured}");
     let (fine, again, error) = run("setup", &[&setup[..], &["--no-verify"]].concat());
     assert!(fine && again.contains("nothing to do"), "{again}{error}");
+
+    through_the_agents(folder.path(), &machines);
 
     let plan = thunder(&["plan", "--ranks", "2", "--hostfile", &hosts]).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();

@@ -6,7 +6,7 @@ use crate::machine::{Interface, Kind};
 use crate::network::Network;
 
 /// Pairs of hardware port and device, e.g. `Thunderbolt 1` and `en2`.
-pub(super) fn hardware_ports(text: &str) -> Vec<(String, String)> {
+pub(crate) fn hardware_ports(text: &str) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     let mut port = None;
     for line in text.lines().map(str::trim) {
@@ -20,7 +20,7 @@ pub(super) fn hardware_ports(text: &str) -> Vec<(String, String)> {
 }
 
 /// What the hardware port's name says of its interface.
-pub(super) fn kind(hardware_port: Option<&str>, interface: &str) -> Kind {
+pub(crate) fn kind(hardware_port: Option<&str>, interface: &str) -> Kind {
     match hardware_port {
         Some(name) if thunderbolt_number(name).is_some() => Kind::Thunderbolt,
         Some("Wi-Fi" | "AirPort" | "WLAN") => Kind::WiFi,

@@ -82,6 +82,60 @@ ifconfig() {
   esac
 }
 
+number() { # an address like 10.0.0.1
+  old=$IFS
+  IFS=.
+  # shellcheck disable=SC2086 # four words
+  set -- $1
+  IFS=$old
+  echo $((($1 << 24) + ($2 << 16) + ($3 << 8) + $4))
+}
+
+# The interface of Mac $1 that has an address in network $2, is up and in no bridge.
+holder() {
+  shift_by=$((32 - ${2#*/}))
+  wanted=$(($(number "${2%/*}") >> shift_by))
+  for interface in "$DESK/$1"/interfaces/*; do
+    while read -r address mask; do
+      [ $(($(number "$address") >> shift_by)) = "$wanted" ] || continue
+      ! grep -qx "${interface##*/}" "$DESK/$1/members" && grep -q UP "$interface/flags" || continue
+      echo "${interface##*/}"
+      return
+    done <"$interface/inet"
+  done
+}
+
+# A rank of `thunder bench comm` at one end of a cable. It fails if the cable's network does not
+# lead over one of the cables in $DESK/../wires: lines of a Mac and its interface, the other Mac and
+# its interface, Gbit/s, and perhaps "slow" or "fails".
+bench() {
+  [ "$1 $2" = "bench comm" ] || fail "no double for thunder $*"
+  read -r me <"$FAKE/name"
+  network=${THUNDER_CABLES%%=*}
+  here=$(holder "$me" "$network")
+  while read -r one port other there gbits fault; do
+    if [ "$other $there" = "$me $here" ]; then
+      other=$one there=$port
+    elif [ "$one $port" != "$me $here" ]; then
+      continue
+    fi
+    [ "$(holder "$other" "$network")" = "$there" ] || fail "error: $network leads nowhere"
+    [ "$fault" != fails ] || fail "error: rank $((1 - THUNDER_RANK)) on $other cannot be reached: no packet passes"
+    per_gbit=60 # in thousandths of GB/s: about half of the cable, as TCP has
+    case $* in *"--transport rdma"*)
+      per_gbit=110
+      grep -q "rdma_$here " "$FAKE/devices" || fail "error: no device rdma_$here" ;;
+    esac
+    [ "$fault" != slow ] || per_gbit=2
+    [ "$THUNDER_RANK" = 0 ] || exit 0
+    found=$((gbits * per_gbit))
+    printf '{"rows":[{"bytes":4096,"median_us":%s,"bus_gb_per_s":0.1},' "$((20000 / per_gbit))"
+    printf '{"bytes":16777216,"median_us":9000,"bus_gb_per_s":%d.%03d}]}\n' "$((found / 1000))" "$((found % 1000))"
+    exit 0
+  done <"$DESK/../wires"
+  fail "error: no cable at ${here:-any interface} of $me for $network"
+}
+
 case $me in
   ssh)
     while [ $# -gt 0 ]; do
@@ -148,5 +202,6 @@ case $me in
         sh "$THUNDER_ROOT/Library/Application Support/Thunderhead/cables.sh" ;;
       bootout) [ -f "$FAKE/job" ] || fail "Boot-out failed: 3: No such process" 3; rm "$FAKE/job" ;;
     esac ;;
+  thunder) bench "$@" ;;
   *) fail "no double for $me" 127 ;;
 esac

@@ -140,7 +140,7 @@ fn setup(name: &str) -> Desk {
 fn shapes_and_what_one_more_cable_gives() {
     let kinds: Vec<_> = setups::all().into_iter().map(|(_, macs)| desk(macs).shape().kind).collect();
     use ShapeKind::{Line, Mesh, Pair};
-    assert_eq!(kinds, [Pair, Pair, Pair, Line, Mesh, Mesh, Line]);
+    assert_eq!(kinds, [Pair, Pair, Pair, Line, Mesh, Mesh, Line, Pair, Pair, Mesh, Mesh, Pair]);
     let line = setup("line");
     assert_eq!(line.shape().order, [0, 1, 2]);
     let advice = line.advice().join("\n");
@@ -230,6 +230,92 @@ fn host_files_name_devices_addresses_and_networks() {
         serde_json::json!(["rdma_en3", "rdma_en5"]),
         "cables in one order"
     );
+}
+
+#[test]
+fn the_graph_has_the_cables_as_they_are_plugged() {
+    for (name, macs, wires) in setups::wired() {
+        let desk = desk(macs);
+        let mut found: Vec<_> = desk
+            .cables
+            .iter()
+            .map(|cable| (cable.ends.map(|end| (end.machine, desk.port(end).name.clone())), cable.gbits))
+            .collect();
+        let mut plugged: Vec<_> = wires
+            .iter()
+            .map(|(one, other, gbits)| {
+                ([one, other].map(|(machine, port)| (*machine, (port + 1).to_string())), Some(*gbits))
+            })
+            .collect();
+        found.sort();
+        plugged.sort();
+        assert_eq!(found, plugged, "{name}");
+    }
+}
+
+#[test]
+fn apples_own_host_file_comes_out_of_its_cabling() {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("recorded/wwdc-233.hosts.json")).unwrap();
+    let desk = setup("Apple's session");
+    let plan = Plan::new(&desk).unwrap();
+    for text in [hostfile::thunder(&desk, &plan.links), hostfile::mlx(&desk, &plan.links)] {
+        let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&file["hosts"], &file["backend"]), (&golden, &serde_json::json!("jaccl")));
+        let networks = file["envs"][0].as_str().unwrap();
+        assert!(networks.ends_with(",10.84.72.20/30,192.168.1.0/24"), "Ethernet comes last: {networks}");
+    }
+}
+
+#[test]
+fn thunderbolt_4_is_told_apart_and_takes_part_over_tcp() {
+    let desk = setup("Thunderbolt 4");
+    assert_eq!(
+        desk.machines.iter().map(Machine::generation).collect::<Vec<_>>(),
+        [Some(Generation::Four); 2]
+    );
+    let codes: Vec<_> = findings(&desk).into_iter().map(|finding| finding.code).collect();
+    assert!(codes.contains(&"no-thunderbolt-5") && !codes.contains(&"rdma-no-device"), "{codes:?}");
+    assert!(!desk.machines.iter().any(check::needs_recovery), "Recovery cannot help");
+    let plan = Plan::new(&desk).unwrap();
+    assert!(!plan.links[0].rdma && plan.links[0].mtu == Some(9000));
+    assert_eq!(desk.loose.len(), 0, "the display is no machine");
+}
+
+#[test]
+fn addresses_that_an_owner_has_set_by_hand_are_kept() {
+    let desk = setup("set up by hand");
+    let plan = Plan::new(&desk).unwrap();
+    let networks: Vec<_> =
+        plan.links.iter().map(|link| (link.network().to_string(), link.kept, link.rdma)).collect();
+    let kept = |network: &str| (network.to_owned(), true, true);
+    assert_eq!(networks, [kept("10.0.1.0/24"), kept("10.0.2.0/24"), kept("10.0.3.0/24")]);
+    let adds = plan.machines.iter().flat_map(|machine| &machine.actions);
+    assert!(!adds.into_iter().any(|action| matches!(action, crate::plan::Action::AddAddress { .. })));
+}
+
+#[test]
+fn recorded_routes_of_shared_networks_are_left_alone() {
+    let routes = |text: &str| -> Vec<String> {
+        machine(&[("routes", text)]).routes.iter().map(ToString::to_string).collect()
+    };
+    let a = routes(include_str!("recorded/sharing-a.routes.txt"));
+    assert_eq!(
+        a,
+        [
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "169.254.0.0/16",
+            "192.0.2.0/24",
+            "198.51.100.0/24"
+        ]
+    );
+    let b = routes(include_str!("recorded/sharing-b.routes.txt"));
+    assert_eq!(b, ["100.64.0.0/10", "169.254.0.0/16", "169.254.0.0/16", "198.51.100.0/24", "192.0.2.0/24"]);
+    // The Studio's lease and the MacBook's own choice are no network of theirs alone.
+    let plan = Plan::new(&setup("Internet Sharing")).unwrap();
+    assert_eq!((plan.links[0].network().to_string().as_str(), plan.links[0].kept), ("10.84.72.0/30", false));
 }
 
 #[test]

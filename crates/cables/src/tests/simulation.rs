@@ -29,6 +29,8 @@ pub enum Fault {
 /// Macs whose commands run in this process.
 pub struct Simulation {
     pub macs: Mutex<Vec<FakeMac>>,
+    /// As they were at first.
+    fresh: Vec<FakeMac>,
     pub fault: Mutex<Option<Fault>>,
     commands: Mutex<usize>,
     /// Interfaces that have vanished: the Mac's index, and the interface.
@@ -40,6 +42,7 @@ struct SimulatedShell<'a>(&'a Simulation, usize);
 impl Simulation {
     pub fn new(macs: Vec<FakeMac>) -> Self {
         Self {
+            fresh: macs.clone(),
             macs: Mutex::new(macs),
             fault: Mutex::default(),
             commands: Mutex::default(),
@@ -51,7 +54,7 @@ impl Simulation {
         self.macs.lock().unwrap().clone()
     }
 
-    /// Puts back what has vanished. The bridge takes its members back, as after a replug.
+    /// Puts back what has vanished. A bridge takes its members back, as after a replug.
     pub fn come_back(&self) {
         let mut macs = self.macs.lock().unwrap();
         for (mac, interface, was_member) in self.gone.lock().unwrap().drain(..) {
@@ -159,11 +162,13 @@ impl Shell for SimulatedShell<'_> {
                 if let Some(place) =
                     mac.interfaces.iter().position(|interface| words.contains(&interface.name.as_str()))
                 {
-                    let mut interface = mac.interfaces.remove(place);
-                    mac.members.retain(|member| *member != interface.name);
-                    // It comes back as macOS makes it anew.
-                    (interface.addresses, interface.mtu, interface.up) = (Vec::new(), 1500, true);
-                    simulation.gone.lock().unwrap().push((*index, interface, true));
+                    let name = mac.interfaces.remove(place).name;
+                    mac.members.retain(|member| *member != name);
+                    // It comes back as macOS makes it anew: as at first.
+                    let fresh = &simulation.fresh[*index];
+                    let interface = fresh.interfaces.iter().find(|known| known.name == name).unwrap().clone();
+                    let was_member = fresh.members.contains(&name);
+                    simulation.gone.lock().unwrap().push((*index, interface, was_member));
                 }
             }
             _ => {}

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::Agent;
+use super::desk::{BenchRank, CableBench};
 use super::log::LogLine;
 use super::measure;
 use super::ranks::StartRank;
@@ -64,6 +65,12 @@ pub(super) enum Call {
         /// Lines after this number only.
         after: u64,
     },
+    /// Say what this machine's commands tell of its ports and cables.
+    Look,
+    /// Measure a cable whose first end is here.
+    MeasureCable(CableBench),
+    /// Run a rank of a cable's measurement.
+    BenchRank(BenchRank),
 }
 
 /// The reply.
@@ -83,6 +90,10 @@ pub(super) enum CallReply {
     Measured(LinkReport),
     /// What has happened, the oldest first.
     Logs(Vec<LogLine>),
+    /// What the probe of `thunder mac` has printed.
+    Looked(String),
+    /// What a rank of `thunder bench comm` has printed.
+    Benched(String),
     /// Not done, in words.
     Refused(String),
 }
@@ -127,6 +138,20 @@ impl Agent {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
             }
+            Call::Look => {
+                let reply = self.look_here().await.map_or_else(CallReply::Refused, CallReply::Looked);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::MeasureCable(bench) => {
+                let measured = self.measure_own_cable(bench).await;
+                let reply = measured.map_or_else(CallReply::Refused, CallReply::Benched);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::BenchRank(rank) => {
+                let ended = self.bench_rank(rank).await;
+                let reply = ended.map_or_else(CallReply::Refused, CallReply::Benched);
+                wire::send(&mut connection.stream, &reply).await
+            }
             Call::Open { model, placement, looks } => {
                 let opened = match self.own_api(&model, placement) {
                     Some((address, key)) => TcpStream::connect(address).await.map(|api| (api, key)).ok(),
@@ -168,10 +193,20 @@ impl Agent {
         node: NodeId,
         call: &Call,
     ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
+        self.call_within(node, call, CALL_LIMIT).await
+    }
+
+    /// [`Agent::call`] for work that takes up to `limit`.
+    pub(super) async fn call_within(
+        &self,
+        node: NodeId,
+        call: &Call,
+        limit: Duration,
+    ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
         let addresses = self.addresses_of(&self.lock(), &node);
         let dialed = self.dial(node, Protocol::Call, addresses).await;
         let (mut stream, _) = dialed.ok_or_else(|| format!("{} cannot be reached", self.name_of(&node)))?;
-        let reply = wire::within(CALL_LIMIT, async {
+        let reply = wire::within(limit, async {
             wire::send(&mut stream, call).await?;
             wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
         });

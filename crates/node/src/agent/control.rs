@@ -12,6 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
 use super::calls::{Call, CallReply};
+use super::desk::CableBench;
 use super::host::unix_s;
 use super::log::LogLine;
 use super::measure;
@@ -88,6 +89,13 @@ pub enum Request {
         /// Lines after this number only.
         after: u64,
     },
+    /// Say what a machine's own commands tell of its ports and cables (`thunder mac check`).
+    Look {
+        /// Name or id; `None`: the node that is asked.
+        node: Option<String>,
+    },
+    /// Measure a cable between two nodes.
+    MeasureCable(CableBench),
     /// Leave the cluster, and end the agent.
     Leave,
     /// End the agent.
@@ -116,6 +124,10 @@ pub enum Reply {
     },
     /// What has happened on a node, the oldest first.
     Logs(Vec<LogLine>),
+    /// What the commands have printed, for `thunder_cables::Machine::read`.
+    Looked(String),
+    /// What rank 0 of `thunder bench comm` has printed.
+    CableMeasured(String),
     /// Done.
     Done,
     /// Not done, with words for the user.
@@ -257,6 +269,11 @@ impl Agent {
                     _ => Err(format!("{} is of a version without logs", self.name_of(&id))),
                 }
             }
+            Request::Look { node } => {
+                let id = node.map_or(Ok(self.0.id), |node| self.find_member(&node).map(|(id, _)| id))?;
+                self.look_at(id).await.map(Reply::Looked)
+            }
+            Request::MeasureCable(bench) => self.measure_cable(bench).await.map(Reply::CableMeasured),
             Request::Leave => self.leave().await.map(|()| Reply::Done),
             Request::Stop => Ok(Reply::Done),
         }
@@ -325,7 +342,7 @@ impl Agent {
     }
 
     /// The member with this name, short name or id.
-    fn find_member(&self, text: &str) -> Result<(NodeId, String), String> {
+    pub(super) fn find_member(&self, text: &str) -> Result<(NodeId, String), String> {
         let state = self.lock();
         let document = state.membership.document();
         let fits = |id: &NodeId, name: &str| {

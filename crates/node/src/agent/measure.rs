@@ -187,8 +187,15 @@ fn describe(name: &str) -> (LinkKind, Option<u64>) {
 
 #[cfg(not(target_os = "linux"))]
 fn describe(name: &str) -> (LinkKind, Option<u64>) {
-    // macOS names the bridge over Thunderbolt ports so; it does not say what other interfaces are.
-    (if name.starts_with("bridge") { LinkKind::Thunderbolt } else { LinkKind::Unknown }, None)
+    use thunder_cables::machine::Kind;
+    // macOS names the bridge over Thunderbolt ports so.
+    let kind = match thunder_cables::lan::Kinds::read().of(name) {
+        Kind::Thunderbolt | Kind::Bridge => LinkKind::Thunderbolt,
+        Kind::Ethernet => LinkKind::Ethernet,
+        Kind::WiFi => LinkKind::WiFi,
+        Kind::Other => LinkKind::Unknown,
+    };
+    (kind, None)
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use thunder_cables::Network;
 use thunder_cables::job::installed_cables;
+use thunder_cables::lan::{self, Kinds};
 use thunder_cluster::watched::WatchedRank;
 
 use super::Agent;
@@ -18,7 +20,7 @@ use crate::document::Stamp;
 use crate::report::{NodeReport, RankReport, RankState};
 
 /// Variables that the user of the agent may have set, and that would mislead a rank.
-const NOT_INHERITED: [&str; 9] = [
+pub(super) const NOT_INHERITED: [&str; 9] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
     "THUNDER_COORDINATOR",
@@ -31,7 +33,7 @@ const NOT_INHERITED: [&str; 9] = [
 ];
 
 /// Variable: the networks of the cables, which ranks prefer.
-const CABLES: &str = "THUNDER_CABLES";
+pub(super) const CABLES: &str = "THUNDER_CABLES";
 
 /// Time for a model's earlier rank to end: TERM, then KILL, and the system frees its memory.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -154,8 +156,10 @@ impl Agent {
                 .env("THUNDER_COORDINATOR", coordinator.to_string())
                 .env("THUNDER_SECRET", &start.secret);
             // What `thunder mac setup` has left here: the ranks then use the cables.
-            if let Some(cables) = installed_cables().filter(|_| std::env::var_os(CABLES).is_none()) {
-                command.env(CABLES, cables);
+            if std::env::var_os(CABLES).is_none()
+                && let Ok(Some(networks)) = tokio::task::spawn_blocking(preferred_networks).await
+            {
+                command.env(CABLES, networks);
             }
         }
         let heard = Arc::new(Mutex::new(Heard::default()));
@@ -365,6 +369,17 @@ impl Groups {
             }
         }
     }
+}
+
+/// The networks that ranks of this machine prefer: cables, Ethernet, Wi-Fi.
+fn preferred_networks() -> Option<String> {
+    let kinds = Kinds::read();
+    let own = if_addrs::get_if_addrs().unwrap_or_default().into_iter().filter_map(|interface| {
+        let if_addrs::IfAddr::V4(address) = &interface.addr else { return None };
+        let network = Network::new(address.ip, address.netmask.to_bits().leading_ones() as u8)?;
+        Some((kinds.of(&interface.name), network))
+    });
+    lan::preferred(installed_cables().as_deref(), own)
 }
 
 /// The address in the line by which `thunder serve` says that it serves.

@@ -75,7 +75,11 @@ impl SetupCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode> {
         let desk = self.desk.read()?;
-        let plan = Plan::new(&desk)?;
+        let plan = Plan::new(&desk);
+        let plan = match self.desk.hosts {
+            Some(_) => plan?,
+            None => plan.context("name the machines, which are set up over ssh: --hosts a,b")?,
+        };
         if self.json {
             println!("{}", as_json(&desk, &plan));
             return Ok(ExitCode::SUCCESS);
@@ -96,7 +100,8 @@ impl SetupCommand {
         if self.no_verify {
             return Ok(ExitCode::SUCCESS);
         }
-        let measured = verify::measure_all(&desk, &plan.links, &self.desk, &self.verify)?;
+        let measured =
+            verify::measure_all(&desk, &plan.links, &verify::Through::Ssh(&self.desk), &self.verify)?;
         verify::print(&measured);
         Ok(if measured.iter().all(verify::Measured::works) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

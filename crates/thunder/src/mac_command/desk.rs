@@ -1,7 +1,7 @@
 //! The machines that a command is about.
 
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -11,12 +11,15 @@ use thunder_cables::shell::{ProcessShell, Shell};
 use thunder_cables::{Desk, Machine};
 use thunder_cluster::launch::{is_this_machine, parse_hosts};
 
+use super::nodes::{Nodes, NodesArgs};
+
 /// Which machines, and how they are reached.
 #[derive(Args, Clone)]
 pub struct DeskArgs {
-    /// Machines, separated by commas, as ssh knows them; this machine needs no ssh
-    #[arg(long, value_name = "HOST,…", default_value = "localhost")]
-    pub hosts: String,
+    /// Machines, separated by commas, as ssh knows them; this machine needs no ssh [default:
+    /// localhost]
+    #[arg(long, value_name = "HOST,…")]
+    pub hosts: Option<String>,
     /// Program that runs commands on other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     pub ssh: String,
@@ -42,13 +45,24 @@ pub struct RecordedArgs {
 pub struct Looked {
     pub desk: Desk,
     pub unreachable: Vec<String>,
+    /// The nodes that were asked, if it was through their agents.
+    pub nodes: Option<Nodes>,
+}
+
+/// Machines to look at: over ssh, or through the agents of a cluster.
+#[derive(Args, Clone)]
+pub struct LookArgs {
+    #[command(flatten)]
+    pub desk: DeskArgs,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 impl DeskArgs {
     /// The machines' names, each once.
     pub fn names(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = Vec::new();
-        for place in parse_hosts(&self.hosts, 1)? {
+        for place in parse_hosts(self.hosts.as_deref().unwrap_or("localhost"), 1)? {
             if names.contains(&place.ssh) {
                 bail!("--hosts names {} twice", place.ssh);
             }
@@ -66,46 +80,100 @@ impl DeskArgs {
         names.iter().map(|name| (name.clone(), shell(name))).collect()
     }
 
-    /// Asks all machines at once.
-    pub fn look(&self, recorded: Option<&RecordedArgs>) -> Result<Looked> {
+    /// Asks all machines at once, and fails if one does not answer.
+    pub fn read(&self) -> Result<Desk> {
         let names = self.names()?;
-        let answers = match recorded.and_then(|recorded| recorded.from.as_ref()) {
-            Some(folder) => names
-                .iter()
-                .map(|name| {
-                    let path = folder.join(name).with_extension("txt");
-                    let text = std::fs::read_to_string(&path);
-                    text.with_context(|| format!("the answer of {name}, {}", path.display()))
-                })
-                .collect(),
-            None => ask(&self.shells(&names)),
+        let answers = ask(&self.shells(&names));
+        all_of(understand(&names, answers, None))
+    }
+}
+
+impl LookArgs {
+    /// Asks all machines at once: those of --hosts over ssh, else the nodes of a cluster through
+    /// their agents, else this machine.
+    pub fn look(&self, recorded: Option<&RecordedArgs>) -> Result<Looked> {
+        if let Some(folder) = recorded.and_then(|recorded| recorded.from.as_ref()) {
+            let names = match self.desk.hosts {
+                Some(_) => self.desk.names()?,
+                None => recorded_names(folder)?,
+            };
+            let answers = names.iter().map(|name| recorded_answer(folder, name)).collect();
+            return Ok(understand(&names, answers, None));
+        }
+        if self.desk.hosts.is_some() && self.nodes.is_given() {
+            bail!("--hosts asks over ssh and --nodes through the agents: give one of them");
+        }
+        let nodes = if self.desk.hosts.is_none() { self.nodes.find()? } else { None };
+        let names = match &nodes {
+            Some(nodes) => nodes.names.clone(),
+            None => self.desk.names()?,
+        };
+        let answers = match &nodes {
+            Some(nodes) => nodes.ask()?,
+            None => ask(&self.desk.shells(&names)),
         };
         if let Some(folder) = recorded.and_then(|recorded| recorded.save.as_ref()) {
             std::fs::create_dir_all(folder)?;
             for (name, answer) in names.iter().zip(&answers) {
                 if let Ok(answer) = answer {
-                    std::fs::write(folder.join(name).with_extension("txt"), answer)?;
+                    std::fs::write(file_of(folder, name), answer)?;
                 }
             }
         }
-        let (mut machines, mut unreachable) = (Vec::new(), Vec::new());
-        for (name, answer) in names.iter().zip(answers) {
-            match answer.and_then(|answer| Ok(Machine::read(name, &answer)?)) {
-                Ok(machine) => machines.push(machine),
-                Err(error) => unreachable.push(format!("{error:#}")),
-            }
-        }
-        Ok(Looked { desk: Desk::new(machines), unreachable })
+        Ok(understand(&names, answers, nodes))
     }
+}
 
-    /// Asks all machines, and fails if one does not answer.
-    pub fn read(&self) -> Result<Desk> {
-        let Looked { desk, unreachable } = self.look(None)?;
-        match unreachable.first() {
-            None => Ok(desk),
-            Some(why) => bail!("{why}"),
+/// The desk of nodes that are asked through their agents.
+pub fn desk_of(nodes: Nodes) -> Result<Desk> {
+    let answers = nodes.ask()?;
+    all_of(understand(&nodes.names.clone(), answers, Some(nodes)))
+}
+
+/// The machines of the answers.
+fn understand(names: &[String], answers: Vec<Result<String>>, nodes: Option<Nodes>) -> Looked {
+    let (mut machines, mut unreachable) = (Vec::new(), Vec::new());
+    for (name, answer) in names.iter().zip(answers) {
+        match answer.and_then(|answer| Ok(Machine::read(name, &answer)?)) {
+            Ok(machine) => machines.push(machine),
+            Err(error) => unreachable.push(format!("{error:#}")),
         }
     }
+    Looked { desk: Desk::new(machines), unreachable, nodes }
+}
+
+/// The desk, if every machine has answered.
+pub fn all_of(looked: Looked) -> Result<Desk> {
+    match looked.unreachable.first() {
+        None => Ok(looked.desk),
+        Some(why) => bail!("{why}"),
+    }
+}
+
+fn file_of(folder: &Path, name: &str) -> PathBuf {
+    // Not `with_extension`, which would take the end of `mac.local` for one.
+    folder.join(format!("{name}.txt"))
+}
+
+fn recorded_answer(folder: &Path, name: &str) -> Result<String> {
+    let path = file_of(folder, name);
+    let text = std::fs::read_to_string(&path);
+    text.with_context(|| format!("the answer of {name}, {}", path.display()))
+}
+
+/// The machines whose answers are in the folder, by name.
+fn recorded_names(folder: &Path) -> Result<Vec<String>> {
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("answers of --save in {}", folder.display()))?;
+    let name = |entry: std::fs::DirEntry| {
+        entry.file_name().to_str().and_then(|name| name.strip_suffix(".txt")).map(str::to_owned)
+    };
+    let mut names: Vec<String> = entries.flatten().filter_map(name).collect();
+    names.sort();
+    if names.is_empty() {
+        bail!("{} has no answers: `thunder mac check --save FOLDER` writes NAME.txt", folder.display());
+    }
+    Ok(names)
 }
 
 fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {

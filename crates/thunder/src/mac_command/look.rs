@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use thunder_cables::check::{self, Finding, Severity, findings};
-use thunder_cables::machine::{Machine, RdmaState};
+use thunder_cables::machine::{Attached, Machine, RdmaState};
 
-use super::desk::{DeskArgs, Looked, RecordedArgs};
+use super::desk::{LookArgs, Looked, RecordedArgs};
 
 /// Report what keeps these machines from working over their cables, with a remedy for each finding
 ///
@@ -18,7 +18,7 @@ use super::desk::{DeskArgs, Looked, RecordedArgs};
 #[derive(Args)]
 pub struct CheckCommand {
     #[command(flatten)]
-    desk: DeskArgs,
+    desk: LookArgs,
     #[command(flatten)]
     recorded: RecordedArgs,
     /// Print one JSON object instead of text
@@ -29,7 +29,7 @@ pub struct CheckCommand {
 impl CheckCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        let Looked { desk, unreachable, nodes } = self.desk.look(Some(&self.recorded))?;
         let found = findings(&desk);
         let is_bad =
             !unreachable.is_empty() || found.iter().any(|finding| finding.severity == Severity::Problem);
@@ -39,9 +39,11 @@ impl CheckCommand {
             for machine in &desk.machines {
                 print_machine(machine);
             }
-            for why in &unreachable {
-                println!("✗ {why}\n    → test it with `ssh HOST true`; keys: ssh-copy-id HOST\n");
-            }
+            let remedy = match nodes {
+                Some(_) => "`thunder cluster status` lists the nodes and which of them answer",
+                None => "test it with `ssh HOST true`; keys: ssh-copy-id HOST",
+            };
+            unreachable.iter().for_each(|why| println!("✗ {why}\n    → {remedy}\n"));
             print_findings(&found);
         }
         Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -65,6 +67,15 @@ fn print_machine(machine: &Machine) {
     if machine.is_mac() {
         println!("  GPU may hold    {gpu}");
     }
+    let on = |state: Option<bool>| state.map_or("unknown", |on| if on { "on" } else { "off" });
+    let login = if machine.is_mac() { "Remote Login" } else { "ssh server" };
+    println!("  network         firewall {}, {login} {}", on(machine.firewall), on(machine.remote_login));
+    if let Some(power) = power(machine) {
+        println!("  power           {power}");
+    }
+    if let Some(generation) = machine.generation() {
+        println!("  ports           {}", generation.name());
+    }
     for port in &machine.ports {
         let interface = port.interface.as_deref().unwrap_or("no interface");
         let speed = match (port.link_gbits, port.most_gbits) {
@@ -82,14 +93,42 @@ fn print_machine(machine: &Machine) {
             format!(", {}{state}", device.name)
         });
         println!(
-            "  port {:<10} {interface}, {speed}{}{}{}",
+            "  port {:<10} {interface}, {speed}{}{}{}{}",
             port.name,
+            attached(&port.attached),
             bridge.unwrap_or_default(),
             addresses.unwrap_or_default(),
             device.unwrap_or_default()
         );
     }
     println!();
+}
+
+/// What is at a port's other end, as the port itself says it.
+fn attached(attached: &Attached) -> String {
+    match attached {
+        Attached::Nothing => String::new(),
+        Attached::Device { name } => format!(" to {name}"),
+        Attached::Machine { name, model, via, .. } => {
+            let model = model.as_ref().filter(|model| *model != name);
+            let model = model.map(|model| format!(" ({model})")).unwrap_or_default();
+            let via = via.as_ref().map(|via| format!(" behind {via}")).unwrap_or_default();
+            format!(" to {name}{model}{via}")
+        }
+        Attached::Unknown => " to something that does not say its name".to_owned(),
+    }
+}
+
+/// When the machine sleeps, and whether it saves power.
+fn power(machine: &Machine) -> Option<String> {
+    let sleeps = machine.power.sleep_minutes.iter().map(|(source, minutes)| match minutes {
+        0 => format!("never sleeps on {source}"),
+        _ => format!("sleeps after {minutes} min on {source}"),
+    });
+    let low = machine.power.low_power.iter().filter(|(_, on)| **on);
+    let low = low.map(|(source, _)| format!("Low Power Mode on {source}"));
+    let words: Vec<String> = sleeps.chain(low).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn print_findings(found: &[Finding]) {
@@ -113,7 +152,7 @@ fn print_findings(found: &[Finding]) {
 #[derive(Args)]
 pub struct GraphCommand {
     #[command(flatten)]
-    desk: DeskArgs,
+    desk: LookArgs,
     #[command(flatten)]
     recorded: RecordedArgs,
     /// Print the graph for Graphviz
@@ -130,7 +169,7 @@ pub struct GraphCommand {
 impl GraphCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        let Looked { desk, unreachable, .. } = self.desk.look(Some(&self.recorded))?;
         unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         if let Some(path) = &self.svg {
             std::fs::write(path, desk.svg())?;
@@ -154,7 +193,7 @@ impl GraphCommand {
 #[derive(Args)]
 pub struct RecoveryCommand {
     #[command(flatten)]
-    desk: DeskArgs,
+    desk: LookArgs,
     #[command(flatten)]
     recorded: RecordedArgs,
 }
@@ -162,7 +201,7 @@ pub struct RecoveryCommand {
 impl RecoveryCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Looked { desk, unreachable } = self.desk.look(Some(&self.recorded))?;
+        let Looked { desk, unreachable, .. } = self.desk.look(Some(&self.recorded))?;
         unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         print!("{}", include_str!("../../../../docs/recovery.txt"));
         println!();

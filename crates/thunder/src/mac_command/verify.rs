@@ -8,9 +8,12 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 use thunder_cables::Desk;
+use thunder_cables::graph::End;
 use thunder_cables::plan::{Link, Plan};
+use thunder_node::agent::CableBench;
 
-use super::desk::DeskArgs;
+use super::desk::{DeskArgs, LookArgs, all_of};
+use super::nodes::Nodes;
 use crate::table;
 
 /// Messages that are timed: one that shows the delay, one that shows the bandwidth.
@@ -22,11 +25,12 @@ const LOW_SHARE: f64 = 0.1;
 /// Measure delay and bandwidth of each cable that is set up
 ///
 /// Starts two ranks of `thunder bench comm` for each cable, which meet at the cable's addresses, so
-/// that nothing can go another way. Cables with RDMA are measured over RDMA too.
+/// that nothing can go another way. Cables with RDMA are measured over RDMA too. Through the agents
+/// of a cluster (--nodes) it needs no ssh.
 #[derive(Args)]
 pub struct VerifyCommand {
     #[command(flatten)]
-    desk: DeskArgs,
+    desk: LookArgs,
     #[command(flatten)]
     program: ProgramArgs,
     /// Print one JSON object instead of a table
@@ -69,13 +73,22 @@ impl Measured {
 impl VerifyCommand {
     /// Runs the command. The exit status is 1 if a cable does not work.
     pub fn run(self) -> Result<ExitCode> {
-        let desk = self.desk.read()?;
+        let mut looked = self.desk.look(None)?;
+        let nodes = looked.nodes.take();
+        let desk = all_of(looked)?;
         let plan = Plan::new(&desk)?;
         let links: Vec<Link> = plan.links.into_iter().filter(|link| link.kept).collect();
         if links.is_empty() {
             bail!("no cable has addresses yet: run `thunder mac setup`");
         }
-        let measured = measure_all(&desk, &links, &self.desk, &self.program)?;
+        let way = match &nodes {
+            Some(_) if self.program.program.is_some() => {
+                bail!("--program is for ssh: an agent measures with its own program")
+            }
+            Some(nodes) => Through::Agents(nodes),
+            None => Through::Ssh(&self.desk.desk),
+        };
+        let measured = measure_all(&desk, &links, &way, &self.program)?;
         if self.json {
             println!("{}", json!({ "cables": measured }));
         } else {
@@ -85,11 +98,19 @@ impl VerifyCommand {
     }
 }
 
+/// How ranks are started at the ends of a cable.
+pub enum Through<'a> {
+    /// By `thunder launch`.
+    Ssh(&'a DeskArgs),
+    /// By the agents of a cluster.
+    Agents(&'a Nodes),
+}
+
 /// Measures each cable in turn.
 pub fn measure_all(
     desk: &Desk,
     links: &[Link],
-    args: &DeskArgs,
+    way: &Through<'_>,
     program: &ProgramArgs,
 ) -> Result<Vec<Measured>> {
     let here = std::env::current_exe().context("this program's path is not known")?;
@@ -98,7 +119,11 @@ pub fn measure_all(
         let name = link.ends.map(|end| desk.name(end)).join(" → ");
         for over in ["tcp", "rdma"].into_iter().filter(|over| *over == "tcp" || link.rdma) {
             eprintln!("measuring {name} over {over} …");
-            let outcome = measure(&here, desk, link, over, args, program);
+            let printed = match way {
+                Through::Ssh(args) => launch(&here, desk, link, over, args, program),
+                Through::Agents(nodes) => nodes.measure(bench(desk, link, over, program)),
+            };
+            let outcome = printed.and_then(|text| times(&text));
             let (times, error) = match outcome {
                 Ok(times) => (times, None),
                 Err(error) => ((None, None), Some(format!("{error:#}"))),
@@ -119,23 +144,38 @@ pub fn measure_all(
 /// Time of the short message and Gbit/s of the long one.
 type Times = (Option<f64>, Option<f64>);
 
-fn measure(
+/// The measurement of a cable for the agents at its ends.
+fn bench(desk: &Desk, link: &Link, over: &str, program: &ProgramArgs) -> CableBench {
+    CableBench {
+        nodes: link.ends.map(|end| desk.machine(end).name.clone()),
+        addresses: link.addresses.map(|network| network.address),
+        network: link.network(),
+        devices: link.ends.map(|end| device(desk, end).filter(|_| over == "rdma")),
+        sizes: SIZES.map(|bytes| bytes as u64).into(),
+        time_ms: u32::try_from(program.time).unwrap_or(u32::MAX),
+        wait_s: program.wait,
+    }
+}
+
+/// The RDMA device at an end of a cable.
+fn device(desk: &Desk, end: End) -> Option<String> {
+    let interface = desk.interface(end)?;
+    desk.machine(end).device_of(&interface.name).map(|device| device.name.clone())
+}
+
+/// Runs the two ranks over ssh. Returns what rank 0 prints.
+fn launch(
     here: &std::path::Path,
     desk: &Desk,
     link: &Link,
     over: &'static str,
     args: &DeskArgs,
     program: &ProgramArgs,
-) -> Result<Times> {
-    let device = |side: usize| {
-        let interface =
-            desk.interface(link.ends[side]).map(|interface| interface.name.clone()).unwrap_or_default();
-        desk.machine(link.ends[side]).device_of(&interface).map(|device| device.name.clone())
-    };
+) -> Result<String> {
     let host = |side: usize| {
         let rdma = match (over, side) {
-            ("rdma", 0) => json!([Value::Null, device(0)]),
-            ("rdma", _) => json!([device(1), Value::Null]),
+            ("rdma", 0) => json!([Value::Null, device(desk, link.ends[0])]),
+            ("rdma", _) => json!([device(desk, link.ends[1]), Value::Null]),
             _ => json!([]),
         };
         json!({ "ssh": desk.machine(link.ends[side]).name, "ips": [link.addresses[side].address.to_string()], "rdma": rdma })
@@ -173,7 +213,11 @@ fn measure(
             errors.lines().rev().find(|line| line.contains("error")).unwrap_or("the ranks failed").trim()
         );
     }
-    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Reads what `bench comm` prints.
+fn times(text: &str) -> Result<Times> {
     let report = text.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let rows =
         report.as_ref().and_then(|report| report["rows"].as_array()).context("bench comm printed no rows")?;

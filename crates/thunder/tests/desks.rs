@@ -1,0 +1,377 @@
+//! `thunder mac` on whole desks of Macs that are doubles of their commands: every setup from check
+//! to undo, over ssh and through the agents of a cluster.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg(target_os = "linux")]
+
+mod common;
+#[allow(dead_code, reason = "the tests of thunder-cables use the rest")]
+#[path = "../../cables/src/tests/fake.rs"]
+mod fake;
+#[path = "../../cables/src/tests/farm.rs"]
+mod farm;
+#[allow(dead_code, reason = "the tests of thunder-cables use the rest")]
+#[path = "../../cables/src/tests/setups.rs"]
+mod setups;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::thunder;
+use fake::FakeMac;
+use farm::Farm;
+use serde_json::Value;
+use setups::Wire;
+// The included files name these as their own crate's.
+use thunder_cables::{job, machine, network};
+
+/// Macs, and the files that a person at the first of them has.
+struct Desk {
+    farm: Farm,
+    macs: Vec<FakeMac>,
+    wires: Vec<Wire>,
+}
+
+impl Desk {
+    fn new(macs: Vec<FakeMac>, wires: Vec<Wire>) -> Self {
+        let farm = Farm::new(&macs);
+        farm.plug(&macs, &wires, |_| "");
+        Self { farm, macs, wires }
+    }
+
+    fn named(name: &str) -> Self {
+        let found = setups::wired().into_iter().find(|(known, ..)| *known == name);
+        let (_, macs, wires) = found.unwrap();
+        Self::new(macs, wires)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.farm.folder().join(name).display().to_string()
+    }
+
+    fn hosts(&self) -> String {
+        self.macs.iter().map(|mac| mac.name.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    /// `thunder mac ACTION` with ssh and the commands as doubles.
+    fn command(&self, action: &str, more: &[&str]) -> Command {
+        let mut command = thunder(&[&["mac", action], more].concat());
+        command.env("PATH", self.farm.path()).env("DESK", self.farm.desk());
+        command.env("THUNDER_DATA", self.file("no-agent"));
+        command
+    }
+
+    fn run(&self, action: &str, more: &[&str]) -> (bool, String) {
+        told(&self.command(action, &[&["--hosts", &self.hosts()], more].concat()).output().unwrap())
+    }
+
+    fn json(&self, action: &str, more: &[&str]) -> (bool, Value) {
+        let hosts = self.hosts();
+        let more = [&["--hosts", &hosts, "--json"], more].concat();
+        let output = self.command(action, &more).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        let text = serde_json::from_slice(&output.stdout);
+        (output.status.success(), text.unwrap_or_else(|_| panic!("{action}: {error}")))
+    }
+
+    fn setup(&self, more: &[&str]) -> (bool, String) {
+        let (record, hosts) = (self.file("record.json"), self.file("hosts.json"));
+        self.run("setup", &[&["--yes", "--record", &record, "--hostfile", &hosts], more].concat())
+    }
+
+    fn verify(&self, fault: impl Fn(usize) -> &'static str) -> (bool, Value) {
+        self.farm.plug(&self.macs, &self.wires, fault);
+        self.json("verify", &["--program", &self.file("bin/thunder")])
+    }
+
+    fn undo(&self) -> (bool, String) {
+        let output =
+            self.command("undo", &["--yes", "--record", &self.file("record.json")]).output().unwrap();
+        told(&output)
+    }
+}
+
+/// Whether it succeeded, and all that it said.
+fn told(output: &Output) -> (bool, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn codes(check: &Value) -> Vec<&str> {
+    check["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect()
+}
+
+/// The cables of a measurement with their errors, over `over`.
+fn errors<'a>(measured: &'a Value, over: &str) -> Vec<Option<&'a str>> {
+    let cables = measured["cables"].as_array().unwrap().iter().filter(|cable| cable["over"] == over);
+    cables.map(|cable| cable["error"].as_str()).collect()
+}
+
+fn from_check_to_undo(name: &str, desk: &Desk, index: usize) {
+    let before = desk.farm.state();
+    let (fine, check) = desk.json("check", &[]);
+    let remedied = check["findings"].as_array().unwrap().iter().all(|finding| finding["remedy"] != "");
+    assert!(!fine && remedied, "{name}: {:?}", codes(&check));
+    let (fine, graph) = desk.json("graph", &[]);
+    assert!(fine, "{name}");
+    assert_eq!(graph["desk"]["cables"].as_array().unwrap().len(), desk.wires.len(), "{name}");
+
+    // The connection is lost, or a command fails, in the middle; undo takes back what was done.
+    let fault = ["drop", "fail"][index % 2];
+    fs::write(desk.farm.desk().join(fault), format!("{}\n", 3 + index % 7)).unwrap();
+    let (fine, said) = desk.setup(&["--no-verify"]);
+    assert!(!fine && said.contains("thunder mac undo"), "{name}: {said}");
+    let _ = fs::remove_file(desk.farm.desk().join(fault));
+    let (fine, said) = desk.undo();
+    assert!(fine && said.contains("Everything is as it was"), "{name}: {said}");
+    assert_eq!(desk.farm.state(), before, "{name}");
+
+    let (fine, said) = desk.setup(&["--program", &desk.file("bin/thunder")]);
+    assert!(fine && !said.contains('✗'), "{name}: {said}");
+    let (_, check) = desk.json("check", &[]);
+    assert!(!codes(&check).iter().any(|code| ["in-bridge", "no-address"].contains(code)), "{name}");
+    let (fine, said) = desk.setup(&["--no-verify"]);
+    assert!(fine && said.contains("nothing to do"), "{name}: {said}");
+
+    // One cable gives a trickle, then nothing; the others are measured all the same.
+    let last = desk.wires.len() - 1;
+    desk.farm.plug(&desk.macs, &desk.wires, |wire| if wire == last { "slow" } else { "" });
+    let (fine, said) = desk.run("verify", &["--program", &desk.file("bin/thunder")]);
+    assert!(fine && said.contains("plug the cable in again, or try another one"), "{name}: {said}");
+    let (fine, measured) = desk.verify(|wire| if wire == last { "fails" } else { "" });
+    let failed: Vec<_> = errors(&measured, "tcp").into_iter().flatten().collect();
+    assert!(!fine && failed.len() == 1 && failed[0].contains("no packet passes"), "{name}: {measured}");
+    assert_eq!(errors(&measured, "tcp").len(), desk.wires.len(), "{name}");
+
+    let (fine, said) = desk.undo();
+    assert!(fine && said.contains("Everything is as it was"), "{name}: {said}");
+    assert_eq!(desk.farm.state(), before, "{name}");
+    assert!(!Path::new(&desk.file("hosts.json")).exists(), "{name}");
+}
+
+#[test]
+fn recorded_setups_go_from_check_to_undo() {
+    // All of them take a minute; each of these is of another kind.
+    let quick = ["pair", "Thunderbolt 4", "set up by hand", "crossed cables"];
+    for (index, (name, macs, wires)) in setups::wired().into_iter().enumerate() {
+        if thunder_testing::is_long() || quick.contains(&name) {
+            let began = Instant::now();
+            from_check_to_undo(name, &Desk::new(macs, wires), index);
+            println!("{name}: {:.1} s", began.elapsed().as_secs_f64());
+        }
+    }
+}
+
+#[test]
+fn cables_with_rdma_are_measured_over_both_ways() {
+    let desk = Desk::named("book and studio");
+    assert!(desk.setup(&["--no-verify"]).0);
+    let (fine, measured) = desk.verify(|_| "");
+    let gbits = |over: &str| {
+        let cables = measured["cables"].as_array().unwrap().iter().find(|cable| cable["over"] == over);
+        cables.unwrap()["measured_gbits"].as_f64().unwrap()
+    };
+    assert!(fine && gbits("rdma") > 60.0 && (30.0..50.0).contains(&gbits("tcp")), "{measured}");
+}
+
+#[test]
+fn memory_and_power_are_shown_changed_with_consent_and_put_back() {
+    let mut macs = setups::pair();
+    // The built-in model is small: on 3 GB, the 2 GiB for buffers are more than the default gives.
+    macs[0].memory_gib = 3;
+    let desk = Desk::new(macs, vec![((0, 1), (1, 1), 80)]);
+    let before = desk.farm.state();
+    let (fine, said) = desk.run("tune", &["--model", "builtin", "--dry-run"]);
+    assert!(fine && said.contains("book: 3.0 GiB memory − 0.8 GiB for macOS = 2.2 GiB at most"), "{said}");
+    assert!(said.contains("sudo sysctl iogpu.wired_limit_mb=2304"), "{said}");
+    assert_eq!(desk.farm.state(), before, "--dry-run changes nothing");
+    let (fine, said) = desk.run("tune", &["--model", "builtin"]);
+    assert!(!fine && said.contains("--yes"), "without a terminal nobody can agree: {said}");
+    let record = desk.file("record.json");
+    let (fine, said) = desk.run("tune", &["--model", "builtin", "--yes", "--record", &record]);
+    assert!(fine, "{said}");
+    let of = |file: &str| fs::read_to_string(desk.farm.desk().join("book").join(file)).unwrap();
+    assert!(of("gpu").trim() == "2304" && of("power").contains("lowpowermode         0"), "{}", of("power"));
+    let (fine, said) = desk.undo();
+    assert!(fine, "{said}");
+    assert_eq!(desk.farm.state(), before);
+}
+
+/// The outputs that docs/macs.md shows, from the program on doubles.
+#[test]
+fn the_document_shows_what_the_program_prints() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let document = fs::read_to_string(repository.join("docs/macs.md")).unwrap();
+    let mut printed = Desk::named("pair").run("check", &[]).1;
+    let desk = Desk::named("line");
+    printed += &desk.run("graph", &[]).1;
+    printed += &desk.run("setup", &["--dry-run"]).1;
+    printed += &desk.setup(&["--program", &desk.file("bin/thunder")]).1;
+    desk.farm.plug(&desk.macs, &desk.wires, |wire| if wire == 1 { "slow" } else { "" });
+    printed += &desk.run("verify", &["--program", &desk.file("bin/thunder")]).1;
+    printed += &desk.undo().1;
+    let lines: Vec<&str> = printed.lines().map(str::trim_end).collect();
+    let mut shown = 0;
+    for block in document.split("```text\n").skip(1) {
+        for line in block.split("```").next().unwrap().lines().filter(|line| line.trim() != "…") {
+            assert!(lines.contains(&line.trim_end()), "docs/macs.md shows {line:?}, not printed:\n{printed}");
+            shown += 1;
+        }
+    }
+    assert!(shown > 40, "{shown} lines");
+
+    let picture = desk.file("desk.svg");
+    let mesh = Desk::named("mesh of three");
+    let (fine, said) = mesh.run("graph", &["--svg", &picture]);
+    assert!(fine, "{said}");
+    let kept = repository.join("docs/pictures/desk.svg");
+    assert_eq!(fs::read_to_string(picture).unwrap(), fs::read_to_string(kept).unwrap_or_default());
+}
+
+/// A node agent on each Mac.
+struct Cluster {
+    desk: Desk,
+    agents: Vec<Child>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for agent in &mut self.agents {
+            // Fails if it has ended by itself.
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+}
+
+impl Cluster {
+    fn new(desk: Desk) -> Self {
+        let mut cluster = Self { desk, agents: Vec::new() };
+        cluster.up(0, &[]);
+        for mac in 1..cluster.desk.macs.len() {
+            let token = cluster.thunder(0, &["cluster", "token"]).output().unwrap();
+            let token = String::from_utf8(token.stdout).unwrap();
+            cluster.up(mac, &["--token", token.trim()]);
+        }
+        let count = cluster.desk.macs.len();
+        let all_up = |node: usize| {
+            cluster.status(node)["members"].as_array().is_some_and(|members| {
+                members.len() == count && members.iter().all(|member| member["up"] == true)
+            })
+        };
+        wait("all nodes reach all", || (0..count).all(all_up));
+        cluster
+    }
+
+    fn data(&self, mac: usize) -> PathBuf {
+        self.desk.farm.folder().join(format!("node-{mac}"))
+    }
+
+    fn thunder(&self, mac: usize, words: &[&str]) -> Command {
+        let mut command = thunder(words);
+        command.env("THUNDER_DATA", self.data(mac));
+        command
+    }
+
+    fn up(&mut self, mac: usize, more: &[&str]) {
+        let fake = self.desk.farm.desk().join(&self.desk.macs[mac].name);
+        let options = [
+            "up",
+            "--no-discovery",
+            "--listen",
+            "127.0.0.1:0",
+            "--port",
+            "0",
+            "--name",
+            &self.desk.macs[mac].name,
+        ];
+        let mut command = self.thunder(mac, &[&options, more].concat());
+        command.env("PATH", self.desk.farm.path()).env("DESK", self.desk.farm.desk());
+        command.env("FAKE", &fake).env("THUNDER_ROOT", fake.join("root"));
+        self.agents.push(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        wait("the agent answers", || self.status(mac) != Value::Null);
+    }
+
+    fn status(&self, mac: usize) -> Value {
+        let output = self.thunder(mac, &["cluster", "status", "--json"]).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn agents_tell_what_ssh_tells_and_strangers_are_told_nothing() {
+    let mut cluster = Cluster::new(Desk::named("line"));
+    let (_, over_ssh) = cluster.desk.json("check", &[]);
+    let json = |output: Output| -> (bool, Value) {
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (
+            output.status.success(),
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}")),
+        )
+    };
+    // All nodes by default, whichever of them is asked; some by name.
+    for (node, nodes) in [(0, None), (2, Some("--nodes")), (1, Some("--nodes=a,b,c"))] {
+        let words: Vec<&str> = ["mac", "check", "--json"].into_iter().chain(nodes).collect();
+        let (fine, mut told) = json(cluster.thunder(node, &words).output().unwrap());
+        assert!(!fine && told["unreachable"].as_array().unwrap().is_empty());
+        // A cluster lists its nodes by their keys.
+        told["desk"]["machines"].as_array_mut().unwrap().sort_by_key(|machine| machine["name"].to_string());
+        assert_eq!(told["desk"]["machines"], over_ssh["desk"]["machines"], "{nodes:?}");
+        assert_eq!(told["desk"]["cables"].as_array().unwrap().len(), 2);
+    }
+    let graph = cluster.thunder(1, &["mac", "graph", "--nodes=b,c"]).output().unwrap();
+    let graph = String::from_utf8(graph.stdout).unwrap();
+    assert!(graph.contains("═══ 80 Gbit/s ═══ c port 1  RDMA"), "{graph}");
+
+    // `plan` says which way each pair goes: over Ethernet until the cables have addresses.
+    let plan = |cluster: &Cluster| {
+        let (fine, said) =
+            told(&cluster.thunder(0, &["plan", "--ranks", "3", "--nodes=a,b,c"]).output().unwrap());
+        assert!(fine, "{said}");
+        said
+    };
+    assert!(plan(&cluster).contains("rank 0 (a) – rank 1 (b): Ethernet"), "{}", plan(&cluster));
+    assert!(cluster.desk.setup(&["--no-verify"]).0);
+    let said = plan(&cluster);
+    assert!(said.contains("rank 0 (a) – rank 1 (b): RDMA, 80 Gbit/s"), "{said}");
+    assert!(said.contains("rank 0 (a) – rank 2 (c): Ethernet"), "{said}");
+
+    // A stranger runs an agent of its own, and is in no cluster.
+    cluster.up_stranger();
+    let refused = cluster.thunder(9, &["mac", "check", "--nodes=a"]).output().unwrap();
+    let (fine, said) = told(&refused);
+    assert!(!fine && said.contains("no member is named a") && !said.contains("Apple"), "{said}");
+
+    // A node that is gone is named, and the others are shown.
+    cluster.agents[2].kill().unwrap();
+    cluster.agents[2].wait().unwrap();
+    let (fine, told) = json(cluster.thunder(0, &["mac", "check", "--nodes", "--json"]).output().unwrap());
+    assert!(
+        !fine && told["unreachable"][0].as_str().unwrap().contains("c cannot be reached"),
+        "{}",
+        told["unreachable"]
+    );
+    assert_eq!(told["desk"]["machines"].as_array().unwrap().len(), 2);
+    let both = cluster.thunder(0, &["mac", "check", "--nodes", "--hosts", "a"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&both.stderr).contains("give one of them"));
+}
+
+impl Cluster {
+    /// An agent that nobody has admitted.
+    fn up_stranger(&mut self) {
+        let mut command =
+            self.thunder(9, &["up", "--no-discovery", "--listen", "127.0.0.1:0", "--port", "0"]);
+        self.agents.push(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        wait("the stranger's agent answers", || self.status(9) != Value::Null);
+    }
+}
