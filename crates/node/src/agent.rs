@@ -14,6 +14,7 @@ mod host;
 mod links;
 mod log;
 mod measure;
+mod models;
 mod ranks;
 mod state;
 mod status;
@@ -40,6 +41,7 @@ use crate::tls::{Protocol, Tls, Trusted};
 use state::State;
 
 pub use log::LogLine;
+pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
 /// The port of nodes, unless another is chosen.
@@ -76,6 +78,8 @@ pub struct AgentOptions {
     pub api_keys: Vec<String>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
+    /// Where models are kept and come from. Peers are set by the agent.
+    pub models: thunder_hub::PullOptions,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
 }
@@ -141,6 +145,12 @@ struct Inner {
     api: Option<SocketAddr>,
     /// What has happened lately.
     log: log::Log,
+    /// Jobs with the models on this node's disk.
+    jobs: models::Jobs,
+    /// Tasks with models on several nodes.
+    tasks: models::Tasks,
+    /// What is sent to other nodes.
+    serving: models::Serving,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
     /// Wakes the task that writes the document.
@@ -186,6 +196,9 @@ impl Agent {
             groups: Mutex::default(),
             api,
             log: log::Log::default(),
+            jobs: models::Jobs::default(),
+            tasks: models::Tasks::default(),
+            serving: models::Serving::default(),
             measured: Mutex::default(),
             wake_writer: Notify::new(),
             wake_links: Notify::new(),

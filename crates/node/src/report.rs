@@ -1,7 +1,10 @@
 //! What a node tells the others about its machine and its ranks.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
+use crate::agent::Work;
 use crate::document::Stamp;
 use crate::id::NodeId;
 
@@ -26,6 +29,49 @@ pub struct NodeReport {
     /// The links to other nodes, as this node measured them last.
     #[serde(default)]
     pub links: Vec<LinkReport>,
+    /// What is done with the models on its disk.
+    #[serde(default)]
+    pub jobs: Vec<JobReport>,
+}
+
+/// A job with a model on a node's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReport {
+    /// Its number on the node.
+    pub id: u64,
+    /// org/name, or org/name:QUANTIZATION.
+    pub model: String,
+    /// What is done.
+    pub work: Work,
+    /// Who has sent bytes: nodes, or the hub's address.
+    pub from: Vec<String>,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all; 0 until that is known.
+    pub total: u64,
+    /// How it is.
+    pub state: JobState,
+}
+
+/// How a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// It runs.
+    Running,
+    /// It has ended well, in words.
+    Done(String),
+    /// It has failed, in words.
+    Failed(String),
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running => f.write_str("it runs"),
+            Self::Done(words) | Self::Failed(words) => f.write_str(words),
+        }
+    }
 }
 
 /// A link from one node to another, as a TLS connection over it was measured.
@@ -113,6 +159,7 @@ impl NodeReport {
             api: None,
             ranks: Vec::new(),
             links: Vec::new(),
+            jobs: Vec::new(),
         }
     }
 }

@@ -129,7 +129,12 @@ impl Action {
                 let note = if spread { "" } else { "; no other node has heard of it yet" };
                 eprintln!("{name} {done}{note}");
             }
-            Reply::Status(_) | Reply::Logs(_) | Reply::Done | Reply::Failed(_) => {}
+            Reply::Status(_)
+            | Reply::Logs(_)
+            | Reply::Models(_)
+            | Reply::Begun(_)
+            | Reply::Done
+            | Reply::Failed(_) => {}
         }
         Ok(ExitCode::SUCCESS)
     }

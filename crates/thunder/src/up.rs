@@ -109,6 +109,7 @@ impl UpCommand {
             api: Some(SocketAddr::new(self.host, self.port)),
             api_keys: self.keys.api_keys,
             program: std::env::current_exe().context("cannot find this program")?,
+            models: thunder_hub::PullOptions::from_env(),
             extension: Some(Arc::new(Admin::new(crate::command_line()))),
             data: data.clone(),
         };

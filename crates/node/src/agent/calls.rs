@@ -11,6 +11,7 @@ use tokio_rustls::client::TlsStream;
 use super::Agent;
 use super::log::LogLine;
 use super::measure;
+use super::models::{ModelAnswer, ModelAsk};
 use super::ranks::StartRank;
 use crate::document::Stamp;
 use crate::gate::Connection;
@@ -48,6 +49,10 @@ pub(super) enum Call {
         /// Lines after this number only.
         after: u64,
     },
+    /// A question about the models on the node's disk.
+    Models(ModelAsk),
+    /// Serve the models of the node's disk: what follows is the hub's HTTP.
+    Weights,
 }
 
 /// The reply.
@@ -63,6 +68,10 @@ pub(super) enum CallReply {
     Measured(LinkReport),
     /// What has happened, the oldest first.
     Logs(Vec<LogLine>),
+    /// About models on the disk.
+    Models(ModelAnswer),
+    /// What follows is HTTP in the hub's form.
+    Weights,
     /// Not done, in words.
     Refused(String),
 }
@@ -70,14 +79,20 @@ pub(super) enum CallReply {
 impl Agent {
     /// Serves one call.
     pub(super) async fn serve_call(self, mut connection: Connection) {
-        if let Err(error) = self.answer_call(&mut connection).await {
-            tracing::debug!(from = %connection.remote, "a call failed: {error}");
+        let remote = connection.remote;
+        let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
+        let served = match wire::within(CALL_LIMIT, request).await {
+            Ok(Call::Weights) => self.serve_weights(connection).await,
+            Ok(call) => self.answer_call(&mut connection, call).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = served {
+            tracing::debug!(from = %remote, "a call failed: {error}");
         }
     }
 
-    async fn answer_call(&self, connection: &mut Connection) -> Result<(), WireError> {
-        let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
-        match wire::within(CALL_LIMIT, request).await? {
+    async fn answer_call(&self, connection: &mut Connection, call: Call) -> Result<(), WireError> {
+        match call {
             Call::StartRank(start) => {
                 let started = self.start_follower(connection.peer, connection.remote, start);
                 let reply = started.map_or_else(CallReply::Refused, |()| CallReply::Started);
@@ -96,6 +111,13 @@ impl Agent {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
             }
+            Call::Models(ask) => {
+                let answer = self.answer_models(ask).await;
+                let reply = answer.map_or_else(CallReply::Refused, CallReply::Models);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            // It takes the connection.
+            Call::Weights => Ok(()),
             Call::Open { model, placement } => {
                 let opened = match self.own_api(&model, placement) {
                     Some((address, key)) => TcpStream::connect(address).await.map(|api| (api, key)).ok(),
@@ -119,7 +141,7 @@ impl Agent {
     }
 
     /// Waits until a node is a member no longer.
-    async fn until_removed(&self, node: NodeId) {
+    pub(super) async fn until_removed(&self, node: NodeId) {
         let mut changes = self.changes();
         loop {
             changes.mark_unchanged();

@@ -221,6 +221,7 @@ impl Agent {
         let known = state.membership.report().map(|report| (**report).clone());
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
+        report.jobs = self.0.jobs.reports();
         report.api = self.0.api.map(|api| api.to_string());
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),

@@ -8,6 +8,7 @@ use clap::Args;
 use thunder_node::agent::Status;
 use thunder_node::agent::control::{self, Reply, Request};
 
+use super::nodes::Picture;
 use crate::cluster_command::fetch;
 use crate::cluster_command::status::failures;
 use crate::up::DataArgs;
@@ -18,7 +19,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// `thunder model load`.
 #[derive(Args)]
 pub struct Load {
-    /// `builtin`, or a folder, a GGUF file or a name of the Hugging Face cache that every node has
+    /// `builtin`, a name of the Hugging Face hub, or a folder or GGUF file that every node has
+    ///
+    /// Nodes that lack a model of the hub get it from nodes that have it, and from the hub if none
+    /// does.
     #[arg(value_name = "MODEL")]
     model: String,
     /// Nodes to run it on together: their number, or their names or ids with commas [default: all]
@@ -32,7 +36,7 @@ pub struct Load {
     /// The model runs on these nodes, unless --nodes says otherwise; a node without a weight has 1.
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = parse_share)]
     split: Vec<(String, u32)>,
-    /// Seconds to wait until the model is ready; 0 does not wait
+    /// Seconds to wait until the model is ready, downloads aside; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
     /// Options for `thunder serve`, after --, e.g. -- --context 4096 --memory 8G
@@ -97,9 +101,17 @@ fn parse_share(text: &str) -> Result<(String, u32), String> {
 
 /// Waits until a model is ready.
 async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
-    let began = Instant::now();
+    let (mut began, mut picture) = (Instant::now(), Picture::default());
     while began.elapsed() < limit {
         let status: Status = fetch(data).await?;
+        match status.tasks.iter().find(|task| task.model == name && !task.is_over()) {
+            Some(task) => {
+                picture.show(task);
+                // A download takes as long as it takes.
+                began = Instant::now();
+            }
+            None => picture.clear(),
+        }
         let Some(model) = status.models.iter().find(|model| model.name == name) else {
             bail!("{name} was unloaded meanwhile");
         };
