@@ -45,8 +45,8 @@ pub fn cached_models(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     Ok(models)
 }
 
-/// A model of a cache; `None` if the cache has only other revisions of the repository, or files that
-/// are not a model's.
+/// A model of a cache; `None` if the cache has only other revisions of the repository, or files
+/// that are not a model's.
 fn cached_model(cache: &Path, name: String) -> Option<CachedModel> {
     match locate_in(&name, cache) {
         Ok(located) => {

@@ -26,7 +26,7 @@ use thunder_hub::{
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
 
-/// A machine with a cache. It dies for good after sending so many bytes.
+/// A machine with a cache. It dies for good once it has sent `life` bytes.
 #[derive(Debug)]
 struct Machine {
     name: &'static str,

@@ -1,9 +1,9 @@
 //! Models on the disks of nodes: what each has, and how they come from one to another.
 //!
 //! A node sends the models of its Hugging Face cache to members, in the hub's own form over a
-//! member's call ([`serving`]); a node that lacks a model pulls it from those that have it, and from
-//! the hub only if none does ([`jobs`]). [`tasks`] does this on several nodes, so that one download
-//! serves all.
+//! member's call ([`serving`]). A node that lacks a model pulls it from those that have it, and
+//! from the hub only if none does ([`jobs`]). [`tasks`] does this on several nodes, so that one
+//! download serves all.
 
 mod jobs;
 mod serving;
