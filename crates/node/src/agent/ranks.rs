@@ -29,6 +29,9 @@ const NOT_INHERITED: [&str; 9] = [
     "MLX_HOSTFILE",
 ];
 
+/// Variable: whether ranks encrypt what they send by TCP.
+const ENCRYPT: &str = "THUNDER_ENCRYPT";
+
 /// Variable: the networks of the cables, which ranks prefer.
 const CABLES: &str = "THUNDER_CABLES";
 
@@ -122,6 +125,10 @@ impl Agent {
                 .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
                 .env("THUNDER_COORDINATOR", coordinator.to_string())
                 .env("THUNDER_SECRET", &start.secret);
+            // The operator may decide otherwise for a network that is his alone.
+            if std::env::var_os(ENCRYPT).is_none() {
+                command.env(ENCRYPT, "1");
+            }
             // What `thunder mac setup` has left here: the ranks then use the cables.
             if let Some(cables) = installed_cables().filter(|_| std::env::var_os(CABLES).is_none()) {
                 command.env(CABLES, cables);
