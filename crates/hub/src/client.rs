@@ -1,6 +1,6 @@
 //! Requests to the hub. The token is sent to the hub only, never to a host that it redirects to.
 
-use std::{io::Read as _, time::Duration};
+use std::{io::Read as _, sync::Arc, time::Duration};
 
 use ureq::{
     Agent, Body,
@@ -10,6 +10,8 @@ use ureq::{
 use crate::{
     error::HubError,
     failure::Failure,
+    options::PullOptions,
+    peer::{self, Peer},
     url::{escape, origin, resolve},
 };
 
@@ -20,11 +22,18 @@ const MAX_LISTING_BYTES: u64 = 16 << 20;
 /// Longest wait between two attempts.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// A connection pool for one hub.
+/// The address of a peer in requests: it is known by its connection.
+const PEER_ENDPOINT: &str = "http://peer";
+/// A peer that sends nothing for this long is given up for another. The hub may be slower.
+const PEER_STALL: Duration = Duration::from_secs(5);
+
+/// A connection pool for one hub, or one peer.
 pub(crate) struct Client {
     agent: Agent,
     /// The hub's address, without a slash at the end.
     endpoint: String,
+    /// A peer's name, or the hub's address.
+    pub(crate) name: String,
     token: Option<String>,
     /// Attempts in a row that gain no byte before giving up.
     attempts: u32,
@@ -40,29 +49,37 @@ pub(crate) struct RemoteFile {
 }
 
 impl Client {
-    pub(crate) fn new(
-        endpoint: &str,
-        token: Option<String>,
-        attempts: u32,
-        first_wait: Duration,
-        stall: Duration,
-    ) -> Result<Self, HubError> {
-        let endpoint = endpoint.trim_end_matches('/').to_owned();
+    /// For the hub of `options`.
+    pub(crate) fn new(options: &PullOptions) -> Result<Self, HubError> {
+        let endpoint = options.endpoint.trim_end_matches('/').to_owned();
         let valid = origin(&endpoint).is_some_and(|(scheme, _)| scheme == "http" || scheme == "https");
         if !valid {
             return Err(HubError::BadEndpoint { endpoint });
         }
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .user_agent(concat!("thunderhead/", env!("CARGO_PKG_VERSION")))
-            // A compressed response would not have the requested length.
-            .accept_encoding("identity")
-            .timeout_connect(Some(stall))
-            .timeout_recv_response(Some(stall))
-            .timeout_per_read(Some(stall))
-            .build();
-        Ok(Self { agent: config.into(), endpoint, token, attempts: attempts.max(1), first_wait })
+        let agent = config(options.stall).build().into();
+        let (name, token) = (endpoint.clone(), options.token.clone());
+        Ok(Self {
+            agent,
+            endpoint,
+            name,
+            token,
+            attempts: options.attempts.max(1),
+            first_wait: options.first_wait,
+        })
+    }
+
+    /// For a peer.
+    pub(crate) fn of_peer(peer: &Arc<dyn Peer>, options: &PullOptions) -> Self {
+        // A proxy of the environment leads to the internet.
+        let config = config(options.stall.min(PEER_STALL)).proxy(None).build();
+        Self {
+            agent: peer::agent(config, peer.clone()),
+            endpoint: PEER_ENDPOINT.to_owned(),
+            name: peer.name(),
+            token: None,
+            attempts: options.attempts.max(1),
+            first_wait: options.first_wait,
+        }
     }
 
     /// The hub's JSON list of a revision's files.
@@ -183,11 +200,17 @@ impl Client {
 
     /// Sleeps after failure number `failed` in a row and returns the wait; `None` means to give up.
     pub(crate) fn wait_before_retry(&self, failure: &Failure, failed: u32) -> Option<Duration> {
-        if !failure.retry || failed >= self.attempts {
+        if failure.retry { self.pause(failure.wait, failed) } else { None }
+    }
+
+    /// Sleeps after failure number `failed` in a row, for as long as the server has asked or ever
+    /// longer; `None` if it has failed too often.
+    pub(crate) fn pause(&self, asked: Option<Duration>, failed: u32) -> Option<Duration> {
+        if failed >= self.attempts {
             return None;
         }
         let doubled = self.first_wait.saturating_mul(1 << (failed - 1).min(16));
-        let wait = failure.wait.unwrap_or(doubled).min(MAX_WAIT);
+        let wait = asked.unwrap_or(doubled).min(MAX_WAIT);
         std::thread::sleep(wait);
         Some(wait)
     }
@@ -201,7 +224,7 @@ impl Client {
         failure: Failure,
         attempts: u32,
     ) -> HubError {
-        let (repo, file, endpoint) = (repo.to_owned(), file.to_owned(), self.endpoint.clone());
+        let (repo, file, endpoint) = (repo.to_owned(), file.to_owned(), self.name.clone());
         let Failure { reason, retry, is_unreachable, status, code, .. } = failure;
         match (status, code.as_deref()) {
             (_, Some("GatedRepo")) => HubError::Gated { repo, file, endpoint },
@@ -220,6 +243,18 @@ impl Client {
             _ => HubError::Response { repo, file, reason },
         }
     }
+}
+
+fn config(stall: Duration) -> ureq::config::ConfigBuilder<ureq::typestate::AgentScope> {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .user_agent(concat!("thunderhead/", env!("CARGO_PKG_VERSION")))
+        // A compressed response would not have the requested length.
+        .accept_encoding("identity")
+        .timeout_connect(Some(stall))
+        .timeout_recv_response(Some(stall))
+        .timeout_per_read(Some(stall))
 }
 
 /// The name of the list of files in messages.
@@ -249,7 +284,8 @@ mod tests {
     #[test]
     fn an_endpoint_must_be_an_http_address() {
         let new = |endpoint: &str| {
-            Client::new(endpoint, None, 1, Duration::ZERO, Duration::from_secs(1)).map(|c| c.endpoint)
+            let options = PullOptions { endpoint: endpoint.to_owned(), ..PullOptions::from_env() };
+            Client::new(&options).map(|client| client.endpoint)
         };
         assert_eq!(new("http://127.0.0.1:9/").expect("an address"), "http://127.0.0.1:9");
         for bad in ["", "huggingface.co", "ftp://x", "https://"] {

@@ -14,11 +14,12 @@ use ureq::{
 
 use crate::{
     cache::{RepoFolder, create_parent},
-    checksum::Checksum,
     client::{Client, RemoteFile},
     error::HubError,
     failure::Failure,
+    hasher::Hasher,
     progress::PullEvent,
+    sources::{Sources, Turns},
 };
 
 /// Bytes read and hashed at a time.
@@ -26,7 +27,7 @@ const BUFFER_BYTES: usize = 1 << 18;
 
 /// What all downloads of a pull share.
 pub(crate) struct Download<'a> {
-    pub(crate) client: &'a Client,
+    pub(crate) sources: &'a Sources,
     pub(crate) folder: &'a RepoFolder,
     pub(crate) repo: &'a str,
     pub(crate) revision: &'a str,
@@ -58,43 +59,80 @@ impl From<HubError> for AttemptError {
     }
 }
 
+/// A part file that is being filled.
+struct Part {
+    file: File,
+    hasher: Hasher,
+    /// Bytes that are there and hashed.
+    done: u64,
+    buffer: Vec<u8>,
+}
+
 impl Download<'_> {
-    /// Downloads a file's content into its blob. Returns early, without an error, if another file
-    /// failed.
-    pub(crate) fn blob(&self, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
+    /// Downloads a file's content into its blob; `number` spreads files over peers. Returns early,
+    /// without an error, if another file failed. If what peers sent has a wrong checksum, it comes
+    /// again from the other sources.
+    pub(crate) fn blob(&self, number: usize, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
+        let mut without = Vec::new();
+        loop {
+            let mut turns = Turns::new(&self.sources.clients, number, &without);
+            let failed = match self.try_blob(file, remote, &mut turns) {
+                Err(error @ HubError::Checksum { .. }) => error,
+                other => return other,
+            };
+            let used = turns.used;
+            let rest = Turns::new(&self.sources.clients, 0, &[&without[..], &used[..]].concat());
+            if used.is_empty() || rest.is_empty() {
+                return Err(failed);
+            }
+            let reason = format!("{failed} (from {})", used.join(" and "));
+            (self.progress)(PullEvent::Retry { file, reason: &reason, wait: std::time::Duration::ZERO });
+            without.extend(used);
+        }
+    }
+
+    fn try_blob(&self, file: &str, remote: &RemoteFile, turns: &mut Turns<'_>) -> Result<(), HubError> {
         let path = self.folder.part(&remote.etag);
         create_parent(&path)?;
-        let mut part = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(HubError::io("open", &path))?;
-        let mut checksum = Checksum::for_etag(&remote.etag, remote.size);
-        let mut done = self.resume(&mut part, file, remote, &mut checksum)?;
-        let mut failed = 0;
-        while done < remote.size {
-            let before = done;
-            let failure = match self.attempt(&mut part, file, remote, &mut checksum, &mut done) {
+        let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
+        let mut part = Part {
+            file: open.map_err(HubError::io("open", &path))?,
+            hasher: Hasher::new(&remote.etag, remote.size),
+            done: 0,
+            buffer: vec![0; BUFFER_BYTES],
+        };
+        self.resume(&mut part, file, remote)?;
+        while part.done < remote.size {
+            let before = part.done;
+            let client = turns.client();
+            if self.sources.clients.len() > 1 {
+                (self.progress)(PullEvent::Source { file, from: &client.name });
+            }
+            let ended = self.attempt(client, &mut part, file, remote);
+            if part.done > before {
+                // Attempts that gain bytes have no limit in number.
+                turns.gained();
+            }
+            let failure = match ended {
                 Ok(AttemptEnd::Complete) => break,
                 Ok(AttemptEnd::Stopped) => return Ok(()),
                 Err(AttemptError::Local(error)) => return Err(error),
                 Err(AttemptError::Remote(failure)) => failure,
             };
-            // Attempts that gain bytes have no limit in number.
-            failed = if done > before { 1 } else { failed + 1 };
-            match self.client.wait_before_retry(&failure, failed) {
-                Some(wait) => (self.progress)(PullEvent::Retry { file, reason: &failure.reason, wait }),
-                None => return Err(self.client.error(self.repo, self.revision, file, failure, failed)),
+            let reason = failure.reason.clone();
+            match turns.failed(failure) {
+                Ok(wait) => (self.progress)(PullEvent::Retry { file, reason: &reason, wait }),
+                Err((failure, failed)) => {
+                    return Err(client.error(self.repo, self.revision, file, failure, failed));
+                }
             }
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
         }
-        part.sync_all().map_err(HubError::io("write", &path))?;
-        drop(part);
-        if let Some((algorithm, actual)) = checksum.finish().filter(|(_, actual)| *actual != remote.etag) {
+        part.file.sync_all().map_err(HubError::io("write", &path))?;
+        drop(part.file);
+        if let Some((algorithm, actual)) = part.hasher.finish().filter(|(_, actual)| *actual != remote.etag) {
             fs::remove_file(&path).map_err(HubError::io("delete", &path))?;
             let (repo, file, expected) = (self.repo.into(), file.into(), remote.etag.clone());
             return Err(HubError::Checksum { repo, file, algorithm, expected, actual });
@@ -105,63 +143,53 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// Hashes the bytes that an earlier pull left and returns their number.
-    fn resume(
-        &self,
-        part: &mut File,
-        file: &str,
-        remote: &RemoteFile,
-        checksum: &mut Checksum,
-    ) -> Result<u64, HubError> {
+    /// Hashes the bytes that an earlier pull left.
+    fn resume(&self, part: &mut Part, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
         let path = self.folder.part(&remote.etag);
-        let mut buffer = vec![0; BUFFER_BYTES];
-        let mut done = 0;
         loop {
-            let read = part.read(&mut buffer).map_err(HubError::io("read", &path))?;
-            done += read as u64;
+            let read = part.file.read(&mut part.buffer).map_err(HubError::io("read", &path))?;
+            part.done += read as u64;
             if read == 0 {
                 break;
             }
-            checksum.update(&buffer[..read]);
+            part.hasher.update(&mut part.buffer, read);
         }
-        if done > remote.size {
-            *checksum = Checksum::for_etag(&remote.etag, remote.size);
+        if part.done > remote.size {
             self.restart(part, remote)?;
-            done = 0;
         }
-        (self.progress)(PullEvent::Bytes { file, done, total: remote.size });
-        Ok(done)
+        (self.progress)(PullEvent::Bytes { file, done: part.done, total: remote.size });
+        Ok(())
     }
 
     /// Empties the part file.
-    fn restart(&self, part: &mut File, remote: &RemoteFile) -> Result<(), HubError> {
+    fn restart(&self, part: &mut Part, remote: &RemoteFile) -> Result<(), HubError> {
         let path = self.folder.part(&remote.etag);
-        part.set_len(0).and_then(|()| part.rewind()).map_err(HubError::io("write", path))
+        part.file.set_len(0).and_then(|()| part.file.rewind()).map_err(HubError::io("write", path))?;
+        part.hasher = Hasher::new(&remote.etag, remote.size);
+        part.done = 0;
+        Ok(())
     }
 
-    /// Requests the bytes from `done` on and appends them to the part file.
+    /// Requests the bytes that are missing and appends them to the part file.
     fn attempt(
         &self,
-        part: &mut File,
+        client: &Client,
+        part: &mut Part,
         file: &str,
         remote: &RemoteFile,
-        checksum: &mut Checksum,
-        done: &mut u64,
     ) -> Result<AttemptEnd, AttemptError> {
         let response =
-            self.client.content(self.repo, self.commit, file, *done).map_err(AttemptError::Remote)?;
+            client.content(self.repo, self.commit, file, part.done).map_err(AttemptError::Remote)?;
         let resumes = response.status().as_u16() == 206;
-        if resumes && content_range(&response) != Some((*done, remote.size)) {
+        if resumes && content_range(&response) != Some((part.done, remote.size)) {
             let reason = format!(
-                "asked for bytes from {done} of {}, but the server sent a different range",
-                remote.size
+                "asked for bytes from {} of {}, but the server sent a different range",
+                part.done, remote.size
             );
             return Err(AttemptError::Remote(Failure::permanent(reason)));
         }
-        if !resumes && *done > 0 {
+        if !resumes && part.done > 0 {
             // The server does not support ranges (or, with 416, has a shorter file): start over.
-            *done = 0;
-            *checksum = Checksum::for_etag(&remote.etag, remote.size);
             self.restart(part, remote)?;
         }
         if response.status().as_u16() == 416 {
@@ -169,21 +197,23 @@ impl Download<'_> {
             return Err(AttemptError::Remote(Failure::transient(reason)));
         }
         let mut body = response.into_body().into_reader();
-        let mut buffer = vec![0; BUFFER_BYTES];
-        while *done < remote.size {
+        while part.done < remote.size {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(AttemptEnd::Stopped);
             }
-            let wanted = usize::try_from(remote.size - *done).unwrap_or(usize::MAX).min(buffer.len());
-            let read =
-                body.read(&mut buffer[..wanted]).map_err(|error| broken(*done, remote.size, &error))?;
+            let left = usize::try_from(remote.size - part.done).unwrap_or(usize::MAX);
+            let wanted = left.min(part.buffer.len());
+            let read = body
+                .read(&mut part.buffer[..wanted])
+                .map_err(|error| broken(part.done, remote.size, &error))?;
             if read == 0 {
-                return Err(broken(*done, remote.size, &"the server closed it"));
+                return Err(broken(part.done, remote.size, &"the server closed it"));
             }
-            part.write_all(&buffer[..read]).map_err(HubError::io("write", self.folder.part(&remote.etag)))?;
-            checksum.update(&buffer[..read]);
-            *done += read as u64;
-            (self.progress)(PullEvent::Bytes { file, done: *done, total: remote.size });
+            let written = part.file.write_all(&part.buffer[..read]);
+            written.map_err(HubError::io("write", self.folder.part(&remote.etag)))?;
+            part.hasher.update(&mut part.buffer, read);
+            part.done += read as u64;
+            (self.progress)(PullEvent::Bytes { file, done: part.done, total: remote.size });
         }
         Ok(AttemptEnd::Complete)
     }

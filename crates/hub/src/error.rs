@@ -231,6 +231,14 @@ pub enum HubError {
         /// org/name.
         repo: String,
     },
+    /// A model that is to be removed is not there.
+    #[error("{name} is not in {}; `thunder model list` shows what is", cache.display())]
+    NotInCache {
+        /// The model.
+        name: String,
+        /// The cache.
+        cache: PathBuf,
+    },
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

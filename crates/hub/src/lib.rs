@@ -15,6 +15,9 @@
 //! # }
 //! ```
 //!
+//! Machines that have a model can [`serve`] it to others in the hub's form; [`PullOptions::peers`]
+//! are asked before the hub.
+//!
 //! The cache has the layout of Python's `huggingface_hub`: transformers and MLX find the models
 //! that this crate pulls, and this crate finds theirs.
 //!
@@ -29,14 +32,19 @@ mod environment;
 mod error;
 mod failure;
 mod gguf;
+mod hasher;
 mod listing;
 mod locate;
 mod names;
 mod options;
 mod parallel;
+mod peer;
 mod platform;
 mod progress;
 mod pull;
+mod serve;
+mod served;
+mod sources;
 mod url;
 mod verify;
 
@@ -44,7 +52,11 @@ pub use environment::cache_root;
 pub use error::HubError;
 pub use gguf::gguf_parts;
 pub use locate::{Located, gguf_names_in, locate, locate_in};
+pub use names::is_hub_name;
 pub use options::PullOptions;
+pub use peer::{Peer, PeerStream};
 pub use progress::PullEvent;
 pub use pull::pull;
+pub use serve::{Served, serve};
+pub use served::{CachedModel, cached_models, remove};
 pub use verify::{Verified, verify};

@@ -9,14 +9,14 @@ use crate::{
 };
 
 /// The hub's response to `/api/models/<repo>/revision/<revision>`, limited to the fields used here.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Listing {
     /// The commit.
     pub(crate) sha: String,
     siblings: Vec<Sibling>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 struct Sibling {
     rfilename: String,
 }

@@ -139,7 +139,7 @@ pub fn gguf_names_in(repo: &str, cache: &Path) -> Vec<String> {
 
 /// GGUF files of a folder and of the folders in it, relative to it. Only those that exist: a link
 /// may lead nowhere.
-fn gguf_files(folder: &Path) -> Vec<String> {
+pub(crate) fn gguf_files(folder: &Path) -> Vec<String> {
     let names = |folder: &Path| -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -158,7 +158,7 @@ fn gguf_files(folder: &Path) -> Vec<String> {
 }
 
 /// A file that is missing from a model folder, because other programs fill the cache file by file.
-fn missing_file(folder: &Path) -> Option<String> {
+pub(crate) fn missing_file(folder: &Path) -> Option<String> {
     if !folder.join("config.json").is_file() {
         return Some("config.json".into());
     }

@@ -39,6 +39,14 @@ pub(crate) fn split_quantization(name: &str) -> Result<(&str, Option<&str>), Str
     }
 }
 
+/// True if a text has the form of a name on the hub with an organization (`org/name`,
+/// `org/name:QUANTIZATION`, `org/name@revision`) and is no path that exists.
+pub fn is_hub_name(text: &str) -> bool {
+    let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
+    let is_name = |(repo, _): (&str, _)| repo.contains('/') && check_repo_name(repo).is_ok();
+    split_quantization(name).is_ok_and(is_name) && is_safe_path(revision) && !Path::new(text).exists()
+}
+
 /// True if a relative path from a server stays inside the folder that it is joined to.
 pub(crate) fn is_safe_path(path: &str) -> bool {
     // `Path` accepts `//` and `/./`, which the hub never sends. A colon means a drive on Windows.

@@ -1,8 +1,8 @@
 //! Options of a pull.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use crate::environment;
+use crate::{environment, peer::Peer};
 
 /// Source, destination and limits of a download.
 #[derive(Debug, Clone)]
@@ -22,7 +22,10 @@ pub struct PullOptions {
     pub first_wait: Duration,
     /// A connection that delivers nothing for this long counts as broken.
     pub stall: Duration,
-    /// Never use the network: fail if a file is missing.
+    /// Machines that may have the model. They are asked first, and the hub for what none of them
+    /// has.
+    pub peers: Vec<Arc<dyn Peer>>,
+    /// Never use the hub: fail if a file is missing and no peer has it.
     pub offline: bool,
     /// Ask the hub for a newer commit even if no file is missing.
     pub refresh: bool,
@@ -43,6 +46,7 @@ impl PullOptions {
             attempts: 5,
             first_wait: Duration::from_millis(500),
             stall: Duration::from_secs(30),
+            peers: Vec::new(),
             offline,
             refresh: false,
         }

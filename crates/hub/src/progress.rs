@@ -24,6 +24,13 @@ pub enum PullEvent<'a> {
         /// The file's size in bytes.
         total: u64,
     },
+    /// A file comes from here now: a peer's name, or the hub's address. Only if there are peers.
+    Source {
+        /// The file.
+        file: &'a str,
+        /// Who sends it.
+        from: &'a str,
+    },
     /// An attempt failed; the wait is over and the next attempt begins.
     Retry {
         /// The file.

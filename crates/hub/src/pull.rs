@@ -8,17 +8,17 @@ use std::{
 
 use crate::{
     cache::{RepoFolder, create_parent},
-    client::{Client, FILE_LIST, RemoteFile},
+    client::RemoteFile,
     download::Download,
     error::HubError,
     gguf::is_gguf,
-    listing::Listing,
     locate::Located,
     names::{check_repo_name, is_safe_path, split_quantization},
     options::PullOptions,
     parallel::in_parallel,
     platform,
     progress::PullEvent,
+    sources::{Sources, Turns},
 };
 
 /// Where models have their pages; the rest of such an address is the name.
@@ -27,7 +27,7 @@ const PAGES: &str = "https://huggingface.co/";
 /// Downloads a model's missing files and returns its folder. `repo` is org/name, or the address of
 /// its page. It may end in a colon and a quantization; then the GGUF files of that quantization are
 /// the model. If an earlier pull of this revision finished and no file is missing, the network is
-/// not used (unless `refresh` is set).
+/// not used (unless `refresh` is set). Peers are asked before the hub.
 ///
 /// # Errors
 /// See [`HubError`]. Downloaded bytes stay, and the next pull resumes there; only a file with a
@@ -62,30 +62,20 @@ pub fn pull(
         Some((files, commit)) if options.offline || !options.refresh => {
             return Ok(located(&commit, &files.iter().map(String::as_str).collect::<Vec<_>>()));
         }
-        None if options.offline => return Err(HubError::Offline { repo: repo.into() }),
+        None if options.offline && options.peers.is_empty() => {
+            return Err(HubError::Offline { repo: repo.into() });
+        }
         _ => {}
     }
     let _lock = lock(&folder, repo)?;
-    let client = Client::new(
-        &options.endpoint,
-        options.token.clone(),
-        options.attempts,
-        options.first_wait,
-        options.stall,
-    )?;
-    let answer = client
-        .retrying(
-            || client.listing(repo, revision),
-            |failure, wait| progress(PullEvent::Retry { file: FILE_LIST, reason: &failure.reason, wait }),
-        )
-        .map_err(|(failure, attempts)| client.error(repo, revision, FILE_LIST, failure, attempts))?;
-    let listing = Listing::parse(repo, &answer)?;
+    let sources = Sources::find(repo, revision, options, progress)?;
+    let listing = &sources.listing;
     let commit = listing.sha.as_str();
     let files = listing.needed(repo, quantization)?;
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let stop = AtomicBool::new(false);
     let download =
-        Download { client: &client, folder: &folder, repo, revision, commit, progress, stop: &stop };
+        Download { sources: &sources, folder: &folder, repo, revision, commit, progress, stop: &stop };
 
     let remotes = remote_files(&download, &files, options.jobs)?;
     let mut missing = missing(&folder, &files, &remotes)?;
@@ -94,7 +84,10 @@ pub fn pull(
     check_space(&folder, repo, &missing)?;
     // Largest file first, so that no worker downloads it alone at the end.
     missing.sort_by_key(|(_, remote)| std::cmp::Reverse(remote.size));
-    in_parallel(&missing, options.jobs, &stop, |(file, remote)| download.blob(file, remote))?;
+    let numbered: Vec<_> = missing.iter().enumerate().collect();
+    in_parallel(&numbered, options.jobs, &stop, |(number, (file, remote))| {
+        download.blob(*number, file, remote)
+    })?;
 
     for (file, remote) in files.iter().zip(&remotes) {
         folder.link(commit, file, &remote.etag)?;
@@ -106,7 +99,7 @@ pub fn pull(
 
 /// Takes the lock of a repository for the time of a pull. The system releases it if the process
 /// dies.
-fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
+pub(crate) fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
     let path = folder.lock();
     create_parent(&path)?;
     let file = File::create(&path).map_err(HubError::io("create", &path))?;
@@ -122,20 +115,30 @@ fn remote_files(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<
     let found = Mutex::new(vec![None; files.len()]);
     let numbered: Vec<(usize, &str)> = files.iter().copied().enumerate().collect();
     in_parallel(&numbered, jobs, download.stop, |&(index, file)| {
-        let client = download.client;
-        let remote = client
-            .retrying(
-                || client.remote_file(download.repo, download.commit, file),
-                |failure, wait| (download.progress)(PullEvent::Retry { file, reason: &failure.reason, wait }),
-            )
-            .map_err(|(failure, attempts)| {
-                client.error(download.repo, download.revision, file, failure, attempts)
-            })?;
+        let remote = remote_file(download, index, file)?;
         found.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(remote);
         Ok(())
     })?;
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(found.into_iter().flatten().collect())
+}
+
+fn remote_file(download: &Download<'_>, index: usize, file: &str) -> Result<RemoteFile, HubError> {
+    let mut turns = Turns::new(&download.sources.clients, index, &[]);
+    loop {
+        let client = turns.client();
+        let failure = match client.remote_file(download.repo, download.commit, file) {
+            Ok(remote) => return Ok(remote),
+            Err(failure) => failure,
+        };
+        let reason = failure.reason.clone();
+        match turns.failed(failure) {
+            Ok(wait) => (download.progress)(PullEvent::Retry { file, reason: &reason, wait }),
+            Err((failure, attempts)) => {
+                return Err(client.error(download.repo, download.revision, file, failure, attempts));
+            }
+        }
+    }
 }
 
 /// The files whose content is not in the cache; one of each group with the same content.

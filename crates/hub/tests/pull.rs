@@ -35,6 +35,7 @@ impl Fixture {
             attempts: 4,
             first_wait: Duration::from_millis(5),
             stall: Duration::from_secs(10),
+            peers: Vec::new(),
             offline: false,
             refresh: false,
         };

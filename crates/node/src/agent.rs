@@ -18,6 +18,7 @@ mod loading;
 mod log;
 mod machine;
 mod measure;
+mod models;
 mod ranks;
 mod state;
 mod status;
@@ -46,6 +47,7 @@ use state::State;
 
 pub use desk::CableBench;
 pub use log::LogLine;
+pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
 /// The port of nodes, unless another is chosen.
@@ -84,6 +86,8 @@ pub struct AgentOptions {
     pub program: PathBuf,
     /// The version to tell the others; `None`: this program's. Only tests tell another.
     pub version: Option<String>,
+    /// Where models are kept and come from. Peers are set by the agent.
+    pub models: thunder_hub::PullOptions,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
 }
@@ -149,6 +153,12 @@ struct Inner {
     api: Option<SocketAddr>,
     /// What has happened lately.
     log: log::Log,
+    /// Jobs with the models on this node's disk.
+    jobs: models::Jobs,
+    /// Tasks with models on several nodes.
+    tasks: models::Tasks,
+    /// What is sent to other nodes.
+    serving: models::Serving,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
     /// Where requests were sent.
@@ -204,6 +214,9 @@ impl Agent {
             groups: Mutex::default(),
             api,
             log: log::Log::default(),
+            jobs: models::Jobs::default(),
+            tasks: models::Tasks::default(),
+            serving: models::Serving::default(),
             measured: Mutex::default(),
             router: Mutex::default(),
             alone: tokio::sync::Mutex::default(),

@@ -1,7 +1,10 @@
 //! What a node tells the others about its machine and its ranks.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
+use crate::agent::Work;
 use crate::document::Stamp;
 use crate::id::NodeId;
 
@@ -29,6 +32,9 @@ pub struct NodeReport {
     /// How fast the machine computes; `None` until it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedReport>,
+    /// What is done with the models on its disk.
+    #[serde(default)]
+    pub jobs: Vec<JobReport>,
 }
 
 /// How fast a machine computes, as `thunder bench machine` measures it.
@@ -44,6 +50,46 @@ pub struct SpeedReport {
     pub prompt_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
+}
+
+/// A job with a model on a node's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReport {
+    /// Its number on the node.
+    pub id: u64,
+    /// org/name, or org/name:QUANTIZATION.
+    pub model: String,
+    /// What is done.
+    pub work: Work,
+    /// Who has sent bytes: nodes, or the hub's address.
+    pub from: Vec<String>,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all; 0 until that is known.
+    pub total: u64,
+    /// How it is.
+    pub state: JobState,
+}
+
+/// How a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// It runs.
+    Running,
+    /// It has ended well, in words.
+    Done(String),
+    /// It has failed, in words.
+    Failed(String),
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running => f.write_str("it runs"),
+            Self::Done(words) | Self::Failed(words) => f.write_str(words),
+        }
+    }
 }
 
 /// A link from one node to another, as a TLS connection over it was measured.
@@ -135,6 +181,7 @@ impl NodeReport {
             ranks: Vec::new(),
             links: Vec::new(),
             speed: None,
+            jobs: Vec::new(),
         }
     }
 }

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use thunder_hub::PullOptions;
 use thunder_node::agent::control::{Reply, Request, ask};
-use thunder_node::agent::{Agent, AgentOptions, Status};
+use thunder_node::agent::{Agent, AgentOptions, ModelAnswer, ModelAsk, Status, TaskStatus, Work};
 use thunder_node::identity::Identity;
 use thunder_node::joining::token::Token;
 use thunder_node::storage::DataFolder;
@@ -42,6 +43,7 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         api_keys: Vec::new(),
         program: "/nonexistent/thunder".into(),
         version: None,
+        models: PullOptions { cache: data.join("models"), offline: true, ..PullOptions::from_env() },
         extension: None,
     }
 }
@@ -378,4 +380,92 @@ fn an_idle_cluster_takes_little_of_a_core() {
     let each = share / nodes.len() as f64;
     println!("an idle node of three takes {:.2} % of a core", each * 100.0);
     assert!(each < 0.02, "{each}");
+}
+
+/// A model in a node's cache, of a file of random bytes, as `thunder model pull` leaves it.
+fn put_model(node: &Node, repo: &str, bytes: usize) -> Vec<u8> {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let weights = thunder_testing::Random::new(5).bytes(bytes);
+    let folder = node.folder.path().join("models").join(format!("models--{}", repo.replace('/', "--")));
+    let snapshot = folder.join("snapshots").join(COMMIT);
+    for name in ["blobs", "refs"] {
+        std::fs::create_dir_all(folder.join(name)).unwrap();
+    }
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    for (name, content) in [("config.json", &b"{}"[..]), ("model.safetensors", &weights[..])] {
+        let hash = ring::digest::digest(&ring::digest::SHA256, content);
+        let etag: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        std::fs::write(folder.join("blobs").join(&etag), content).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/{etag}"), snapshot.join(name)).unwrap();
+    }
+    weights
+}
+
+fn weights_of(node: &Node, repo: &str) -> Option<Vec<u8>> {
+    let located = thunder_hub::locate_in(repo, &node.folder.path().join("models")).ok()?;
+    std::fs::read(located.folder.join("model.safetensors")).ok()
+}
+
+/// Does a job with a model on nodes, and returns the task once it has ended.
+fn do_task(node: &Node, nodes: &[&str], work: Work, model: &str) -> TaskStatus {
+    let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+    let ask = ModelAsk::Begin { work, model: model.to_owned(), revision: "main".into() };
+    let Ok(Reply::Begun(id)) = node.ask(Request::Models { nodes, ask }) else { panic!("it begins") };
+    let mut ended = None;
+    wait("the task", || {
+        ended = node.status().tasks.into_iter().find(|task| task.id == id && task.is_over());
+        ended.is_some()
+    });
+    ended.unwrap()
+}
+
+#[test]
+fn a_model_of_one_node_reaches_all_and_what_is_damaged_is_found() {
+    let nodes = cluster(&["a", "b", "c"]);
+    let weights = put_model(&nodes[0], "org/name", 5_000_000);
+    // Asked on a node that has nothing to do with it.
+    let task = do_task(&nodes[2], &[], Work::Pull, "org/name");
+    assert_eq!(task.failures(), Vec::<String>::new());
+    assert_eq!(task.nodes.len(), 3);
+    for node in &nodes {
+        assert!(weights_of(node, "org/name") == Some(weights.clone()), "{}", node.name);
+    }
+    let sent: u64 = nodes.iter().map(|node| node.status().sent_bytes).sum();
+    assert!(sent >= 2 * 5_000_000, "{sent}");
+    let Ok(Reply::Models(lists)) = nodes[1].ask(Request::Models { nodes: Vec::new(), ask: ModelAsk::List })
+    else {
+        panic!("a list")
+    };
+    assert!(
+        lists.iter().all(|(_, list)| matches!(list, Ok(ModelAnswer::Models(models)) if models.len() == 1))
+    );
+    // A byte changes on a disk.
+    let located = thunder_hub::locate_in("org/name", &nodes[1].folder.path().join("models")).unwrap();
+    let blob = std::fs::canonicalize(located.folder.join("model.safetensors")).unwrap();
+    let mut bytes = std::fs::read(&blob).unwrap();
+    bytes[4_000_000] ^= 4;
+    std::fs::write(&blob, bytes).unwrap();
+    let verified = do_task(&nodes[0], &[], Work::Verify, "org/name");
+    let failures = verified.failures();
+    assert!(failures.len() == 1 && failures[0].starts_with("b: damaged"), "{failures:?}");
+    let remove = Request::Models { nodes: vec!["b".into()], ask: ModelAsk::Remove("org/name".into()) };
+    assert!(matches!(&nodes[0].ask(remove).unwrap(), Reply::Models(done) if done[0].1.is_ok()));
+    assert_eq!(weights_of(&nodes[1], "org/name"), None);
+    assert_eq!(do_task(&nodes[0], &["b"], Work::Pull, "org/name").failures(), Vec::<String>::new());
+    assert!(weights_of(&nodes[1], "org/name") == Some(weights));
+    let none = do_task(&nodes[0], &["b", "c"], Work::Pull, "org/none").failures();
+    assert!(none.len() == 2 && none[0].contains("org/none"), "{none:?}");
+}
+
+#[test]
+fn a_removed_node_gets_no_weights() {
+    let nodes = cluster(&["a", "b"]);
+    put_model(&nodes[0], "org/name", 1000);
+    assert_eq!(do_task(&nodes[1], &["b"], Work::Pull, "org/name").failures(), Vec::<String>::new());
+    nodes[0].ask(Request::Remove("b".into())).unwrap();
+    wait("b is removed", || nodes[1].status().removed);
+    std::fs::remove_dir_all(nodes[1].folder.path().join("models")).unwrap();
+    let failures = do_task(&nodes[1], &[], Work::Pull, "org/name").failures();
+    assert!(weights_of(&nodes[1], "org/name").is_none(), "{failures:?}");
 }

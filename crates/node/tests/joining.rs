@@ -301,3 +301,38 @@ async fn a_thousand_half_open_connections_do_not_keep_a_member_out() {
     }
     assert!((1..=256).contains(&open), "{open} connections are held");
 }
+
+#[tokio::test]
+async fn a_members_recorded_connection_cannot_be_played_again() {
+    let (member, peer) = (Node::start(), Node::start());
+    member.trust(&[&peer]);
+    // Somebody on the way writes down all that the member sends.
+    let between = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, target) = (between.local_addr().unwrap(), member.address);
+    let recording = tokio::spawn(async move {
+        let (near, _) = between.accept().await.unwrap();
+        let (mut from, mut back) = near.into_split();
+        let (mut replies, mut to) = TcpStream::connect(target).await.unwrap().into_split();
+        tokio::spawn(async move { tokio::io::copy(&mut replies, &mut back).await });
+        let (mut recorded, mut piece) = (Vec::new(), [0; 4096]);
+        while let Ok(count @ 1..) = from.read(&mut piece).await {
+            recorded.extend_from_slice(&piece[..count]);
+            to.write_all(&piece[..count]).await.unwrap();
+        }
+        recorded
+    });
+    assert!(peer.echo_of(address, member.id).await);
+    let recorded = recording.await.unwrap();
+    assert!(recorded.len() > 200, "a handshake and a byte");
+    // A connection that was taken would stay open. The first record is the hello, and the rest
+    // answers what the server says to that.
+    let mut stream = TcpStream::connect(target).await.unwrap();
+    let hello = 5 + usize::from(u16::from_be_bytes([recorded[3], recorded[4]]));
+    stream.write_all(&recorded[..hello]).await.unwrap();
+    assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "the server's part of the handshake");
+    let _ = stream.write_all(&recorded[hello..]).await;
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(3), stream.read_to_end(&mut rest)).await;
+    assert!(read.is_ok(), "the connection is closed at once");
+    assert!(peer.echo(&member).await, "and the member is not disturbed");
+}

@@ -136,6 +136,8 @@ impl Action {
             | Reply::Logs(_)
             | Reply::Looked(_)
             | Reply::CableMeasured(_)
+            | Reply::Models(_)
+            | Reply::Begun(_)
             | Reply::Done
             | Reply::Failed(_) => {}
         }

@@ -4,7 +4,9 @@ mod care;
 mod infer;
 mod list;
 mod load;
+mod nodes;
 mod pull;
+mod remove;
 mod synth;
 
 use std::ffi::OsString;
@@ -31,11 +33,13 @@ pub struct ModelCommand {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Download a model from the Hugging Face hub
+    /// Download a model from the Hugging Face hub, or to nodes of the cluster
     #[command(after_help = pull::HELP)]
     Pull(pull::Pull),
-    /// List the models in the Hugging Face cache
+    /// List the models in the Hugging Face cache, here or on nodes of the cluster
     List(list::List),
+    /// Delete a model from the Hugging Face cache, here or on nodes of the cluster
+    Remove(remove::Remove),
     /// Serve a model on the nodes of the cluster
     Load(load::Load),
     /// Serve a model on the cluster no more
@@ -73,6 +77,7 @@ impl ModelCommand {
         match self.action {
             Action::Pull(pull) => pull.run(),
             Action::List(list) => list.run(),
+            Action::Remove(remove) => remove.run(),
             Action::Load(load) => load.run(),
             Action::Unload(unload) => unload.run(),
             Action::Infer(infer) => infer.run(),

@@ -164,6 +164,8 @@ mod tests {
             newcomers: Vec::new(),
             models: Vec::new(),
             links: Vec::new(),
+            tasks: Vec::new(),
+            sent_bytes: 0,
         };
         let link = LinkStatus {
             from: "a".into(),

@@ -110,6 +110,7 @@ impl UpCommand {
             api_keys: self.keys.api_keys,
             program: std::env::current_exe().context("cannot find this program")?,
             version: None,
+            models: thunder_hub::PullOptions::from_env(),
             extension: Some(Arc::new(Admin::new(crate::command_line()))),
             data: data.clone(),
         };

@@ -5,9 +5,12 @@
 
 mod common;
 mod faults;
+mod strangers;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use common::machine::{Machine, Process, Switch, can_make_machines};
@@ -15,6 +18,9 @@ use serde_json::{Value, json};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_thunder");
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// A library that agents load before they start, if there is one.
+static PRELOAD: OnceLock<PathBuf> = OnceLock::new();
 
 /// A machine with `thunder up`.
 struct Node {
@@ -31,6 +37,9 @@ impl Node {
 
     fn up(&mut self, options: &[&str]) {
         let mut command = self.machine.command(&[&[PROGRAM, "up"], options].concat());
+        if let Some(library) = PRELOAD.get() {
+            command.env("LD_PRELOAD", library);
+        }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.agent = Some(Process(child));
     }

@@ -1,6 +1,8 @@
 //! A server on 127.0.0.1 that imitates the hub and, on a second port, the host that the hub
 //! redirects to for large files. Tests inject faults.
 
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     io::{BufRead as _, BufReader, Write as _},

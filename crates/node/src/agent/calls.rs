@@ -12,6 +12,7 @@ use super::Agent;
 use super::desk::{BenchRank, CableBench};
 use super::log::LogLine;
 use super::measure;
+use super::models::{ModelAnswer, ModelAsk};
 use super::ranks::StartRank;
 use crate::canary::CanaryAnswer;
 use crate::document::Stamp;
@@ -71,6 +72,10 @@ pub(super) enum Call {
     MeasureCable(CableBench),
     /// Run a rank of a cable's measurement.
     BenchRank(BenchRank),
+    /// A question about the models on the node's disk.
+    Models(ModelAsk),
+    /// Serve the models of the node's disk: what follows is the hub's HTTP.
+    Weights,
 }
 
 /// The reply.
@@ -94,6 +99,10 @@ pub(super) enum CallReply {
     Looked(String),
     /// What a rank of `thunder bench comm` has printed.
     Benched(String),
+    /// About models on the disk.
+    Models(ModelAnswer),
+    /// What follows is HTTP in the hub's form.
+    Weights,
     /// Not done, in words.
     Refused(String),
 }
@@ -101,14 +110,20 @@ pub(super) enum CallReply {
 impl Agent {
     /// Serves one call.
     pub(super) async fn serve_call(self, mut connection: Connection) {
-        if let Err(error) = self.answer_call(&mut connection).await {
-            tracing::debug!(from = %connection.remote, "a call failed: {error}");
+        let remote = connection.remote;
+        let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
+        let served = match wire::within(CALL_LIMIT, request).await {
+            Ok(Call::Weights) => self.serve_weights(connection).await,
+            Ok(call) => self.answer_call(&mut connection, call).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = served {
+            tracing::debug!(from = %remote, "a call failed: {error}");
         }
     }
 
-    async fn answer_call(&self, connection: &mut Connection) -> Result<(), WireError> {
-        let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
-        match wire::within(CALL_LIMIT, request).await? {
+    async fn answer_call(&self, connection: &mut Connection, call: Call) -> Result<(), WireError> {
+        match call {
             Call::StartRank(start) => {
                 let started = self.start_follower(connection.peer, connection.remote, start);
                 let reply = started.map_or_else(CallReply::Refused, |()| CallReply::Started);
@@ -138,6 +153,13 @@ impl Agent {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
             }
+            Call::Models(ask) => {
+                let answer = self.answer_models(ask).await;
+                let reply = answer.map_or_else(CallReply::Refused, CallReply::Models);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            // It takes the connection.
+            Call::Weights => Ok(()),
             Call::Look => {
                 let reply = self.look_here().await.map_or_else(CallReply::Refused, CallReply::Looked);
                 wire::send(&mut connection.stream, &reply).await
@@ -176,7 +198,7 @@ impl Agent {
     }
 
     /// Waits until a node is a member no longer.
-    async fn until_removed(&self, node: NodeId) {
+    pub(super) async fn until_removed(&self, node: NodeId) {
         let mut changes = self.changes();
         loop {
             changes.mark_unchanged();

@@ -16,6 +16,7 @@ use super::desk::CableBench;
 use super::host::unix_s;
 use super::log::LogLine;
 use super::measure;
+use super::models::{ModelAnswer, ModelAsk};
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
 use crate::document::{Document, DocumentError, ModelWish, PlannedLayout};
 use crate::id::NodeId;
@@ -96,6 +97,13 @@ pub enum Request {
     },
     /// Measure a cable between two nodes.
     MeasureCable(CableBench),
+    /// A question about the models on nodes' disks, or a job with one.
+    Models {
+        /// Names or ids; empty: all that answer.
+        nodes: Vec<String>,
+        /// What is asked.
+        ask: ModelAsk,
+    },
     /// Leave the cluster, and end the agent.
     Leave,
     /// End the agent.
@@ -128,6 +136,10 @@ pub enum Reply {
     Looked(String),
     /// What rank 0 of `thunder bench comm` has printed.
     CableMeasured(String),
+    /// What each node has answered about its models.
+    Models(Vec<(String, Result<ModelAnswer, String>)>),
+    /// The number of the task that has begun, in [`Status::tasks`].
+    Begun(u64),
     /// Done.
     Done,
     /// Not done, with words for the user.
@@ -274,9 +286,34 @@ impl Agent {
                 self.look_at(id).await.map(Reply::Looked)
             }
             Request::MeasureCable(bench) => self.measure_cable(bench).await.map(Reply::CableMeasured),
+            Request::Models { nodes, ask } => {
+                let ids = if nodes.is_empty() {
+                    self.lock().membership.reachable().into_iter().collect()
+                } else {
+                    let find = |node: &String| self.find_member(node).map(|(id, _)| id);
+                    nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?
+                };
+                self.models_on(ids, ask).await
+            }
             Request::Leave => self.leave().await.map(|()| Reply::Done),
             Request::Stop => Ok(Reply::Done),
         }
+    }
+
+    /// Asks nodes about their models, or begins a job on them.
+    async fn models_on(&self, nodes: Vec<NodeId>, ask: ModelAsk) -> Result<Reply, String> {
+        if let ModelAsk::Begin { work, model, revision } = ask {
+            let named = if revision == "main" { model } else { format!("{model}@{revision}") };
+            return Ok(Reply::Begun(self.begin_task(work, &named, nodes)));
+        }
+        let mut asking = tokio::task::JoinSet::new();
+        for node in nodes {
+            let (agent, ask) = (self.clone(), ask.clone());
+            asking.spawn(async move { (agent.name_of(&node), agent.ask_models(node, ask).await) });
+        }
+        let mut answers = asking.join_all().await;
+        answers.sort_by(|one, other| one.0.cmp(&other.0));
+        Ok(Reply::Models(answers))
     }
 
     /// Has every node measure its links: in each round every node sends to one and receives from

@@ -235,6 +235,7 @@ impl Agent {
     }
 
     async fn start_everywhere(&self, start: &StartRank, placement: &Placement) -> Result<(), String> {
+        self.bring(&start.model, &placement.nodes).await?;
         let coordinator = SocketAddr::new(self.0.address.ip(), start.port);
         self.start_rank(start, coordinator).await?;
         let mut calls = tokio::task::JoinSet::new();

@@ -32,6 +32,9 @@ pub(super) const NOT_INHERITED: [&str; 9] = [
     "MLX_HOSTFILE",
 ];
 
+/// Variable: whether ranks encrypt what they send by TCP.
+const ENCRYPT: &str = "THUNDER_ENCRYPT";
+
 /// Variable: the networks of the cables, which ranks prefer.
 pub(super) const CABLES: &str = "THUNDER_CABLES";
 
@@ -155,6 +158,10 @@ impl Agent {
                 .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
                 .env("THUNDER_COORDINATOR", coordinator.to_string())
                 .env("THUNDER_SECRET", &start.secret);
+            // The operator may decide otherwise for a network that is his alone.
+            if std::env::var_os(ENCRYPT).is_none() {
+                command.env(ENCRYPT, "1");
+            }
             // What `thunder mac setup` has left here: the ranks then use the cables.
             if std::env::var_os(CABLES).is_none()
                 && let Ok(Some(networks)) = tokio::task::spawn_blocking(preferred_networks).await
@@ -277,6 +284,7 @@ impl Agent {
         report.links = self.measured_links();
         report.speed = self.speed();
         self.own_version().clone_into(&mut report.version);
+        report.jobs = self.0.jobs.reports();
         report.api = self.0.api.map(|api| api.to_string());
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Agent;
+use super::models::TaskStatus;
 use crate::document::Document;
 use crate::id::NodeId;
 use crate::report::{LinkKind, NodeReport, RankState};
@@ -29,6 +30,12 @@ pub struct Status {
     /// The links between nodes that were measured.
     #[serde(default)]
     pub links: Vec<LinkStatus>,
+    /// Jobs with models that the node that was asked has begun, on one or several nodes.
+    #[serde(default)]
+    pub tasks: Vec<TaskStatus>,
+    /// Bytes of models that the node that was asked has sent to others since it started.
+    #[serde(default)]
+    pub sent_bytes: u64,
 }
 
 /// A measured link.
@@ -178,6 +185,8 @@ impl Agent {
             newcomers: newcomers.collect(),
             models: Vec::new(),
             links,
+            tasks: self.0.tasks.all(),
+            sent_bytes: self.0.serving.sent_bytes(),
         };
         drop(state);
         Status { models: self.models_status(), ..status }

@@ -10,9 +10,10 @@ use clap::Args;
 use serde_json::json;
 use thunder_hub::PullOptions;
 use thunder_model::error::human_bytes;
-use thunder_node::agent::Status;
+use thunder_node::agent::{Status, Work};
 
 use super::list::cached_models;
+use super::nodes::NodesArgs;
 use super::{pull, speed};
 use crate::cluster_command::{fetch, status};
 use crate::model_arg::completer;
@@ -31,6 +32,11 @@ pub struct Update {
     /// All models of the Hugging Face cache
     #[arg(long, conflicts_with = "name")]
     all: bool,
+    /// Print one JSON object; with --nodes and a name
+    #[arg(long, requires = "nodes", conflicts_with = "all")]
+    json: bool,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 impl Update {
@@ -39,6 +45,12 @@ impl Update {
     /// # Errors
     /// When a model cannot be downloaded; the others are updated all the same.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(cluster) = self.nodes.cluster()? {
+            return match self.name {
+                Some(name) => cluster.run(Work::Update, &name, "main", self.json),
+                None => cluster.update_all(),
+            };
+        }
         let root = thunder_hub::cache_root();
         let names = match self.name {
             Some(name) => vec![name],
@@ -74,6 +86,8 @@ pub struct Verify {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 impl Verify {
@@ -82,6 +96,9 @@ impl Verify {
     /// # Errors
     /// When a file is damaged or cannot be read.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(cluster) = self.nodes.cluster()? {
+            return cluster.run(Work::Verify, &self.name.to_string_lossy(), "main", self.json);
+        }
         let (model, name) = session::find_model(&self.name)?;
         let (began, shown) = (Instant::now(), Cell::new(Instant::now()));
         let (read, shows) = (Cell::new(0), std::io::stderr().is_terminal());
@@ -128,7 +145,7 @@ pub struct ModelStatus {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Say of each rank how it is
+    /// Say of each rank how it is, and how far downloads and checks are
     #[arg(long)]
     detail: bool,
     #[command(flatten)]
@@ -145,8 +162,13 @@ impl ModelStatus {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let status: Status = runtime.block_on(fetch(&data))?;
         if self.json {
-            println!("{}", json!({ "models": status.models }));
+            println!("{}", json!({ "models": status.models, "tasks": status.tasks }));
             return Ok(());
+        }
+        let running = status.tasks.iter().filter(|task| self.detail && !task.is_over());
+        for (task, node) in running.flat_map(|task| task.nodes.iter().map(move |node| (task, node))) {
+            let (done, total) = (human_bytes(node.done), human_bytes(node.total));
+            println!("{} on {}: {done} of {total}", task.model, node.node);
         }
         if status.models.is_empty() {
             println!("no model is loaded: `thunder model load MODEL`");

@@ -9,6 +9,7 @@ use thunder_hub::HubError;
 use thunder_model::error::human_bytes;
 
 use super::folder_bytes;
+use super::nodes::NodesArgs;
 use crate::table;
 
 /// `thunder model list`.
@@ -17,11 +18,16 @@ pub struct List {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 impl List {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(cluster) = self.nodes.cluster()? {
+            return cluster.list(self.json);
+        }
         let root = thunder_hub::cache_root();
         let mut models: Vec<(String, Result<u64, String>)> = Vec::new();
         for repo in cached_models(&root)? {

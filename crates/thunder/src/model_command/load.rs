@@ -10,6 +10,7 @@ use thunder_node::agent::{ModelStatus, Status};
 use thunder_node::document::PlannedLayout;
 use thunder_node::report::RankState;
 
+use super::nodes::Picture;
 use crate::cluster_command::plan::{Ask, GoalArg, Plan};
 use crate::cluster_command::status::failures;
 use crate::cluster_command::{fetch, parse_time};
@@ -26,7 +27,10 @@ const WORDS_OF_HEAD: Duration = Duration::from_millis(600);
 /// `thunder model load`.
 #[derive(Args)]
 pub struct Load {
-    /// `builtin`, or a folder, a GGUF file or a name of the Hugging Face cache that every node has
+    /// `builtin`, a name of the Hugging Face hub, or a folder or GGUF file that every node has
+    ///
+    /// Nodes that lack a model of the hub get it from nodes that have it, and from the hub if none
+    /// does.
     #[arg(value_name = "MODEL")]
     model: String,
     /// Nodes to run it on together: their number, their names or ids with commas, or all
@@ -52,7 +56,7 @@ pub struct Load {
     /// again [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     idle_unload: Option<Duration>,
-    /// Seconds to wait until the model is ready; 0 does not wait
+    /// Seconds to wait until the model is ready, downloads aside; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
     /// Options for `thunder serve`, after --, e.g. -- --context 4096 --memory 8G
@@ -183,9 +187,17 @@ fn parse_share(text: &str) -> Result<(String, u32), String> {
 
 /// Waits until a model is ready.
 async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
-    let (began, mut failed_at) = (Instant::now(), None::<Instant>);
+    let (mut began, mut failed_at, mut picture) = (Instant::now(), None::<Instant>, Picture::default());
     while began.elapsed() < limit {
         let status: Status = fetch(data).await?;
+        match status.tasks.iter().find(|task| task.model == name && !task.is_over()) {
+            Some(task) => {
+                picture.show(task);
+                // A download takes as long as it takes.
+                began = Instant::now();
+            }
+            None => picture.clear(),
+        }
         let is_of = |model: &&ModelStatus| model.name == name || model.replica_of.as_deref() == Some(name);
         let groups: Vec<&ModelStatus> = status.models.iter().filter(is_of).collect();
         if groups.is_empty() {

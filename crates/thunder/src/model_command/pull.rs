@@ -10,7 +10,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
 use thunder_hub::{Located, PullEvent, PullOptions};
 use thunder_model::error::human_bytes;
+use thunder_node::agent::Work;
 
+use super::nodes::NodesArgs;
 use super::{folder_bytes, speed};
 
 /// Shown after the options.
@@ -19,6 +21,7 @@ Examples:
   thunder model pull mlx-community/Qwen3-0.6B-4bit
   thunder model pull Qwen/Qwen3-0.6B --revision main
   thunder model pull Qwen/Qwen3-8B-GGUF:Q4_K_M       (the GGUF files of one quantization)
+  thunder model pull Qwen/Qwen3-8B --nodes all       (to every node of the cluster, downloaded once)
 
 The model goes into the Hugging Face cache, which MLX and transformers share. An interrupted pull continues where it \
 stopped.
@@ -37,11 +40,16 @@ pub struct Pull {
     /// Print one JSON object on standard output; progress goes to standard error
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 impl Pull {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(cluster) = self.nodes.cluster()? {
+            return cluster.run(Work::Pull, &self.name, &self.revision, self.json);
+        }
         let progress = PullProgress::new();
         let start = Instant::now();
         let pulled = thunder_hub::pull(&self.name, &self.revision, &PullOptions::from_env(), &|event| {

@@ -5,13 +5,15 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thunder_testing::Random;
 
-use crate::{NAMES, Node, PROGRAM, Switch, can_make_machines, file, index_of, text_of, three_nodes, wait};
+use crate::{
+    NAMES, Node, PRELOAD, PROGRAM, Switch, can_make_machines, file, index_of, text_of, three_nodes, wait,
+};
 
 /// Time for an answer, the fault included.
 const ANSWER_LIMIT: Duration = Duration::from_secs(90);
@@ -33,9 +35,11 @@ enum Fault {
     Cut,
     /// The disk is full for some seconds.
     DiskFull,
+    /// The clock is wrong by days for some seconds.
+    ClockJump,
 }
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 8] = [
     Fault::KillAgent,
     Fault::KillRank,
     Fault::PowerCut,
@@ -43,7 +47,37 @@ const FAULTS: [Fault; 7] = [
     Fault::StopRank,
     Fault::Cut,
     Fault::DiskFull,
+    Fault::ClockJump,
 ];
+
+/// Adds the seconds in a machine's /root/clock to what its programs read as the time. A namespace
+/// for the time of day does not exist.
+const CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *time) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, time);
+    FILE *file = id == CLOCK_REALTIME ? fopen("/root/clock", "r") : NULL;
+    long seconds = 0;
+    if (file && fscanf(file, "%ld", &seconds) == 1) time->tv_sec += seconds;
+    if (file) fclose(file);
+    return result;
+}
+"#;
+
+/// Has all agents that start from now on read the time through [`CLOCK`].
+fn prepare_clock(folder: &Path) {
+    let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
+    std::fs::write(&source, CLOCK).unwrap();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
+    assert!(built.unwrap().success(), "cc builds what moves the clock");
+    PRELOAD.set(library).unwrap();
+}
 
 /// What goes on when it happens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -103,6 +137,8 @@ struct Series {
 
 impl Series {
     fn new(seed: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        prepare_clock(folder.path());
         let switch = Switch::new().unwrap();
         let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
         let nodes = three_nodes(&switch, "faults", addresses);
@@ -117,13 +153,7 @@ impl Series {
             Question { body, answer: String::new() }
         };
         let questions = [question("The sea"), question(&long)];
-        let mut series = Self {
-            switch,
-            nodes,
-            random: Random::new(seed),
-            questions,
-            folder: tempfile::tempdir().unwrap(),
-        };
+        let mut series = Self { switch, nodes, random: Random::new(seed), questions, folder };
         series.mend();
         for index in 0..2 {
             let (answer, _) = series.ask(0, index, |_| {});
@@ -177,6 +207,10 @@ impl Series {
                     "mount -o remount,size=1m /root && dd if=/dev/zero of=/root/fill bs=4k 2>/dev/null; true";
                 self.nodes[victim].machine.run(fill).unwrap();
             }
+            Fault::ClockJump => {
+                let days = self.random.below(60) as i64 - 30;
+                self.nodes[victim].machine.run(&format!("echo {} >/root/clock", days * 86_400)).unwrap();
+            }
         }
     }
 
@@ -196,6 +230,7 @@ impl Series {
             Fault::DiskFull => {
                 self.nodes[victim].machine.run("rm -f /root/fill; mount -o remount,size=1g /root").unwrap();
             }
+            Fault::ClockJump => self.nodes[victim].machine.run("rm /root/clock").unwrap(),
             // The agent ends a stopped rank itself.
             Fault::KillRank | Fault::StopRank => {}
         }
@@ -275,7 +310,8 @@ impl Series {
     }
 }
 
-/// `THUNDER_LONG=1` runs 200 of them, `THUNDER_FAULTS` another number.
+/// `THUNDER_LONG=1` runs 200 of them, `THUNDER_FAULTS` another number. `THUNDER_FAULTS_FIRST`
+/// begins later in the series, with another seed.
 #[test]
 fn no_answer_and_no_state_is_lost_by_random_faults() {
     let has_curl = std::process::Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -286,9 +322,11 @@ fn no_answer_and_no_state_is_lost_by_random_faults() {
     }
     let asked = std::env::var("THUNDER_FAULTS").ok().and_then(|count| count.parse().ok());
     let rounds = asked.unwrap_or(if thunder_testing::is_long() { 200 } else { 3 });
-    let mut series = Series::new(7);
+    let first =
+        std::env::var("THUNDER_FAULTS_FIRST").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let mut series = Series::new(7 + first as u64);
     let mut times = Vec::new();
-    for number in 0..rounds {
+    for number in first..first + rounds {
         // Every fault at every moment in turn, the rest at random.
         let fault = FAULTS[(number * 3 + 2) % FAULTS.len()];
         let moment = MOMENTS[(number * 2 + number / FAULTS.len() + 2) % MOMENTS.len()];

@@ -1,0 +1,291 @@
+//! Pulls from other machines' caches, which are served over sockets of this process.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+#![cfg(unix)]
+
+mod server;
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use server::{COMMIT, Server};
+use thunder_hub::{
+    HubError, Peer, PeerStream, PullEvent, PullOptions, cached_models, is_hub_name, locate_in, pull, remove,
+    serve,
+};
+
+const FIRST: &str = "model-00001-of-00002.safetensors";
+const SECOND: &str = "model-00002-of-00002.safetensors";
+
+/// A machine with a cache. It dies for good once it has sent `life` bytes.
+#[derive(Debug)]
+struct Machine {
+    name: &'static str,
+    cache: tempfile::TempDir,
+    life: Arc<AtomicUsize>,
+    opened: AtomicUsize,
+}
+
+impl Machine {
+    fn new(name: &'static str) -> Arc<Self> {
+        let (life, opened) = (Arc::new(AtomicUsize::new(usize::MAX)), AtomicUsize::new(0));
+        Arc::new(Self { name, cache: tempfile::tempdir().unwrap(), life, opened })
+    }
+
+    fn dies_after(&self, bytes: usize) {
+        self.life.store(bytes, Ordering::Relaxed);
+    }
+
+    fn blob(&self, file: &str) -> std::path::PathBuf {
+        fs::canonicalize(self.cache.path().join(format!("models--org--name/snapshots/{COMMIT}/{file}")))
+            .unwrap()
+    }
+}
+
+impl Peer for Machine {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn open(&self) -> io::Result<Box<dyn PeerStream>> {
+        if self.life.load(Ordering::Relaxed) == 0 {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        let (near, mut far) = UnixStream::pair()?;
+        let cache = self.cache.path().to_owned();
+        thread::spawn(move || serve(&mut far, &cache, &()));
+        Ok(Box::new(Line { stream: near, life: self.life.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct Line {
+    stream: UnixStream,
+    life: Arc<AtomicUsize>,
+}
+
+impl Read for Line {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.life.load(Ordering::Relaxed);
+        if left == 0 {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let wanted = bytes.len().min(left);
+        let count = self.stream.read(&mut bytes[..wanted])?;
+        if left != usize::MAX {
+            self.life.fetch_sub(count, Ordering::Relaxed);
+        }
+        Ok(count)
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl PeerStream for Line {
+    fn set_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(limit)
+    }
+}
+
+fn options(server: &Server, cache: &Path, peers: &[&Arc<Machine>]) -> PullOptions {
+    PullOptions {
+        endpoint: server.endpoint.clone(),
+        token: None,
+        cache: cache.to_owned(),
+        attempts: 3,
+        first_wait: Duration::from_millis(5),
+        peers: peers.iter().map(|peer| -> Arc<dyn Peer> { (*peer).clone() }).collect(),
+        offline: false,
+        refresh: false,
+        ..PullOptions::from_env()
+    }
+}
+
+/// A hub, and machines that have its model.
+fn machines<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<Machine>; COUNT]) {
+    let server = Server::with_model();
+    let machines = names.map(Machine::new);
+    for machine in &machines {
+        pull("org/name", "main", &options(&server, machine.cache.path(), &[]), &|_| {}).unwrap();
+    }
+    (server, machines)
+}
+
+/// Pulls to a new cache; returns it and who sent each file's bytes, in order.
+fn pulled(
+    server: &Server,
+    peers: &[&Arc<Machine>],
+) -> (Result<thunder_hub::Located, HubError>, tempfile::TempDir, Vec<(String, String)>) {
+    let cache = tempfile::tempdir().unwrap();
+    let sources = Mutex::new(Vec::new());
+    let result = pull("org/name", "main", &options(server, cache.path(), peers), &|event| {
+        if let PullEvent::Source { file, from } = event {
+            sources.lock().unwrap().push((file.to_owned(), from.to_owned()));
+        }
+    });
+    (result, cache, sources.into_inner().unwrap())
+}
+
+fn check(server: &Server, folder: &Path) {
+    for name in ["config.json", "model.safetensors.index.json", "tokenizer.json", FIRST, SECOND] {
+        assert!(fs::read(folder.join(name)).unwrap() == server.content(name), "{name} is right");
+    }
+}
+
+#[test]
+fn a_model_that_a_peer_has_does_not_come_from_the_hub() {
+    let (server, [bee, cat]) = machines(["bee", "cat"]);
+    let requests = server.seen().len();
+    let (located, cache, sources) = pulled(&server, &[&bee, &cat]);
+    let located = located.unwrap();
+    check(&server, &located.folder);
+    assert_eq!(server.seen().len(), requests, "the hub is not asked at all");
+    assert_eq!(locate_in("org/name", cache.path()).unwrap(), located);
+    // Several files come from several.
+    for name in ["bee", "cat"] {
+        assert!(sources.iter().any(|(_, from)| from == name), "{sources:?}");
+    }
+    let commit = format!("org/name@{COMMIT}");
+    assert_eq!(locate_in(commit, cache.path()).unwrap().commit.as_deref(), Some(COMMIT));
+    // Without a hub as well.
+    let offline = tempfile::tempdir().unwrap();
+    let options = PullOptions { offline: true, ..options(&server, offline.path(), &[&cat]) };
+    check(&server, &pull("org/name", "main", &options, &|_| {}).unwrap().folder);
+    let missing = pull("org/other", "main", &options, &|_| {}).unwrap_err();
+    assert!(matches!(missing, HubError::Offline { .. }), "{missing}");
+}
+
+#[test]
+fn when_a_peer_dies_the_pull_goes_on_where_it_was_from_another() {
+    let (server, [bee, cat]) = machines(["bee", "cat"]);
+    bee.dies_after(1_000_000);
+    let (located, _cache, sources) = pulled(&server, &[&bee, &cat]);
+    check(&server, &located.unwrap().folder);
+    let of_first: Vec<&str> =
+        sources.iter().filter(|(file, _)| file == FIRST).map(|(_, from)| from.as_str()).collect();
+    assert!(of_first.last() == Some(&"cat") || sources.iter().any(|(_, from)| from == "cat"), "{sources:?}");
+    // Without another peer, it goes on from the hub, with the bytes that are missing only.
+    let (server, [bee]) = machines(["bee"]);
+    bee.dies_after(1_000_000);
+    let before = server.seen().len();
+    let (located, _cache, _) = pulled(&server, &[&bee]);
+    check(&server, &located.unwrap().folder);
+    let ranges: Vec<_> = server.seen()[before..].iter().filter_map(|seen| seen.range.clone()).collect();
+    assert!(!ranges.is_empty(), "a range was asked for");
+}
+
+#[test]
+fn a_corrupt_byte_at_a_peer_is_found_and_the_file_comes_from_another() {
+    let (server, [bee, cat]) = machines(["bee", "cat"]);
+    let blob = bee.blob(FIRST);
+    let mut bytes = fs::read(&blob).unwrap();
+    bytes[777_777] ^= 1;
+    fs::write(&blob, bytes).unwrap();
+    let (located, _cache, _) = pulled(&server, &[&bee, &cat]);
+    check(&server, &located.unwrap().folder);
+    let before = server.seen().len();
+    let (located, _cache, sources) = pulled(&server, &[&bee]);
+    check(&server, &located.unwrap().folder);
+    assert!(server.seen().len() > before, "the hub has it right: {sources:?}");
+    // Nobody else has it: the error names what is wrong, and nothing wrong stays.
+    let cache = tempfile::tempdir().unwrap();
+    let options = PullOptions { offline: true, ..options(&server, cache.path(), &[&bee]) };
+    let error = pull("org/name", "main", &options, &|_| {}).unwrap_err();
+    assert!(matches!(&error, HubError::Checksum { file, .. } if file == FIRST), "{error}");
+    assert!(locate_in("org/name", cache.path()).is_err());
+}
+
+#[test]
+fn what_a_peer_has_in_part_is_not_taken_for_the_whole() {
+    let (server, [bee]) = machines(["bee"]);
+    fs::remove_file(bee.blob(SECOND)).unwrap();
+    let before = server.seen().len();
+    let (located, _cache, _) = pulled(&server, &[&bee]);
+    check(&server, &located.unwrap().folder);
+    assert!(server.seen()[before..].iter().any(|seen| seen.line.contains(SECOND)), "the hub sent it");
+}
+
+#[test]
+fn only_files_of_models_are_served_whatever_is_asked() {
+    let (_server, [bee]) = machines(["bee"]);
+    let secret = bee.cache.path().join("secret");
+    fs::write(&secret, "secret").unwrap();
+    let snapshot = bee.cache.path().join(format!("models--org--name/snapshots/{COMMIT}"));
+    std::os::unix::fs::symlink(&secret, snapshot.join("link.json")).unwrap();
+    let ask = |request: &str| {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        let cache = bee.cache.path().to_owned();
+        let serving = thread::spawn(move || serve(&mut far, &cache, &()));
+        near.write_all(request.as_bytes()).unwrap();
+        near.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // The server may hang up on what it has not read.
+        drop(near.read_to_end(&mut answer));
+        drop(serving.join().unwrap());
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let get = |path: &str| ask(&format!("GET {path} HTTP/1.1\r\nhost: peer\r\n\r\n"));
+    assert!(get(&format!("/org/name/resolve/{COMMIT}/config.json")).ends_with(r#"{"model_type": "llama"}"#));
+    assert!(get("/org/name/resolve/main/config.json").starts_with("HTTP/1.1 200"));
+    let head = ask("HEAD /org/name/resolve/main/config.json HTTP/1.1\r\n\r\n");
+    assert!(head.contains("etag: ") && head.ends_with("\r\n\r\n"), "{head}");
+    let part = ask("GET /org/name/resolve/main/config.json HTTP/1.1\r\nrange: bytes=2-11\r\n\r\n");
+    assert!(part.starts_with("HTTP/1.1 206") && part.ends_with("\r\n\r\nmodel_type"), "{part}");
+    for path in [
+        "/org/name/resolve/main/../../../secret".to_owned(),
+        "/org/name/resolve/main/..%2f..%2f..%2fsecret".to_owned(),
+        "/org/name/resolve/main/link.json".to_owned(),
+        "/org/..%2f..%2fname/resolve/main/config.json".to_owned(),
+        "/../secret".to_owned(),
+        "//etc/passwd".to_owned(),
+        "/org/name/resolve/../../secret/x".to_owned(),
+        "/api/models/org/none/revision/main".to_owned(),
+    ] {
+        let answer = get(&path);
+        assert!(answer.starts_with("HTTP/1.1 404") && !answer.contains("secret"), "{path}: {answer}");
+    }
+    assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    for garbage in ["\u{16}\u{3}\u{1}", "GET", &"x".repeat(20_000), "GET / HTTP/1.1\r\na"] {
+        assert_eq!(ask(garbage), "", "{garbage:.20}");
+    }
+}
+
+#[test]
+fn models_of_a_cache_are_listed_and_removed() {
+    let (server, [bee]) = machines(["bee"]);
+    let models = cached_models(bee.cache.path()).unwrap();
+    assert_eq!(models.len(), 1);
+    assert_eq!((models[0].name.as_str(), models[0].commit.as_deref()), ("org/name", Some(COMMIT)));
+    let bytes: usize = ["config.json", "model.safetensors.index.json", "tokenizer.json", FIRST, SECOND]
+        .iter()
+        .map(|name| server.content(name).len())
+        .sum();
+    assert_eq!(models[0].bytes, bytes as u64);
+    assert_eq!(remove("org/name", bee.cache.path()).unwrap(), bytes as u64);
+    assert_eq!(cached_models(bee.cache.path()).unwrap(), []);
+    let again = remove("org/name", bee.cache.path()).unwrap_err();
+    assert!(again.to_string().contains("org/name is not in"), "{again}");
+    assert!(remove("../..", bee.cache.path()).is_err() && remove("/etc", bee.cache.path()).is_err());
+    assert!(is_hub_name("org/name:Q4_K_M") && is_hub_name("a/b@main"));
+    for other in ["builtin", "/tmp", "./a", "a/b/c", "crates/hub", "src/lib.rs", "../x"] {
+        assert!(!is_hub_name(other) || other == "crates/hub", "{other}");
+    }
+}

@@ -1,0 +1,123 @@
+//! Models on the disks of nodes: what each has, and how they come from one to another.
+//!
+//! A node sends the models of its Hugging Face cache to members, in the hub's own form over a
+//! member's call ([`serving`]). A node that lacks a model pulls it from those that have it, and
+//! from the hub only if none does ([`jobs`]). [`tasks`] does this on several nodes, so that one
+//! download serves all.
+
+mod jobs;
+mod serving;
+mod tasks;
+
+use serde::{Deserialize, Serialize};
+
+use super::Agent;
+use super::calls::{Call, CallReply};
+use crate::id::NodeId;
+
+pub(super) use jobs::Jobs;
+pub(super) use serving::Serving;
+pub(super) use tasks::Tasks;
+pub use tasks::{NodeTask, TaskState, TaskStatus};
+
+/// What is asked about the models on a node's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ModelAsk {
+    /// Which there are.
+    List,
+    /// Whether this one is there, complete.
+    Has(String),
+    /// Begin a job.
+    Begin {
+        /// What to do.
+        work: Work,
+        /// org/name, or org/name:QUANTIZATION.
+        model: String,
+        /// Branch, tag or commit.
+        revision: String,
+    },
+    /// Delete this one.
+    Remove(String),
+}
+
+/// What a job does with a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// Download it, unless it is there.
+    Pull,
+    /// Download what is new.
+    Update,
+    /// Check its files against their hashes.
+    Verify,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ModelAnswer {
+    /// The models on the disk.
+    Models(Vec<StoredModel>),
+    /// Whether the model is there.
+    Has(bool),
+    /// A job has begun, or runs already.
+    Begun(u64),
+    /// The model is deleted; bytes that became free.
+    Removed(u64),
+}
+
+/// A model on a node's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredModel {
+    /// org/name, or org/name:QUANTIZATION.
+    pub name: String,
+    /// The commit, if the model is complete.
+    pub commit: Option<String>,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// A file that is missing, if the model is not complete.
+    pub missing: Option<String>,
+}
+
+/// A model's name and revision: `org/name@revision`, or `org/name`.
+pub(super) fn split_revision(name: &str) -> (&str, &str) {
+    name.split_once('@').unwrap_or((name, "main"))
+}
+
+impl Agent {
+    /// Answers a question about this node's disk.
+    pub(super) async fn answer_models(&self, ask: ModelAsk) -> Result<ModelAnswer, String> {
+        let cache = self.0.options.models.cache.clone();
+        let answer = match ask {
+            ModelAsk::Begin { work, model, revision } => {
+                return self.begin_job(work, model, revision).map(ModelAnswer::Begun);
+            }
+            ModelAsk::List => tokio::task::spawn_blocking(move || {
+                let models = thunder_hub::cached_models(&cache)?;
+                let stored = |model: thunder_hub::CachedModel| {
+                    let thunder_hub::CachedModel { name, commit, bytes, missing } = model;
+                    StoredModel { name, commit, bytes, missing }
+                };
+                Ok(ModelAnswer::Models(models.into_iter().map(stored).collect()))
+            }),
+            ModelAsk::Has(name) => tokio::task::spawn_blocking(move || {
+                Ok(ModelAnswer::Has(thunder_hub::locate_in(&name, &cache).is_ok()))
+            }),
+            ModelAsk::Remove(name) => tokio::task::spawn_blocking(move || {
+                thunder_hub::remove(&name, &cache).map(ModelAnswer::Removed)
+            }),
+        };
+        let answer = answer.await.map_err(|error| error.to_string())?;
+        answer.map_err(|error: thunder_hub::HubError| error.to_string())
+    }
+
+    /// Asks a member, or this node itself.
+    pub(super) async fn ask_models(&self, node: NodeId, ask: ModelAsk) -> Result<ModelAnswer, String> {
+        if node == self.0.id {
+            return self.answer_models(ask).await;
+        }
+        match self.call(node, &Call::Models(ask)).await?.0 {
+            CallReply::Models(answer) => Ok(answer),
+            _ => Err(format!("{} is of a version that shares no models", self.name_of(&node))),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Jobs on the models of this node's disk: pulling, updating, verifying. Each runs on a thread of
+//! its own, and is shown in the node's report.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thunder_hub::{PullEvent, PullOptions};
+
+use super::super::Agent;
+use super::super::host::unix_s;
+use super::Work;
+use crate::report::{JobReport, JobState};
+
+/// Jobs that are remembered; the oldest that has ended is forgotten first.
+const MOST_KEPT: usize = 16;
+/// Jobs that run at a time: one uses the whole link already.
+const MOST_AT_ONCE: usize = 4;
+/// Files of a job whose bytes are counted. More than any model has.
+const MOST_FILES: usize = 10_000;
+
+/// Jobs of this node.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Jobs(Mutex<JobList>);
+
+#[derive(Debug, Default)]
+struct JobList {
+    /// Number of the last job. Begins at the time, so that a restarted agent's are others.
+    last: u64,
+    jobs: VecDeque<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    report: JobReport,
+    revision: String,
+    /// Bytes of each file so far.
+    files: BTreeMap<String, u64>,
+}
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, JobList> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All jobs, for the node's report.
+    pub fn reports(&self) -> Vec<JobReport> {
+        self.lock().jobs.iter().map(|job| job.report.clone()).collect()
+    }
+
+    /// Enters a job; `Err` with the number of one that does the same already.
+    fn enter(&self, work: Work, model: &str, revision: &str) -> Result<Result<u64, u64>, String> {
+        let mut list = self.lock();
+        let running = || list.jobs.iter().filter(|job| job.report.state == JobState::Running);
+        let is_same =
+            |job: &&Job| job.report.model == model && job.report.work == work && job.revision == revision;
+        if let Some(same) = running().find(is_same) {
+            return Ok(Err(same.report.id));
+        }
+        if running().count() >= MOST_AT_ONCE {
+            return Err(format!("{MOST_AT_ONCE} jobs with models run here already: try again later"));
+        }
+        if list.jobs.len() >= MOST_KEPT
+            && let Some(oldest) = list.jobs.iter().position(|job| job.report.state != JobState::Running)
+        {
+            list.jobs.remove(oldest);
+        }
+        list.last = (list.last + 1).max(unix_s() << 10);
+        let (id, from) = (list.last, Vec::new());
+        let model = model.to_owned();
+        let report = JobReport { id, model, work, from, done: 0, total: 0, state: JobState::Running };
+        list.jobs.push_back(Job { report, revision: revision.to_owned(), files: BTreeMap::new() });
+        Ok(Ok(id))
+    }
+
+    fn change(&self, id: u64, change: impl FnOnce(&mut Job)) {
+        if let Some(job) = self.lock().jobs.iter_mut().find(|job| job.report.id == id) {
+            change(job);
+        }
+    }
+
+    fn note(&self, id: u64, event: &PullEvent<'_>) {
+        self.change(id, |job| match event {
+            PullEvent::Start { bytes, .. } => job.report.total = *bytes,
+            PullEvent::Source { from, .. } if !job.report.from.iter().any(|known| known == from) => {
+                job.report.from.push((*from).to_owned());
+            }
+            PullEvent::Bytes { file, done, .. } => {
+                if job.files.len() < MOST_FILES || job.files.contains_key(*file) {
+                    job.files.insert((*file).to_owned(), *done);
+                }
+                job.report.done = job.files.values().sum();
+            }
+            _ => {}
+        });
+    }
+}
+
+impl Agent {
+    /// Begins a job, or finds the one that does the same already. Returns its number.
+    pub(super) fn begin_job(&self, work: Work, model: String, revision: String) -> Result<u64, String> {
+        let id = match self.0.jobs.enter(work, &model, &revision)? {
+            Ok(id) => id,
+            Err(same) => return Ok(same),
+        };
+        let (agent, peers) = (self.clone(), self.weight_peers());
+        self.0.log.add(format!("{work:?} of {model} begins").to_lowercase());
+        tokio::task::spawn_blocking(move || {
+            let options =
+                PullOptions { peers, refresh: work == Work::Update, ..agent.0.options.models.clone() };
+            let state = agent.work(id, work, &model, &revision, &options);
+            agent.0.log.add(format!("{work:?} of {model}: {state}").to_lowercase());
+            agent.0.jobs.change(id, |job| {
+                if matches!(state, JobState::Done(_)) {
+                    job.report.done = job.report.total.max(job.report.done);
+                }
+                job.report.state = state;
+            });
+            agent.0.version.send_modify(|version| *version += 1);
+        });
+        self.0.version.send_modify(|version| *version += 1);
+        Ok(id)
+    }
+
+    /// Does a job. Blocks.
+    fn work(&self, id: u64, work: Work, model: &str, revision: &str, options: &PullOptions) -> JobState {
+        let failed = |error: thunder_hub::HubError| JobState::Failed(error.to_string());
+        let named = if revision == "main" { model.to_owned() } else { format!("{model}@{revision}") };
+        let present = thunder_hub::locate_in(&named, &options.cache);
+        if work == Work::Verify {
+            let verified = present.and_then(|located| {
+                self.0.jobs.change(id, |job| job.report.total = bytes_of(&located.folder));
+                thunder_hub::verify(&located.folder, &|bytes| {
+                    self.0.jobs.change(id, |job| job.report.done += bytes);
+                })
+            });
+            return match verified {
+                Err(error) => failed(error),
+                Ok(found) if found.damaged.is_empty() => {
+                    JobState::Done(format!("{} files are right", found.right))
+                }
+                Ok(found) => {
+                    let files: Vec<String> =
+                        found.damaged.iter().map(|file| file.display().to_string()).collect();
+                    JobState::Failed(format!(
+                        "damaged: {}; `thunder model remove {model}`, then pull it again",
+                        files.join(", ")
+                    ))
+                }
+            };
+        }
+        if work == Work::Pull && present.is_ok() {
+            return JobState::Done("it is there already".to_owned());
+        }
+        let before = present.ok().and_then(|located| located.commit);
+        match thunder_hub::pull(model, revision, options, &|event| self.0.jobs.note(id, &event)) {
+            Err(error) => failed(error),
+            Ok(located) if before.is_some() && located.commit == before => {
+                JobState::Done("it is up to date".to_owned())
+            }
+            Ok(located) => JobState::Done(format!("it is complete ({})", located.commit.unwrap_or_default())),
+        }
+    }
+}
+
+/// Bytes of a model's files.
+fn bytes_of(model: &std::path::Path) -> u64 {
+    let length = |path: &std::path::Path| std::fs::metadata(path).map_or(0, |found| found.len());
+    if model.is_file() {
+        return thunder_hub::gguf_parts(model).iter().map(|part| length(part)).sum();
+    }
+    let entries = std::fs::read_dir(model).into_iter().flatten().flatten();
+    entries.map(|entry| length(&entry.path())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_job_is_entered_once_and_old_ones_are_forgotten() {
+        let jobs = Jobs::default();
+        let first = jobs.enter(Work::Pull, "a/b", "main").unwrap().unwrap();
+        assert_eq!(jobs.enter(Work::Pull, "a/b", "main").unwrap(), Err(first));
+        assert!(jobs.enter(Work::Verify, "a/b", "main").unwrap().is_ok(), "another job");
+        for number in 0..2 {
+            assert!(jobs.enter(Work::Pull, &format!("a/{number}"), "main").unwrap().is_ok());
+        }
+        let error = jobs.enter(Work::Pull, "a/other", "main").unwrap_err();
+        assert!(error.contains("4 jobs"), "{error}");
+        for number in 0..40 {
+            let id = jobs.reports().last().unwrap().id;
+            jobs.change(id, |job| job.report.state = JobState::Done(String::new()));
+            jobs.enter(Work::Pull, &format!("b/{number}"), "main").unwrap().unwrap();
+        }
+        assert_eq!(jobs.reports().len(), MOST_KEPT);
+        assert!(jobs.reports().iter().any(|job| job.id == first), "one that runs is kept");
+    }
+
+    #[test]
+    fn progress_is_the_sum_of_the_files_and_sources_are_named_once() {
+        let jobs = Jobs::default();
+        let id = jobs.enter(Work::Pull, "a/b", "main").unwrap().unwrap();
+        jobs.note(id, &PullEvent::Start { files: 2, bytes: 100, present: 0 });
+        for (file, from) in [("x", "bee"), ("y", "bee"), ("x", "cat")] {
+            jobs.note(id, &PullEvent::Source { file, from });
+        }
+        for (file, done) in [("x", 10), ("y", 5), ("x", 40), ("y", 0)] {
+            jobs.note(id, &PullEvent::Bytes { file, done, total: 50 });
+        }
+        let report = &jobs.reports()[0];
+        assert_eq!(
+            (report.done, report.total, &report.from[..]),
+            (40, 100, &["bee".into(), "cat".into()][..])
+        );
+    }
+}

@@ -1,0 +1,310 @@
+//! `thunder model pull`, `list`, `remove`, `verify` and `update` on the nodes of the cluster, with
+//! the progress of all of them in one picture.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use thunder_model::error::human_bytes;
+use thunder_node::agent::control::{self, Reply, Request};
+use thunder_node::agent::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
+
+use crate::cluster_command::fetch;
+use crate::table;
+use crate::up::DataArgs;
+
+/// Interval at which progress is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// An agent that does not know a task for this long was restarted meanwhile.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(2);
+
+/// Which nodes a command is for.
+#[derive(Args, Debug)]
+pub struct NodesArgs {
+    /// Do it on these nodes of the cluster instead of here: `all`, or names or ids with commas
+    ///
+    /// A model that a node lacks comes from the nodes that have it, and from the hub only if none
+    /// does. `thunder up` must run on this machine.
+    #[arg(long, value_name = "NODES")]
+    nodes: Option<String>,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+/// The answers of nodes, by name.
+type Answers = Vec<(String, Result<ModelAnswer, String>)>;
+
+impl NodesArgs {
+    /// A connection to the cluster; `None` if the command is for this machine alone.
+    pub fn cluster(&self) -> anyhow::Result<Option<Cluster>> {
+        let Some(nodes) = &self.nodes else { return Ok(None) };
+        let nodes: Vec<String> = match nodes.as_str() {
+            "all" => Vec::new(),
+            names => names.split(',').map(|name| name.trim().to_owned()).collect(),
+        };
+        ensure!(nodes.iter().all(|node| !node.is_empty()), "--nodes: a name is empty; write all, or ant,bee");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Some(Cluster { data: self.data.folder()?, nodes, runtime }))
+    }
+}
+
+/// The agent of this machine, and the nodes that a command is for.
+pub struct Cluster {
+    data: std::path::PathBuf,
+    /// Empty: all that answer.
+    nodes: Vec<String>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Cluster {
+    /// Does a job with a model on the nodes, and shows it until it has ended.
+    ///
+    /// # Errors
+    /// When it has failed on a node.
+    pub fn run(&self, work: Work, model: &str, revision: &str, json: bool) -> anyhow::Result<()> {
+        let (model, revision) = match model.split_once('@') {
+            Some((model, named)) if revision == "main" => (model, named),
+            _ => (model, revision),
+        };
+        let (began, model) = (Instant::now(), model.to_owned());
+        let ask = ModelAsk::Begin { work, model: model.clone(), revision: revision.to_owned() };
+        let request = Request::Models { nodes: self.nodes.clone(), ask };
+        let task = self.runtime.block_on(async {
+            match control::ask(&self.data, &request).await? {
+                Reply::Begun(id) => watch(&self.data, id).await,
+                reply => bail!("the agent replied {reply:?}: is it of another version?"),
+            }
+        })?;
+        let seconds = began.elapsed().as_secs_f64();
+        if json {
+            println!(
+                "{}",
+                json!({ "model": task.model, "work": task.work, "seconds": seconds, "nodes": task.nodes })
+            );
+        } else {
+            task.nodes.iter().for_each(|node| println!("{}", line(node)));
+            let bytes: u64 = task.nodes.iter().map(|node| node.done).sum();
+            println!("{} in {seconds:.1} s", human_bytes(bytes));
+        }
+        match task.failures() {
+            failures if failures.is_empty() => Ok(()),
+            failures => bail!("{model}: {}", failures.join("; ")),
+        }
+    }
+
+    /// Updates every model of every node, one after the other.
+    ///
+    /// # Errors
+    /// When one could not be updated; the others are updated all the same.
+    pub fn update_all(&self) -> anyhow::Result<()> {
+        let mut holders: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (node, models) in self.stored()? {
+            models?.into_iter().for_each(|model| holders.entry(model.name).or_default().push(node.clone()));
+        }
+        let mut failed = Vec::new();
+        for (model, nodes) in holders {
+            println!("{model}:");
+            let cluster = Self { data: self.data.clone(), nodes, runtime: runtime()? };
+            failed.extend(
+                cluster.run(Work::Update, &model, "main", false).err().map(|error| error.to_string()),
+            );
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("\n"));
+        Ok(())
+    }
+
+    /// Deletes a model on the nodes that have it.
+    ///
+    /// # Errors
+    /// When a node could not delete it, or none has it.
+    pub fn remove(&self, model: &str, json: bool) -> anyhow::Result<()> {
+        let holders: Vec<String> = self
+            .stored()?
+            .into_iter()
+            .filter(|(_, models)| models.iter().flatten().any(|stored| stored.name == model))
+            .map(|(node, _)| node)
+            .collect();
+        ensure!(
+            !holders.is_empty(),
+            "no node has {model}: `thunder model list --nodes all` shows what is there"
+        );
+        let answers = self.ask(holders, ModelAsk::Remove(model.to_owned()))?;
+        let mut failed = Vec::new();
+        let mut removed = BTreeMap::new();
+        for (node, answer) in answers {
+            match answer {
+                Ok(ModelAnswer::Removed(bytes)) => drop(removed.insert(node, bytes)),
+                Ok(other) => failed.push(format!("{node} answered {other:?}")),
+                Err(why) => failed.push(format!("{node}: {why}")),
+            }
+        }
+        if json {
+            println!("{}", json!({ "model": model, "removed": removed }));
+        } else {
+            removed.iter().for_each(|(node, bytes)| println!("{node}: removed {}", human_bytes(*bytes)));
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    }
+
+    /// Prints which models are on which nodes.
+    ///
+    /// # Errors
+    /// When a node did not answer; the others are shown all the same.
+    pub fn list(&self, json: bool) -> anyhow::Result<()> {
+        let nodes = self.stored()?;
+        let mut failed = Vec::new();
+        let mut all: Vec<(StoredModel, String)> = Vec::new();
+        let mut report = serde_json::Map::new();
+        for (node, models) in nodes {
+            match models {
+                Ok(models) => {
+                    report.insert(node.clone(), serde_json::to_value(&models)?);
+                    all.extend(models.into_iter().map(|model| (model, node.clone())));
+                }
+                Err(why) => failed.push(format!("{node}: {why}")),
+            }
+        }
+        if json {
+            println!("{}", Value::Object(serde_json::Map::from_iter([("nodes".to_owned(), report.into())])));
+        } else {
+            all.sort_by(|one, other| (&one.0.name, &one.1).cmp(&(&other.0.name, &other.1)));
+            let mut table = table::new(&["model", "node", "size", "commit"]);
+            for (model, node) in all {
+                let size = match model.missing {
+                    Some(missing) => format!("incomplete: lacks {missing}"),
+                    None => human_bytes(model.bytes),
+                };
+                let commit = model.commit.unwrap_or_default().chars().take(8).collect();
+                table.add_row([model.name, node, size, commit]);
+            }
+            println!("{table}");
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    }
+
+    fn stored(&self) -> anyhow::Result<Vec<(String, anyhow::Result<Vec<StoredModel>>)>> {
+        let models = |answer| match answer {
+            Ok(ModelAnswer::Models(models)) => Ok(models),
+            Ok(other) => Err(anyhow::anyhow!("it answered {other:?}: is it of another version?")),
+            Err(why) => Err(anyhow::anyhow!("{why}")),
+        };
+        let answers = self.ask(self.nodes.clone(), ModelAsk::List)?;
+        Ok(answers.into_iter().map(|(node, answer)| (node, models(answer))).collect())
+    }
+
+    fn ask(&self, nodes: Vec<String>, ask: ModelAsk) -> anyhow::Result<Answers> {
+        match self.runtime.block_on(control::ask(&self.data, &Request::Models { nodes, ask }))? {
+            Reply::Models(answers) => Ok(answers),
+            reply => bail!("the agent replied {reply:?}: is it of another version?"),
+        }
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Watches a task until it has ended.
+async fn watch(data: &Path, id: u64) -> anyhow::Result<TaskStatus> {
+    let mut picture = Picture::default();
+    let mut known_at = Instant::now();
+    loop {
+        let task = fetch(data).await?.tasks.into_iter().find(|task| task.id == id);
+        match task {
+            Some(task) => {
+                known_at = Instant::now();
+                picture.show(&task);
+                if task.is_over() {
+                    picture.clear();
+                    return Ok(task);
+                }
+            }
+            None if known_at.elapsed() > FORGOTTEN_AFTER => {
+                bail!("the agent does not know the job any more: was it restarted? Begin again, it continues")
+            }
+            None => {}
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// A node's part in a line.
+fn line(node: &NodeTask) -> String {
+    let from =
+        if node.from.is_empty() { String::new() } else { format!(", from {}", node.from.join(" and ")) };
+    let state = match &node.state {
+        TaskState::Waiting => "waits for another node",
+        TaskState::Running => "runs",
+        TaskState::Done(words) | TaskState::Failed(words) => words,
+    };
+    format!("{}: {state}{from}", node.node)
+}
+
+/// A bar for each node on a terminal, else a line when a node's state changes.
+#[derive(Default)]
+pub struct Picture {
+    bars: Option<MultiProgress>,
+    nodes: BTreeMap<String, (ProgressBar, Option<TaskState>)>,
+}
+
+impl Picture {
+    /// Draws a task as it is now.
+    pub fn show(&mut self, task: &TaskStatus) {
+        let on_terminal = std::io::stderr().is_terminal();
+        let bars = self.bars.get_or_insert_with(MultiProgress::new);
+        for node in &task.nodes {
+            let (bar, last) = self.nodes.entry(node.node.clone()).or_insert_with(|| {
+                let style = ProgressStyle::with_template(
+                    "{prefix:12!} {bar:24} {bytes:>11}/{total_bytes:11} {bytes_per_sec:>13} {msg}",
+                );
+                let bar = ProgressBar::new(0).with_prefix(node.node.clone());
+                let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+                (if on_terminal { bars.add(bar) } else { bar }, None)
+            });
+            if on_terminal {
+                bar.set_length(node.total);
+                bar.set_position(node.done);
+                bar.set_message(
+                    line(node).split_once(": ").map_or_else(String::new, |(_, words)| words.to_owned()),
+                );
+            } else if last.as_ref() != Some(&node.state) {
+                eprintln!("{}", line(node));
+            }
+            *last = Some(node.state.clone());
+        }
+    }
+
+    /// Removes the bars.
+    pub fn clear(&mut self) {
+        if let Some(bars) = self.bars.take() {
+            // An error means that the terminal is closed.
+            bars.clear().ok();
+        }
+        self.nodes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_a_line_that_names_its_sources() {
+        let node = |state, from: &[&str]| NodeTask {
+            node: "bee".into(),
+            state,
+            done: 5,
+            total: 10,
+            from: from.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert_eq!(line(&node(TaskState::Running, &["ant", "cat"])), "bee: runs, from ant and cat");
+        assert_eq!(line(&node(TaskState::Failed("the disk is full".into()), &[])), "bee: the disk is full");
+    }
+}

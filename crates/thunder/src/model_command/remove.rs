@@ -1,0 +1,40 @@
+//! `thunder model remove`.
+
+use clap::Args;
+use serde_json::json;
+use thunder_model::error::human_bytes;
+
+use super::nodes::NodesArgs;
+use crate::model_arg::completer;
+
+/// `thunder model remove`.
+#[derive(Args)]
+pub struct Remove {
+    /// A model of the Hugging Face cache; other programs that use the cache lose it too
+    #[arg(value_name = "ORG/NAME[:QUANTIZATION]", add = completer())]
+    name: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nodes: NodesArgs,
+}
+
+impl Remove {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When the model is not there, or a file cannot be deleted.
+    pub fn run(self) -> anyhow::Result<()> {
+        if let Some(cluster) = self.nodes.cluster()? {
+            return cluster.remove(&self.name, self.json);
+        }
+        let bytes = thunder_hub::remove(&self.name, &thunder_hub::cache_root())?;
+        if self.json {
+            println!("{}", json!({ "model": self.name, "bytes": bytes }));
+        } else {
+            println!("removed {}: {} are free", self.name, human_bytes(bytes));
+        }
+        Ok(())
+    }
+}
