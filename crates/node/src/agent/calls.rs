@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thunder_access::{Found, Wanted};
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -41,6 +42,10 @@ pub(super) enum Call {
     },
     /// Measure the link to another node.
     MeasureLink(NodeId),
+    /// Answer questions of limits.
+    Count,
+    /// Say what this node keeps of usage and acts.
+    Look(Wanted),
     /// Say what has happened lately.
     Logs {
         /// Lines at most.
@@ -61,6 +66,10 @@ pub(super) enum CallReply {
     Measuring,
     /// The link is measured.
     Measured(LinkReport),
+    /// What follows are questions and answers of limits.
+    Counting,
+    /// What the node keeps.
+    Found(Found),
     /// What has happened, the oldest first.
     Logs(Vec<LogLine>),
     /// Not done, in words.
@@ -92,6 +101,18 @@ impl Agent {
                 let reply = measured.map_or_else(CallReply::Refused, CallReply::Measured);
                 wire::send(&mut connection.stream, &reply).await
             }
+            Call::Count => self.serve_counts(connection).await,
+            Call::Look(wanted) => {
+                let found = self.look_here(wanted).await;
+                if let Err(WireError::TooLong { length, .. }) =
+                    wire::send(&mut connection.stream, &found).await
+                {
+                    let why =
+                        format!("{length} bytes are too many: ask for a shorter time, or fewer divisions");
+                    wire::send(&mut connection.stream, &CallReply::Refused(why)).await?;
+                }
+                Ok(())
+            }
             Call::Logs { lines, after } => {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await
@@ -119,7 +140,7 @@ impl Agent {
     }
 
     /// Waits until a node is a member no longer.
-    async fn until_removed(&self, node: NodeId) {
+    pub(super) async fn until_removed(&self, node: NodeId) {
         let mut changes = self.changes();
         loop {
             changes.mark_unchanged();
@@ -136,10 +157,20 @@ impl Agent {
         node: NodeId,
         call: &Call,
     ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
+        self.call_for(node, call, CALL_LIMIT).await
+    }
+
+    /// Calls a member that may take this long to reply.
+    pub(super) async fn call_for(
+        &self,
+        node: NodeId,
+        call: &Call,
+        limit: Duration,
+    ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
         let addresses = self.addresses_of(&self.lock(), &node);
         let dialed = self.dial(node, Protocol::Call, addresses).await;
         let (mut stream, _) = dialed.ok_or_else(|| format!("{} cannot be reached", self.name_of(&node)))?;
-        let reply = wire::within(CALL_LIMIT, async {
+        let reply = wire::within(limit, async {
             wire::send(&mut stream, call).await?;
             wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
         });

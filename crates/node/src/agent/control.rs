@@ -281,7 +281,7 @@ impl Agent {
     }
 
     /// Changes the document; true if another member holds the change, or there is none.
-    async fn change(
+    pub(super) async fn change(
         &self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
     ) -> Result<bool, String> {

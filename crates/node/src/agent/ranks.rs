@@ -221,7 +221,9 @@ impl Agent {
         let known = state.membership.report().map(|report| (**report).clone());
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
-        report.api = self.0.api.map(|api| api.to_string());
+        // With TLS the scheme is part of it.
+        let scheme = if self.0.options.tls.is_some() { "https://" } else { "" };
+        report.api = self.0.api.map(|api| format!("{scheme}{api}"));
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),
             placement: rank.placement,
