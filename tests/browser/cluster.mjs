@@ -66,6 +66,9 @@ export async function serve(...args) {
   return { child, url: match[1] };
 }
 
+/** A folder for a server's store, which does not exist yet. */
+export const storeFolder = (name) => join(folder, name);
+
 /** A cluster of nodes; the first one's token lets the others in. */
 export async function cluster(names) {
   const nodes = [];

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { cluster, command, endAll, serve, stop } from "./cluster.mjs";
+import { cluster, command, endAll, serve, stop, storeFolder } from "./cluster.mjs";
 import { withKeys } from "./keys.mjs";
 
 const require = createRequire(new URL("../../dashboard/package.json", import.meta.url));
@@ -327,6 +327,70 @@ try {
     await user.page.getByText("only an admin's key may see keys").first().waitFor();
   });
   await user.close();
+  await stop(server.child);
+
+  // The same pages against a real store: the first key closes the server, and a limit is hit.
+  const kept = await serve("--store", storeFolder("kept"), "--context", "1024");
+  const owner = await open(browser, kept.url);
+  const make = async (name, prepare) => {
+    await owner.page.getByLabel("Name", { exact: true }).fill(name);
+    await prepare();
+    await owner.page.getByRole("button", { name: "Create" }).click();
+    const dialog = owner.page.getByRole("dialog", { name: `The secret of ${name}` });
+    const secret = await dialog.locator("pre.secret").innerText();
+    // After the first key the page itself is refused, and asks for a key above the secret.
+    const refused = owner.page.getByRole("button", { name: "Not now" });
+    if (!boss) await refused.click({ timeout: 10_000 });
+    await dialog.getByRole("button", { name: "I have kept it" }).click();
+    assert.match(secret, /^th-[0-9a-z]{8}-[\w-]{43}$/);
+    assert.ok(!(await owner.page.content()).includes(secret), "the secret is gone from the page");
+    return secret;
+  };
+  const ask = (secret) =>
+    fetch(`${kept.url}/v1/completions`, {
+      method: "POST",
+      headers: { authorization: `Bearer ${secret}`, "content-type": "application/json" },
+      body: JSON.stringify({ model: "builtin", prompt: "The sea", max_tokens: 3, ignore_eos: true }),
+    });
+  let boss;
+  let ci;
+  await check("the first key of a real store closes the server to all others", async () => {
+    assert.equal((await ask("none")).status, 200);
+    await goTo(owner.page, "keys");
+    boss = await make("boss", () => owner.page.getByLabel("Role").selectOption("admin"));
+    assert.equal((await ask("none")).status, 401);
+    assert.equal((await ask(boss)).status, 200);
+    await owner.page.evaluate((key) => sessionStorage.setItem("thunder.key", key), boss);
+    await owner.page.reload();
+    await owner.page.getByRole("cell", { name: "boss", exact: true }).waitFor();
+  });
+  await check("a key of a real store is used up to its limit, counted, and revoked", async () => {
+    ci = await make("ci", async () => {
+      await owner.page.getByLabel("Team").fill("lab");
+      await owner.page.getByText("Limits", { exact: true }).first().click();
+      await owner.page.getByLabel("Requests a minute").fill("2");
+    });
+    const statuses = [];
+    for (let nth = 0; nth < 3; nth++) {
+      const answer = await ask(ci);
+      statuses.push(answer.status);
+      const body = await answer.json();
+      if (answer.status === 429) assert.equal(body.error.param, "key.requests_per_minute");
+    }
+    assert.deepEqual(statuses, [200, 200, 429]);
+    await goTo(owner.page, "usage");
+    await owner.page.getByLabel("By", { exact: true }).selectOption("key,model");
+    const row = owner.page.getByRole("row").filter({ hasText: "ci" }).filter({ hasText: "builtin" });
+    await row.first().waitFor();
+    assert.deepEqual(await accessibility(owner.page), []);
+    await goTo(owner.page, "keys");
+    await owner.page.getByRole("button", { name: "Revoke ci" }).click();
+    await owner.page.getByRole("dialog").getByRole("button", { name: "Revoke" }).click();
+    await owner.page.getByRole("cell", { name: "revoked", exact: true }).waitFor();
+    assert.equal((await ask(ci)).status, 401);
+    assert.deepEqual(owner.troubles, []);
+  });
+  await owner.close();
 } finally {
   await browser.close();
   await endAll();

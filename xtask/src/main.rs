@@ -1,5 +1,6 @@
 //! What developers run: `cargo xtask COMMAND`. Tests belong into the tests of a crate.
 
+mod api_reference;
 mod bench;
 mod cross;
 mod dist;
@@ -36,6 +37,8 @@ enum Command {
     Golden(golden::Args),
     /// Make archives with their SHA-256 and the Homebrew formula, for what can be built here
     Dist(dist::Args),
+    /// Write docs/api-reference.md from the OpenAPI document of the server
+    ApiReference(api_reference::Args),
     /// List long files, functions and comments, and banned phrases
     Lines(lines::Args),
 }
@@ -47,6 +50,7 @@ fn main() -> anyhow::Result<()> {
         Command::TestNeon(args) => neon::run(&args),
         Command::Golden(args) => golden::run(&args),
         Command::Dist(args) => dist::run(&args),
+        Command::ApiReference(args) => api_reference::run(&args),
         Command::Lines(args) => lines::run(&args),
     }
 }

@@ -2,12 +2,13 @@
 
 mod administer;
 mod mover;
+pub(crate) mod shared;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::error::AccessError;
 use crate::fair::Claimant;
@@ -20,6 +21,7 @@ use crate::secret::{self, SecretHash};
 use crate::store::{FILE, Store};
 use crate::time::{Now, Time};
 use crate::usage::{Filter, Outcome, UsageRecord};
+use shared::Peers;
 
 /// How long usage is kept, in days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +139,8 @@ struct Inner {
     refusals: Mutex<HashMap<Option<String>, UsageRecord>>,
     /// The journal's last write failed.
     is_failing: AtomicBool,
+    /// The other servers that share keys and limits.
+    peers: OnceLock<Arc<dyn Peers>>,
 }
 
 /// The journal, and the number of its last record.
@@ -177,6 +181,7 @@ impl Access {
             gate: at_once.map(Gate::new),
             refusals: Mutex::default(),
             is_failing: AtomicBool::new(false),
+            peers: OnceLock::new(),
         };
         let access = Self(Arc::new(inner));
         access.move_records()?;
@@ -260,7 +265,7 @@ impl Access {
     }
 
     /// What limits a caller's request for a model.
-    fn limited(&self, caller: &Caller, model: &str) -> Vec<Limited> {
+    pub fn limited(&self, caller: &Caller, model: &str) -> Vec<Limited> {
         let policy = self.policy();
         let mut limited = Vec::with_capacity(3);
         if let Some(key) = caller.key() {
@@ -301,10 +306,15 @@ impl Access {
         now: Now,
     ) -> Result<Reservation, StartError> {
         let limited = self.limited(caller, model);
-        let price = self.policy().model(model).price.unwrap_or_default();
-        let ask = Ask { token_nanos: (price.input * 1e3, price.output * 1e3), ..*ask };
+        let ask = self.priced(model, ask);
         let admitted = lock(&self.0.meter).admit(&limited, &ask, now);
         admitted.map_err(|refusal| StartError::Limit(Box::new(refusal)))
+    }
+
+    /// The same ask with what a model's tokens cost.
+    pub(super) fn priced(&self, model: &str, ask: &Ask) -> Ask {
+        let price = self.policy().model(model).price.unwrap_or_default();
+        Ask { token_nanos: (price.input * 1e3, price.output * 1e3), ..*ask }
     }
 
     /// Ends a request: counts what it used, and records it. When this returns, the record survives
@@ -370,6 +380,11 @@ impl Access {
     /// When a key last began a request, if it did since the server started.
     pub fn last_used(&self, key: &Key) -> Option<Time> {
         lock(&self.0.meter).last_used(&Scope::Key(key.id.clone()))
+    }
+
+    /// Keys that have begun a request since the server started.
+    pub fn users_seen(&self) -> usize {
+        lock(&self.0.meter).keys_seen()
     }
 
     /// Moves all usage records to the store, so that what is read next has them.

@@ -36,6 +36,9 @@ impl Actor {
 pub struct Entry {
     /// Ascending, without gaps, from 1.
     pub number: u64,
+    /// The node of a cluster whose log this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// When it happened.
     pub time: Time,
     /// Who did it.
@@ -53,7 +56,7 @@ pub struct Entry {
 }
 
 /// An entry as stored: its text, and the hash of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealed {
     /// The entry as JSON.
     pub text: String,
@@ -139,6 +142,7 @@ mod tests {
         let entry = |number| {
             let entry = Entry {
                 number,
+                node: None,
                 time: Time(number),
                 actor: "local".into(),
                 remote: None,

@@ -68,6 +68,12 @@ pub enum AccessError {
     /// The audit log was changed.
     #[error("the audit log is broken: {0}")]
     Audit(#[from] Broken),
+    /// The other servers did not take a change.
+    #[error("the cluster does not take the change: {0}")]
+    Peers(String),
+    /// Other servers do not say what they keep.
+    #[error("the list is not complete: {0}; \"partial=true\" leaves out what these nodes keep")]
+    Missing(String),
     /// A backup that cannot be restored.
     #[error("{path} is no backup that can be restored: {why}")]
     BadBackup {

@@ -23,15 +23,16 @@ mod time;
 mod usage;
 mod window;
 
+pub use access::shared::{Found, Peers, Wanted};
 pub use access::{Access, AuthError, Caller, Retention, StartError};
 pub use audit::{Actor, Broken, Chain, Entry, FIRST_PREVIOUS, Sealed, hash};
 pub use backup::{BackupReport, restore};
 pub use error::AccessError;
 pub use fair::{Claimant, FairQueue};
 pub use gate::{Full, Gate, Turn};
-pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role};
+pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role, StoredKey};
 pub use limits::{BadLimit, LimitKind, Limits, ModelPolicy, Policy, Price, TeamPolicy};
-pub use meter::{Ask, Limited, Meter, Refusal, Reservation, Scope, Standing, Used};
+pub use meter::{Ask, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing, Used};
 pub use secret::{RandomError, hex};
 pub use store::AuditFilter;
 pub use time::{BadTime, DAY_MS, HOUR_MS, Now, Time};

@@ -4,14 +4,18 @@
 //! reservation becomes what it used. So no limit is passed by requests that say how long their
 //! answer may be.
 
+mod share;
+
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{LimitKind, Limits};
 use crate::time::{DAY_MS, Now, Time};
 use crate::window::{Slice, Window};
+
+pub use share::Share;
 
 /// Tokens of an answer that are expected of a key without history.
 const FIRST_EXPECTED_TOKENS: f64 = 256.0;
@@ -19,7 +23,7 @@ const FIRST_EXPECTED_TOKENS: f64 = 256.0;
 const EXPECTED_WEIGHT: f64 = 0.1;
 
 /// What a limit is of.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Scope {
     /// A key, by its id.
     Key(String),
@@ -30,12 +34,12 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// `key`, `team` or `model`.
-    pub fn kind(&self) -> &'static str {
+    /// What kind of thing it is.
+    pub fn kind(&self) -> ScopeKind {
         match self {
-            Self::Key(_) => "key",
-            Self::Team(_) => "team",
-            Self::Model(_) => "model",
+            Self::Key(_) => ScopeKind::Key,
+            Self::Team(_) => ScopeKind::Team,
+            Self::Model(_) => ScopeKind::Model,
         }
     }
 
@@ -47,8 +51,37 @@ impl Scope {
     }
 }
 
+/// What kind of thing a limit is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScopeKind {
+    /// A key.
+    Key,
+    /// A team.
+    Team,
+    /// A model.
+    Model,
+}
+
+impl ScopeKind {
+    /// `key`, `team` or `model`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Key => "key",
+            Self::Team => "team",
+            Self::Model => "model",
+        }
+    }
+}
+
+impl fmt::Display for ScopeKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
 /// A scope with its limits, and the name that people know it by.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Limited {
     /// What is limited.
     pub scope: Scope,
@@ -59,7 +92,7 @@ pub struct Limited {
 }
 
 /// What a request may use at most, as far as it is known.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
     /// Tokens of its prompts.
     pub prompt_tokens: u64,
@@ -72,7 +105,7 @@ pub struct Ask {
 }
 
 /// What a request used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
     /// Tokens of its prompts.
     pub prompt_tokens: u64,
@@ -83,10 +116,10 @@ pub struct Used {
 }
 
 /// Why a request has to wait.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// `key`, `team` or `model`.
-    pub scope: &'static str,
+    /// A key, a team or a model.
+    pub scope: ScopeKind,
     /// Name of that key, team or model.
     pub name: String,
     /// The limit that was hit.
@@ -141,10 +174,10 @@ impl fmt::Display for Wait {
 }
 
 /// The state of one limit.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Standing {
-    /// `key`, `team` or `model`.
-    pub scope: &'static str,
+    /// A key, a team or a model.
+    pub scope: ScopeKind,
     /// Name of that key, team or model.
     pub name: String,
     /// Which limit.
@@ -246,8 +279,8 @@ impl Counts {
 }
 
 /// What a request holds.
-#[derive(Debug, Clone, Copy)]
-struct Held {
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Held {
     tokens: u64,
     nanos: u64,
 }
@@ -265,6 +298,11 @@ impl Reservation {
     /// Tokens that it holds.
     pub fn tokens(&self) -> u64 {
         self.held.tokens
+    }
+
+    /// What it holds.
+    pub fn held(&self) -> Held {
+        self.held
     }
 }
 
@@ -288,21 +326,38 @@ impl Meter {
     /// # Errors
     /// The limit that is hit: of several, the one with the longest wait.
     pub fn admit(&mut self, limited: &[Limited], ask: &Ask, now: Now) -> Result<Reservation, Refusal> {
+        let held = self.held(limited, ask);
+        match self.refusal(limited, &held, now) {
+            Some(refusal) => Err(refusal),
+            None => Ok(self.hold(limited, held, ask, now)),
+        }
+    }
+
+    /// Counts a request whatever the limits are: another meter has admitted it.
+    pub fn reserve(&mut self, limited: &[Limited], ask: &Ask, now: Now) -> Reservation {
+        let held = self.held(limited, ask);
+        self.hold(limited, held, ask, now)
+    }
+
+    /// Tokens of an answer that its key's answers make likely.
+    pub fn expected(&self, limited: &[Limited], answers: u64) -> u64 {
         let expected = limited.first().and_then(|first| self.counts.get(&first.scope)?.expected);
-        let answers = ask.answers.max(1);
-        let guess = (expected.unwrap_or(FIRST_EXPECTED_TOKENS) * answers as f64).ceil() as u64;
-        let answer = ask.answer_tokens.unwrap_or(guess);
+        (expected.unwrap_or(FIRST_EXPECTED_TOKENS) * answers.max(1) as f64).ceil() as u64
+    }
+
+    fn held(&self, limited: &[Limited], ask: &Ask) -> Held {
+        let answer = ask.answer_tokens.unwrap_or_else(|| self.expected(limited, ask.answers));
         let (input, output) = ask.token_nanos;
         let nanos = (ask.prompt_tokens as f64 * input + answer as f64 * output).ceil() as u64;
-        let held = Held { tokens: ask.prompt_tokens.saturating_add(answer), nanos };
-        if let Some(refusal) = self.refusal(limited, &held, now) {
-            return Err(refusal);
-        }
+        Held { tokens: ask.prompt_tokens.saturating_add(answer), nanos }
+    }
+
+    fn hold(&mut self, limited: &[Limited], held: Held, ask: &Ask, now: Now) -> Reservation {
         let places = limited.iter().map(|limited| {
             let at = self.counts.entry(limited.scope.clone()).or_default().reserve(&held, now);
             (limited.scope.clone(), at)
         });
-        Ok(Reservation { held, answers, places: places.collect() })
+        Reservation { held, answers: ask.answers.max(1), places: places.collect() }
     }
 
     /// Whether a request of this key would be refused whatever it asks for. Counts nothing.
@@ -384,6 +439,14 @@ impl Meter {
     /// When a scope last began a request.
     pub fn last_used(&self, scope: &Scope) -> Option<Time> {
         self.counts.get(scope)?.last_used
+    }
+
+    /// Keys that have begun a request.
+    pub fn keys_seen(&self) -> usize {
+        let seen = |(scope, counts): &(&Scope, &Counts)| {
+            matches!(scope, Scope::Key(_)) && counts.last_used.is_some()
+        };
+        self.counts.iter().filter(seen).count()
     }
 
     /// Forgets a scope that is gone for good.

@@ -33,7 +33,7 @@ fn a_refusal_names_the_limit_and_when_to_come_again() {
         meter.settle(reserved, &used(10, 5), at(ms + 100));
     }
     let refusal = meter.admit(&limited, &ask(10, 10), at(20_000)).unwrap_err();
-    assert_eq!((refusal.scope, refusal.limit), ("team", LimitKind::RequestsPerMinute));
+    assert_eq!((refusal.scope, refusal.limit), (ScopeKind::Team, LimitKind::RequestsPerMinute));
     // The first one stops counting 60.25 s after its slice began.
     assert_eq!(refusal.retry_after_ms, Some(40_250));
     let text = refusal.to_string();

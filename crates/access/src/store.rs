@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use redb::{
     Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
     WriteTransaction,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::audit::{Actor, Chain, Entry, FIRST_PREVIOUS, Sealed};
@@ -41,6 +42,8 @@ pub(crate) const AUDIT: TableDefinition<'_, u64, (&str, &str)> = TableDefinition
 
 const META_FORMAT: &str = "format";
 const META_POLICY: &str = "policy";
+/// Present in the store of a cluster's node: keys and limits are the cluster's.
+const META_SHARED: &str = "shared";
 /// Number of the last usage record that is in the store.
 const META_MOVED: &str = "moved";
 
@@ -49,6 +52,8 @@ const META_MOVED: &str = "moved";
 pub(crate) struct Store {
     database: Database,
     path: PathBuf,
+    /// Name of the node of a cluster, for the audit log.
+    pub node: OnceLock<String>,
 }
 
 /// An act for the audit log.
@@ -62,7 +67,7 @@ pub(crate) struct Act<'a> {
 }
 
 /// Which entries of the audit log are asked for.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditFilter {
     /// From this moment.
     pub since: Option<Time>,
@@ -89,7 +94,7 @@ impl Store {
         })?;
         let private = fs::Permissions::from_mode(0o600);
         fs::set_permissions(&path, private).map_err(AccessError::system("protect", &path))?;
-        let store = Self { database, path };
+        let store = Self { database, path, node: OnceLock::new() };
         store.check_format()?;
         Ok(store)
     }
@@ -154,7 +159,46 @@ impl Store {
             for key in keys {
                 table.insert(key.key.id.as_str(), json(key).as_slice())?;
             }
-            note(transaction, act)
+            note(transaction, act, self.node.get())
+        })
+    }
+
+    /// Whether keys and limits are those of a cluster.
+    pub fn is_shared(&self) -> Result<bool, AccessError> {
+        self.read(|transaction| Ok(transaction.open_table(META)?.get(META_SHARED)?.is_some()))
+    }
+
+    /// Replaces keys and limits by those of a cluster.
+    pub fn put_shared(&self, keys: &[StoredKey], policy: &Policy) -> Result<(), AccessError> {
+        self.write(|transaction| {
+            let mut table = transaction.open_table(KEYS)?;
+            table.retain(|_, _| false)?;
+            for key in keys {
+                table.insert(key.key.id.as_str(), json(key).as_slice())?;
+            }
+            let mut meta = transaction.open_table(META)?;
+            meta.insert(META_POLICY, json(policy).as_slice())?;
+            meta.insert(META_SHARED, [].as_slice())?;
+            Ok(())
+        })
+    }
+
+    /// The first number of a record that ended after a moment, or one beyond the last.
+    pub fn number_after(&self, time: Time) -> Result<u64, AccessError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(RECORDS)?;
+            let first = table.first()?.map_or(1, |(number, _)| number.value());
+            let (mut low, mut high) = (first, table.last()?.map_or(0, |(number, _)| number.value()) + 1);
+            while low < high {
+                let middle = low + (high - low) / 2;
+                let record = table.get(middle)?;
+                let record = record.and_then(|text| serde_json::from_slice::<UsageRecord>(text.value()).ok());
+                match record {
+                    Some(record) if record.time > time => high = middle,
+                    _ => low = middle + 1,
+                }
+            }
+            Ok(low)
         })
     }
 
@@ -171,13 +215,13 @@ impl Store {
     pub fn put_policy(&self, policy: &Policy, act: &Act<'_>) -> Result<(), AccessError> {
         self.write(|transaction| {
             transaction.open_table(META)?.insert(META_POLICY, json(policy).as_slice())?;
-            note(transaction, act)
+            note(transaction, act, self.node.get())
         })
     }
 
     /// Writes an entry of the audit log.
     pub fn note(&self, act: &Act<'_>) -> Result<(), AccessError> {
-        self.write(|transaction| note(transaction, act))
+        self.write(|transaction| note(transaction, act, self.node.get()))
     }
 
     /// Number of the last usage record that is in the store.
@@ -351,12 +395,13 @@ impl Store {
 }
 
 /// Appends an entry to the audit log.
-fn note(transaction: &WriteTransaction, act: &Act<'_>) -> Result<(), redb::Error> {
+fn note(transaction: &WriteTransaction, act: &Act<'_>, node: Option<&String>) -> Result<(), redb::Error> {
     let mut table = transaction.open_table(AUDIT)?;
     let last = table.last()?.map(|(number, value)| (number.value(), value.value().1.to_owned()));
     let (number, previous) = last.unwrap_or_else(|| (0, FIRST_PREVIOUS.to_owned()));
     let entry = Entry {
         number: number + 1,
+        node: node.cloned(),
         time: act.time,
         actor: act.actor.name.clone(),
         remote: act.actor.remote.clone(),

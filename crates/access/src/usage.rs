@@ -238,7 +238,7 @@ pub struct Totals {
 }
 
 /// By what sums are divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum By {
     /// Name of the key.
     Key,
@@ -326,7 +326,7 @@ impl Dimensions {
 }
 
 /// Which requests are asked for.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Filter {
     /// From this moment.
     pub since: Option<Time>,

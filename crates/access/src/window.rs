@@ -47,6 +47,27 @@ impl Window {
         self.newest
     }
 
+    /// What counts now, in parts: their age in milliseconds, and their counts.
+    pub fn parts(&mut self, now_ms: u64) -> Vec<(u64, u64)> {
+        self.total(now_ms);
+        let counted = |age: &u64| self.slices.get(self.place(self.newest - age)).copied().unwrap_or(0);
+        let ages = (0..SLICES).filter(|age| *age <= self.newest);
+        ages.map(|age| (age * SLICE_MS, counted(&age))).filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Counts what another window counted `age_ms` ago.
+    pub fn add_earlier(&mut self, now_ms: u64, age_ms: u64, count: u64) {
+        let age = age_ms / SLICE_MS;
+        if count == 0 || age >= SLICES {
+            return;
+        }
+        // A clock that is younger than the count keeps it in its first slice.
+        let slice = self.add(now_ms, 0).saturating_sub(age);
+        let at = self.place(slice);
+        self.slices[at] = self.slices[at].saturating_add(count);
+        self.total = self.total.saturating_add(count);
+    }
+
     /// Takes back what was counted in `slice`, if it still counts.
     pub fn take_back(&mut self, now_ms: u64, slice: Slice, count: u64) {
         self.total(now_ms);
@@ -109,6 +130,30 @@ mod tests {
         assert_eq!(window.total(30_000), 6);
         window.take_back(70_000, slice, 6);
         assert_eq!(window.total(70_000), 0);
+    }
+
+    proptest! {
+        /// A window that imports another's parts counts what that one does, for at most a slice
+        /// longer.
+        #[test]
+        fn parts_carry_a_window_to_another_clock(
+            events in prop::collection::vec((0u64..70_000, 1u64..50), 0..40), shift in 100_000u64..200_000
+        ) {
+            let (mut from, mut to) = (Window::default(), Window::default());
+            let mut sorted = events;
+            sorted.sort_unstable();
+            for (at, count) in sorted {
+                from.add(at, count);
+            }
+            let now = 70_000;
+            for (age, count) in from.parts(now) {
+                to.add_earlier(now + shift, age, count);
+            }
+            prop_assert_eq!(to.total(now + shift), from.total(now));
+            let later = now + 30_000;
+            let within = from.clone().total(later - SLICE_MS).max(from.total(later));
+            prop_assert!(to.total(later + shift) <= within);
+        }
     }
 
     proptest! {

@@ -4,8 +4,12 @@
 //! machines its memory; since 2020 only root may read them. They leave out power supplies, disks
 //! and graphics cards, so a wall meter shows more.
 
+mod watch;
+
 use std::fs;
 use std::path::{Path, PathBuf};
+
+pub use watch::{Energy, PowerWatch, Watts};
 
 /// Where Linux shows RAPL's counters.
 const POWERCAP: &str = "/sys/class/powercap";

@@ -9,10 +9,12 @@ mod approve;
 mod calls;
 mod canary;
 pub mod control;
+mod counting;
 mod desk;
 mod gateway;
 mod groups;
 mod host;
+mod keys;
 mod links;
 mod loading;
 mod log;
@@ -28,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use thunder_access::Access;
 use thunder_dashboard::Extension;
 use tokio::sync::{Notify, watch};
 
@@ -45,6 +48,7 @@ use crate::tls::{Protocol, Tls, Trusted};
 use crate::version;
 use state::State;
 
+pub use admin::{Desk, DeskAnswer};
 pub use desk::CableBench;
 pub use log::LogLine;
 pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
@@ -80,8 +84,16 @@ pub struct AgentOptions {
     pub discover: bool,
     /// Where to serve the OpenAI API; `None`: not on this node.
     pub api: Option<SocketAddr>,
-    /// Keys of the API. Without any, it must be on loopback.
+    /// Keys of the API, besides those of `access`. Without any, it must be on loopback.
     pub api_keys: Vec<String>,
+    /// Keys, limits, usage and acts. Keys and limits become the cluster's.
+    pub access: Option<Access>,
+    /// Answers administrative requests for `access`.
+    pub desk: Option<Arc<dyn Desk>>,
+    /// A Unix socket for the commands of the user that the agent runs as. They need no key.
+    pub local_socket: Option<PathBuf>,
+    /// Encrypts the API's connections.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
     /// The version to tell the others; `None`: this program's. Only tests tell another.
@@ -110,7 +122,10 @@ pub enum AgentError {
         why: std::io::Error,
     },
     /// Other machines could use the API without a key.
-    #[error("refusing to serve the API on {0} without a key: use --api-key, or an address of loopback")]
+    #[error(
+        "refusing to serve the API on {0} without a key: make one with `thunder keys create NAME`, give one by \
+         --api-key, or use an address of loopback; a node that joins a cluster with keys may start without"
+    )]
     OpenToAll(SocketAddr),
     /// A key that clients cannot send.
     #[error("an --api-key is empty or has characters that are not printable ASCII: is its variable set?")]
@@ -128,6 +143,14 @@ pub enum AgentError {
         path: PathBuf,
         /// The system's error.
         why: std::io::Error,
+    },
+    /// Keys and limits cannot be the cluster's.
+    #[error("the keys and limits of {path} cannot become the cluster's: {why}")]
+    Keys {
+        /// The store.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
     },
     /// No random numbers.
     #[error("the system gives no random numbers: {0}")]
@@ -159,6 +182,8 @@ struct Inner {
     tasks: models::Tasks,
     /// What is sent to other nodes.
     serving: models::Serving,
+    /// Its part of counting limits.
+    counting: counting::Counting,
     /// This node's links, as measured last.
     measured: Mutex<Vec<crate::report::LinkReport>>,
     /// Where requests were sent.
@@ -193,7 +218,7 @@ impl Agent {
             gate::bind(options.listen).map_err(|why| AgentError::Listen { address: options.listen, why })?;
         let address =
             listener.local_addr().map_err(|why| AgentError::Listen { address: options.listen, why })?;
-        let (api_listener, api) = bind_api(&options)?;
+        let (api_listener, api) = bind_api(&options, &document)?;
         let trusted = Trusted::default();
         let tls = Tls::new(&identity, trusted.clone())?;
         let id = identity.id();
@@ -217,6 +242,7 @@ impl Agent {
             jobs: models::Jobs::default(),
             tasks: models::Tasks::default(),
             serving: models::Serving::default(),
+            counting: counting::Counting::default(),
             measured: Mutex::default(),
             router: Mutex::default(),
             alone: tokio::sync::Mutex::default(),
@@ -232,6 +258,11 @@ impl Agent {
         agent.open_port(listener)?;
         agent.start_discovery()?;
         control::listen(&agent)?;
+        if let Some(access) = agent.0.options.access.clone() {
+            let failed = |why| AgentError::Keys { path: access.folder().to_owned(), why };
+            agent.share_store(&access).map_err(failed)?;
+        }
+        agent.open_local_door()?;
         agent.spawn(Self::keep_time);
         agent.spawn(Self::keep_links);
         agent.spawn(Self::keep_joining);
@@ -399,12 +430,17 @@ impl Agent {
 /// Binds the API's address, if there is one.
 fn bind_api(
     options: &AgentOptions,
+    document: &Document,
 ) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
     let Some(address) = options.api else { return Ok((None, None)) };
     if !gateway::check_keys(&options.api_keys) {
         return Err(AgentError::BadKey);
     }
-    if !gateway::check_binding(address, &options.api_keys) {
+    let store_has_keys = options.access.as_ref().is_some_and(Access::has_keys);
+    let joins = options.token.is_some() || !options.join.is_empty();
+    // Until a joining node has the cluster's keys, its gateway refuses what comes from elsewhere.
+    let has_keys = store_has_keys || !document.access().is_empty() || joins;
+    if !has_keys && !gateway::check_binding(address, &options.api_keys) {
         return Err(AgentError::OpenToAll(address));
     }
     let failed = |why| AgentError::Listen { address, why };

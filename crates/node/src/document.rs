@@ -24,6 +24,10 @@ pub use unknown::Unknown;
 pub const MOST_MEMBERS: usize = 64;
 /// Entries of one kind, deleted ones included: a deleted entry must be remembered.
 const MOST_ENTRIES: usize = 1024;
+/// Keys, ended ones included, and limits of teams and models.
+const MOST_ACCESS_ENTRIES: usize = 4096;
+/// The longest key or limit: a key that names 100 models takes less.
+const LONGEST_ACCESS_BYTES: usize = 64 << 10;
 /// Longest name, address, or setting, in bytes.
 const LONGEST_TEXT_BYTES: usize = 4096;
 /// The largest document, as JSON. Two halves of a cluster may each fill it; both together still fit
@@ -192,6 +196,9 @@ pub struct Document {
     models: BTreeMap<String, Register<ModelWish>>,
     placements: BTreeMap<String, Register<Placement>>,
     settings: BTreeMap<String, Register<String>>,
+    /// Keys and limits of the API: see `agent/keys.rs`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    access: BTreeMap<String, Register<String>>,
 }
 
 impl Document {
@@ -249,6 +256,11 @@ impl Document {
         self.settings.get(name)?.value.as_deref()
     }
 
+    /// All entries of the API's keys and limits.
+    pub fn access(&self) -> &BTreeMap<String, Register<String>> {
+        &self.access
+    }
+
     /// A short hash of the content: equal documents have the same.
     pub fn digest(&self) -> Digest {
         // Maps are sorted and all keys are text, so equal documents are the same bytes.
@@ -291,6 +303,7 @@ impl Document {
         merge_registers(&mut self.models, &other.models)
             | merge_registers(&mut self.placements, &other.placements)
             | merge_registers(&mut self.settings, &other.settings)
+            | merge_registers(&mut self.access, &other.access)
             | changed
     }
 
@@ -306,6 +319,7 @@ impl Document {
             .chain(self.models.values().map(|register| register.stamp.counter))
             .chain(self.placements.values().map(|register| register.stamp.counter))
             .chain(self.settings.values().map(|register| register.stamp.counter))
+            .chain(self.access.values().map(|register| register.stamp.counter))
             .max();
         Stamp { counter: latest.unwrap_or(0).saturating_add(1), author }
     }
@@ -374,7 +388,7 @@ impl Document {
             arguments.try_for_each(|argument| check_text("argument", argument))?;
         }
         let stamp = self.next_stamp(author);
-        set(&mut self.models, "models", name, Register { stamp, value: wish })
+        set(&mut self.models, ("models", MOST_ENTRIES), name, Register { stamp, value: wish })
     }
 
     /// Sets or, with `None`, deletes where a model runs.
@@ -388,7 +402,7 @@ impl Document {
         placement: Option<Placement>,
     ) -> Result<(), DocumentError> {
         let stamp = self.next_stamp(author);
-        set(&mut self.placements, "placements", name, Register { stamp, value: placement })
+        set(&mut self.placements, ("placements", MOST_ENTRIES), name, Register { stamp, value: placement })
     }
 
     /// Sets or, with `None`, deletes a setting.
@@ -403,7 +417,25 @@ impl Document {
     ) -> Result<(), DocumentError> {
         check_text("setting", value.as_deref().unwrap_or_default())?;
         let stamp = self.next_stamp(author);
-        set(&mut self.settings, "settings", name, Register { stamp, value })
+        set(&mut self.settings, ("settings", MOST_ENTRIES), name, Register { stamp, value })
+    }
+
+    /// Sets or, with `None`, deletes an entry of the API's keys and limits.
+    ///
+    /// # Errors
+    /// When there are too many, or a text is too long.
+    pub fn set_access(
+        &mut self,
+        author: NodeId,
+        name: &str,
+        value: Option<String>,
+    ) -> Result<(), DocumentError> {
+        let length = value.as_ref().map_or(0, String::len);
+        if length > LONGEST_ACCESS_BYTES {
+            return Err(DocumentError::TooLong { what: "key or limit", length });
+        }
+        let stamp = self.next_stamp(author);
+        set(&mut self.access, ("keys and limits", MOST_ACCESS_ENTRIES), name, Register { stamp, value })
     }
 }
 
@@ -417,13 +449,13 @@ impl PlannedLayout {
 
 fn set<T>(
     entries: &mut BTreeMap<String, Register<T>>,
-    what: &'static str,
+    (what, limit): (&'static str, usize),
     name: &str,
     register: Register<T>,
 ) -> Result<(), DocumentError> {
     check_text("name", name)?;
-    if !entries.contains_key(name) && entries.len() >= MOST_ENTRIES {
-        return Err(DocumentError::TooMany { what, limit: MOST_ENTRIES });
+    if !entries.contains_key(name) && entries.len() >= limit {
+        return Err(DocumentError::TooMany { what, limit });
     }
     entries.insert(name.to_owned(), register);
     Ok(())

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use thunder_access::{LimitKind, Refusal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The longest head of a request.
@@ -23,29 +24,71 @@ pub struct HttpError {
     status: u16,
     code: &'static str,
     message: String,
+    /// What the error is about.
+    param: Option<String>,
+    /// More headers of the response.
+    headers: String,
 }
+
+/// Waits that are longer are not worth a client's while: it is told not to try again.
+const LONGEST_RETRY_MS: u64 = 120_000;
 
 impl HttpError {
     /// With a status, a code for programs and a message for people.
     pub fn new(status: u16, code: &'static str, message: &str) -> Self {
-        Self { status, code, message: message.to_owned() }
+        Self { status, code, message: message.to_owned(), param: None, headers: String::new() }
+    }
+
+    /// A limit of a key, a team or a model is reached.
+    pub fn over_limit(refusal: &Refusal) -> Self {
+        let code = match (refusal.retry_after_ms, refusal.limit) {
+            (None, _) => "request_too_large",
+            (_, LimitKind::TokensPerDay | LimitKind::TokensPerMonth | LimitKind::CostPerMonth) => {
+                "insufficient_quota"
+            }
+            _ => "rate_limit_exceeded",
+        };
+        let wait = refusal.retry_after_ms;
+        let mut headers = format!("x-should-retry: {}\r\n", wait.is_some_and(|ms| ms <= LONGEST_RETRY_MS));
+        if let Some(ms) = wait {
+            headers += &format!("retry-after: {}\r\nretry-after-ms: {ms}\r\n", ms.div_ceil(1000));
+        }
+        let param = Some(format!("{}.{}", refusal.scope, refusal.limit.name()));
+        Self { param, headers, ..Self::new(429, code, &refusal.to_string()) }
+    }
+
+    /// The status of its response.
+    pub fn status(&self) -> u16 {
+        self.status
     }
 
     fn kind(&self) -> &'static str {
-        if self.status < 500 { "invalid_request_error" } else { "server_error" }
+        match self.status {
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
     }
 
     /// The body in the form of the API that `path` belongs to.
     fn body(&self, path: &str) -> Value {
-        let Self { code, message, .. } = self;
+        let Self { code, message, param, .. } = self;
         if path.starts_with("/api/") {
             return json!({ "error": message });
         }
         if path.starts_with("/v1/messages") {
-            let kind = if self.status < 500 { "invalid_request_error" } else { "api_error" };
+            let kind = match self.status {
+                401 => "authentication_error",
+                403 => "permission_error",
+                404 => "not_found_error",
+                413 => "request_too_large",
+                429 => "rate_limit_error",
+                500.. => "api_error",
+                _ => "invalid_request_error",
+            };
             return json!({ "type": "error", "error": { "type": kind, "message": message } });
         }
-        json!({ "error": { "message": message, "type": self.kind(), "param": null, "code": code } })
+        json!({ "error": { "message": message, "type": self.kind(), "param": param, "code": code } })
     }
 
     /// The last frame of a stream of the API that `path` belongs to.
@@ -80,15 +123,20 @@ impl HttpError {
             411 => "Length Required",
             413 => "Content Too Large",
             415 => "Unsupported Media Type",
+            429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
             500 => "Internal Server Error",
             _ => "Service Unavailable",
         };
         let body = self.body(path).to_string();
-        let retry = if self.status == 503 { "retry-after: 5\r\n" } else { "" };
-        let (status, length) = (self.status, body.len());
+        let retry = match self.status {
+            503 => "retry-after: 5\r\n",
+            401 => "www-authenticate: Bearer\r\n",
+            _ => "",
+        };
+        let (status, length, headers) = (self.status, body.len(), &self.headers);
         format!(
-            "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{retry}\
+            "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{retry}{headers}\
              connection: close\r\n\r\n{body}"
         )
         .into_bytes()

@@ -41,6 +41,10 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         discover: false,
         api: None,
         api_keys: Vec::new(),
+        access: None,
+        desk: None,
+        local_socket: None,
+        tls: None,
         program: "/nonexistent/thunder".into(),
         version: None,
         models: PullOptions { cache: data.join("models"), offline: true, ..PullOptions::from_env() },
@@ -151,6 +155,39 @@ fn nodes_join_by_code_notice_a_death_within_2_s_and_take_it_back() {
     let took = wait("a is back", || nodes.iter().all(|node| node.up() == ["a", "b", "c", "d"]));
     println!("a node that came back was taken after {took:?}");
     wait("one document", || agree(&nodes));
+}
+
+#[test]
+fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
+    use thunder_access::{Access, Actor, NewKey, Now, Retention};
+    let (stores, time) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], Now::read().time);
+    let make = |access: &Access, name: &str| {
+        let new = NewKey { name: name.into(), ..NewKey::default() };
+        access.create_key(new, &Actor::local(), time).unwrap().1
+    };
+    let open = |nth: usize| Access::open(stores[nth].path(), Retention::default(), None).unwrap();
+    let start = |access: &Access, name: &str, join: &[SocketAddr]| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), join);
+        Node::with(AgentOptions { access: Some(access.clone()), ..options }, folder)
+    };
+    let opens = |access: &Access, secret: &str| access.authenticate(secret, time).is_ok();
+    let (ant, bee) = (open(0), open(1));
+    let (first, strange) = (make(&ant, "first"), make(&bee, "strange"));
+    let mut nodes = vec![start(&ant, "a", &[])];
+    assert!(opens(&ant, &first), "from its first moment");
+    nodes.push(start(&bee, "b", &[nodes[0].agent.address()]));
+    wait("the knock", || !nodes[0].status().newcomers.is_empty());
+    nodes[0].approve(&nodes[1]).unwrap();
+    wait("the cluster's keys", || opens(&bee, &first));
+    assert!(!opens(&bee, &strange) && !opens(&ant, &strange));
+    // A change on either node holds on the other, and a revoked key is refused at once here.
+    let second = make(&bee, "second");
+    wait("the second key", || opens(&ant, &second));
+    ant.revoke_key("second", &Actor::local(), time).unwrap();
+    assert!(!opens(&ant, &second));
+    wait("the revoked key is refused", || !opens(&bee, &second));
+    assert!(opens(&bee, &first));
 }
 
 #[test]

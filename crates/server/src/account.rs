@@ -175,11 +175,7 @@ impl Account {
         let Some(open) = &mut self.open else { return };
         open.first_token.get_or_insert_with(|| open.began.elapsed());
         open.used.add(usage);
-        open.outcome = match reason {
-            EndReason::Stop | EndReason::StopText(_) => Outcome::Stop,
-            EndReason::Length => Outcome::Length,
-            EndReason::Calls => Outcome::Calls,
-        };
+        open.outcome = reason.outcome();
         open.left = open.left.saturating_sub(1);
         if open.left == 0 {
             let (outcome, tokens) = (open.outcome, open.used.generated as u64);
@@ -208,7 +204,7 @@ impl Account {
 
     fn refuse_start(&mut self, error: &StartError) -> ApiError {
         if let (StartError::Limit(refusal), Some(open)) = (error, &self.open) {
-            open.app.metrics.note_refusal(refusal.scope, refusal.limit);
+            open.app.metrics.note_refusal(refusal.scope.name(), refusal.limit);
         }
         self.refuse(&refused(error))
     }

@@ -1,5 +1,6 @@
 //! Administration by HTTP: keys, limits, usage, the audit log. Paths begin with `/admin`.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
@@ -26,6 +27,8 @@ pub(crate) mod usage;
 
 /// Larger bodies are refused: limits of a thousand teams take less.
 const LARGEST_BODY_BYTES: usize = 1 << 20;
+/// The longest answer that is passed on to another program: a million requests.
+const LONGEST_ANSWER_BYTES: usize = 1 << 30;
 /// Time for a body to arrive.
 const BODY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -62,16 +65,45 @@ pub async fn ask_store(
     path: &str,
     body: String,
 ) -> Result<(StatusCode, Vec<u8>), axum::Error> {
+    let asker = Asker { caller: Caller::Local, remote: None };
+    let (status, _, body) = ask_store_as(access, asker, method, path, body.into()).await?;
+    Ok((status, body))
+}
+
+/// Who asks a store that another program serves.
+#[derive(Debug, Clone)]
+pub struct Asker {
+    /// What it may do.
+    pub caller: Caller,
+    /// Where it asks from; `None`: the server's user, on its machine.
+    pub remote: Option<SocketAddr>,
+}
+
+/// Asks a store for a caller that the program has let in. Returns the status, the content type and
+/// the body; all are as over HTTP.
+///
+/// # Errors
+/// When the answer cannot be read, because the disk failed in the middle of a list, or it is too
+/// long.
+pub async fn ask_store_as(
+    access: Access,
+    asker: Asker,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<(StatusCode, String, Vec<u8>), axum::Error> {
     let request = Request::builder().method(method).uri(path.strip_prefix("/admin").unwrap_or(path));
     let json = HeaderValue::from_static("application/json");
     let length = HeaderValue::from(body.len());
     let request = request.header(header::CONTENT_TYPE, json).header(header::CONTENT_LENGTH, length);
     let mut request = request.body(Body::from(body)).map_err(axum::Error::new)?;
-    request.extensions_mut().insert(Caller::Local);
-    request.extensions_mut().insert(Peer::Local);
+    request.extensions_mut().insert(asker.caller);
+    request.extensions_mut().insert(asker.remote.map_or(Peer::Local, Peer::Network));
     let Ok(response) = tower::Service::call(&mut routes::<()>(Some(access)), request).await;
     let status = response.status();
-    Ok((status, to_bytes(response.into_body(), usize::MAX).await?.into()))
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = kind.unwrap_or("application/json").to_owned();
+    Ok((status, kind, to_bytes(response.into_body(), LONGEST_ANSWER_BYTES).await?.into()))
 }
 
 /// The server's store.

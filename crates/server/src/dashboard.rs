@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::Router;
+use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -24,6 +25,9 @@ use crate::requests::KEPT;
 /// Why one server cannot load another model.
 const CANNOT_CHANGE: &str = "`thunder serve` has one model for as long as it runs: start `thunder up` on each machine, and \
                              load models there";
+
+/// The longest answer of the program around the server that is read here.
+const LONGEST_ANSWER_BYTES: usize = 1 << 20;
 
 /// Memory of a rank's shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -73,7 +77,7 @@ pub(crate) fn endpoints() -> Router<Arc<App>> {
         .route("/admin/planner", get(extension).post(extension))
         .route("/admin/downloads", get(extension).post(extension))
         .route("/admin/settings", get(extension))
-        .route("/admin/energy", get(extension))
+        .route("/admin/energy", get(energy))
 }
 
 /// GET /admin/cluster: one server as a cluster of one node.
@@ -150,6 +154,39 @@ async fn requests(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
     });
     let rows = rows.collect::<Result<Vec<_>, ApiError>>()?;
     Ok(Json(json!({ "requests": rows, "kept": KEPT })))
+}
+
+/// GET /admin/energy: what the machine has drawn since the server started, for each token, request
+/// and user.
+async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (state, metrics) = (app.clone(), app.metrics.served());
+    let response = extension(State(app), request).await?;
+    let mut energy = json!({
+        "joules": null, "watts": null, "seconds": 0.0, "estimated": false, "sources": [],
+        "missing": ["this server does not watch what its machine draws"],
+    });
+    if response.status() == StatusCode::OK {
+        let body = to_bytes(response.into_body(), LONGEST_ANSWER_BYTES).await;
+        let body = body.map_err(|error| ApiError::engine_failed(error.to_string()))?;
+        energy = serde_json::from_slice(&body).map_err(|error| ApiError::engine_failed(error.to_string()))?;
+    }
+    let users = match state.config.access.clone() {
+        Some(access) => tokio::task::spawn_blocking(move || access.users_seen()).await.ok(),
+        None => None,
+    };
+    let joules = energy["joules"].as_f64();
+    let each = |count: Option<u64>| {
+        joules.zip(count.filter(|count| *count > 0)).map(|(all, count)| all / count as f64)
+    };
+    let (requests, tokens) = metrics;
+    let users = users.map(|users| users as u64);
+    energy["requests"] = requests.into();
+    energy["tokens"] = tokens.into();
+    energy["users"] = json!(users);
+    energy["joules_per_request"] = json!(each(Some(requests)));
+    energy["joules_per_token"] = json!(each(Some(tokens)));
+    energy["joules_per_user"] = json!(each(users));
+    Ok(Json(energy).into_response())
 }
 
 /// What the program around the server answers.

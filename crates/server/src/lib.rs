@@ -74,7 +74,7 @@ use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::{TcpListener, UnixListener};
 
-pub use crate::administer::ask_store;
+pub use crate::administer::{Asker, ask_store, ask_store_as};
 pub use crate::config::{ServerConfig, ServerError, ShardMemory, check_binding, check_origins};
 pub use crate::tls::{Certificate, TlsError};
 

@@ -120,6 +120,12 @@ impl Metrics {
         self.refused.get_or_create(&RefusedLabels { scope, limit: limit.name() }).inc();
     }
 
+    /// Requests that were answered, and tokens of their prompts and answers.
+    pub fn served(&self) -> (u64, u64) {
+        let of = |finished_reason| self.finished.get_or_create(&FinishedLabels { finished_reason }).get();
+        (of("stop") + of("length"), self.prompt_tokens.get() + self.generated_tokens.get())
+    }
+
     fn note_done(&self, reason: FinishReason, usage: &Usage) {
         self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
         self.cached_tokens.inc_by(usage.cached_tokens as u64);

@@ -104,6 +104,12 @@ impl Certificate {
 
     /// Does handshakes with the certificate that is current then.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.tls())
+    }
+
+    /// The settings of TLS with the certificate that is current at each handshake. Call it within a
+    /// runtime of tokio, on which renewed files are looked for.
+    pub fn tls(&self) -> Arc<rustls::ServerConfig> {
         tokio::spawn(watch(Arc::downgrade(&self.0)));
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -111,7 +117,7 @@ impl Certificate {
             .with_no_client_auth()
             .with_cert_resolver(self.0.clone());
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        TlsAcceptor::from(Arc::new(config))
+        Arc::new(config)
     }
 }
 

@@ -6,6 +6,7 @@ mod settings;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thunder_capacity::plan::{Question, known, plan};
+use thunder_capacity::power::PowerWatch;
 use thunder_dashboard::{Answer, Ask, Extension};
 
 use downloads::Downloads;
@@ -15,12 +16,15 @@ use downloads::Downloads;
 pub struct Admin {
     settings: Value,
     downloads: Downloads,
+    /// `None`: another process of this machine watches.
+    power: Option<PowerWatch>,
 }
 
 impl Admin {
     /// With the options of this command line, of which `command` is the clap description.
-    pub fn new(command: clap::Command) -> Self {
-        Self { settings: settings::of(command, std::env::args_os()), downloads: Downloads::default() }
+    pub fn new(command: clap::Command, power: Option<PowerWatch>) -> Self {
+        let settings = settings::of(command, std::env::args_os());
+        Self { settings, downloads: Downloads::default(), power }
     }
 }
 
@@ -28,6 +32,7 @@ impl Extension for Admin {
     fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
         Some(match (ask.method, ask.path) {
             ("GET", "/admin/settings") => Answer::ok(self.settings.clone()),
+            ("GET", "/admin/energy") => Answer::ok(json!(self.power.as_ref()?.energy())),
             ("GET", "/admin/downloads") => of_result(self.downloads.list()),
             ("POST", "/admin/downloads") => {
                 of_result(read::<downloads::PullBody>(ask).and_then(|body| self.downloads.start(&body.model)))

@@ -13,6 +13,7 @@ use thunder_access::{Access, Retention};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use crate::store_args::{SOCKET, StoreArgs};
+use crate::up::DataArgs;
 
 /// Time for an answer to begin, and for each further part of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -26,6 +27,8 @@ const KEEP: Retention = Retention { records_days: u32::MAX, sums_days: u32::MAX 
 pub struct AdminArgs {
     #[command(flatten)]
     pub store: StoreArgs,
+    #[command(flatten)]
+    data: DataArgs,
     /// Address of a server to administer from another machine, e.g. https://10.0.0.5:8000
     ///
     /// Give an admin key in the variable THUNDER_API_KEY.
@@ -37,6 +40,14 @@ pub struct AdminArgs {
 }
 
 impl AdminArgs {
+    /// The folder of the store: of a node, if its data folder was named.
+    ///
+    /// # Errors
+    /// When none is given and the user has no home.
+    pub fn folder(&self) -> anyhow::Result<PathBuf> {
+        self.store.folder_of_node(self.data.given())
+    }
+
     /// Asks, and reads a JSON answer.
     ///
     /// # Errors
@@ -54,7 +65,7 @@ impl AdminArgs {
         let body = body.map(Value::to_string).unwrap_or_default();
         let (status, bytes) = match &self.url {
             Some(url) => self.ask_remote(url, method, path, &body)?,
-            None => ask_local(&self.store.folder()?, method, path, &body)?,
+            None => ask_local(&self.folder()?, method, path, &body)?,
         };
         if (200..300).contains(&status) {
             return Ok(bytes);
@@ -113,6 +124,11 @@ fn ask_local(folder: &Path, method: &str, path: &str, body: &str) -> anyhow::Res
             .with_context(|| format!("the server at {} does not answer", socket.display())),
         Err(_) => {
             let access = Access::open(folder, KEEP, None)?;
+            if method != "GET" && path != "/admin/backup" && access.is_shared()? {
+                bail!(
+                    "these keys and limits are a cluster's: start `thunder up` here, or ask another node by --url"
+                );
+            }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let method = method.parse().context("no method of HTTP")?;
             let asked = thunder_server::ask_store(access, method, path, body.to_owned());

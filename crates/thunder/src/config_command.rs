@@ -1,7 +1,7 @@
-//! The configuration file of `thunder serve`, and `thunder config`.
+//! The configuration files of `thunder serve` and `thunder up`, and `thunder config`.
 //!
 //! A setting is the name of an option, without its dashes. So the file needs no description of its
-//! own: names, values and defaults are those that `thunder serve --help` shows, and a setting is
+//! own: names, values and defaults are those that `--help` of the command shows, and a setting is
 //! checked by the parser that checks the option.
 
 use std::ffi::OsString;
@@ -17,24 +17,42 @@ use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
 use toml::Value;
 
 use crate::store_args::StoreArgs;
+use crate::up::DataArgs;
 
-/// The file in the store's folder.
+/// The file of `thunder serve` in the store's folder.
 const FILE: &str = "config.toml";
+/// The file of `thunder up` in the store's folder.
+const NODE_FILE: &str = "node.toml";
 /// Options that say which file, so they cannot be in it.
-const NOT_IN_FILE: [&str; 4] = ["config", "store", "help", "version"];
+const NOT_IN_FILE: [&str; 5] = ["config", "store", "data", "help", "version"];
 
-/// Write, check or show the configuration file of `thunder serve`
+/// Write, check or show the configuration file of `thunder serve`, or with --node of `thunder up`
 ///
 /// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The
-/// file is config.toml in the --store folder; `thunder serve --config FILE` uses another. Options
-/// on the command line and environment variables override it.
+/// file is config.toml in the --store folder, with --node node.toml; `thunder serve --config FILE`
+/// uses another. Options on the command line and environment variables override it.
 #[derive(Args)]
 pub struct ConfigCommand {
     #[command(subcommand)]
     action: Action,
     #[command(flatten)]
     store: StoreArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    /// The file of `thunder up`, a node of a cluster: node.toml
+    #[arg(long, global = true)]
+    node: bool,
 }
+
+/// A command that has a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Of {
+    command: &'static str,
+    file: &'static str,
+}
+
+const SERVE: Of = Of { command: "serve", file: FILE };
+const UP: Of = Of { command: "up", file: NODE_FILE };
 
 #[derive(Subcommand)]
 enum Action {
@@ -62,46 +80,52 @@ impl ConfigCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let (Action::Init { file } | Action::Check { file } | Action::Show { file }) = &self.action;
-        let file = file.clone().map_or_else(|| Ok(self.store.folder()?.join(FILE)), anyhow::Ok)?;
+        let of = if self.node { UP } else { SERVE };
+        let folder =
+            || if self.node { self.store.folder_of_node(self.data.given()) } else { self.store.folder() };
+        let file = file.clone().map_or_else(|| Ok(folder()?.join(of.file)), anyhow::Ok)?;
         match &self.action {
-            Action::Init { .. } => init(&file),
-            Action::Check { .. } => check(&file),
+            Action::Init { .. } => init(of, &file),
+            Action::Check { .. } => check(of, &file),
             Action::Show { .. } => {
-                print!("{}", shown(Some(&file).filter(|file| file.exists()).map(PathBuf::as_path))?);
+                let file = Some(&file).filter(|file| file.exists()).map(PathBuf::as_path);
+                print!("{}", shown_of(of, file)?);
                 Ok(())
             }
         }
     }
 }
 
-/// The options of `thunder serve` that a file may set.
-fn settings() -> Vec<Arg> {
+/// The options of a command that a file may set.
+fn settings(of: Of) -> Vec<Arg> {
     let mut cli = crate::Cli::command();
     cli.build();
-    let serve = cli.find_subcommand("serve").cloned().unwrap_or_default();
+    let serve = cli.find_subcommand(of.command).cloned().unwrap_or_default();
     let in_file = |arg: &&Arg| arg.get_long().is_some_and(|long| !NOT_IN_FILE.contains(&long));
     serve.get_arguments().filter(in_file).cloned().collect()
 }
 
-fn init(file: &Path) -> anyhow::Result<()> {
+fn init(of: Of, file: &Path) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     // It may hold API keys.
     let made = File::options().write(true).create_new(true).mode(0o600).open(file);
     let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
-    made.write_all(template().as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
+    made.write_all(template(of).as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
     println!("{}", file.display());
     Ok(())
 }
 
 /// A file with all settings commented out.
-fn template() -> String {
-    let mut text = String::from(
-        "# Settings of `thunder serve`. Remove the # before a setting to change it, then\n\
-         # `thunder config check`. Options on the command line override this file.\n",
+fn template(of: Of) -> String {
+    let check = if of == UP { "thunder config check --node" } else { "thunder config check" };
+    let mut text = format!(
+        "# Settings of `thunder {}`. Remove the # before a setting to change it, then\n\
+         # `{check}`. Options on the command line override this file.\n",
+        of.command
     );
-    for arg in settings() {
+    for arg in settings(of) {
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
         text.push('\n');
         for line in help.lines().flat_map(|line| wrapped(line, 96)) {
@@ -147,9 +171,9 @@ fn example(arg: &Arg) -> String {
     if matches!(arg.get_action(), ArgAction::Append) { format!("[{quoted}]") } else { quoted }
 }
 
-fn check(file: &Path) -> anyhow::Result<()> {
-    let arguments = from_file(file, None)?;
-    let words = ["thunder", "serve"].map(OsString::from).into_iter().chain(arguments);
+fn check(of: Of, file: &Path) -> anyhow::Result<()> {
+    let arguments = from_file(of, file, None)?;
+    let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
     if let Err(error) = crate::Cli::command().try_get_matches_from(words) {
         let text = error.to_string();
         let text = text.split("\n\nUsage").next().unwrap_or_default();
@@ -159,14 +183,21 @@ fn check(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The settings in force, one in each line. Secrets are left out.
+/// The settings of `thunder serve` in force, one in each line. Secrets are left out.
+///
+/// # Errors
+/// When the file cannot be read, or has a setting that is none.
 pub fn shown(file: Option<&Path>) -> anyhow::Result<String> {
-    let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(file, None))?;
-    let words = ["thunder", "serve"].map(OsString::from).into_iter().chain(arguments);
+    shown_of(SERVE, file)
+}
+
+fn shown_of(of: Of, file: Option<&Path>) -> anyhow::Result<String> {
+    let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(of, file, None))?;
+    let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
     let matches = crate::Cli::command().try_get_matches_from(words)?;
-    let (_, matches) = matches.subcommand().context("the file does not set options of `thunder serve`")?;
+    let (_, matches) = matches.subcommand().context("the file does not set options of the command")?;
     let mut text = String::new();
-    for arg in settings() {
+    for arg in settings(of) {
         let id = arg.get_id().as_str();
         let source = match matches.value_source(id) {
             Some(ValueSource::CommandLine) => "file",
@@ -187,14 +218,13 @@ pub fn shown(file: Option<&Path>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Adds the settings of the configuration file to the arguments of `thunder serve`.
+/// Adds the settings of the configuration file to the arguments of a command that has one.
 ///
 /// # Errors
 /// When the file cannot be read, or has a setting that is none.
 pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
-    if arguments.get(1).is_none_or(|word| word != "serve") {
-        return Ok(arguments);
-    }
+    let named = |of: &&Of| arguments.get(1).is_some_and(|word| word == of.command);
+    let Some(of) = [SERVE, UP].iter().find(named).copied() else { return Ok(arguments) };
     // What is wrong with the arguments themselves is told when they are parsed for good.
     let Ok(matches) = crate::Cli::command().try_get_matches_from(&arguments) else { return Ok(arguments) };
     let Some((_, given)) = matches.subcommand() else { return Ok(arguments) };
@@ -202,23 +232,25 @@ pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
         Some(file) => file.clone(),
         None => {
             let store = StoreArgs { store: given.get_one::<PathBuf>("store").cloned() };
-            match store.folder() {
-                Ok(folder) if !given.get_flag("no_store") && folder.join(FILE).exists() => folder.join(FILE),
-                _ => return Ok(arguments),
+            let data = if of == UP { given.get_one::<PathBuf>("data").map(PathBuf::as_path) } else { None };
+            let folder = store.folder_of_node(data).ok().filter(|_| !given.get_flag("no_store"));
+            match folder.map(|folder| folder.join(of.file)).filter(|file| file.exists()) {
+                Some(file) => file,
+                None => return Ok(arguments),
             }
         }
     };
-    let settings = from_file(&file, Some(given))?;
+    let settings = from_file(of, &file, Some(given))?;
     let mut expanded = arguments;
     expanded.splice(2..2, settings);
     Ok(expanded)
 }
 
 /// The settings of a file as arguments, without those that the command line or the environment has.
-fn from_file(file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<Vec<OsString>> {
+fn from_file(of: Of, file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<Vec<OsString>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().with_context(|| format!("{} is not TOML", file.display()))?;
-    let known = settings();
+    let known = settings(of);
     let mut arguments = Vec::new();
     for (name, value) in &table {
         let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(name)) else {
@@ -276,10 +308,10 @@ mod tests {
 
     #[test]
     fn the_template_is_a_file_that_changes_nothing_and_names_every_setting() {
-        let text = template();
+        let text = template(SERVE);
         assert!(text.lines().all(|line| line.is_empty() || line.starts_with('#')), "{text}");
         let (_folder, path) = file(&text);
-        assert!(from_file(&path, None).unwrap().is_empty());
+        assert!(from_file(SERVE, &path, None).unwrap().is_empty());
         for arg in settings() {
             let line = format!("\n# {} = ", arg.get_long().unwrap());
             assert!(text.contains(&line), "{line}");
@@ -287,7 +319,7 @@ mod tests {
         // Settings with a default can be uncommented as they are.
         for arg in settings().iter().filter(|arg| !arg.get_default_values().is_empty()) {
             let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
-            check(&path).unwrap();
+            check(SERVE, &path).unwrap();
         }
     }
 
@@ -327,11 +359,11 @@ mod tests {
             ("store = \"/x\"", "no setting \"store\""),
         ] {
             let (_folder, path) = file(text);
-            let error = format!("{:#}", from_file(&path, None).unwrap_err());
+            let error = format!("{:#}", from_file(SERVE, &path, None).unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");
         }
         let (_folder, path) = file("port = 99999");
-        let error = check(&path).unwrap_err().to_string();
+        let error = check(SERVE, &path).unwrap_err().to_string();
         assert!(error.contains("99999") && error.contains("--port"), "{error}");
     }
 

@@ -11,6 +11,7 @@ mod cluster_command;
 mod completions;
 mod config_command;
 mod demo;
+mod desk;
 mod devices;
 mod doctor;
 #[cfg(test)]

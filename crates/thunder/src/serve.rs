@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
 use thunder_engine::assembly::AdapterSpec;
@@ -57,6 +58,10 @@ pub struct ServeCommand {
     /// no key either.
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     allowed_origins: Vec<String>,
+    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the system
+    /// does not tell
+    #[arg(long, value_name = "IDLE,BUSY")]
+    watts: Option<Watts>,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
@@ -99,6 +104,8 @@ impl ServeCommand {
         else {
             return Ok(());
         };
+        // A node watches for its ranks.
+        let power = (!self.relay).then(|| PowerWatch::start(self.watts));
         let config = ServerConfig {
             api_keys: self.keys.api_keys,
             traces: if is_head { self.traces.open()? } else { None },
@@ -113,7 +120,7 @@ impl ServeCommand {
             node_name: machine_name(),
             memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
             shards: shards(&session),
-            extension: Some(Arc::new(Admin::new(crate::command_line()))),
+            extension: Some(Arc::new(Admin::new(crate::command_line(), power))),
             ..ServerConfig::default()
         };
         serve(session, listener, config)

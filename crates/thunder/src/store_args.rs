@@ -1,6 +1,6 @@
 //! The options of what a server keeps, and of HTTPS, shared by the commands that serve.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -35,6 +35,17 @@ impl StoreArgs {
         let base = etcetera::choose_base_strategy().context("no home folder: name a folder by --store")?;
         Ok(base.data_dir().join("thunderhead").join("server"))
     }
+
+    /// The folder of a node's store, next to what else is in its data folder, if that was named.
+    ///
+    /// # Errors
+    /// When none is given and the user has no home.
+    pub fn folder_of_node(&self, data: Option<&Path>) -> anyhow::Result<PathBuf> {
+        match (&self.store, data) {
+            (None, Some(data)) => Ok(data.join("server")),
+            _ => self.folder(),
+        }
+    }
 }
 
 /// What a server keeps, and how clients reach it.
@@ -42,8 +53,8 @@ impl StoreArgs {
 pub struct KeepArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// File with settings for these options [default: config.toml in the --store folder, if it is
-    /// there]
+    /// File with settings for these options [default: config.toml in the --store folder, for
+    /// `thunder up` node.toml, if it is there]
     ///
     /// `thunder config init` writes one. Options on the command line override it.
     #[arg(long, value_name = "FILE", env = "THUNDER_CONFIG")]
@@ -137,11 +148,29 @@ impl KeepArgs {
             kept.socket = Some(folder.join(SOCKET));
             kept.access = Some(access);
         }
-        kept.certificate = self.certificate(host)?;
+        kept.certificate = self.certificate(host, self.store.folder().ok())?;
         Ok(kept)
     }
 
-    fn certificate(&self, host: &str) -> anyhow::Result<Option<Certificate>> {
+    /// Opens the store and the certificate of a node, whose data folder is `data` if one was named.
+    /// A node always has a store: keys may come from the cluster.
+    ///
+    /// # Errors
+    /// When the store is in use or damaged, or the certificate cannot be used.
+    pub fn open_of_node(&self, data: Option<&Path>, host: &str) -> anyhow::Result<Kept> {
+        let folder = self.store.folder_of_node(data)?;
+        let mut kept = Kept::default();
+        if !self.no_store {
+            let retention = Retention { records_days: self.keep_requests, sums_days: self.keep_usage };
+            let access = Access::open(&folder, retention, None);
+            kept.access = Some(access.context("choose another --store for this node")?);
+            kept.socket = Some(folder.join(SOCKET));
+        }
+        kept.certificate = self.certificate(host, Some(folder))?;
+        Ok(kept)
+    }
+
+    fn certificate(&self, host: &str, folder: Option<PathBuf>) -> anyhow::Result<Option<Certificate>> {
         if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
             return Ok(Some(Certificate::open(certificate, key)?));
         }
@@ -152,7 +181,7 @@ impl KeepArgs {
         // An address that means all addresses is no name of this machine.
         let is_name = host.parse::<std::net::IpAddr>().map_or(true, |address| !address.is_unspecified());
         names.extend(is_name.then(|| host.to_owned()));
-        let folder = self.store.folder()?;
+        let folder = folder.context("no home folder: name a folder by --store")?;
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Some(Certificate::self_signed(&folder, &names)?))
     }

@@ -58,7 +58,7 @@ impl SupportCommand {
             let bytes = self.admin.ask_bytes("GET", path, None);
             or_why(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned().into()))
         };
-        let config = self.admin.store.folder().map(|folder| folder.join("config.toml"));
+        let config = self.admin.folder().map(|folder| folder.join("config.toml"));
         let config = config.ok().filter(|file| file.exists());
         let settings = config_command::shown(config.as_deref())
             .map(|text| Value::from(text.lines().map(str::to_owned).collect::<Vec<_>>()));

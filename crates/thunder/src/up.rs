@@ -8,13 +8,17 @@ use crate::admin::Admin;
 use anyhow::Context;
 use clap::Args;
 use etcetera::BaseStrategy;
-use thunder_node::agent::{Agent, AgentOptions, DEFAULT_PORT, Status};
+use thunder_capacity::power::{PowerWatch, Watts};
+use thunder_node::agent::{Agent, AgentOptions, DEFAULT_PORT, Desk, Status};
 use thunder_node::joining::server::check_name;
 use thunder_node::joining::token::Token;
+use thunder_server::Certificate;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
 use crate::mac_command::keep_awake;
+use crate::store_args::{KeepArgs, introduce};
 
 /// Make this machine a node of a cluster
 ///
@@ -44,9 +48,10 @@ pub struct UpCommand {
     /// Give it by THUNDER_TOKEN to keep it out of the process list.
     #[arg(long, value_name = "TOKEN", env = "THUNDER_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// Address to serve the OpenAI API on; 0.0.0.0 accepts other machines and requires --api-key
+    /// Address to serve the OpenAI API on; 0.0.0.0 accepts other machines and requires a key:
+    /// `thunder keys create`, or --api-key
     ///
-    /// Any node takes requests for any model of the cluster.
+    /// Any node takes requests for any model of the cluster, with the cluster's keys and limits.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
     /// Port of the OpenAI API; 0 chooses a free one
@@ -54,6 +59,12 @@ pub struct UpCommand {
     port: u16,
     #[command(flatten)]
     keys: KeyArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
+    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the system
+    /// does not tell
+    #[arg(long, value_name = "IDLE,BUSY")]
+    watts: Option<Watts>,
     /// Neither announce this node nor search for others by multicast
     #[arg(long)]
     no_discovery: bool,
@@ -71,6 +82,11 @@ pub struct DataArgs {
 }
 
 impl DataArgs {
+    /// The folder that was given.
+    pub fn given(&self) -> Option<&Path> {
+        self.data.as_deref()
+    }
+
     /// The folder.
     ///
     /// # Errors
@@ -100,6 +116,8 @@ impl UpCommand {
         raise_open_files();
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
+        let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
+        let desk = kept.access.clone().map(|access| Arc::new(StoreDesk(access)) as Arc<dyn Desk>);
         let options = AgentOptions {
             name: self.name.unwrap_or_else(machine_name),
             listen: self.listen.unwrap_or_else(|| if has_ipv6() { any } else { v4(any.port()) }),
@@ -108,14 +126,18 @@ impl UpCommand {
             discover: !self.no_discovery,
             api: Some(SocketAddr::new(self.host, self.port)),
             api_keys: self.keys.api_keys,
+            access: kept.access,
+            desk,
+            local_socket: kept.socket,
+            tls: None,
             program: std::env::current_exe().context("cannot find this program")?,
             version: None,
             models: thunder_hub::PullOptions::from_env(),
-            extension: Some(Arc::new(Admin::new(crate::command_line()))),
+            extension: Some(Arc::new(Admin::new(crate::command_line(), Some(PowerWatch::start(self.watts))))),
             data: data.clone(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        runtime.block_on(serve(options, &data))
+        runtime.block_on(serve(options, &data, kept.certificate))
     }
 }
 
@@ -151,14 +173,23 @@ pub fn machine_name() -> String {
     check_name(short.to_owned()).unwrap_or_else(|_| "node".to_owned())
 }
 
-async fn serve(options: AgentOptions, data: &Path) -> anyhow::Result<()> {
+async fn serve(
+    mut options: AgentOptions,
+    data: &Path,
+    certificate: Option<Certificate>,
+) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    options.tls = certificate.as_ref().map(Certificate::tls);
     let agent = Agent::start(options).await?;
     let _awake = keep_awake();
     let (mut changes, mut ending) = (agent.changes(), agent.ending());
     if let Some(api) = agent.api() {
-        eprintln!("the models of the cluster are at http://{api}/v1, the dashboard at http://{api}/");
+        let scheme = if certificate.is_some() { "https" } else { "http" };
+        eprintln!("the models of the cluster are at {scheme}://{api}/v1, the dashboard at {scheme}://{api}/");
+    }
+    if let Some(certificate) = &certificate {
+        introduce(certificate);
     }
     eprintln!("node {} listens on {}; data in {}", agent.id().short(), agent.address(), data.display());
     let mut shown = Shown::default();

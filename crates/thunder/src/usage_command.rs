@@ -67,6 +67,11 @@ pub struct UsageCommand {
     /// Form of the report
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
+    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
+    ///
+    /// Without it such a list is refused. A table names the nodes.
+    #[arg(long)]
+    partial: bool,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -86,12 +91,14 @@ impl UsageCommand {
             ("outcome", self.outcome.clone()),
             ("limit", is_page.then(|| self.limit.to_string())),
             ("format", self.format.parameter()),
+            ("partial", self.partial.then(|| "true".to_owned())),
         ]);
         let bytes = self.admin.ask_bytes("GET", &format!("{path}{parameters}"), None)?;
         if self.format != FormatArg::Table {
             return print(&bytes);
         }
         let answer: Value = serde_json::from_slice(&bytes)?;
+        warn_of_missing(&answer);
         if self.requests {
             show(&answer["records"], REQUEST_COLUMNS, None);
             return Ok(());
@@ -172,6 +179,13 @@ fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
     println!("{shown}");
 }
 
+/// Says which nodes of a cluster a report lacks.
+fn warn_of_missing(answer: &Value) {
+    for why in answer["missing"].as_array().into_iter().flatten() {
+        eprintln!("without what one node keeps: {}", text(why));
+    }
+}
+
 fn print(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes)?;
@@ -206,6 +220,11 @@ pub struct AuditCommand {
     /// Form of the log
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
+    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
+    ///
+    /// Without it such a list is refused. A table names the nodes.
+    #[arg(long)]
+    partial: bool,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -215,9 +234,17 @@ impl AuditCommand {
     pub fn run(self) -> anyhow::Result<()> {
         if self.verify {
             let answer = self.admin.ask("GET", "/admin/audit/verify", None)?;
+            for other in answer["others"].as_array().into_iter().flatten() {
+                let (node, entries) = (text(&other["node"]), text(&other["entries"]));
+                println!("{node}: {entries} entries are intact; the last one has the hash");
+                println!("{}", text(&other["head"]));
+            }
+            let wrong: Vec<String> =
+                answer["others_wrong"].as_array().into_iter().flatten().map(text).collect();
             if answer["intact"] == true {
                 println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
                 println!("{}", text(&answer["head"]));
+                anyhow::ensure!(wrong.is_empty(), "other nodes' logs: {}", wrong.join("; "));
                 return Ok(());
             }
             anyhow::bail!(
@@ -233,12 +260,14 @@ impl AuditCommand {
             ("action", self.action.clone()),
             ("limit", is_page.then(|| self.limit.to_string())),
             ("format", self.format.parameter()),
+            ("partial", self.partial.then(|| "true".to_owned())),
         ]);
         let bytes = self.admin.ask_bytes("GET", &format!("/admin/audit{parameters}"), None)?;
         if self.format != FormatArg::Table {
             return print(&bytes);
         }
         let answer: Value = serde_json::from_slice(&bytes)?;
+        warn_of_missing(&answer);
         show(
             &answer["entries"],
             &["number", "time", "actor", "remote", "action", "subject", "details"],

@@ -33,6 +33,7 @@ impl Access {
         }
         let (stored, secret) = StoredKey::create(new, &lookup, now)?;
         stored.key.check()?;
+        self.give_key(&stored)?;
         let act = act(actor, now, "key.create", &stored.key.id, details(&stored.key));
         self.0.store.put_keys(&[&stored], &act)?;
         let key = stored.key.clone();
@@ -146,6 +147,7 @@ impl Access {
         let mut stored =
             stored.map(Arc::unwrap_or_clone).ok_or_else(|| AccessError::NoKey(key.id.clone()))?;
         let (value, details) = change(self, &mut stored)?;
+        self.give_key(&stored)?;
         self.0.store.put_keys(&[&stored], &act(actor, now, action, &key.id, details))?;
         let changed = stored.key.clone();
         let mut keys = self.0.keys.write().unwrap_or_else(PoisonError::into_inner);
@@ -166,6 +168,9 @@ impl Access {
         let _changing = lock(&self.0.changing);
         if policy == *self.policy() {
             return Ok(());
+        }
+        if let Some(peers) = self.peers() {
+            peers.put_policy(&policy).map_err(AccessError::Peers)?;
         }
         let details = serde_json::to_value(&policy).unwrap_or_default();
         let act = Act { actor, time: now, action: "limits.set", subject: None, details };

@@ -3,12 +3,16 @@
 //! What they do goes through the same requests as the command line (`control.rs`). The shapes are
 //! those of a single server (`crates/server/src/dashboard.rs`).
 
+use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use thunder_access::Caller;
 use thunder_dashboard::{Answer, Ask};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
@@ -22,6 +26,40 @@ const WRITE_LIMIT: Duration = Duration::from_secs(60);
 const HEAD_LIMIT: Duration = Duration::from_secs(2);
 /// Requests that are shown, of all models together.
 const MOST_ROWS: usize = 400;
+
+/// Answers administrative requests for keys, limits, usage and acts.
+pub trait Desk: Debug + Send + Sync {
+    /// Answers a caller whom the gateway has let in; `remote` is `None` for commands of this
+    /// machine. `path` begins with `/admin` and has the query.
+    fn ask<'a>(
+        &'a self,
+        caller: Caller,
+        remote: Option<SocketAddr>,
+        method: &'a str,
+        path: &'a str,
+        body: Vec<u8>,
+    ) -> Pin<Box<dyn Future<Output = DeskAnswer> + Send + 'a>>;
+}
+
+/// A response of a [`Desk`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeskAnswer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The content type.
+    pub kind: String,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Whether a path is the desk's.
+pub(super) fn is_of_the_desk(path: &str) -> bool {
+    let of =
+        |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    ["/admin/keys", "/admin/limits", "/admin/usage", "/admin/audit", "/admin/me", "/admin/backup"]
+        .into_iter()
+        .any(of)
+}
 
 /// The body of `/admin/models/load`: what `thunder model load` takes.
 #[derive(Deserialize)]
@@ -101,15 +139,29 @@ impl Agent {
         &self,
         client: &mut S,
         head: &Head,
+        asker: super::gateway::Asker,
         path: &str,
         rest: Vec<u8>,
     ) -> Result<(), HttpError> {
-        let body = if head.method == "GET" {
-            Vec::new()
-        } else {
-            head.check_json()?;
-            read_body(client, head, rest).await?
+        let is_empty = head.header("content-length").is_none_or(|length| length == "0");
+        let body = match head.method.as_str() {
+            "GET" => Vec::new(),
+            // Revoking a key needs no body.
+            "POST" if is_empty && is_of_the_desk(path) => Vec::new(),
+            _ => {
+                head.check_json()?;
+                read_body(client, head, rest).await?
+            }
         };
+        if let Some(desk) = self.0.options.desk.clone().filter(|_| is_of_the_desk(path)) {
+            let answer = desk.ask(asker.caller, asker.remote, &head.method, &head.path, body).await;
+            let DeskAnswer { status, kind, body } = answer;
+            let head = format!(
+                "HTTP/1.1 {status} Status\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            return write(client, &[head.as_bytes(), &body].concat()).await;
+        }
         let answer = match (head.method.as_str(), path) {
             ("GET", "/admin/cluster") => Answer::ok(self.cluster_status()),
             ("GET", "/admin/models") => Answer::ok(self.served_models().await),

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thunder_access::{Found, Wanted};
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -59,6 +60,10 @@ pub(super) enum Call {
         /// Time to load it.
         limit_s: u64,
     },
+    /// Answer questions of limits.
+    Count,
+    /// Say what this node keeps of usage and acts.
+    LookUp(Wanted),
     /// Say what has happened lately.
     Logs {
         /// Lines at most.
@@ -93,6 +98,10 @@ pub(super) enum CallReply {
     Canary(CanaryAnswer),
     /// The link is measured.
     Measured(LinkReport),
+    /// What follows are questions and answers of limits.
+    Counting,
+    /// What the node keeps.
+    Found(Found),
     /// What has happened, the oldest first.
     Logs(Vec<LogLine>),
     /// What the probe of `thunder mac` has printed.
@@ -148,6 +157,18 @@ impl Agent {
             Call::MeasureMachine => {
                 tokio::spawn(self.clone().measure_machine());
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
+            Call::Count => self.serve_counts(connection).await,
+            Call::LookUp(wanted) => {
+                let found = self.look_up_here(wanted).await;
+                if let Err(WireError::TooLong { length, .. }) =
+                    wire::send(&mut connection.stream, &found).await
+                {
+                    let why =
+                        format!("{length} bytes are too many: ask for a shorter time, or fewer divisions");
+                    wire::send(&mut connection.stream, &CallReply::Refused(why)).await?;
+                }
+                Ok(())
             }
             Call::Logs { lines, after } => {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));

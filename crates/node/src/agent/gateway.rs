@@ -1,36 +1,44 @@
-//! The API on every node: a request is passed to the head of its model, wherever that is.
+//! The API on every node: a request is passed to the head of its model, wherever that is, once its
+//! key is known and its limits allow it.
 //!
 //! One request a connection; the head's own server parses it. A lost head costs the client nothing
 //! but time: the answer goes on where the model is formed again (`relay.rs`).
 
+mod account;
+mod callers;
 mod client;
 mod relay;
 mod router;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq;
+use thunder_access::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
 
-use super::Agent;
 use super::calls::CallReply;
+use super::{Agent, AgentError};
 use crate::document::{Document, ModelWish, Register, Stamp};
 use crate::gate::Unproven;
 use crate::http::{Head, HttpError, read_body, read_head};
 use crate::id::NodeId;
 use crate::report::RankState;
+pub(super) use callers::Asker;
 use client::WRITE_LIMIT;
-use relay::{Question, is_generation};
+use relay::{Api, Question, is_generation};
 pub(super) use router::Router;
 use router::prefix_of;
 
 /// Requests at a time; more are refused.
 const MOST_CONNECTIONS: usize = 512;
+/// Time for a TLS handshake.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Time for a model that is being formed to be ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 /// A replica that sleeps is woken when each other answers this many requests.
@@ -49,52 +57,82 @@ impl Agent {
                 _ = unproven.tasks.join_next(), if !unproven.tasks.is_empty() => continue,
                 accepted = listener.accept() => accepted,
             };
-            let Ok((mut client, peer)) = accepted else {
+            let Ok((client, peer)) = accepted else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let _ = client.set_nodelay(true);
             let (agent, slots) = (self.clone(), slots.clone());
             unproven.add(async move {
-                let read = read_head(&mut client).await;
-                if let Some(page) = read.as_ref().ok().and_then(|(head, _)| super::admin::page(head)) {
-                    let _ = super::admin::write(&mut client, &page).await;
-                    return;
-                }
-                let read = read.and_then(|(head, rest)| agent.check_key(&head).map(|()| (head, rest)));
-                let read = read.and_then(|(head, rest)| {
-                    agent.check_administration(&head, peer)?;
-                    Ok((head, rest))
-                });
-                tokio::spawn(agent.serve_client(client, read, slots));
+                let Some(client) = agent.handshake(client).await else { return };
+                agent.meet(client, Some(peer), slots).await;
             });
         }
     }
 
-    /// Keys of the API are users' keys: they do not administer the cluster. Whoever is on the node
-    /// does, as on the command line.
-    fn check_administration(&self, head: &Head, peer: SocketAddr) -> Result<(), HttpError> {
-        let is_of_users = !self.0.options.api_keys.is_empty() && !peer.ip().to_canonical().is_loopback();
-        if is_of_users && head.path.starts_with("/admin/") {
-            let message = "a cluster is administered from its nodes: use `thunder cluster` and `thunder model` there, or \
-                           open the dashboard through `ssh -L 8000:localhost:8000 NODE`";
-            return Err(HttpError::new(403, "not_on_the_node", message));
+    /// A connection's bytes; `None` if the client does not do the handshake in time.
+    async fn handshake(&self, client: TcpStream) -> Option<Box<dyn Api>> {
+        let Some(tls) = &self.0.options.tls else { return Some(Box::new(client)) };
+        // An error is the client's: it speaks no TLS, or does not trust the certificate.
+        let tls = TlsAcceptor::from(tls.clone());
+        let stream = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(client)).await.ok()?.ok()?;
+        Some(Box::new(stream))
+    }
+
+    /// Reads a request's head, and serves it if it is from somebody.
+    async fn meet(self, mut client: Box<dyn Api>, peer: Option<SocketAddr>, slots: Arc<Semaphore>) {
+        let read = read_head(&mut client).await;
+        if let Some(page) = read.as_ref().ok().and_then(|(head, _)| super::admin::page(head)) {
+            let _ = super::admin::write(&mut client, &page).await;
+            let _ = client.shutdown().await;
+            return;
         }
+        let read = read.and_then(|(head, rest)| {
+            let caller = self.caller(&head, peer)?;
+            self.check_administration(&head, &caller, peer)?;
+            Ok((head, rest, Asker { caller, remote: peer }))
+        });
+        tokio::spawn(self.serve_client(client, read, slots));
+    }
+
+    /// Opens the socket for commands of this machine's user.
+    pub(super) fn open_local_door(&self) -> Result<(), AgentError> {
+        let Some(path) = &self.0.options.local_socket else { return Ok(()) };
+        let failed = |why| AgentError::Control { path: path.clone(), why };
+        // The store's lock shows that no other agent uses the folder.
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let agent = self.clone();
+        tokio::spawn(async move {
+            let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        tokio::spawn(agent.clone().meet(Box::new(stream), None, slots.clone()));
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                }
+            }
+        });
         Ok(())
     }
 
     async fn serve_client<S: AsyncRead + AsyncWrite + Unpin>(
         self,
         mut client: S,
-        read: Result<(Head, Vec<u8>), HttpError>,
+        read: Result<(Head, Vec<u8>, Asker), HttpError>,
         slots: Arc<Semaphore>,
     ) {
         let slot = slots.try_acquire();
         let refusal = HttpError::new(503, "busy", "too many requests at once: try again later");
         let outcome = match (read, &slot) {
-            (Ok((head, rest)), Ok(_)) => {
+            (Ok((head, rest, asker)), Ok(_)) => {
                 let path = head.path.clone();
-                let answered = self.answer_http(&mut client, head, rest).await;
+                let answered = self.answer_http(&mut client, head, rest, asker).await;
                 answered.map_err(|error| error.response_of(&path))
             }
             (Err(error), _) => Err(error.response()),
@@ -111,6 +149,7 @@ impl Agent {
         client: &mut S,
         head: Head,
         rest: Vec<u8>,
+        asker: Asker,
     ) -> Result<(), HttpError> {
         let path = head.path.split('?').next().unwrap_or_default().to_owned();
         match (head.method.as_str(), path.as_str()) {
@@ -126,44 +165,24 @@ impl Agent {
                 head.check_json()?;
                 let body = read_body(client, &head, rest).await?;
                 let question = self.question(path, &body)?;
-                self.generate(client, &question).await
+                check_model(&asker.caller, &question.model)?;
+                self.generate(client, &question, &asker.caller).await
             }
             ("GET" | "DELETE", path) if is_of_a_model(path) => {
                 let model = self.find_model("default")?;
+                check_model(&asker.caller, &model)?;
                 let (method, path) = (head.method.clone(), path.to_owned());
-                self.generate(client, &Question::without_body(method, path, model)).await
+                let question = Question::without_body(method, path, model);
+                self.generate(client, &question, &asker.caller).await
             }
-            (_, path) if path.starts_with("/admin/") => self.administer(client, &head, path, rest).await,
+            (_, path) if path.starts_with("/admin/") => {
+                self.administer(client, &head, asker, path, rest).await
+            }
             (method, path) => {
                 let message =
                     format!("no endpoint {method} {path}: GET /openapi.json lists what a model's server has");
                 Err(HttpError::new(404, "unknown_url", &message))
             }
-        }
-    }
-
-    /// Without keys only this machine can connect, and only requests for it are answered: a web
-    /// page could lead a browser here by a name of its own.
-    fn check_key(&self, head: &Head) -> Result<(), HttpError> {
-        let keys = &self.0.options.api_keys;
-        if keys.is_empty() {
-            return head.check_host();
-        }
-        let given = head.key().unwrap_or_default().as_bytes();
-        // Load balancers ask without a key.
-        if (head.method.as_str(), head.path.as_str()) == ("GET", "/health") {
-            return Ok(());
-        }
-        let known =
-            keys.iter().fold(subtle::Choice::from(0), |known, key| known | key.as_bytes().ct_eq(given));
-        if bool::from(known) {
-            Ok(())
-        } else {
-            Err(HttpError::new(
-                401,
-                "invalid_api_key",
-                "send the header \"Authorization: Bearer KEY\" with a valid key",
-            ))
         }
     }
 
@@ -384,6 +403,21 @@ const NAMES_A_MODEL: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/de
 fn is_of_a_model(path: &str) -> bool {
     matches!(path, "/api/version" | "/openapi.json" | "/metrics")
         || ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
+}
+
+/// Refuses a model that the caller's key does not name.
+fn check_model(caller: &Caller, model: &str) -> Result<(), HttpError> {
+    match caller.key() {
+        Some(key) if !key.allows(model) => {
+            let message = format!(
+                "the key \"{}\" may not use \"{model}\", only {}: ask an administrator",
+                key.name,
+                key.models.join(", ")
+            );
+            Err(HttpError::new(403, "model_not_allowed", &message))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn reply(client: &mut (impl AsyncWrite + Unpin), body: &Value) -> Result<(), HttpError> {

@@ -285,7 +285,9 @@ impl Agent {
         report.speed = self.speed();
         self.own_version().clone_into(&mut report.version);
         report.jobs = self.0.jobs.reports();
-        report.api = self.0.api.map(|api| api.to_string());
+        // With TLS the scheme is part of it.
+        let scheme = if self.0.options.tls.is_some() { "https://" } else { "" };
+        report.api = self.0.api.map(|api| format!("{scheme}{api}"));
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),
             placement: rank.placement,

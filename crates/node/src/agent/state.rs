@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Agent, DOCUMENT_FILE};
-use crate::document::Document;
+use crate::document::{Document, Register};
 use crate::id::NodeId;
 use crate::joining::code::{Attempts, Code};
 use crate::joining::token::IssuedTokens;
@@ -59,6 +59,10 @@ pub struct State {
     is_writing: bool,
     /// Who is to be told that this node holds a document, once it is on the disk.
     held: Vec<(NodeId, Message)>,
+    /// Entries of keys and limits that this node's store has.
+    pub followed: Option<BTreeMap<String, Register<String>>>,
+    /// The store's own keys are in the document: from now on the store follows the document.
+    pub shares_store: bool,
 }
 
 impl State {
@@ -75,6 +79,8 @@ impl State {
             unwritten: None,
             is_writing: false,
             held: Vec::new(),
+            followed: None,
+            shares_store: false,
         }
     }
 
@@ -210,7 +216,17 @@ impl Agent {
         }
     }
 
+    /// Limits are counted over the nodes that answer, by the document's keys.
+    fn note_for_limits(&self, state: &mut State, event: &Event) {
+        match event {
+            Event::Up(_) | Event::Down(_) | Event::Restarted(_) => self.recount(),
+            Event::DocumentChanged => self.follow_keys(state),
+            Event::Reported(_) | Event::Spread(_) => {}
+        }
+    }
+
     fn note_event(&self, state: &mut State, event: Event) {
+        self.note_for_limits(state, &event);
         let name = |state: &State, id: &NodeId| {
             let member = state.membership.document().member(id);
             member.map_or_else(|| id.short(), |member| format!("{} ({})", member.name, id.short()))

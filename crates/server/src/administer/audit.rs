@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use thunder_access::{AccessError, AuditFilter, Entry, Sealed};
 
-use super::export::{Format, Row, export};
+use super::export::{Format, Partial, Row, export};
 use super::usage::{page_size, time};
 use super::{Admin, Query, blocking, store};
 use crate::error::ApiError;
@@ -22,13 +22,20 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     let format = Format::take(&mut query)?;
     let limit = page_size(&mut query)?;
     let before = query.parse::<u64>("before", "the number of an entry")?;
+    let partial = Partial::take(&mut query)?;
     query.finish()?;
     if format != Format::Json {
         let access = store(&admin)?;
-        let page = move |before, count| access.audit(&filter, before, count);
+        let page = move |before, count| {
+            let (entries, missing) = access.all_audit(&filter, before, count)?;
+            partial.accept(entries, &missing)
+        };
+        let first = page.clone();
+        blocking(&admin, move |_| first(before, 1)).await?;
         return Ok(export(format, COLUMNS, before, page));
     }
-    let entries = blocking(&admin, move |access| access.audit(&filter, before, limit)).await?;
+    let read = blocking(&admin, move |access| access.all_audit(&filter, before, limit));
+    let (entries, missing) = read.await?;
     let next = if entries.len() == limit { entries.last().map(|(number, _)| *number) } else { None };
     // The text is what was hashed, so it is passed on as it is.
     let raw = entries.iter().map(|(_, sealed)| RawValue::from_string(sealed.line()));
@@ -38,17 +45,25 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     struct Page {
         entries: Vec<Box<RawValue>>,
         next: Option<u64>,
+        missing: Vec<String>,
     }
-    Ok(Json(Page { entries: raw, next }).into_response())
+    Ok(Json(Page { entries: raw, next, missing }).into_response())
 }
 
 pub(crate) async fn verify(State(admin): State<Admin>) -> Result<Json<Value>, ApiError> {
-    let verified = blocking(&admin, |access| match access.verify_audit() {
-        Ok(chain) => Ok(json!({"intact": true, "entries": chain.entries, "head": chain.head})),
-        Err(AccessError::Audit(broken)) => {
-            Ok(json!({"intact": false, "first_bad": broken.number, "why": broken.why}))
+    let verified = blocking(&admin, |access| {
+        let (others, wrong) = access.verify_others();
+        let other = |(node, entries, head)| json!({"node": node, "entries": entries, "head": head});
+        let others: Vec<Value> = others.into_iter().map(other).collect();
+        match access.verify_audit() {
+            Ok(chain) => Ok(json!({
+                "intact": true, "entries": chain.entries, "head": chain.head, "others": others, "others_wrong": wrong,
+            })),
+            Err(AccessError::Audit(broken)) => Ok(json!({
+                "intact": false, "first_bad": broken.number, "why": broken.why, "others": others, "others_wrong": wrong,
+            })),
+            Err(error) => Err(error),
         }
-        Err(error) => Err(error),
     });
     verified.await.map(Json)
 }

@@ -121,6 +121,25 @@ pub(crate) fn export<R: Row>(
     response(format, Body::from_stream(pieces))
 }
 
+/// Whether a list may lack what servers of a cluster keep that do not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Partial(bool);
+
+impl Partial {
+    /// The parameter `partial`.
+    pub fn take(query: &mut Query) -> Result<Self, ApiError> {
+        Ok(Self(query.parse::<bool>("partial", "true or false")?.unwrap_or(false)))
+    }
+
+    /// The rows, if they may lack some, or lack none: a list with holes looks whole.
+    ///
+    /// # Errors
+    /// When servers are missing.
+    pub fn accept<R>(self, rows: Vec<R>, missing: &[String]) -> Result<Vec<R>, AccessError> {
+        if self.0 || missing.is_empty() { Ok(rows) } else { Err(AccessError::Missing(missing.join("; "))) }
+    }
+}
+
 /// A list that is complete already.
 pub(crate) fn whole(format: Format, text: String) -> Response {
     let once = stream::once(async { Ok::<_, Infallible>(Bytes::from(text)) });

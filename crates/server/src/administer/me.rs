@@ -21,7 +21,7 @@ pub(crate) async fn show(
         let used = |since: Time| {
             let key = caller.key().map(|key| key.id.clone());
             let filter = Filter { since: Some(since), key, ..Filter::default() };
-            let groups = access.sums(&filter, &[By::Key])?;
+            let (groups, _) = access.all_sums(&filter, &[By::Key])?;
             let mut sums = thunder_access::Sums::default();
             // Requests without a key are those of everyone who has none.
             let is_mine = |name: &Option<String>| caller.key().is_some() || name.is_none();
@@ -34,7 +34,7 @@ pub(crate) async fn show(
             "key": caller.key().map(|key| keys::view(&access, key, now.time)),
             "role": role,
             "currency": access.policy().currency,
-            "limits": access.standings(&caller, None, now),
+            "limits": access.all_standings(&caller, None, now),
             "usage": {"today": today, "month": month},
         }))
     });

@@ -6,7 +6,7 @@ use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 use thunder_access::{By, Caller, Filter, Now, Outcome, Role, Sums, Time, UsageRecord};
 
-use super::export::{self, Format, Row, export};
+use super::export::{self, Format, Partial, Row, export};
 use super::{Admin, Query, blocking, store};
 use crate::error::ApiError;
 
@@ -67,13 +67,14 @@ pub(crate) async fn sums(
     let mut filter = filter(&mut query, &caller)?;
     let format = Format::take(&mut query)?;
     let by = by(query.text("by"))?;
+    let partial = Partial::take(&mut query)?;
     query.finish()?;
     let now = Now::read().time;
     let since = *filter.since.get_or_insert(now.month_begin());
     let until = *filter.until.get_or_insert(Time(now.0 + 1));
     let divided = by.clone();
-    let (groups, currency) = blocking(&admin, move |access| {
-        Ok((access.sums(&filter, &divided)?, access.policy().currency.clone()))
+    let ((groups, missing), currency) = blocking(&admin, move |access| {
+        Ok((access.all_sums(&filter, &divided)?, access.policy().currency.clone()))
     })
     .await?;
     let mut total = Sums::default();
@@ -90,6 +91,7 @@ pub(crate) async fn sums(
         rows.push(SumRow(row));
     }
     if format != Format::Json {
+        let rows = partial.accept(rows, &missing).map_err(|error| super::failed(&error))?;
         let mut columns: Vec<&str> = by.iter().map(|by| by.name()).collect();
         let names: Vec<String> = match serde_json::to_value(total.totals()) {
             Ok(Value::Object(totals)) => totals.keys().cloned().collect(),
@@ -103,6 +105,7 @@ pub(crate) async fn sums(
     let rows: Vec<Value> = rows.into_iter().map(|row| row.0.into()).collect();
     let body = json!({
         "since": since, "until": until, "by": names, "currency": currency, "rows": rows, "total": total.totals(),
+        "missing": missing,
     });
     Ok(Json(body).into_response())
 }
@@ -136,16 +139,24 @@ pub(crate) async fn records(
     let format = Format::take(&mut query)?;
     let limit = page_size(&mut query)?;
     let before = query.parse::<u64>("before", "the number of a record")?;
+    let partial = Partial::take(&mut query)?;
     query.finish()?;
     if format != Format::Json {
         let access = store(&admin)?;
-        let page = move |before, count| access.records(&filter, before, count);
+        let page = move |before, count| {
+            let (records, missing) = access.all_records(&filter, before, count)?;
+            partial.accept(records, &missing)
+        };
+        // What is missing from the start is said by a status, not by a list that breaks off.
+        let first = page.clone();
+        blocking(&admin, move |_| first(before, 1)).await?;
         return Ok(export(format, COLUMNS, before, page));
     }
-    let records = blocking(&admin, move |access| access.records(&filter, before, limit)).await?;
+    let read = blocking(&admin, move |access| access.all_records(&filter, before, limit));
+    let (records, missing) = read.await?;
     let next = if records.len() == limit { records.last().map(|record| record.number) } else { None };
     let views: Vec<_> = records.iter().map(UsageRecord::view).collect();
-    Ok(Json(json!({"records": views, "next": next})).into_response())
+    Ok(Json(json!({"records": views, "next": next, "missing": missing})).into_response())
 }
 
 const COLUMNS: &[&str] = &[

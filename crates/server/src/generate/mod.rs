@@ -2,6 +2,7 @@
 //! Each API translates its own bodies from and into these.
 
 use serde_json::{Map, Value};
+use thunder_access::Outcome;
 use thunder_engine::{FinishReason, Grammar, TokenLogprob, Usage};
 use thunder_model::chat::{Message, Tool};
 
@@ -144,6 +145,15 @@ pub(crate) enum EndReason {
 }
 
 impl EndReason {
+    /// How usage records name it.
+    pub fn outcome(self) -> Outcome {
+        match self {
+            Self::Stop | Self::StopText(_) => Outcome::Stop,
+            Self::Length => Outcome::Length,
+            Self::Calls => Outcome::Calls,
+        }
+    }
+
     pub fn of(reason: FinishReason, has_calls: bool) -> Self {
         match reason {
             FinishReason::Stop | FinishReason::StopText(_) if has_calls => Self::Calls,

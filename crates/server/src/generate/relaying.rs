@@ -1,11 +1,11 @@
 //! The response to a relayed request: lines of JSON.
 //!
-//! - `{"state": …, "content_type": …, "frames": …}`: the beginning; only of an answer that begins
-//!   here.
+//! - `{"state": …, "content_type": …, "prompt": …, "frames": …}`: the beginning, with the prompt's
+//!   tokens; only of an answer that begins here.
 //! - `{"choice": …, "tokens": […], "reports": […], "frames": …}`: tokens, and what the client gets
 //!   for them. `reports` only with log-probabilities.
 //! - `{"choice": …, "ended": true, "frames": …}`: the end of one of several choices.
-//! - `{"over": true, "frames": …}` or `{"over": true, "whole": …}`: the end.
+//! - `{"over": true, "usage": …, "frames": …}`, or `"whole"` in place of `"frames"`: the end.
 //! - `{"failed": …, "again": …, "frames": …}`: the answer cannot go on here; `again`: elsewhere it
 //!   can.
 
@@ -19,7 +19,7 @@ use futures_util::stream as futures_stream;
 use serde_json::{Value, json};
 use thunder_engine::AnsweredToken;
 
-use super::choices::Choices;
+use super::choices::{Choices, Tally};
 use super::frames::Frames;
 use super::prepare::Prepared;
 use super::relay::{RelayedChoice, Report};
@@ -49,6 +49,8 @@ struct Relaying<P> {
     choices: Vec<Passing>,
     /// Choices that have not ended.
     running: usize,
+    prompt_tokens: usize,
+    used: Tally,
     lines: VecDeque<Bytes>,
     is_over: bool,
 }
@@ -80,9 +82,19 @@ pub(crate) async fn respond<P: Presenter>(
         return Err(ApiError::engine_failed(message));
     }
     let frames = Frames::new(P::STREAM);
-    let lines = VecDeque::new();
-    let mut relaying =
-        Relaying { head, updates, presenter, frames, whole, choices, running, lines, is_over: false };
+    let mut relaying = Relaying {
+        head,
+        updates,
+        presenter,
+        frames,
+        whole,
+        choices,
+        running,
+        prompt_tokens: prepared.prompts.iter().map(Vec::len).sum(),
+        used: Tally::default(),
+        lines: VecDeque::new(),
+        is_over: false,
+    };
     relaying.begin(begun);
     if let Some(step) = first {
         relaying.take(step);
@@ -111,7 +123,10 @@ impl<P: Presenter> Relaying<P> {
         }
         let frames = self.frames.take_text();
         if let Some(state) = state {
-            self.line(&json!({ "state": state, "content_type": content_type, "frames": frames }));
+            let prompt = self.prompt_tokens;
+            self.line(&json!({
+                "state": state, "content_type": content_type, "prompt": prompt, "frames": frames,
+            }));
         }
     }
 
@@ -124,7 +139,11 @@ impl<P: Presenter> Relaying<P> {
     }
 
     fn update(&mut self, update: Update) {
-        let (choice, ends) = (update.choice, matches!(update.what, What::End { .. }));
+        let (choice, mut end) = (update.choice, None);
+        if let What::End { reason, usage } = &update.what {
+            self.used.add(usage);
+            end = Some(reason.outcome());
+        }
         match &mut self.whole {
             Some(choices) => {
                 // Failures do not come here.
@@ -134,9 +153,7 @@ impl<P: Presenter> Relaying<P> {
         }
         let passing = &mut self.choices[choice];
         passing.frames.push_str(&self.frames.take_text());
-        if !ends {
-            return;
-        }
+        let Some(outcome) = end else { return };
         let mut frames = std::mem::take(&mut passing.frames);
         if passing.has_end {
             frames.clear();
@@ -149,15 +166,19 @@ impl<P: Presenter> Relaying<P> {
             return;
         }
         self.is_over = true;
+        let usage = json!({
+            "prompt": self.prompt_tokens, "cached": self.used.cached(), "completion": self.used.generated,
+            "outcome": outcome,
+        });
         match self.whole.take() {
             Some(choices) => {
                 let whole = self.presenter.whole(&self.head, choices).to_string();
-                self.line(&json!({ "over": true, "whole": whole }));
+                self.line(&json!({ "over": true, "usage": usage, "whole": whole }));
             }
             None => {
                 self.presenter.end(&self.head, &mut self.frames);
                 frames.push_str(&self.frames.take_text());
-                self.line(&json!({ "over": true, "frames": frames }));
+                self.line(&json!({ "over": true, "usage": usage, "frames": frames }));
             }
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct Gone;
 /// A client's connection, while its response is written.
 pub(super) struct Client<'a, S> {
     stream: &'a mut S,
+    /// More lines of headers.
+    headers: String,
     /// Content type of a stream that has begun.
     streams: Option<String>,
     /// When the client ended its sending side.
@@ -27,7 +29,12 @@ pub(super) struct Client<'a, S> {
 
 impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
     pub fn new(stream: &'a mut S) -> Self {
-        Self { stream, streams: None, ended: None }
+        Self { stream, headers: String::new(), streams: None, ended: None }
+    }
+
+    /// Sets more lines of headers, for the response that has not begun.
+    pub fn set_headers(&mut self, headers: &str) {
+        headers.clone_into(&mut self.headers);
     }
 
     /// Whether a part of the response was sent.
@@ -50,7 +57,8 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
     pub async fn begin(&mut self, content_type: &str) -> Result<(), Gone> {
         let head = format!(
             "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n\
-             transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+             transfer-encoding: chunked\r\n{}connection: close\r\n\r\n",
+            self.headers
         );
         self.streams = Some(content_type.to_owned());
         self.write(head.as_bytes()).await
@@ -80,7 +88,8 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
     /// Sends a whole response.
     pub async fn whole(&mut self, status: &str, headers: &str, body: &[u8]) -> Result<(), Gone> {
         let head = format!(
-            "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n",
+            "HTTP/1.1 {status}\r\n{headers}{}content-length: {}\r\nconnection: close\r\n\r\n",
+            self.headers,
             body.len()
         );
         self.write(&[head.as_bytes(), body].concat()).await

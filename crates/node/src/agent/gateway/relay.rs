@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::account::{Account, AnswerUsage};
 use super::client::{Client, Gone};
 use super::router::Prefix;
 use super::{Agent, CallReply};
@@ -84,6 +86,7 @@ struct Begun {
 struct Line {
     state: Option<Value>,
     content_type: String,
+    prompt: Option<u64>,
     choice: usize,
     tokens: Vec<u32>,
     reports: Vec<Value>,
@@ -93,6 +96,14 @@ struct Line {
     whole: Option<String>,
     failed: Option<String>,
     again: bool,
+    usage: AnswerUsage,
+}
+
+/// A request and its answer so far.
+struct Answer<'a> {
+    question: &'a Question,
+    begun: &'a mut Begun,
+    account: &'a mut Account,
 }
 
 /// How a group's part of an answer ended.
@@ -143,9 +154,19 @@ impl Agent {
         &self,
         client: &mut S,
         question: &Question,
+        caller: &Caller,
     ) -> Result<(), HttpError> {
         let mut client = Client::new(client);
-        let answered = self.pass_answer(&mut client, question).await;
+        let mut account = if is_generation(&question.path) {
+            Account::open(self, caller, question).await?
+        } else {
+            Account::none()
+        };
+        client.set_headers(account.headers());
+        let answered = self.pass_answer(&mut client, question, &mut account).await;
+        if let Ok(Err(error)) = &answered {
+            account.fail(error.status()).await;
+        }
         match answered {
             // A client that is gone needs no error.
             Err(Gone) | Ok(Ok(())) => Ok(()),
@@ -162,6 +183,7 @@ impl Agent {
         &self,
         client: &mut Client<'_, S>,
         question: &Question,
+        account: &mut Account,
     ) -> Result<Result<(), HttpError>, Gone> {
         let mut begun = Begun::default();
         let (mut attempts, mut why) = (0, String::new());
@@ -173,7 +195,9 @@ impl Agent {
             let (head, placement) = (routed.head, routed.placement);
             let asked = Question { model: routed.group.clone(), ..question.clone() };
             let before = begun.tokens;
-            match self.part(client, &asked, &mut begun, head, placement).await? {
+            account.note_head(&self.name_of(&head));
+            let answer = Answer { question: &asked, begun: &mut begun, account };
+            match self.part(client, answer, head, placement).await? {
                 Part::Complete => return Ok(Ok(())),
                 Part::Failed(error) => return Ok(Err(error)),
                 Part::Lost(lost) => {
@@ -199,11 +223,11 @@ impl Agent {
     async fn part<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         client: &mut Client<'_, S>,
-        question: &Question,
-        begun: &mut Begun,
+        answer: Answer<'_>,
         head: NodeId,
         placement: Stamp,
     ) -> Result<Part, Gone> {
+        let Answer { question, begun, account } = answer;
         let _use = (head == self.0.id).then(|| self.in_use(&question.model, placement));
         let line = begun.to_line();
         let asked = self.ask_head(question, &line, head, placement);
@@ -220,7 +244,7 @@ impl Agent {
             Ok(Ok(asked)) => asked,
         };
         if response.header("content-type") != Some("application/x-thunder-relay") {
-            return self.other_response(client, question, &response, &mut reader, placement).await;
+            return self.other_response(client, (question, account), &response, &mut reader, placement).await;
         }
         loop {
             let line = tokio::select! {
@@ -241,7 +265,7 @@ impl Agent {
                 Ok(line) => line,
                 Err(error) => return Ok(Part::Lost(format!("the head's response is malformed: {error}"))),
             };
-            if let Some(part) = pass(client, begun, line).await? {
+            if let Some(part) = pass(client, begun, account, line).await? {
                 return Ok(part);
             }
         }
@@ -290,7 +314,7 @@ impl Agent {
     async fn other_response<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         client: &mut Client<'_, S>,
-        question: &Question,
+        (question, account): (&Question, &mut Account),
         response: &ResponseHead,
         reader: &mut ResponseReader<Box<dyn Api>>,
         placement: Stamp,
@@ -314,6 +338,12 @@ impl Agent {
         let kept = ["content-type", "retry-after", "allow"];
         let headers: String =
             kept.iter().filter_map(|name| Some(format!("{name}: {}\r\n", response.header(name)?))).collect();
+        // A wrong request is not recorded: it took nothing.
+        if response.code >= 500 {
+            account.fail(response.code).await
+        } else {
+            account.cancel().await
+        }
         client.whole(&response.status, &headers, &body).await?;
         Ok(Part::Complete)
     }
@@ -344,6 +374,7 @@ impl Agent {
 async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<'_, S>,
     begun: &mut Begun,
+    account: &mut Account,
     line: Line,
 ) -> Result<Option<Part>, Gone> {
     if let Some(why) = line.failed {
@@ -353,11 +384,20 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
         if !client.has_begun() {
             return Ok(Some(Part::Failed(HttpError::new(500, "engine_failed", &why))));
         }
+        account.fail(500).await;
         client.send(&line.frames).await?;
         client.end().await?;
         return Ok(Some(Part::Complete));
     }
     begun.note(&line);
+    if let Some(state) = &line.state {
+        account.note_begin(state["id"].as_str().unwrap_or_default(), line.prompt);
+    }
+    account.note_tokens(line.tokens.len());
+    // The record is written before the client knows that its answer is complete.
+    if line.over {
+        account.close(&line.usage).await;
+    }
     if let Some(whole) = line.whole {
         client.whole("200 OK", "content-type: application/json\r\n", whole.as_bytes()).await?;
         return Ok(Some(Part::Complete));

@@ -1,0 +1,452 @@
+//! Keys and limits that several servers share, and what each of them keeps of usage and audit.
+//!
+//! Each server counts the requests of its own clients and keeps their records. One of them, which
+//! the servers agree on, also counts for all: it imports every server's counts, and admits requests
+//! of all of them ([`crate::Meter`]).
+
+use std::fmt::Debug;
+use std::sync::{Arc, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Access, lock};
+use crate::audit::{Chain, Entry, Sealed};
+use crate::error::AccessError;
+use crate::key::StoredKey;
+use crate::limits::Policy;
+use crate::meter::{Ask, Limited, Reservation, Scope, Share, Standing};
+use crate::store::AuditFilter;
+use crate::time::{HOUR_MS, Now, Time};
+use crate::usage::{By, Filter, Groups, Sums, UsageRecord};
+
+/// Numbers of one millisecond in lists of several servers. With them a number is exact in the
+/// 53 bits of JavaScript's numbers until 2039.
+const NUMBERS_OF_MS: u64 = NUMBERS_OF_NODE * NUMBERS_OF_NODE;
+/// Numbers of one server within a millisecond, and servers that are told apart.
+const NUMBERS_OF_NODE: u64 = 64;
+
+/// The other servers. Each call may wait for the network: make it where waiting is allowed.
+pub trait Peers: Debug + Send + Sync {
+    /// Gives all servers a key, in place of one with the same id.
+    ///
+    /// # Errors
+    /// Why they do not take it, in words.
+    fn put_key(&self, key: &StoredKey) -> Result<(), String>;
+
+    /// Gives all servers the limits.
+    ///
+    /// # Errors
+    /// Why they do not take them, in words.
+    fn put_policy(&self, policy: &Policy) -> Result<(), String>;
+
+    /// Asks the other servers for what they keep; each with its name, or why it does not say.
+    fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)>;
+
+    /// The state of limits, counted over all servers; `None` if this server counts alone.
+    fn standings(&self, limited: &[Limited]) -> Option<Vec<Standing>>;
+}
+
+/// What is asked of a server's records.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Wanted {
+    /// Sums of whole hours.
+    Sums {
+        /// Of these requests.
+        filter: Filter,
+        /// Divided by these.
+        by: Vec<By>,
+    },
+    /// Usage records, newest first.
+    Records {
+        /// Of these requests.
+        filter: Filter,
+        /// With smaller numbers.
+        before: Option<u64>,
+        /// Records at most.
+        limit: usize,
+    },
+    /// Entries of the audit log, newest first.
+    Audit {
+        /// These entries.
+        filter: AuditFilter,
+        /// With smaller numbers.
+        before: Option<u64>,
+        /// Entries at most.
+        limit: usize,
+    },
+    /// A check of the audit log.
+    Verify,
+}
+
+/// What a server keeps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Found {
+    /// Sums, by the values of what they are divided by.
+    Sums(Vec<(Vec<Option<String>>, Sums)>),
+    /// Usage records.
+    Records(Vec<UsageRecord>),
+    /// Numbers and entries of the audit log.
+    Audit(Vec<(u64, Sealed)>),
+    /// Entries of an audit log that is intact, and its last hash.
+    Chain(u64, String),
+}
+
+/// What several servers keep, and why some do not say.
+type Gathered<T> = (T, Vec<String>);
+
+/// A number for lists of several servers: later is larger. Those of one millisecond differ by the
+/// server's name and by their own numbers.
+fn listed(node: u64, time: Time, number: u64) -> u64 {
+    let within = node % NUMBERS_OF_NODE * NUMBERS_OF_NODE + number % NUMBERS_OF_NODE;
+    time.0.saturating_mul(NUMBERS_OF_MS).saturating_add(within)
+}
+
+impl Access {
+    /// Makes this server one of several from now on. `node` is its name.
+    pub fn share(&self, node: &str, peers: Arc<dyn Peers>) {
+        // A server shares once, for as long as it lives.
+        let _ = self.0.store.node.set(node.to_owned());
+        let _ = self.0.peers.set(peers);
+    }
+
+    /// Whether keys and limits of the store are those of a cluster.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn is_shared(&self) -> Result<bool, AccessError> {
+        self.0.store.is_shared()
+    }
+
+    /// The keys with the hashes of their secrets, and the limits, for other servers.
+    pub fn shared(&self) -> (Vec<StoredKey>, Arc<Policy>) {
+        let keys = self.0.keys.read().unwrap_or_else(PoisonError::into_inner);
+        (keys.values().map(|key| key.as_ref().clone()).collect(), self.policy())
+    }
+
+    /// Takes the cluster's keys and limits. They hold at once; [`Access::keep_shared`] writes them.
+    pub fn adopt(&self, keys: Vec<StoredKey>, policy: Policy) {
+        let keys = keys.into_iter().map(|stored| (stored.key.lookup().to_owned(), Arc::new(stored)));
+        *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = keys.collect();
+        *self.0.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+    }
+
+    /// Writes the cluster's keys and limits to the store, for backups and for the next start.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn keep_shared(&self) -> Result<(), AccessError> {
+        let (keys, policy) = self.shared();
+        self.0.store.put_shared(&keys, &policy)
+    }
+
+    pub(super) fn peers(&self) -> Option<&Arc<dyn Peers>> {
+        self.0.peers.get()
+    }
+
+    /// Gives a key to the other servers, if there are any.
+    pub(super) fn give_key(&self, key: &StoredKey) -> Result<(), AccessError> {
+        self.peers().map_or(Ok(()), |peers| peers.put_key(key).map_err(AccessError::Peers))
+    }
+
+    /// Completes what a request asks for: its answer's likely length, and what a model's tokens
+    /// cost.
+    pub fn estimate(&self, limited: &[Limited], model: &str, ask: &Ask) -> Ask {
+        let likely = || lock(&self.0.meter).expected(limited, ask.answers);
+        let answer_tokens = Some(ask.answer_tokens.unwrap_or_else(likely));
+        Ask { answer_tokens, ..self.priced(model, ask) }
+    }
+
+    /// Counts a request that was admitted by the server that counts for all.
+    pub fn reserve(&self, limited: &[Limited], ask: &Ask, now: Now) -> Reservation {
+        lock(&self.0.meter).reserve(limited, ask, now)
+    }
+
+    /// What this server's clients used.
+    pub fn shares(&self, now: Now) -> Vec<(Scope, Share)> {
+        lock(&self.0.meter).export(now)
+    }
+
+    /// What this server keeps.
+    ///
+    /// # Errors
+    /// When the disk fails, or the audit log was changed.
+    pub fn look(&self, wanted: &Wanted) -> Result<Found, AccessError> {
+        Ok(match wanted {
+            Wanted::Sums { filter, by } => Found::Sums(self.sums(filter, by)?.into_iter().collect()),
+            Wanted::Records { filter, before, limit } => {
+                Found::Records(self.listed_records(filter, *before, *limit)?)
+            }
+            Wanted::Audit { filter, before, limit } => {
+                Found::Audit(self.listed_audit(filter, *before, *limit)?)
+            }
+            Wanted::Verify => {
+                let Chain { entries, head } = self.verify_audit()?;
+                Found::Chain(entries, head)
+            }
+        })
+    }
+
+    /// Tells this server's numbers from others'.
+    fn node_number(&self) -> u64 {
+        let hash = self.0.store.node.get().map(|name| Sha256::digest(name.as_bytes()));
+        hash.and_then(|hash| hash.first().copied()).map_or(0, u64::from)
+    }
+
+    fn listed_records(
+        &self,
+        filter: &Filter,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<UsageRecord>, AccessError> {
+        self.move_records()?;
+        let before = before.unwrap_or(u64::MAX);
+        // Records that ended later have larger numbers, but for clocks that were set back.
+        let latest = Time((before / NUMBERS_OF_MS).saturating_add(HOUR_MS));
+        let (mut records, node) = (Vec::new(), self.node_number());
+        self.store().each_record(filter, self.store().number_after(latest)?, |mut record| {
+            record.number = listed(node, record.time, record.number);
+            if record.number < before {
+                records.push(record);
+            }
+            records.len() < limit
+        })?;
+        Ok(records)
+    }
+
+    fn listed_audit(
+        &self,
+        filter: &AuditFilter,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Sealed)>, AccessError> {
+        let before = before.unwrap_or(u64::MAX);
+        let (mut entries, node) = (Vec::new(), self.node_number());
+        self.store().each_entry(filter, u64::MAX, |number, sealed| {
+            let time = serde_json::from_str::<Entry>(&sealed.text).map_or(Time(0), |entry| entry.time);
+            let number = listed(node, time, number);
+            if number < before {
+                entries.push((number, sealed));
+            }
+            entries.len() < limit
+        })?;
+        Ok(entries)
+    }
+
+    /// What this server and all others keep. The second value says which do not answer, and why.
+    fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<(String, Found)>>, AccessError> {
+        let node = self.0.store.node.get().cloned().unwrap_or_default();
+        let mut found = vec![(node, self.look(wanted)?)];
+        let mut missing = Vec::new();
+        for (name, answer) in self.peers().map(|peers| peers.look(wanted)).unwrap_or_default() {
+            match answer {
+                Ok(theirs) => found.push((name, theirs)),
+                Err(why) => missing.push(why),
+            }
+        }
+        Ok((found, missing))
+    }
+
+    /// Sums of usage of all servers, in whole hours, divided by these; and which servers are
+    /// missing.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn all_sums(&self, filter: &Filter, by: &[By]) -> Result<Gathered<Groups>, AccessError> {
+        let wanted = Wanted::Sums { filter: filter.clone(), by: by.to_vec() };
+        let (found, missing) = self.look_everywhere(&wanted)?;
+        let mut groups = Groups::new();
+        for (_, found) in found {
+            let Found::Sums(sums) = found else { continue };
+            sums.iter().for_each(|(values, sums)| groups.entry(values.clone()).or_default().merge(sums));
+        }
+        Ok((groups, missing))
+    }
+
+    /// At most `limit` usage records of all servers with numbers below `before`, newest first; and
+    /// which servers are missing.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn all_records(
+        &self,
+        filter: &Filter,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Gathered<Vec<UsageRecord>>, AccessError> {
+        if self.peers().is_none() {
+            return Ok((self.records(filter, before, limit)?, Vec::new()));
+        }
+        let (found, missing) =
+            self.look_everywhere(&Wanted::Records { filter: filter.clone(), before, limit })?;
+        let of_one = |(_, found)| if let Found::Records(records) = found { records } else { Vec::new() };
+        let mut records: Vec<UsageRecord> = found.into_iter().flat_map(of_one).collect();
+        records.sort_by_key(|record| std::cmp::Reverse(record.number));
+        records.truncate(limit);
+        Ok((records, missing))
+    }
+
+    /// At most `limit` entries of the audit logs of all servers, as [`Access::all_records`].
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn all_audit(
+        &self,
+        filter: &AuditFilter,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Gathered<Vec<(u64, Sealed)>>, AccessError> {
+        if self.peers().is_none() {
+            return Ok((self.audit(filter, before, limit)?, Vec::new()));
+        }
+        let (found, missing) =
+            self.look_everywhere(&Wanted::Audit { filter: filter.clone(), before, limit })?;
+        let of_one = |(_, found)| if let Found::Audit(entries) = found { entries } else { Vec::new() };
+        let mut entries: Vec<(u64, Sealed)> = found.into_iter().flat_map(of_one).collect();
+        entries.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        entries.truncate(limit);
+        Ok((entries, missing))
+    }
+
+    /// Checks the audit logs of the other servers: name, entries and last hash of each that is
+    /// intact, and what is wrong with the others.
+    pub fn verify_others(&self) -> Gathered<Vec<(String, u64, String)>> {
+        let (mut intact, mut wrong) = (Vec::new(), Vec::new());
+        for (name, answer) in self.peers().map(|peers| peers.look(&Wanted::Verify)).unwrap_or_default() {
+            match answer {
+                Ok(Found::Chain(entries, head)) => intact.push((name, entries, head)),
+                Ok(_) => wrong.push(format!("{name}: a strange answer")),
+                Err(why) => wrong.push(why),
+            }
+        }
+        (intact, wrong)
+    }
+
+    /// The state of a caller's limits, counted over all servers.
+    pub fn all_standings(&self, caller: &super::Caller, model: Option<&str>, now: Now) -> Vec<Standing> {
+        let mut limited = self.limited(caller, model.unwrap_or_default());
+        if model.is_none() {
+            limited.pop();
+        }
+        let everywhere = self.peers().and_then(|peers| peers.standings(&limited));
+        everywhere.unwrap_or_else(|| lock(&self.0.meter).standings(&limited, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Retention;
+    use crate::audit::Actor;
+    use crate::key::NewKey;
+    use crate::usage::Outcome;
+
+    /// Two servers: one asks the other as its only peer.
+    #[derive(Debug)]
+    struct Other(Option<Access>);
+
+    impl Peers for Other {
+        fn put_key(&self, _key: &StoredKey) -> Result<(), String> {
+            self.0.as_ref().map(drop).ok_or_else(|| "nobody is there".to_owned())
+        }
+
+        fn put_policy(&self, _policy: &Policy) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)> {
+            let found = self.0.as_ref().map(|other| other.look(wanted).map_err(|error| error.to_string()));
+            vec![("bee".into(), found.unwrap_or_else(|| Err("bee cannot be reached".into())))]
+        }
+
+        fn standings(&self, _limited: &[Limited]) -> Option<Vec<Standing>> {
+            None
+        }
+    }
+
+    fn open(folder: &tempfile::TempDir) -> Access {
+        Access::open(folder.path(), Retention::default(), None).unwrap()
+    }
+
+    /// A record of a request that ended at this time.
+    fn finish(access: &Access, second: u64) {
+        let mut record = crate::journal::tests::record(0);
+        record.time = Time(1_795_392_000_000 + second * 1000);
+        access.finish(&super::super::Caller::Open, None, record, Now::read());
+        // In the store with its number.
+        access.move_records().unwrap();
+    }
+
+    #[test]
+    fn lists_of_two_servers_are_one_list_whatever_the_page() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let (ant, bee) = (open(&folders[0]), open(&folders[1]));
+        ant.share("ant", Arc::new(Other(Some(bee.clone()))));
+        bee.share("bee", Arc::new(Other(None)));
+        for second in 0..30 {
+            // Every third on the other server, two of a moment on both.
+            if second % 3 != 0 {
+                finish(&ant, second);
+            }
+            if second % 3 == 0 || second == 10 {
+                finish(&bee, second);
+            }
+        }
+        let filter = Filter::default();
+        let (whole, missing) = ant.all_records(&filter, None, 1000).unwrap();
+        assert_eq!((whole.len(), missing), (31, Vec::new()));
+        let times: Vec<Time> = whole.iter().map(|record| record.time).collect();
+        assert!(times.is_sorted_by(|a, b| a >= b), "{times:?}");
+        for page in [1, 4, 31] {
+            let (mut paged, mut before) = (Vec::new(), None);
+            loop {
+                let (records, _) = ant.all_records(&filter, before, page).unwrap();
+                let Some(last) = records.last() else { break };
+                before = Some(last.number);
+                paged.extend(records);
+                assert!(paged.len() <= whole.len(), "a page is given twice");
+            }
+            // Two records of one moment on two servers may have one number: a page may lack one.
+            assert!(paged.len() >= whole.len() - 1, "{page}: {} of {}", paged.len(), whole.len());
+        }
+        let (sums, _) = ant.all_sums(&filter, &[By::Model]).unwrap();
+        assert_eq!(sums.values().map(|sums| sums.totals().requests).sum::<u64>(), 31);
+        let failed = Filter { outcome: Some(Outcome::Failed), ..Filter::default() };
+        assert!(ant.all_records(&failed, None, 10).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_named_and_takes_no_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let access = open(&folder);
+        access.share("ant", Arc::new(Other(None)));
+        finish(&access, 1);
+        let (records, missing) = access.all_records(&Filter::default(), None, 10).unwrap();
+        assert_eq!((records.len(), missing), (1, vec!["bee cannot be reached".to_owned()]));
+        let new = NewKey { name: "ci".into(), ..NewKey::default() };
+        let refused = access.create_key(new, &Actor::local(), Time(1000)).unwrap_err();
+        assert!(refused.to_string().contains("nobody is there"), "{refused}");
+        assert!(!access.has_keys(), "a key that others do not know is none");
+    }
+
+    #[test]
+    fn keys_of_the_cluster_replace_the_servers_own_for_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = |name: &str| NewKey { name: name.into(), ..NewKey::default() };
+        let (own, shared, secret) = {
+            let access = open(&folder);
+            let (_, own) = access.create_key(new("own"), &Actor::local(), Time(1000)).unwrap();
+            let (stored, secret) = StoredKey::create(new("shared"), "abcdefgh", Time(1000)).unwrap();
+            assert!(!access.is_shared().unwrap());
+            access.adopt(vec![stored.clone()], Policy::default());
+            assert!(access.authenticate(&secret, Time(2000)).is_ok());
+            assert!(access.authenticate(&own, Time(2000)).is_err());
+            access.keep_shared().unwrap();
+            (own, stored, secret)
+        };
+        let again = open(&folder);
+        assert!(again.is_shared().unwrap() && again.authenticate(&secret, Time(2000)).is_ok());
+        assert!(again.authenticate(&own, Time(2000)).is_err());
+        assert_eq!(again.keys(), [shared.key]);
+    }
+}

@@ -1,0 +1,325 @@
+//! One request as it is counted at this node's gateway: admitted by its key's limits over all
+//! nodes, and recorded here when it ends, whatever way it ends.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::Value;
+use thunder_access::{
+    Access, Ask, Caller, LimitKind, Limited, Limits, Now, Outcome, Refusal, Reservation, Standing,
+    StartError, UsageRecord, Used,
+};
+
+use super::relay::Question;
+use crate::agent::Agent;
+use crate::agent::counting::{Count, Counted};
+use crate::http::HttpError;
+
+/// Bytes of a request's JSON that are counted as a token until its head has counted them. Text of
+/// most languages has 3 to 5.
+const BYTES_OF_TOKEN: usize = 4;
+
+/// What a head says of an answer that has ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct AnswerUsage {
+    pub prompt: u64,
+    pub cached: u64,
+    pub completion: u64,
+    pub outcome: Option<Outcome>,
+}
+
+/// A request's account. If it is dropped before it is closed, the client has gone away.
+pub(super) struct Account {
+    open: Option<Open>,
+    headers: String,
+}
+
+struct Open {
+    agent: Agent,
+    access: Access,
+    caller: Caller,
+    limited: Vec<Limited>,
+    reservation: Reservation,
+    /// At the node that counts for all.
+    ticket: Option<u64>,
+    record: UsageRecord,
+    began: Instant,
+    passed: Option<Duration>,
+    first_token: Option<Duration>,
+    tokens: u64,
+    /// Tokens of the prompt, once the head has counted them.
+    prompt: Option<u64>,
+}
+
+impl Account {
+    /// Admits a request, and counts it.
+    ///
+    /// # Errors
+    /// The limit that is hit.
+    pub async fn open(agent: &Agent, caller: &Caller, question: &Question) -> Result<Self, HttpError> {
+        // Without keys nobody is told apart, and nothing may stop requests.
+        let Some(access) = agent.0.options.access.clone().filter(Access::has_keys) else {
+            return Ok(Self::none());
+        };
+        let model = &question.model;
+        if access.is_failing() {
+            let folder = access.folder().display();
+            let error = StartError::NoRecord(format!("{folder} cannot be written: see the node's log"));
+            return Err(HttpError::new(503, "usage_not_recorded", &error.to_string()));
+        }
+        let record = new_record(question);
+        let limited = access.limited(caller, model);
+        let ask = access.estimate(&limited, model, &ask_of(question));
+        let now = Now::read();
+        let is_free = limited.iter().all(|limited| limited.limits == Limits::default());
+        let counted = if is_free { None } else { Some(count(agent, &limited, ask).await) };
+        let (reservation, ticket, standings) = match counted {
+            None => (access.reserve(&limited, &ask, now), None, Vec::new()),
+            Some(Ok(Counted::Admitted { ticket, standings })) => {
+                (access.reserve(&limited, &ask, now), Some(ticket), standings)
+            }
+            Some(Ok(Counted::Refused(refusal))) => return Err(refuse(&access, caller, record, &refusal)),
+            // Better counted by this node alone than not answered: see docs/access.md.
+            _ => match access.begin(caller, model, &ask, now) {
+                Ok(reservation) => (reservation, None, access.standings(caller, Some(model), now)),
+                Err(StartError::Limit(refusal)) => return Err(refuse(&access, caller, record, &refusal)),
+                Err(error) => return Err(HttpError::new(503, "usage_not_recorded", &error.to_string())),
+            },
+        };
+        let open = Open {
+            agent: agent.clone(),
+            access,
+            caller: caller.clone(),
+            limited,
+            reservation,
+            ticket,
+            record,
+            began: Instant::now(),
+            passed: None,
+            first_token: None,
+            tokens: 0,
+            prompt: None,
+        };
+        Ok(Self { open: Some(open), headers: headers(&standings) })
+    }
+
+    /// The account of a request that is not counted.
+    pub fn none() -> Self {
+        Self { open: None, headers: String::new() }
+    }
+
+    /// Lines of headers that say what is left of the limits.
+    pub fn headers(&self) -> &str {
+        &self.headers
+    }
+
+    /// Notes that a head has the request.
+    pub fn note_head(&mut self, node: &str) {
+        if let Some(open) = &mut self.open {
+            open.record.node = Some(node.to_owned());
+            open.passed.get_or_insert_with(|| open.began.elapsed());
+        }
+    }
+
+    /// Notes what the head says of the request: the answer's id, and tokens of the prompt.
+    pub fn note_begin(&mut self, id: &str, prompt: Option<u64>) {
+        if let Some(open) = &mut self.open {
+            id.clone_into(&mut open.record.id);
+            open.prompt = prompt;
+        }
+    }
+
+    /// Notes tokens that the client gets.
+    pub fn note_tokens(&mut self, tokens: usize) {
+        if let Some(open) = self.open.as_mut().filter(|_| tokens > 0) {
+            open.first_token.get_or_insert_with(|| open.began.elapsed());
+            open.tokens += tokens as u64;
+        }
+    }
+
+    /// Ends the account of an answer. When this returns, its record survives the process.
+    pub async fn close(&mut self, usage: &AnswerUsage) {
+        if let Some(mut open) = self.open.take() {
+            open.record.outcome = usage.outcome.unwrap_or(Outcome::Stop);
+            (open.record.prompt_tokens, open.record.cached_tokens) = (usage.prompt, usage.cached);
+            open.record.completion_tokens = usage.completion;
+            settle(open.finish()).await;
+        }
+    }
+
+    /// Ends the account of a request that could not be answered.
+    pub async fn fail(&mut self, status: u16) {
+        if let Some(mut open) = self.open.take() {
+            (open.record.outcome, open.record.status) = (Outcome::Failed, status);
+            open.record.prompt_tokens = open.prompt.unwrap_or(0);
+            open.record.completion_tokens = open.tokens;
+            settle(open.finish()).await;
+        }
+    }
+
+    /// Ends the account of a request that was wrong: it counts as a request of its minute only.
+    pub async fn cancel(&mut self) {
+        if let Some(open) = self.open.take() {
+            let settling = open.settlement(Used::default());
+            open.access.cancel(open.reservation, Now::read());
+            settle((open.agent, settling)).await;
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        // nginx's status for a client that has closed the connection.
+        (open.record.outcome, open.record.status) = (Outcome::Cancelled, 499);
+        open.record.completion_tokens = open.tokens;
+        // A prompt that no head has taken took nothing.
+        open.record.prompt_tokens = open.prompt.filter(|_| open.passed.is_some()).unwrap_or(0);
+        let settling = open.finish();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(settle(settling));
+        }
+    }
+}
+
+/// What the node that counts has to be told; `None` if it has not counted the request.
+type Settlement = Option<Count>;
+
+impl Open {
+    fn settlement(&self, used: Used) -> Settlement {
+        let scopes = self.limited.iter().map(|limited| limited.scope.clone()).collect();
+        Some(Count::Settle { ticket: self.ticket?, scopes, held: self.reservation.held(), used })
+    }
+
+    /// Records the request.
+    fn finish(self) -> (Agent, Settlement) {
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (now, duration) = (Now::read(), self.began.elapsed());
+        let mut record = self.record.clone();
+        record.time = now.time;
+        record.queue_us = us(self.passed.unwrap_or(duration));
+        record.first_token_us = us(self.first_token.unwrap_or(duration));
+        record.duration_us = us(duration);
+        let price = self.access.policy().model(&record.model).price.unwrap_or_default();
+        let used = Used {
+            prompt_tokens: record.prompt_tokens,
+            answer_tokens: record.completion_tokens,
+            nanos: price.nanos(record.prompt_tokens, record.cached_tokens, record.completion_tokens),
+        };
+        let settlement = self.settlement(used);
+        self.access.finish(&self.caller, Some(self.reservation), record, now);
+        (self.agent, settlement)
+    }
+}
+
+/// Tells the node that counts what a request used. Its limits are free again when this returns.
+async fn settle((agent, settlement): (Agent, Settlement)) {
+    if let Some(settlement) = settlement
+        && let Err(why) = agent.count(&settlement).await
+    {
+        tracing::debug!("a request's use is not counted for all nodes: {why}");
+    }
+}
+
+async fn count(agent: &Agent, limited: &[Limited], ask: Ask) -> Result<Counted, String> {
+    let counted = agent.count(&Count::Admit { limited: limited.to_vec(), ask }).await;
+    counted.inspect_err(|why| tracing::warn!("limits are counted by this node alone: {why}"))
+}
+
+/// What a request may use, as far as its JSON says.
+fn ask_of(question: &Question) -> Ask {
+    let body: Value = serde_json::from_str(&question.body).unwrap_or_default();
+    let number = |value: &Value| value.as_u64();
+    let most = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
+        .iter()
+        .find_map(|name| number(&body[*name]))
+        .or_else(|| number(&body["options"]["num_predict"]));
+    let prompts = body["prompt"].as_array().filter(|prompts| !prompts.iter().all(Value::is_number));
+    let answers = number(&body["n"]).unwrap_or(1).max(1) * prompts.map_or(1, |prompts| prompts.len() as u64);
+    Ask {
+        prompt_tokens: question.body.len().div_ceil(BYTES_OF_TOKEN) as u64,
+        answer_tokens: most.map(|most| most.saturating_mul(answers)),
+        answers,
+        ..Ask::default()
+    }
+}
+
+fn new_record(question: &Question) -> UsageRecord {
+    UsageRecord {
+        number: 0,
+        id: String::new(),
+        time: Now::read().time,
+        key: None,
+        key_id: None,
+        owner: None,
+        team: None,
+        model: question.model.clone(),
+        api: question.path.clone(),
+        node: None,
+        outcome: Outcome::Stop,
+        status: 200,
+        count: 1,
+        prompt_tokens: 0,
+        cached_tokens: 0,
+        completion_tokens: 0,
+        cost_nanos: 0,
+        queue_us: 0,
+        first_token_us: 0,
+        duration_us: 0,
+    }
+}
+
+/// Records a refusal, and makes its answer.
+fn refuse(access: &Access, caller: &Caller, mut record: UsageRecord, refusal: &Refusal) -> HttpError {
+    (record.outcome, record.status) = (Outcome::Refused, 429);
+    access.finish(caller, None, record, Now::read());
+    HttpError::over_limit(refusal)
+}
+
+/// OpenAI's headers of these limits. Of several limits of a kind, the one with the least left.
+fn headers(standings: &[Standing]) -> String {
+    let mut lines = String::new();
+    for (what, limit) in [("requests", LimitKind::RequestsPerMinute), ("tokens", LimitKind::TokensPerMinute)]
+    {
+        let of_kind = standings.iter().filter(|standing| standing.limit == limit);
+        let Some(least) = of_kind.min_by(|a, b| a.left.total_cmp(&b.left)) else { continue };
+        let (allowed, left) = (least.allowed as u64, least.left as u64);
+        let reset = least.resets_s.unwrap_or(0.0);
+        lines += &format!(
+            "x-ratelimit-limit-{what}: {allowed}\r\nx-ratelimit-remaining-{what}: {left}\r\n\
+             x-ratelimit-reset-{what}: {reset}s\r\n"
+        );
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_request_says_what_it_may_use_in_each_api() {
+        let ask = |path: &str, body: &Value| {
+            let question = Question {
+                method: "POST".into(),
+                path: path.into(),
+                body: body.to_string(),
+                model: "m".into(),
+            };
+            let Ask { answer_tokens, answers, .. } = ask_of(&question);
+            (answer_tokens, answers)
+        };
+        assert_eq!(ask("/v1/chat/completions", &json!({"max_completion_tokens": 7, "n": 3})), (Some(21), 3));
+        assert_eq!(ask("/v1/completions", &json!({"prompt": ["a", "b"], "max_tokens": 5})), (Some(10), 2));
+        assert_eq!(ask("/v1/completions", &json!({"prompt": [1, 2, 3], "max_tokens": 5})), (Some(5), 1));
+        assert_eq!(ask("/v1/responses", &json!({"max_output_tokens": 9})), (Some(9), 1));
+        assert_eq!(ask("/api/chat", &json!({"options": {"num_predict": 4}})), (Some(4), 1));
+        assert_eq!(ask("/v1/messages", &json!({})), (None, 1));
+        // Numbers that are none are the head's to refuse.
+        assert_eq!(ask("/v1/completions", &json!({"max_tokens": -1, "n": "x"})), (None, 1));
+    }
+}

@@ -1,0 +1,105 @@
+//! Who a request at the gateway is from, and what that allows.
+
+use std::net::SocketAddr;
+
+use subtle::ConstantTimeEq;
+use thunder_access::{AuthError, Caller, Now, Role};
+
+use crate::agent::Agent;
+use crate::http::{Head, HttpError};
+
+/// Who asks, and from where; `None`: a command of this machine's user.
+#[derive(Debug, Clone)]
+pub(in crate::agent) struct Asker {
+    pub caller: Caller,
+    pub remote: Option<SocketAddr>,
+}
+
+/// What every key's holder may ask below `/admin`: its own usage, and what the cluster serves.
+const OF_EVERYONE: [&str; 5] =
+    ["/admin/me", "/admin/usage", "/admin/usage/records", "/admin/cluster", "/admin/models"];
+
+impl Agent {
+    fn store_has_keys(&self) -> bool {
+        self.0.options.access.as_ref().is_some_and(thunder_access::Access::has_keys)
+    }
+
+    /// Who sends this head. Without keys only this machine can connect, and only requests for it
+    /// are answered: a web page could lead a browser here by a name of its own.
+    ///
+    /// # Errors
+    /// When a key is needed, and the request has none that works.
+    pub(super) fn caller(&self, head: &Head, peer: Option<SocketAddr>) -> Result<Caller, HttpError> {
+        let Some(peer) = peer else { return Ok(Caller::Local) };
+        let is_here = peer.ip().to_canonical().is_loopback();
+        let fixed = &self.0.options.api_keys;
+        // Load balancers ask without a key, and learn nothing but that the node is there.
+        let is_health = head.method == "GET"
+            && matches!(head.path.as_str(), "/health" | "/health/live" | "/health/ready");
+        if fixed.is_empty() && !self.store_has_keys() {
+            if is_here {
+                return head.check_host().map(|()| Caller::Open);
+            }
+            if is_health {
+                return Ok(Caller::Fixed);
+            }
+            let message = "this node has no keys yet: it gets those of the cluster when it joins, or make one with \
+                           `thunder keys create NAME`";
+            return Err(HttpError::new(401, "no_keys", message));
+        }
+        if is_health {
+            return Ok(Caller::Fixed);
+        }
+        let Some(token) = head.key().filter(|token| !token.is_empty()) else {
+            let message = "send the header \"Authorization: Bearer KEY\" with a valid key";
+            return Err(HttpError::new(401, "invalid_api_key", message));
+        };
+        let same = |key: &String| key.as_bytes().ct_eq(token.as_bytes());
+        // All keys are compared, so that timing reveals nothing about near misses.
+        if bool::from(fixed.iter().fold(subtle::Choice::from(0), |known, key| known | same(key))) {
+            // Without other keys, whoever is on the node administers the cluster, as on the command
+            // line.
+            let administers = is_here && !self.store_has_keys();
+            return Ok(if administers { Caller::Local } else { Caller::Fixed });
+        }
+        let access = self.0.options.access.as_ref();
+        let found =
+            access.map_or(Err(AuthError::Unknown), |access| access.authenticate(token, Now::read().time));
+        found.map_err(|error| {
+            let code = match &error {
+                AuthError::Unknown => "invalid_api_key",
+                AuthError::Expired { .. } => "expired_api_key",
+                AuthError::Revoked { .. } => "revoked_api_key",
+            };
+            HttpError::new(401, code, &error.to_string())
+        })
+    }
+
+    /// Refuses administration to users.
+    ///
+    /// # Errors
+    /// When the path is an administrator's, and the caller is none.
+    pub(super) fn check_administration(
+        &self,
+        head: &Head,
+        caller: &Caller,
+        peer: Option<SocketAddr>,
+    ) -> Result<(), HttpError> {
+        let path = head.path.split('?').next().unwrap_or_default();
+        if !path.starts_with("/admin/") || caller.role() == Role::Admin {
+            return Ok(());
+        }
+        if caller.key().is_some() && OF_EVERYONE.contains(&path) && head.method == "GET" {
+            return Ok(());
+        }
+        if self.store_has_keys() || peer.is_none() {
+            let message = "this needs a key with the role admin: on a node of the cluster, \
+                           `thunder keys create NAME --role admin` makes one";
+            return Err(HttpError::new(403, "admin_key_required", message));
+        }
+        let message = "a cluster is administered from its nodes: use `thunder cluster` and `thunder model` there, make \
+                       an admin key with `thunder keys create NAME --role admin`, or open the dashboard through \
+                       `ssh -L 8000:localhost:8000 NODE`";
+        Err(HttpError::new(403, "not_on_the_node", message))
+    }
+}

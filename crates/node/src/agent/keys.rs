@@ -1,0 +1,270 @@
+//! Keys and limits of the API: entries of the cluster's document, which this node's store follows.
+//!
+//! Of two writes of an entry the later wins, as everywhere in the document. That a key was revoked
+//! is an entry of its own, which nothing removes: a change that another node made at the same time
+//! does not bring the key back.
+
+use std::sync::Weak;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thunder_access::{
+    Access, Found, Key, Limited, ModelPolicy, Peers, Policy, Standing, StoredKey, TeamPolicy, Time, Wanted,
+};
+use tokio::runtime::Handle;
+
+use super::state::State;
+use super::{Agent, Inner};
+use crate::document::{Document, DocumentError};
+use crate::id::NodeId;
+
+/// What names of entries begin with, before a key's id, a team or a model.
+const KEY: &str = "key/";
+const REVOKED: &str = "revoked/";
+const TEAM: &str = "team/";
+const MODEL: &str = "model/";
+/// Limits of keys without their own.
+const DEFAULT: &str = "default";
+/// Currency of prices.
+const CURRENCY: &str = "currency";
+
+fn text(value: &impl Serialize) -> String {
+    // Names, numbers and lists always serialize.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// The keys and limits of a document. What a later version wrote and this one cannot read is left
+/// out.
+fn read(document: &Document) -> (Vec<StoredKey>, Policy) {
+    fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Option<T> {
+        let parsed = serde_json::from_str(text);
+        parsed.map_err(|error| tracing::error!("the cluster's entry {name} cannot be read: {error}")).ok()
+    }
+    let (mut keys, mut policy) = (Vec::new(), Policy::default());
+    let entries = document.access();
+    for (name, register) in entries {
+        let Some(text) = register.value.as_deref() else { continue };
+        if let Some(id) = name.strip_prefix(KEY) {
+            let Some(mut stored) = parse::<StoredKey>(name, text) else { continue };
+            let revoked = entries.get(&format!("{REVOKED}{id}")).and_then(|entry| entry.value.as_deref());
+            if let Some(revoked) = revoked {
+                stored.key.revoked = Some(revoked.parse().unwrap_or(Time(0)));
+            }
+            keys.push(stored);
+        } else if let Some(team) = name.strip_prefix(TEAM) {
+            policy.teams.extend(parse::<TeamPolicy>(name, text).map(|parsed| (team.to_owned(), parsed)));
+        } else if let Some(model) = name.strip_prefix(MODEL) {
+            policy.models.extend(parse::<ModelPolicy>(name, text).map(|parsed| (model.to_owned(), parsed)));
+        } else if name == DEFAULT {
+            policy.default_limits = parse(name, text).unwrap_or_default();
+        } else if name == CURRENCY {
+            policy.currency = parse(name, text);
+        }
+    }
+    (keys, policy)
+}
+
+/// The entries of a key.
+fn of_key(stored: &StoredKey) -> Vec<(String, Option<String>)> {
+    let Key { id, revoked, .. } = &stored.key;
+    let mut entries = vec![(format!("{KEY}{id}"), Some(text(stored)))];
+    entries.extend(revoked.map(|time| (format!("{REVOKED}{id}"), Some(time.to_string()))));
+    entries
+}
+
+/// The entries of these limits.
+fn of_policy(policy: &Policy) -> Vec<(String, Option<String>)> {
+    let teams = policy.teams.iter().map(|(name, team)| (format!("{TEAM}{name}"), Some(text(team))));
+    let models = policy.models.iter().map(|(name, model)| (format!("{MODEL}{name}"), Some(text(model))));
+    let own = [
+        (DEFAULT.to_owned(), Some(text(&policy.default_limits))),
+        (CURRENCY.to_owned(), policy.currency.as_ref().map(text)),
+    ];
+    teams.chain(models).chain(own).collect()
+}
+
+/// Writes entries that are not in the document as they are.
+fn write(
+    document: &mut Document,
+    author: NodeId,
+    entries: &[(String, Option<String>)],
+) -> Result<(), DocumentError> {
+    for (name, value) in entries {
+        let known = document.access().get(name).and_then(|register| register.value.as_ref());
+        if known != value.as_ref() {
+            document.set_access(author, name, value.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes these limits, and removes those of teams and models that they do not have.
+fn write_policy(document: &mut Document, author: NodeId, policy: &Policy) -> Result<(), DocumentError> {
+    let wanted = of_policy(policy);
+    let is_limit = |name: &str| name.starts_with(TEAM) || name.starts_with(MODEL);
+    let gone: Vec<(String, Option<String>)> = document
+        .access()
+        .iter()
+        .filter(|(name, register)| register.value.is_some() && is_limit(name))
+        .filter(|(name, _)| wanted.iter().all(|(known, _)| known != *name))
+        .map(|(name, _)| (name.clone(), None))
+        .collect();
+    write(document, author, &gone)?;
+    write(document, author, &wanted)
+}
+
+/// The other nodes, for this node's store. It must not keep the agent alive.
+#[derive(Debug)]
+struct Others {
+    agent: Weak<Inner>,
+    runtime: Handle,
+}
+
+impl Others {
+    fn agent(&self) -> Result<Agent, String> {
+        self.agent.upgrade().map(Agent).ok_or_else(|| "the node ends".to_owned())
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&mut Document, NodeId) -> Result<(), DocumentError>,
+    ) -> Result<(), String> {
+        let agent = self.agent()?;
+        let me = agent.0.id;
+        let spread = self.runtime.block_on(agent.change(|document| change(document, me)))?;
+        if !spread {
+            tracing::warn!("no other node has heard of the change of keys or limits yet");
+        }
+        Ok(())
+    }
+}
+
+impl Peers for Others {
+    fn put_key(&self, key: &StoredKey) -> Result<(), String> {
+        self.change(|document, me| write(document, me, &of_key(key)))
+    }
+
+    fn put_policy(&self, policy: &Policy) -> Result<(), String> {
+        self.change(|document, me| write_policy(document, me, policy))
+    }
+
+    fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)> {
+        let Ok(agent) = self.agent() else { return Vec::new() };
+        self.runtime.block_on(agent.look_at_others(wanted))
+    }
+
+    fn standings(&self, limited: &[Limited]) -> Option<Vec<Standing>> {
+        let agent = self.agent().ok()?;
+        self.runtime.block_on(agent.standings(limited))
+    }
+}
+
+impl Agent {
+    /// Makes this node's store one of the cluster's. Keys that were made before the first start of
+    /// the node become the cluster's.
+    pub(super) fn share_store(&self, access: &Access) -> Result<(), String> {
+        let is_new = !access.is_shared().map_err(|error| error.to_string())?;
+        let others = Others { agent: std::sync::Arc::downgrade(&self.0), runtime: Handle::current() };
+        access.share(&self.0.options.name, std::sync::Arc::new(others));
+        let mut state = self.lock();
+        if is_new {
+            let (keys, policy) = access.shared();
+            let me = self.0.id;
+            let import = |document: &mut Document| {
+                keys.iter().try_for_each(|key| write(document, me, &of_key(key)))?;
+                if *policy != Policy::default() { write_policy(document, me, &policy) } else { Ok(()) }
+            };
+            state.membership.change(import).map_err(|error| error.to_string())?;
+        }
+        state.shares_store = true;
+        self.settle(&mut state);
+        self.follow_keys(&mut state);
+        Ok(())
+    }
+
+    /// Takes over keys and limits of the document, if they have changed: a revoked key is refused
+    /// from now on.
+    pub(super) fn follow_keys(&self, state: &mut State) {
+        let Some(access) = self.0.options.access.clone() else { return };
+        let document = state.membership.document();
+        if !state.shares_store || state.followed.as_ref() == Some(document.access()) {
+            return;
+        }
+        let (keys, policy) = read(document);
+        state.followed = Some(document.access().clone());
+        access.adopt(keys, policy);
+        self.recount();
+        // The store is for backups and the next start: requests do not wait for the disk.
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = access.keep_shared() {
+                tracing::error!("the cluster's keys are only in the cluster's document: {error}");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use thunder_access::NewKey;
+
+    use super::*;
+
+    fn key(name: &str) -> StoredKey {
+        let new = NewKey { name: name.into(), ..NewKey::default() };
+        StoredKey::create(new, "abcdefgh", Time(1000)).unwrap().0
+    }
+
+    #[test]
+    fn a_revoked_key_stays_revoked_whatever_another_node_changed_at_the_same_time() {
+        let (a, b) = (NodeId([1; 32]), NodeId([2; 32]));
+        let mut ours = Document::default();
+        write(&mut ours, a, &of_key(&key("ci"))).unwrap();
+        let mut theirs = ours.clone();
+        let mut revoked = key("ci");
+        revoked.key.revoked = Some(Time(5000));
+        write(&mut ours, a, &of_key(&revoked)).unwrap();
+        // The other node writes later, twice, and its whole key wins.
+        for name in ["ci-2", "ci-3"] {
+            write(&mut theirs, b, &of_key(&key(name))).unwrap();
+        }
+        let mut merged = theirs.clone();
+        assert!(merged.merge(&ours));
+        assert!(ours.merge(&theirs));
+        assert_eq!(ours, merged);
+        let (keys, _) = read(&merged);
+        assert_eq!((keys[0].key.name.as_str(), keys[0].key.revoked), ("ci-3", Some(Time(5000))));
+    }
+
+    #[test]
+    fn limits_of_different_teams_are_different_entries() {
+        let (a, b) = (NodeId([1; 32]), NodeId([2; 32]));
+        let policy = |text: &str| serde_json::from_str::<Policy>(text).unwrap();
+        let first = policy(r#"{"currency": "EUR", "teams": {"x": {"weight": 2}, "y": {"weight": 3}}}"#);
+        let mut ours = Document::default();
+        write_policy(&mut ours, a, &first).unwrap();
+        assert_eq!(read(&ours).1, first);
+        let mut theirs = ours.clone();
+        let without_x = policy(r#"{"currency": "EUR", "teams": {"y": {"weight": 3}}}"#);
+        write_policy(&mut ours, a, &without_x).unwrap();
+        let with_z = policy(
+            r#"{"currency": "EUR", "teams": {"x": {"weight": 2}, "y": {"weight": 3}, "z": {"weight": 4}}}"#,
+        );
+        write_policy(&mut theirs, b, &with_z).unwrap();
+        ours.merge(&theirs);
+        let merged = read(&ours).1;
+        assert_eq!(merged.teams.keys().collect::<Vec<_>>(), ["y", "z"]);
+        assert_eq!(merged.currency.as_deref(), Some("EUR"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out() {
+        let mut document = Document::default();
+        let me = NodeId([1; 32]);
+        write(&mut document, me, &of_key(&key("ci"))).unwrap();
+        document.set_access(me, "key/k_later", Some("{\"of\": \"a later version\"}".into())).unwrap();
+        document.set_access(me, "team/x", Some("?".into())).unwrap();
+        let (keys, policy) = read(&document);
+        assert_eq!((keys.len(), policy), (1, Policy::default()));
+    }
+}

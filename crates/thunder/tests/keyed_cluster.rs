@@ -1,0 +1,228 @@
+//! Keys, limits, usage and HTTPS of two nodes of a cluster, as an operator and users see them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A node with its own data folder. Its agent ends with it.
+struct Node {
+    folder: tempfile::TempDir,
+    agent: Option<Child>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            // TERM ends its ranks as well.
+            let _ = Command::new("kill").arg(agent.id().to_string()).status();
+            let _ = agent.wait();
+        }
+    }
+}
+
+impl Node {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), agent: None }
+    }
+
+    /// The node's data folder, which the first command makes, closed to other users.
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn thunder(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
+        for name in ["THUNDER_API_KEY", "THUNDER_STORE", "THUNDER_URL", "THUNDER_RANK"] {
+            command.env_remove(name);
+        }
+        command.args(words).env("THUNDER_DATA", self.data()).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What a command prints; it must succeed.
+    fn text(&self, words: &[&str]) -> String {
+        let output = self.thunder(words);
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn up(&mut self, name: &str, options: &[&str]) {
+        let fixed = ["up", "--name", name, "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
+        command.args(fixed).args(options).env("THUNDER_DATA", self.data()).stdin(Stdio::null());
+        command.env_remove("THUNDER_API_KEY").env_remove("THUNDER_STORE");
+        self.agent = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.thunder(&["cluster", "status", "--json"]);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// Where this node serves the API.
+    fn api(&self) -> String {
+        let mut api = None;
+        wait("the API", || {
+            let status = self.status().unwrap_or_default();
+            let own = status["members"].as_array().into_iter().flatten().find(|m| m["id"] == status["me"]);
+            api = own.and_then(|own| own["report"]["api"].as_str().map(str::to_owned));
+            api.is_some()
+        });
+        let api = api.unwrap();
+        if api.contains("://") { api } else { format!("http://{api}") }
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.data().join("server/tls-cert.pem")
+    }
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
+/// Status, head and body of a request.
+fn ask(url: &str, key: &str, body: Option<&Value>, certificate: Option<&Path>) -> (u16, String, Value) {
+    let mut command = Command::new("curl");
+    command.args(["-sS", "-i", "--max-time", "60", "-H", &format!("authorization: Bearer {key}")]);
+    if let Some(body) = body {
+        command.args(["-H", "content-type: application/json", "-d", &body.to_string()]);
+    }
+    if let Some(certificate) = certificate {
+        command.arg("--cacert").arg(certificate);
+    }
+    let output = command.arg(url).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{url}: {}", String::from_utf8_lossy(&output.stderr));
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{url}: {text}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase(), serde_json::from_str(body).unwrap_or_default())
+}
+
+#[test]
+fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        thunder_testing::skip(
+            "keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway",
+            "it needs curl",
+        );
+        return;
+    }
+    let (mut ant, mut bee) = (Node::new(), Node::new());
+    // Made before the first start: the cluster's from then on.
+    let admin = ant.text(&["keys", "create", "boss", "--role", "admin"]);
+    ant.up("ant", &["--tls"]);
+    wait("ant", || ant.status().is_some());
+    let address = ant.status().unwrap()["members"][0]["addresses"][0].as_str().unwrap().to_owned();
+    bee.up("bee", &["--join", &address]);
+    let mut code = None;
+    wait("a code", || {
+        code = bee.status().and_then(|status| status["code"].as_str().map(str::to_owned));
+        code.is_some()
+    });
+    wait("the knock", || ant.thunder(&["cluster", "approve", code.as_deref().unwrap()]).status.success());
+    let (ant_api, bee_api) = (ant.api(), bee.api());
+    assert!(ant_api.starts_with("https://127.0.0.1:"), "{ant_api}");
+    let certificate = ant.certificate();
+    let on_ant = |path: &str, key: &str, body: Option<&Value>| {
+        ask(&format!("{ant_api}{path}"), key, body, Some(&certificate))
+    };
+    let on_bee =
+        |path: &str, key: &str, body: Option<&Value>| ask(&format!("{bee_api}{path}"), key, body, None);
+    wait("bee has the cluster's keys", || on_bee("/v1/models", &admin, None).0 == 200);
+    assert_eq!((on_ant("/v1/models", "th-wrong", None).0, on_bee("/v1/models", "", None).0), (401, 401));
+
+    // Any node makes keys for all.
+    let secret = bee.text(&["keys", "create", "ci", "--team", "lab", "--requests-per-minute", "6"]);
+    wait("ant has the key", || on_ant("/v1/models", &secret, None).0 == 200);
+    assert_eq!(on_ant("/admin/keys", &secret, None).0, 403);
+    assert_eq!(on_bee("/admin/cluster", &admin, None).0, 200);
+    assert!(bee.text(&["keys", "list"]).contains("boss"));
+
+    bee.text(&["model", "load", "builtin", "--nodes", "1"]);
+    wait("the model", || ant.status().is_some_and(|status| status["models"][0]["ready"] == true));
+    wait("the model", || bee.status().is_some_and(|status| status["models"][0]["ready"] == true));
+    let question = json!({"model": "builtin", "prompt": "The sea", "max_tokens": 3, "ignore_eos": true});
+    let (mut answered, mut refused) = (0, 0);
+    for round in 0..5 {
+        for asked in [on_ant("/v1/completions", &secret, Some(&question)), {
+            let streamed = json!({"stream": true});
+            let mut question = question.clone();
+            question.as_object_mut().unwrap().extend(streamed.as_object().unwrap().clone());
+            on_bee("/v1/completions", &secret, Some(&question))
+        }] {
+            match asked {
+                (200, head, _) => {
+                    answered += 1;
+                    let left = format!("x-ratelimit-remaining-requests: {}", 6 - answered);
+                    assert!(head.contains(&left), "{head}");
+                }
+                (429, head, body) => {
+                    refused += 1;
+                    assert_eq!(body["error"]["param"], "key.requests_per_minute");
+                    assert!(head.contains("retry-after: "), "{head}");
+                }
+                (status, _, body) => panic!("round {round}: {status}: {body}"),
+            }
+        }
+    }
+    assert_eq!((answered, refused), (6, 4), "one limit for both gateways");
+
+    // Each gateway has its own clients' records; any node reports all.
+    let mut usage = Value::Null;
+    wait("the refusals' records", || {
+        usage = serde_json::from_str(&ant.text(&["usage", "--by", "key,node", "--format", "json"])).unwrap();
+        usage["total"]["refused"] == 4
+    });
+    let total = &usage["total"];
+    assert_eq!((&total["requests"], &total["completion_tokens"]), (&json!(6), &json!(18)), "{usage}");
+    assert_eq!(usage["missing"], json!([]));
+    let rows = bee.text(&["usage", "--requests", "--format", "csv"]);
+    assert_eq!(rows.lines().filter(|line| line.contains(",length,200,")).count(), 6, "{rows}");
+    let (_, _, me) = on_bee("/admin/me", &secret, None);
+    assert_eq!(
+        (&me["usage"]["today"]["requests"], &me["limits"][0]["used"]),
+        (&json!(6), &json!(6.0)),
+        "{me}"
+    );
+
+    // Acts are in the log of the node where they were made.
+    let audit = ant.text(&["audit", "--format", "jsonl"]);
+    assert!(audit.contains("\"node\":\"bee\"") && audit.lines().count() == 2, "{audit}");
+    assert!(ant.text(&["audit", "--verify"]).contains("bee: 1 entries are intact"));
+
+    // Revoked on one node, refused on the other.
+    ant.text(&["keys", "revoke", "ci"]);
+    wait("bee refuses the key", || {
+        let (status, _, body) = on_bee("/v1/models", &secret, None);
+        (status, body["error"]["code"].as_str()) == (401, Some("revoked_api_key"))
+    });
+    // A list without a node that is gone is refused, unless it may have holes; a table says so.
+    drop(bee);
+    wait("bee is down", || {
+        let table = ant.thunder(&["usage"]);
+        String::from_utf8_lossy(&table.stderr).contains("bee")
+    });
+    let whole = ant.thunder(&["usage", "--requests", "--format", "csv"]);
+    assert!(String::from_utf8_lossy(&whole.stderr).contains("not complete"), "{whole:?}");
+    let partial = ant.text(&["usage", "--requests", "--format", "csv", "--partial"]);
+    assert!(partial.lines().count() >= 4, "{partial}");
+    // Without an agent, the cluster's keys are read, and not changed.
+    drop(ant.agent.take().map(|mut agent| {
+        let _ = Command::new("kill").arg(agent.id().to_string()).status();
+        agent.wait()
+    }));
+    assert!(ant.text(&["keys", "list"]).contains("boss"));
+    let offline = ant.thunder(&["keys", "create", "late"]);
+    assert!(String::from_utf8_lossy(&offline.stderr).contains("thunder up"), "{offline:?}");
+}

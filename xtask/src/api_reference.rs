@@ -1,0 +1,169 @@
+//! `cargo xtask api-reference`: docs/api-reference.md, made from the OpenAPI document that servers
+//! send.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::repository;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only check that the page is what would be written
+    #[arg(long)]
+    check: bool,
+}
+
+/// What the page has, in this order: title, words before it, and what its paths begin with.
+const PARTS: [(&str, &str, &[&str]); 6] = [
+    ("Health", "Without a key.", &["/health", "/openapi.json"]),
+    ("OpenAI and Anthropic", "Point a client to `http://HOST:PORT/v1`.", &["/v1/"]),
+    ("Ollama", "Point a client to `http://HOST:PORT`.", &["/api/"]),
+    ("Tokens, ranking, metrics", "", &["/tokenize", "/detokenize", "/rerank", "/metrics"]),
+    (
+        "Keys, limits, usage, audit",
+        "Servers with a store, and every node of a cluster; [what they mean](access.md).",
+        &["/admin/me", "/admin/usage", "/admin/keys", "/admin/limits", "/admin/audit", "/admin/backup"],
+    ),
+    ("Cluster, models, requests", "What the [dashboard](dashboard.md) uses.", &["/admin/"]),
+];
+const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let (file, text) = (file(), page()?);
+    let shown = file.display();
+    if args.check {
+        let found = std::fs::read_to_string(&file).with_context(|| format!("cannot read {shown}"))?;
+        anyhow::ensure!(found == text, "{shown} is not current: run `cargo xtask api-reference`");
+        return Ok(());
+    }
+    std::fs::write(&file, text).with_context(|| format!("cannot write {shown}"))?;
+    println!("{shown}");
+    Ok(())
+}
+
+fn file() -> PathBuf {
+    repository().join("docs/api-reference.md")
+}
+
+/// The page's text.
+fn page() -> anyhow::Result<String> {
+    let source = repository().join("crates/server/src/api/openapi.json");
+    let text =
+        std::fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let document: Value = serde_json::from_str(&text).context("the OpenAPI document is not JSON")?;
+    let paths = document["paths"].as_object().context("the OpenAPI document has no paths")?;
+    let mut page = format!(
+        "# API reference\n\nMade from `/openapi.json` by `cargo xtask api-reference`. {}\n\n\
+         Send a key as `Authorization: Bearer KEY` or `x-api-key: KEY`. An error has a status from 400 on and the form of the API\n\
+         that was asked; in OpenAI's form `error.code` is for programs, and `error.param` names the field or the limit.\n",
+        document["info"]["description"].as_str().unwrap_or_default()
+    );
+    let mut written = 0;
+    let mut taken: Vec<&str> = Vec::new();
+    for (title, words, begins) in PARTS {
+        let _ = write!(page, "\n## {title}\n");
+        if !words.is_empty() {
+            let _ = write!(page, "\n{words}\n");
+        }
+        for (path, operations) in paths {
+            let fits = begins.iter().any(|begin| path.starts_with(begin));
+            if !fits || taken.contains(&path.as_str()) {
+                continue;
+            }
+            taken.push(path);
+            for method in METHODS {
+                if let Some(operation) = operations.get(method) {
+                    write_operation(&mut page, method, path, operation);
+                    written += 1;
+                }
+            }
+        }
+    }
+    let all = paths.values().filter_map(Value::as_object).map(serde_json::Map::len).sum::<usize>();
+    anyhow::ensure!(written == all, "{written} of {all} operations are in a part of the page: extend PARTS");
+    Ok(page)
+}
+
+fn write_operation(page: &mut String, method: &str, path: &str, operation: &Value) {
+    let _ = write!(page, "\n### {} {path}\n\n", method.to_uppercase());
+    let role = match operation["x-role"].as_str() {
+        Some("admin") => " For admin keys.",
+        _ => "",
+    };
+    let _ = writeln!(page, "{}.{role}", operation["summary"].as_str().unwrap_or_default());
+    let parameters = operation["parameters"].as_array().into_iter().flatten();
+    let rows: Vec<[String; 3]> = parameters
+        .map(|parameter| {
+            let name = parameter["name"].as_str().unwrap_or_default();
+            let place = parameter["in"].as_str().unwrap_or_default();
+            [format!("`{name}` ({place})"), described(parameter), code(&parameter["example"])]
+        })
+        .collect();
+    write_table(page, "parameter", &rows);
+    let body = &operation["requestBody"]["content"]["application/json"];
+    let schema = &body["schema"];
+    let required: Vec<&str> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let fields = schema["properties"].as_object().into_iter().flatten();
+    let rows: Vec<[String; 3]> = fields
+        .map(|(name, field)| {
+            let needed = if required.contains(&name.as_str()) { ", required" } else { "" };
+            [format!("`{name}`{needed}"), described(field), code(&field["example"])]
+        })
+        .collect();
+    write_table(page, "field", &rows);
+    if !body["example"].is_null() {
+        let _ = write!(page, "\n```json\n{}\n```\n", body["example"]);
+    }
+}
+
+/// What a parameter or field may be.
+fn described(field: &Value) -> String {
+    let schema = if field["schema"].is_object() { &field["schema"] } else { field };
+    let mut parts = Vec::new();
+    parts.extend(schema["type"].as_str().map(str::to_owned));
+    match (schema["minimum"].as_f64(), schema["maximum"].as_f64()) {
+        (Some(least), Some(most)) => parts.push(format!("{least} to {most}")),
+        (Some(least), None) => parts.push(format!("at least {least}")),
+        (None, Some(most)) => parts.push(format!("at most {most}")),
+        (None, None) => {}
+    }
+    let values: Vec<String> = schema["enum"].as_array().into_iter().flatten().map(code).collect();
+    if !values.is_empty() {
+        parts.push(values.join(", "));
+    }
+    parts.extend(field["description"].as_str().map(str::to_owned));
+    cell(&parts.join("; "))
+}
+
+fn code(value: &Value) -> String {
+    if value.is_null() { String::new() } else { format!("`{}`", cell(&value.to_string())) }
+}
+
+/// Text that does not end a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn write_table(page: &mut String, what: &str, rows: &[[String; 3]]) {
+    if rows.is_empty() {
+        return;
+    }
+    let _ = write!(page, "\n| {what} | what it is | example |\n|---|---|---|\n");
+    for [name, meaning, example] in rows {
+        let _ = writeln!(page, "| {name} | {meaning} | {example} |");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_current() {
+        run(&Args { check: true }).expect("a current page");
+    }
+}
