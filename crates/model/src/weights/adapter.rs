@@ -253,8 +253,9 @@ fn shape(layer: &LayerSpec, hidden: usize, role: LayerRole) -> Option<[usize; 2]
 }
 
 fn dense_shape(feed_forward: &FeedForwardSpec, hidden: usize, role: LayerRole) -> Option<[usize; 2]> {
-    let FeedForwardSpec::Gated(of) = feed_forward else { return None };
+    let FeedForwardSpec::Mlp(of) = feed_forward else { return None };
     match role {
+        LayerRole::Gate | LayerRole::GateUp if of.activation.is_none() => None,
         LayerRole::Gate | LayerRole::Up => Some([of.channels, hidden]),
         LayerRole::GateUp => Some([2 * of.channels, hidden]),
         LayerRole::Down => Some([hidden, of.channels]),

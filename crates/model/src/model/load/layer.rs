@@ -176,8 +176,8 @@ impl<'a> LayerSources<'a> {
         };
         mixer
             + match &self.feed_forward {
-                FeedForwardSources::Gated(gated) => gated.adapter_bytes(),
-                FeedForwardSources::Experts(_) => 0,
+                FeedForwardSources::Mlp(mlp) => mlp.adapter_bytes(),
+                FeedForwardSources::None | FeedForwardSources::Experts(_) => 0,
             }
     }
 
