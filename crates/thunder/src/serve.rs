@@ -58,8 +58,8 @@ pub struct ServeCommand {
     /// no key either.
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     allowed_origins: Vec<String>,
-    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the system
-    /// does not tell
+    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
+    /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM

@@ -61,8 +61,8 @@ pub struct UpCommand {
     keys: KeyArgs,
     #[command(flatten)]
     keep: KeepArgs,
-    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the system
-    /// does not tell
+    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
+    /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
     /// Neither announce this node nor search for others by multicast

@@ -97,6 +97,12 @@ fn through_the_agents(folder: &Path, machines: &[Machine; 2]) {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+    // A member hears a new node's addresses from its next description of itself, every 5 s.
+    let began = Instant::now();
+    while !run(0, &["mac", "check", "--nodes=right"]).1.starts_with("right  ") {
+        assert!(began.elapsed() < Duration::from_secs(30), "left does not reach right");
+        std::thread::sleep(Duration::from_millis(200));
+    }
     let (_, check, error) = run(1, &["mac", "check", "--json"]);
     let check: Value = serde_json::from_str(&check).unwrap_or_else(|_| panic!("{check}{error}"));
     assert_eq!(check["desk"]["cables"].as_array().unwrap().len(), 1, "{check}");

@@ -4,7 +4,6 @@ mod attention;
 mod conformance;
 mod gated;
 mod products;
-mod speed;
 
 use half::{bf16, f16};
 use proptest::prelude::*;

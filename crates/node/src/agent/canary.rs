@@ -212,7 +212,9 @@ impl Agent {
         };
         let stop = move || {
             let process = process.lock().unwrap_or_else(PoisonError::into_inner).take();
-            process.map(WatchedRank::stop);
+            if let Some(process) = process {
+                process.stop();
+            }
         };
         // Its memory is free before anything else is started.
         let _ = tokio::task::spawn_blocking(stop).await;

@@ -184,7 +184,8 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     let weights = (spec.layer_weights() + (spec.vocab * spec.hidden) as u64).max(1);
     let bits = folder.weights.bytes() as f64 * 8.0 / weights as f64;
     let unpacked = speed.memory_bytes_s as f64 * UNPACKED_REACHED;
-    let packed = speed.weight_bytes_s as f64;
+    // A cache may hold what a short measurement reads.
+    let packed = speed.weight_bytes_s.min(speed.memory_bytes_s) as f64;
     let jobs = JOBS_PER_LAYER * (spec.layers.len() + 1) as f64;
     Ok(Node {
         name: member.name.clone(),

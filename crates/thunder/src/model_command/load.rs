@@ -124,7 +124,7 @@ impl Load {
 fn may_plan(options: &[String]) -> bool {
     let decides = ["--parallel", "--split", "--ranks", "--experts"];
     let names = |option: &String| decides.contains(&option.split('=').next().unwrap_or_default());
-    !options.iter().any(|option| names(option))
+    !options.iter().any(names)
 }
 
 /// The number that an option for `thunder serve` has.
