@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Largest, Step};
+use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Device, Isa, KvFormat, Largest, Step};
 use thunder_gpu::{Found, GpuBackend, GpuConfig};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 

@@ -308,18 +308,20 @@ mod tests {
 
     #[test]
     fn the_template_is_a_file_that_changes_nothing_and_names_every_setting() {
-        let text = template(SERVE);
-        assert!(text.lines().all(|line| line.is_empty() || line.starts_with('#')), "{text}");
-        let (_folder, path) = file(&text);
-        assert!(from_file(SERVE, &path, None).unwrap().is_empty());
-        for arg in settings() {
-            let line = format!("\n# {} = ", arg.get_long().unwrap());
-            assert!(text.contains(&line), "{line}");
-        }
-        // Settings with a default can be uncommented as they are.
-        for arg in settings().iter().filter(|arg| !arg.get_default_values().is_empty()) {
-            let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
-            check(SERVE, &path).unwrap();
+        for of in [SERVE, UP] {
+            let text = template(of);
+            assert!(text.lines().all(|line| line.is_empty() || line.starts_with('#')), "{text}");
+            let (_folder, path) = file(&text);
+            assert!(from_file(of, &path, None).unwrap().is_empty());
+            for arg in settings(of) {
+                let line = format!("\n# {} = ", arg.get_long().unwrap());
+                assert!(text.contains(&line), "{line}");
+            }
+            // Settings with a default can be uncommented as they are.
+            for arg in settings(of).iter().filter(|arg| !arg.get_default_values().is_empty()) {
+                let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
+                check(of, &path).unwrap();
+            }
         }
     }
 

@@ -219,7 +219,7 @@ impl Agent {
     /// Limits are counted over the nodes that answer, by the document's keys.
     fn note_for_limits(&self, state: &mut State, event: &Event) {
         match event {
-            Event::Up(_) | Event::Down(_) | Event::Restarted(_) => self.recount(),
+            Event::Up(_) | Event::Down(_) | Event::Restarted(_) | Event::Refused(_) => self.recount(),
             Event::DocumentChanged => self.follow_keys(state),
             Event::Reported(_) | Event::Spread(_) => {}
         }

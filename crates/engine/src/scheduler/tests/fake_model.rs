@@ -13,6 +13,9 @@ use crate::scheduler::{Generation, Limits, NextStep};
 pub const VOCAB: u64 = 40;
 pub const EOS: u32 = 0;
 
+/// Low-rank adapters of the model.
+pub const ADAPTERS: u32 = 2;
+
 /// One rank. It reads steps from real messages, and keeps a number for each token in paged blocks
 /// and a state for each slot. A block with two owners, a stale table, a state that was not zeroed
 /// or a prompt token computed as a generated one gives other tokens than [`alone`].
@@ -37,7 +40,13 @@ impl FakeModel {
         let snapshots = limits.snapshots.unwrap_or(0);
         Self {
             copies: StateCopies::default(),
-            bounds: Bounds { slots, blocks, snapshots, wanted_rows: slots + limits.draft_rows },
+            bounds: Bounds {
+                slots,
+                blocks,
+                snapshots,
+                adapters: ADAPTERS as usize,
+                wanted_rows: slots + limits.draft_rows,
+            },
             has_states: limits.snapshots.is_some(),
             message: Message::default(),
             tables: Vec::new(),
@@ -69,7 +78,7 @@ impl FakeModel {
             }
             for row in sequence.rows.clone() {
                 let position = sequence.position(row);
-                let cached = cached(self.step.tokens[row], position, sequence.prompt);
+                let cached = cached(self.step.tokens[row], position, sequence.prompt, sequence.adapter);
                 self.paged[place(position)] = cached;
                 self.states[slot] = mix(self.states[slot], cached);
             }
@@ -109,7 +118,7 @@ impl FakeModel {
 pub fn alone(prompt: &[u32], generation: Generation, max_tokens: usize) -> (Vec<u32>, FinishReason) {
     let (mut answer, mut state, mut position) = (Vec::new(), 0, 0);
     for &id in prompt {
-        state = mix(state, cached(id, position, prompt.len() > 1));
+        state = mix(state, cached(id, position, prompt.len() > 1, generation.adapter));
         position += 1;
     }
     loop {
@@ -121,14 +130,15 @@ pub fn alone(prompt: &[u32], generation: Generation, max_tokens: usize) -> (Vec<
         if generation.max_tokens == Some(answer.len()) || prompt.len() + answer.len() == max_tokens {
             return (answer, FinishReason::Length);
         }
-        state = mix(state, cached(id, position, false));
+        state = mix(state, cached(id, position, false, generation.adapter));
         position += 1;
     }
 }
 
 /// What the caches keep of a token.
-fn cached(token: u32, position: usize, prompt: bool) -> u64 {
-    mix(u64::from(token), position as u64 * 2 + u64::from(prompt))
+fn cached(token: u32, position: usize, prompt: bool, adapter: u32) -> u64 {
+    let place = position as u64 * 2 + u64::from(prompt);
+    mix(u64::from(token), place * u64::from(ADAPTERS + 1) + u64::from(adapter))
 }
 
 fn token(paged: u64, state: u64) -> u32 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use thunder_testing::Random;
 
-use super::fake_model::{EOS, FakeModel, VOCAB, alone};
+use super::fake_model::{ADAPTERS, EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
 use crate::event::FinishReason;
 use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent, Wanted};
@@ -133,6 +133,7 @@ impl Workload {
             max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
             ignore_eos: self.one_in(3),
             wanted: [Wanted::Largest, Wanted::Logits][self.random.below(2) as usize],
+            adapter: if self.one_in(2) { 0 } else { self.random.below(u64::from(ADAPTERS) + 1) as u32 },
         };
         let stop_token = self.one_in(5).then(|| self.random.below(VOCAB) as u32);
         let id = self.scheduler.submit(&prompt, generation).unwrap();

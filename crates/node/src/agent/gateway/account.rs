@@ -15,8 +15,8 @@ use crate::agent::Agent;
 use crate::agent::counting::{Count, Counted};
 use crate::http::HttpError;
 
-/// Bytes of a request's JSON that are counted as a token until its head has counted them. Text of
-/// most languages has 3 to 5.
+/// Bytes of a prompt's text that are counted as a token until its head has counted them. Most
+/// languages have 3 to 5.
 const BYTES_OF_TOKEN: usize = 4;
 
 /// What a head says of an answer that has ended.
@@ -238,10 +238,25 @@ fn ask_of(question: &Question) -> Ask {
     let prompts = body["prompt"].as_array().filter(|prompts| !prompts.iter().all(Value::is_number));
     let answers = number(&body["n"]).unwrap_or(1).max(1) * prompts.map_or(1, |prompts| prompts.len() as u64);
     Ask {
-        prompt_tokens: question.body.len().div_ceil(BYTES_OF_TOKEN) as u64,
+        prompt_tokens: PROMPTS.map(|name| text_bytes(&body[name])).iter().sum::<usize>().div_ceil(BYTES_OF_TOKEN)
+            as u64,
         answer_tokens: most.map(|most| most.saturating_mul(answers)),
         answers,
         ..Ask::default()
+    }
+}
+
+/// Fields whose text becomes the prompt, in all APIs.
+const PROMPTS: [&str; 7] = ["prompt", "messages", "input", "system", "instructions", "tools", "suffix"];
+
+/// Bytes of the strings in a value. A number in a list is a token.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) if values.iter().all(Value::is_number) => values.len() * BYTES_OF_TOKEN,
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
     }
 }
 
@@ -305,14 +320,21 @@ mod tests {
     fn a_request_says_what_it_may_use_in_each_api() {
         let ask = |path: &str, body: &Value| {
             let question = Question {
-                method: "POST".into(),
-                path: path.into(),
-                body: body.to_string(),
-                model: "m".into(),
+                body: body.to_string().into(),
+                ..Question::without_body("POST".into(), path.into(), "m".into())
             };
             let Ask { answer_tokens, answers, .. } = ask_of(&question);
             (answer_tokens, answers)
         };
+        let prompt = |body: &Value| {
+            let body = body.to_string().into();
+            ask_of(&Question { body, ..Question::without_body("POST".into(), "/".into(), "m".into()) })
+                .prompt_tokens
+        };
+        // The text counts, not its JSON.
+        assert_eq!(prompt(&json!({"model": "a long name", "prompt": "12345678", "max_tokens": 9})), 2);
+        assert_eq!(prompt(&json!({"prompt": [[1, 2, 3], [4, 5]]})), 5);
+        assert_eq!(prompt(&json!({"messages": [{"role": "user", "content": "1234"}], "system": "1234"})), 3);
         assert_eq!(ask("/v1/chat/completions", &json!({"max_completion_tokens": 7, "n": 3})), (Some(21), 3));
         assert_eq!(ask("/v1/completions", &json!({"prompt": ["a", "b"], "max_tokens": 5})), (Some(10), 2));
         assert_eq!(ask("/v1/completions", &json!({"prompt": [1, 2, 3], "max_tokens": 5})), (Some(5), 1));
