@@ -14,7 +14,7 @@ use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
-use common::{Golden, check, compare, golden, limits, sharded_logits};
+use common::{check, compare, golden, limits, sharded_logits};
 
 /// Adapters, and the case that each is for.
 const ADAPTERS: [(&str, &str); 5] = [
@@ -58,24 +58,22 @@ fn any_number_of_ranks_agrees_with_peft() {
     }
 }
 
-/// What bytes of activations change, relative to the logits.
-fn error_of_bytes(golden: &[Golden], folder: &ModelFolder) -> f64 {
-    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
-    let [exact, bytes] = [Activations::Int16, Activations::Auto]
-        .map(|activations| sharded_logits(golden, folder, &plan, (activations, Overlap::Never), 45).concat());
-    let square = |x: f32| f64::from(x).powi(2);
-    let error: f64 = exact.iter().zip(&bytes).map(|(a, b)| square(a - b)).sum();
-    (error / exact.iter().copied().map(square).sum::<f64>()).sqrt()
-}
-
+/// What bytes of activations change, relative to the logits. Against PEFT's, the error of 16-bit
+/// activations would come on top of it.
 #[test]
-fn bytes_of_activations_cost_adapters_no_more_than_their_model() {
+fn bytes_of_activations_cost_adapters_one_percent_at_most() {
     for (name, base) in ADAPTERS {
         let golden = golden(&fixture("adapters", name).join("golden.safetensors"), "logits");
-        let [with, without] =
-            [&[name][..], &[]].map(|adapters| error_of_bytes(&golden, &adapted(base, adapters)));
-        println!("{name}: {with:.1e} with the adapter, {without:.1e} without");
-        assert!(with < 1.25 * without, "{name}: {with:.2e} with the adapter, {without:.2e} without");
+        let folder = adapted(base, &[name]);
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let [exact, bytes] = [Activations::Int16, Activations::Auto].map(|activations| {
+            sharded_logits(&golden, &folder, &plan, (activations, Overlap::Never), 45).concat()
+        });
+        let square = |x: f32| f64::from(x).powi(2);
+        let error: f64 = exact.iter().zip(&bytes).map(|(a, b)| square(a - b)).sum();
+        let error = (error / exact.iter().copied().map(square).sum::<f64>()).sqrt();
+        println!("{name}: {error:.1e}");
+        assert!(error < limits(Activations::Auto).0, "{name}: {error:.2e}");
     }
 }
 

@@ -113,7 +113,7 @@ fn through_the_agents(folder: &Path, machines: &[Machine; 2]) {
     let (fine, table, error) = run(1, &["mac", "verify", "--nodes=left,right", "--time", "20"]);
     assert!(fine && table.contains("left port 0-1 → right port 0-1"), "{table}{error}");
     // Their ranks are told of the cable.
-    let (fine, _, error) = run(0, &["model", "load", "builtin"]);
+    let (fine, _, error) = run(0, &["model", "load", "builtin", "--nodes", "all"]);
     assert!(fine, "{error}");
     let told = |agent: &Process| {
         common::children(agent.0.id()).into_iter().any(|rank| {

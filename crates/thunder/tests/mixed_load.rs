@@ -123,7 +123,7 @@ fn act(act: Act, random: &mut Random, address: &str) {
     let words = match act {
         Act::LongPrompt | Act::LeaveLongPrompt => 120,
         Act::TooLongPrompt => 20_000,
-        _ => random.below(30) as usize,
+        _ => 1 + random.below(30) as usize,
     };
     let (path, body, end) = request(random, words, is_stream);
     let bytes = body.to_string().into_bytes();

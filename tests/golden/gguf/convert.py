@@ -21,8 +21,8 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-# An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields of config.json that published files have and
-# transformers does not write.
+# An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields
+# of config.json that published files have and transformers does not write.
 CASES = {
     "phi3": ("phi3", {
         "hidden_size": 96, "partial_rotary_factor": 0.75,
@@ -49,7 +49,8 @@ CASES = {
                                       ["moe", "linear_attention", "full_attention"]}, {}),
     "nemotron_h": ("nemotron_h", {"mamba_head_dim": 32, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}, None),
 }
-# Largest relative difference of llama.cpp's logits from transformers'. ggml's GELU is a table of f16.
+# Largest relative difference of llama.cpp's logits from transformers'. ggml's GELU is a table of
+# f16.
 LIMIT = 1e-3
 GELU_LIMIT = 5e-3
 
@@ -81,7 +82,7 @@ def convert(source: Path, folder: Path, out: Path, kind: str):
     size = hparams.get("text_config", hparams)["vocab_size"]
     more = {}
     if hparams["model_type"] == "nemotron_h":
-        # transformers adds experts to every Nemotron-H, so that the converter is given the config as it is.
+        # transformers adds experts to every Nemotron-H: the converter gets the config itself.
         more["hparams"] = json.loads((folder / "config.json").read_text())
         model_class._MLP_LAYER_TYPES = {"moe", "mlp"}
 

@@ -89,8 +89,8 @@ pub trait RareOperations: Device {
         }
         self.write(&all, out)
     }
-    /// Multiplies the weight of each routed expert in rows of [`super::Backend::route`]'s choices with its
-    /// own factor, `[experts]`.
+    /// Multiplies the weight of each routed expert in rows of [`super::Backend::route`]'s choices
+    /// with its own factor, `[experts]`.
     fn weigh_choices(&mut self, factors: &[f32], rows: Range<usize>, choices: &mut Self::Buffer) -> Outcome {
         self.change_rows(choices, rows, &|_, row| {
             let (indices, weights) = row.split_at_mut(row.len() / 2);
@@ -125,8 +125,8 @@ pub trait RareOperations: Device {
     ) -> Result<Self::Experts, ComputeError> {
         Err(ComputeError::Lacks(Extra::UngatedExperts))
     }
-    /// [`super::Backend::delta_rule`] with a decay for each column of a key (Kimi Delta Attention, arXiv
-    /// 2510.26692). `inputs` are `(qkv, beta, alpha)`: a row of `alpha` is `[value_heads,
+    /// [`super::Backend::delta_rule`] with a decay for each column of a key (Kimi Delta Attention,
+    /// arXiv 2510.26692). `inputs` are `(qkv, beta, alpha)`: a row of `alpha` is `[value_heads,
     /// key_dim]`, as `spec.decay_bias` is. Row `k` of a head's matrix is multiplied with
     /// `exp(-exp(decay) * softplus(alpha[k] + decay_bias[k]))`.
     ///
@@ -144,9 +144,9 @@ pub trait RareOperations: Device {
         Err(ComputeError::Lacks(Extra::ChannelDeltaRule))
     }
     /// A state space, a token at a time. A row of `x` is `[heads, inputs of groups, outputs of
-    /// groups]`; first it is convolved in place, as by [`super::Backend::short_conv`], with a bias. A row
-    /// of `times` has a number for each head. With `S = 0` before position 0, for each head with
-    /// input `x`, and `B` and `C` of its group:
+    /// groups]`; first it is convolved in place, as by [`super::Backend::short_conv`], with a
+    /// bias. A row of `times` has a number for each head. With `S = 0` before position 0, for each
+    /// head with input `x`, and `B` and `C` of its group:
     ///
     /// `t = softplus(time + time_bias)`, within the limits; `S *= exp(-exp(rate) * t)`,
     /// `S += B ⊗ (t * x)`, `out = Sᵀ C + skip * x`.

@@ -141,8 +141,10 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         Norm::IfStored => drop(config.insert("use_qk_norm".into(), has(".attn_q_norm.weight").into())),
         // Llama 4's have no weights. Maverick, with its 128 experts, has none.
         Norm::UnlessMaverick => {
-            let is_maverick = config.get("num_experts") == Some(&json!(128));
-            config.insert("use_qk_norm".into(), (!is_maverick).into());
+            let experts = config.remove("num_experts").unwrap_or_default();
+            config.insert("use_qk_norm".into(), (experts != json!(128)).into());
+            // In Llama 4's own words, since it has a default.
+            config.insert("num_local_experts".into(), experts);
         }
     }
     if let Some(layers) = family.wide_scale_layers {

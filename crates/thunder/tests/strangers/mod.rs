@@ -75,7 +75,7 @@ fn strangers_at_every_port_are_refused_and_nothing_slows() {
     let nodes = three_nodes(&switch, "strangers", addresses);
     let stranger = Machine::new("dog").unwrap();
     switch.plug("dog", &stranger, &["10.9.0.9/24"]).unwrap();
-    assert!(nodes[0].model(&["load", "builtin", "--wait", "120"]).status.success());
+    assert!(nodes[0].model(&["load", "builtin", "--nodes", "all", "--wait", "120"]).status.success());
     wait("three ranks", || nodes[1].ready_on().is_some_and(|ranks| ranks.len() == 3));
     let timed = || {
         let began = Instant::now();
