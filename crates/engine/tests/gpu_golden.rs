@@ -59,7 +59,8 @@ fn case(name: &str) -> PathBuf {
 const CAPACITY: Capacity =
     Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
 
-/// A prompt's logits and residual stream, computed in pieces of `chunk` tokens on one rank.
+/// A prompt's logits and residual stream, computed in pieces of `chunk` tokens on one rank, with the
+/// folder's last adapter if it has one.
 fn compute<B: Backend>(
     tokens: &[u32],
     (folder, plan, rank): (&ModelFolder, &ShardPlan, usize),
@@ -73,6 +74,7 @@ fn compute<B: Backend>(
     for (index, tokens) in tokens.chunks(chunk).enumerate() {
         let mut step = Step::default();
         step.push(tokens, index * chunk, &blocks, 0, false);
+        step.sequences[0].adapter = folder.adapters.len() as u32;
         step.logit_rows = (0..tokens.len() as u32).collect();
         model.forward(&mut backend, &step, None).unwrap();
         model.read_logits(&mut backend, &step, &mut rows).unwrap();
@@ -154,6 +156,20 @@ fn bytes_of_activations_cost_one_percent_at_most() {
         assert!(error > 1e-5, "{name}: activations were not rounded at all");
         assert!(error < 1e-2, "{name}: relative error {error:.2e}");
     }
+}
+
+#[test]
+fn adapters_agree_with_peft() {
+    let Some(found) = device("adapters_agree_with_peft") else { return };
+    let mut folder = ModelFolder::open(&case("llama-4bit-g32")).unwrap();
+    let adapter = case("").join("../adapters/llama-all");
+    folder.add_adapter("all", &adapter).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let prompt = &prompts(&adapter)[0];
+    let (ours, _) =
+        compute(&prompt.tokens, (&folder, &plan, 0), gpu(&found, Activations::F32, Group::solo()), 70);
+    let error = error(&ours, prompt);
+    assert!(error < 1e-3, "relative error {error:.2e}");
 }
 
 #[test]
