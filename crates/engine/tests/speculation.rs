@@ -80,7 +80,11 @@ fn answers_do_not_depend_on_drafts() {
             // verified too, but no longer than a slow machine needs.
             for round in 0..20 {
                 for together in [false, true] {
-                    assert_eq!(answers(&engine, together), without, "{ranks} ranks, {parallel:?}, {together}");
+                    assert_eq!(
+                        answers(&engine, together),
+                        without,
+                        "{ranks} ranks, {parallel:?}, {together}"
+                    );
                 }
                 let counters = engine.counters();
                 let (drafted, right) = (count(&counters.drafted), count(&counters.drafts_right));

@@ -237,13 +237,14 @@ impl Agent {
         for node in members.into_iter().filter(|node| *node != self.0.id) {
             let (agent, call) = (self.clone(), Call::LookUp(wanted.clone()));
             asking.spawn(async move {
-                let found =
-                    match tokio::time::timeout(LOOK_LIMIT, agent.call_within(node, &call, LOOK_LIMIT)).await {
-                        Ok(Ok((CallReply::Found(found), _))) => Ok(found),
-                        Ok(Ok(_)) => Err(format!("{}: a strange reply", agent.name_of(&node))),
-                        Ok(Err(why)) => Err(why),
-                        Err(_) => Err(format!("{}: no answer within {LOOK_LIMIT:?}", agent.name_of(&node))),
-                    };
+                let found = match tokio::time::timeout(LOOK_LIMIT, agent.call_within(node, &call, LOOK_LIMIT))
+                    .await
+                {
+                    Ok(Ok((CallReply::Found(found), _))) => Ok(found),
+                    Ok(Ok(_)) => Err(format!("{}: a strange reply", agent.name_of(&node))),
+                    Ok(Err(why)) => Err(why),
+                    Err(_) => Err(format!("{}: no answer within {LOOK_LIMIT:?}", agent.name_of(&node))),
+                };
                 (agent.name_of(&node), found)
             });
         }

@@ -237,9 +237,9 @@ fn ask_of(question: &Question) -> Ask {
         .or_else(|| number(&body["options"]["num_predict"]));
     let prompts = body["prompt"].as_array().filter(|prompts| !prompts.iter().all(Value::is_number));
     let answers = number(&body["n"]).unwrap_or(1).max(1) * prompts.map_or(1, |prompts| prompts.len() as u64);
+    let text: usize = PROMPTS.iter().map(|name| text_bytes(&body[*name])).sum();
     Ask {
-        prompt_tokens: PROMPTS.map(|name| text_bytes(&body[name])).iter().sum::<usize>().div_ceil(BYTES_OF_TOKEN)
-            as u64,
+        prompt_tokens: text.div_ceil(BYTES_OF_TOKEN) as u64,
         answer_tokens: most.map(|most| most.saturating_mul(answers)),
         answers,
         ..Ask::default()

@@ -76,10 +76,11 @@ impl Agent {
             serve(&agent, socket, tls)
         });
         tokio::select! {
-            served = served => match served {
-                Ok(Err(error)) => tracing::debug!(from = %connection.remote, "weights: {error}"),
-                Ok(Ok(())) | Err(_) => {}
-            },
+            served = served => {
+                if let Ok(Err(error)) = served {
+                    tracing::debug!(from = %connection.remote, "weights: {error}");
+                }
+            }
             // The thread's next read or write fails.
             () = self.until_removed(connection.peer) => closer.shutdown(Shutdown::Both)?,
         }
