@@ -120,7 +120,7 @@ fn strangers_at_every_port_are_refused_and_nothing_slows() {
                 let open = |index: usize| {
                     let target = targets[index % targets.len()];
                     let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5)).ok()?;
-                    if index % 2 == 0 {
+                    if index.is_multiple_of(2) {
                         drop(stream.write_all(&[22, 3, 1, 2, 0, 1]));
                     }
                     Some(stream)
