@@ -59,8 +59,8 @@ fn case(name: &str) -> PathBuf {
 const CAPACITY: Capacity =
     Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
 
-/// A prompt's logits and residual stream, computed in pieces of `chunk` tokens on one rank, with the
-/// folder's last adapter if it has one.
+/// A prompt's logits and residual stream, computed in pieces of `chunk` tokens on one rank, with
+/// the folder's last adapter if it has one.
 fn compute<B: Backend>(
     tokens: &[u32],
     (folder, plan, rank): (&ModelFolder, &ShardPlan, usize),

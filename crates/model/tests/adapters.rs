@@ -58,8 +58,8 @@ fn any_number_of_ranks_agrees_with_peft() {
     }
 }
 
-/// Measured: 0.8 to 1.3 %, and 0.6 % without an adapter. The fixtures' random adapters are as strong
-/// as the weights, so the limit is twice that of models.
+/// Measured: 0.8 to 1.3 %, and 0.6 % without an adapter. The fixtures' random adapters are as
+/// strong as the weights, so the limit is twice that of models.
 #[test]
 fn bytes_of_activations_cost_adapters_two_percent_at_most() {
     for (name, base) in ADAPTERS {
