@@ -18,7 +18,7 @@ use crate::proof::memory::{Proofs, default_file};
 pub struct GpuConfig {
     /// Precision of activations in products with quantized weights. [`Activations::Auto`] and
     /// [`Activations::Int8`] multiply bytes with a scale for each 32 columns where kernels have
-    /// such a form; gated activations stay f32 unless it is `Int8`.
+    /// such a form; gated activations get 16 bits unless it is `Int8`.
     pub activations: Activations,
     /// Whether prompts' rows are computed in two parts; the same on all ranks, as CPU ranks of the
     /// group sum the parts apart.
@@ -49,8 +49,8 @@ pub struct GpuBackend {
     pub(crate) step: Option<StepTables>,
     /// Buffers between uses as scratch.
     pub(crate) spares: Vec<Buffer>,
-    /// Activations as bytes, and their scales.
-    pub(crate) bytes: Option<(Memory, Memory)>,
+    /// Activations as levels, and their scales.
+    pub(crate) levels: Option<(Memory, Memory)>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
     /// Results that the host reads.
@@ -123,7 +123,7 @@ impl GpuBackend {
             refusals: Vec::new(),
             step: None,
             spares: Vec::new(),
-            bytes: None,
+            levels: None,
             parts: None,
             results: None,
             nothing,

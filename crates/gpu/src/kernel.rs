@@ -6,7 +6,9 @@ mod product;
 mod tiles;
 
 pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE};
-pub(crate) use product::{BATCHES, Input, OUTPUTS_PER_GROUP, Product, Role, Sum};
+pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
+#[cfg(test)]
+pub(crate) use product::Shape;
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -26,7 +28,10 @@ pub(crate) enum Kernel {
     Norm,
     SquareSums,
     NormBySums,
-    Quantize,
+    /// Rows as bytes, or as pairs of bytes.
+    Quantize {
+        pairs: bool,
+    },
     Add,
     TakeRows,
     Gate,
@@ -62,7 +67,7 @@ impl Kernel {
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
-            Self::Quantize | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Quantize { .. } | Self::ShortConv => vec![Read, Read, Write, Write],
             Self::Add | Self::Gate | Self::Largest | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
@@ -78,7 +83,7 @@ impl Kernel {
             Self::Norm => include_str!("kernel/norm.wgsl").to_owned(),
             Self::SquareSums => include_str!("kernel/square_sums.wgsl").to_owned(),
             Self::NormBySums => include_str!("kernel/norm_by_sums.wgsl").to_owned(),
-            Self::Quantize => include_str!("kernel/quantize.wgsl").to_owned(),
+            Self::Quantize { pairs } => quantize(*pairs),
             Self::Add => include_str!("kernel/add.wgsl").to_owned(),
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
@@ -103,7 +108,8 @@ impl Kernel {
             Self::Norm,
             Self::SquareSums,
             Self::NormBySums,
-            Self::Quantize,
+            Self::Quantize { pairs: false },
+            Self::Quantize { pairs: true },
             Self::Add,
             Self::TakeRows,
             Self::Gate,
@@ -123,18 +129,18 @@ impl Kernel {
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
-            for input in [Input::Floats, Input::Bytes] {
-                if input == Input::Bytes && !format.has_scales() {
+            for input in [Input::Floats, Input::Bytes, Input::Pairs] {
+                if input.has_levels() && !format.has_scales() {
                     continue;
                 }
                 for sum in [Sum::Shared, Sum::Subgroup] {
                     for batch in product::BATCHES {
                         for role in [Role::Plain, Role::Gated] {
-                            all.push(Self::Product(Product { format, input, role, sum, batch }));
+                            all.push(Self::Product(Product::new(format, input, role, sum, batch)));
                         }
                     }
                     for role in [Role::ExpertGated, Role::ExpertDown] {
-                        all.push(Self::Product(Product { format, input, role, sum, batch: 1 }));
+                        all.push(Self::Product(Product::new(format, input, role, sum, 1)));
                     }
                 }
             }
@@ -161,6 +167,33 @@ fn embed(format: Format) -> String {
         .replace("$OUT", &(buffers + 1).to_string())
         .replace("$DECLARE", &decode::declare(format, 0))
         .replace("$STORE", &store)
+}
+
+fn quantize(pairs: bool) -> String {
+    // Levels of 16 bits are a signed high byte and a signed low one; planes of words, as products
+    // read them, in quads of blocks' halves.
+    let levels = match pairs {
+        false => {
+            "const MOST = 127.0;
+fn store(row: u32, quad: u32, level: vec4<i32>) {
+    levels[place(row, quad, 0u, 2u)] = pack4xI8(level);
+}"
+        }
+        true => {
+            "const MOST = 32512.0;
+fn store(row: u32, quad: u32, level: vec4<i32>) {
+    let low = ((level + vec4<i32>(128)) & vec4<i32>(255)) - vec4<i32>(128);
+    levels[place(row, quad, 0u, 4u)] = pack4xI8((level - low) / vec4<i32>(256));
+    levels[place(row, quad, 2u, 4u)] = pack4xI8(low);
+}"
+        }
+    };
+    let place = "fn place(row: u32, quad: u32, plane: u32, planes: u32) -> u32 {
+    let vector = (row * planes + plane + quad / 4u % 2u) * args.blocks + quad / 8u;
+    return vector * 4u + quad % 4u;
+}
+";
+    include_str!("kernel/quantize.wgsl").replace("$LEVELS", &format!("{place}{levels}"))
 }
 
 fn append(int8: bool) -> String {

@@ -16,6 +16,24 @@ pub(crate) enum Input {
     Floats,
     /// Bytes with a scale for each block, as the kernel `quantize` leaves them.
     Bytes,
+    /// 16 bits with a scale for each block, as two planes of bytes: nearly as exact as f32, and
+    /// read by the same instruction as bytes.
+    Pairs,
+}
+
+impl Input {
+    /// Vectors of 16 bytes that a block takes.
+    pub fn planes(self) -> usize {
+        match self {
+            Self::Floats => 8,
+            Self::Bytes => 2,
+            Self::Pairs => 4,
+        }
+    }
+
+    pub fn has_levels(self) -> bool {
+        self != Self::Floats
+    }
 }
 
 /// Where the rows of weights are, and what becomes of the sums.
@@ -40,6 +58,47 @@ pub(crate) enum Sum {
     Subgroup,
 }
 
+/// How a product's work is divided. It changes no bit of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Outputs of 32 lanes.
+    pub per: usize,
+    /// Blocks of an output that a lane loads before it multiplies.
+    pub unroll: usize,
+    /// Sets of 32 lanes in a workgroup.
+    pub warps: usize,
+}
+
+impl Shape {
+    /// Measured on an H200: docs/lab/2026-11-24-gpu-decode.md.
+    fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+        // Drivers that compute on the CPU take seconds to compile what is unrolled.
+        if sum == Sum::Shared {
+            return Self { per: 2, unroll: 1, warps: 4 };
+        }
+        let (per, unroll, warps) = match (role, batch) {
+            (Role::Plain, 1) => (1, 4, 8),
+            (Role::Plain, _) => (2, 2, 8),
+            (Role::Gated, 1) => (2, 4, 8),
+            (Role::Gated, _) => (2, 1, 8),
+            (Role::ExpertGated | Role::ExpertDown, _) => (2, 2, 4),
+        };
+        // Longer blocks take more registers.
+        let words = format.words().iter().sum::<usize>().next_multiple_of(4);
+        let room = if input == Input::Floats { 2 } else { 4 };
+        Self { per, unroll: unroll.min((room * 4 / words).max(1)), warps }
+    }
+
+    pub fn threads(self) -> usize {
+        self.warps * LANES
+    }
+
+    /// Outputs of a workgroup.
+    pub fn outputs(self) -> usize {
+        self.warps * self.per
+    }
+}
+
 /// One compiled form of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
@@ -49,6 +108,7 @@ pub(crate) struct Product {
     pub sum: Sum,
     /// Rows of input that are computed together.
     pub batch: usize,
+    pub shape: Shape,
 }
 
 /// Numbers of input rows that forms exist for, fewest first.
@@ -56,12 +116,6 @@ pub(crate) const BATCHES: [usize; 2] = [1, 4];
 
 /// Lanes that share an output.
 const LANES: usize = 32;
-/// Outputs of 32 lanes.
-const PER: usize = 2;
-/// Threads of a workgroup.
-const THREADS: usize = 128;
-/// Outputs of a workgroup.
-pub(crate) const OUTPUTS_PER_GROUP: usize = THREADS / LANES * PER;
 
 /// The arguments, in this order; `first_column` and `stride`s of floats are in quads.
 pub(super) const ARGUMENTS: &str = "
@@ -94,6 +148,10 @@ fn activate(gate: f32, up: f32) -> f32 {
 ";
 
 impl Product {
+    pub fn new(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+        Self { format, input, role, sum, batch, shape: Shape::of(format, input, role, sum, batch) }
+    }
+
     /// True if the rows of weights come in pairs of a gate's and an up's.
     fn is_gated(self) -> bool {
         matches!(self.role, Role::Gated | Role::ExpertGated)
@@ -106,7 +164,7 @@ impl Product {
     pub fn bindings(self) -> Vec<Access> {
         // Weights, bias, input.
         let mut reads = decode::buffers(self.format) + 2;
-        reads += usize::from(self.input == Input::Bytes);
+        reads += usize::from(self.input.has_levels());
         reads += if self.has_experts() { 2 } else { 0 };
         let mut all = vec![Access::Read; reads];
         all.push(Access::Write);
@@ -125,9 +183,9 @@ impl Product {
         text += &declare("read", "bias", "f32");
         match self.input {
             Input::Floats => text += &declare("read", "x", "vec4<f32>"),
-            Input::Bytes => {
+            Input::Bytes | Input::Pairs => {
                 text += &declare("read", "x", "vec4<u32>");
-                text += &declare("read", "x_scales", "vec4<f32>");
+                text += &declare("read", "x_scales", "vec2<f32>");
             }
         }
         if self.has_experts() {
@@ -139,7 +197,7 @@ impl Product {
 
     /// Sums that a lane has.
     fn sums(self) -> usize {
-        PER * self.batch * if self.is_gated() { 2 } else { 1 }
+        self.shape.per * self.batch * if self.is_gated() { 2 } else { 1 }
     }
 
     pub fn source(self) -> String {
@@ -149,15 +207,18 @@ impl Product {
         if self.is_gated() {
             text += ACTIVATE;
         }
-        text += &format!("var<workgroup> partial: array<f32, {}>;\n", THREADS * sums);
+        let Shape { per, warps, .. } = self.shape;
+        let threads = self.shape.threads();
+        if self.sum == Sum::Shared {
+            text += &format!("var<workgroup> partial: array<f32, {}>;\n", threads * sums);
+        }
         text += &format!(
-            "@compute @workgroup_size({THREADS})
+            "@compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
     let lane = thread % {LANES}u;
     let warp = thread / {LANES}u;
-    let first = (id.x * {}u + warp) * {PER}u;
-",
-            THREADS / LANES
+    let first = (id.x * {warps}u + warp) * {per}u;
+"
         );
         for sum in 0..sums {
             text += &format!("var acc{sum} = 0.0;\n");
@@ -204,68 +265,95 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             let row = row.replace("BATCH", &format!("{}u", self.batch)).replace('B', &format!("{b}u"));
             text += &match self.input {
                 Input::Floats => format!("let x{b} = ({row}) * args.x_stride + args.x_first;\n"),
-                Input::Bytes => format!("let x{b} = ({row}) * args.x_stride;\n"),
+                Input::Bytes | Input::Pairs => format!("let x{b} = ({row}) * args.x_stride;\n"),
             };
         }
         text
     }
 
-    /// The lanes' loop over blocks.
+    /// The lanes' loop over blocks: all weights of a turn are asked for before any is used.
     fn accumulate(self, weight: &str) -> String {
+        let Shape { per, unroll, .. } = self.shape;
         let mut text = String::new();
-        let lines = if self.is_gated() { 2 * PER } else { PER };
+        let lines = if self.is_gated() { 2 * per } else { per };
         for line in 0..lines {
             // Outputs beyond the last one are computed as the last one, and not stored.
-            let output = format!("min(first + {}u, max(outputs, 1u) - 1u)", line % PER);
-            let up = if line < PER { "" } else { " + outputs" };
+            let output = format!("min(first + {}u, max(outputs, 1u) - 1u)", line % per);
+            let up = if line < per { "" } else { " + outputs" };
             text += &format!("let row{line} = base + ({output}{up}) * blocks;\n");
         }
         // Experts without channels here have no weights to read.
         let blocks =
             if self.role == Role::ExpertGated { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
-        text += &format!("let end = {blocks};\nfor (var b = lane; b < end; b += {LANES}u) {{\n");
-        for line in 0..lines {
-            text += &format!("let block{line} = row{line} + b;\n");
-            text += &load(self.format, &format!("w{line}"), &format!("block{line}"));
-            if self.format.has_scales() {
-                for half in 0..=usize::from(self.format.halves) {
-                    let group = group(self.format, &format!("block{line}"), half);
-                    text += &format!("let s{line}_{half} = scale_of({group});\n");
+        text += &format!(
+            "let end = {blocks};\nfor (var turn = lane; turn < end; turn += {}u) {{\n",
+            LANES * unroll
+        );
+        for u in 0..unroll {
+            // Blocks beyond the last one are read as the last one, and not added.
+            text += &match u {
+                0 => "let b0 = turn;\n".to_owned(),
+                _ => format!("let b{u} = min(turn + {}u, end - 1u);\n", LANES * u),
+            };
+            for line in 0..lines {
+                text += &format!("let block{line}_{u} = row{line} + b{u};\n");
+                text += &load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
+                if self.format.has_scales() {
+                    for half in 0..self.halves() {
+                        let group = group(self.format, &format!("block{line}_{u}"), half);
+                        text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
+                    }
                 }
             }
         }
-        for b in 0..self.batch {
-            text += "{\n";
-            text += &match self.input {
-                Input::Floats => self.floats(b, lines, weight),
-                Input::Bytes => self.bytes(b, lines, weight),
+        for u in 0..unroll {
+            text += &match u {
+                0 => "{\n".to_owned(),
+                _ => format!("if (turn + {}u < end) {{\n", LANES * u),
             };
+            for b in 0..self.batch {
+                text += "{\n";
+                text += &match self.input {
+                    Input::Floats => self.floats(u, b, lines, weight),
+                    Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
+                };
+                text += "}\n";
+            }
             text += "}\n";
         }
         text + "}\n"
     }
 
-    fn floats(self, b: usize, lines: usize, weight: &str) -> String {
+    /// Groups of weights that a block touches.
+    fn halves(self) -> usize {
+        if self.format.halves { 2 } else { 1 }
+    }
+
+    /// The quads of one of these groups.
+    fn quads(self, half: usize) -> std::ops::Range<usize> {
+        half * 8 / self.halves()..(half + 1) * 8 / self.halves()
+    }
+
+    fn floats(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
         let mut text = String::new();
         for q in 0..8 {
-            text += &format!("let v{q} = x[x{b} + b * 8u + {q}u];\n");
+            text += &format!("let v{q} = x[x{b} + b{u} * 8u + {q}u];\n");
         }
-        let halves = if self.format.halves { 2 } else { 1 };
-        let quads = |half: usize| half * 8 / halves..(half + 1) * 8 / halves;
         if self.format.has_scales() {
-            for half in 0..halves {
-                let all: Vec<_> = quads(half).map(|q| format!("v{q}")).collect();
+            for half in 0..self.halves() {
+                let all: Vec<_> = self.quads(half).map(|q| format!("v{q}")).collect();
                 text += &format!("let t{half} = dot({}, vec4<f32>(1.0));\n", all.join(" + "));
             }
         }
         for line in 0..lines {
             let acc = self.accumulator(line, b);
-            for half in 0..halves {
-                let products: Vec<_> = quads(half)
-                    .map(|q| format!("dot({}, v{q})", quad(self.format, &format!("w{line}"), q)))
+            for half in 0..self.halves() {
+                let products: Vec<_> = self
+                    .quads(half)
+                    .map(|q| format!("dot({}, v{q})", quad(self.format, &format!("w{line}_{u}"), q)))
                     .collect();
                 let sum = products.join(" + ");
-                let s = format!("s{line}_{half}");
+                let s = format!("s{line}_{u}_{half}");
                 let value = if self.format.has_scales() {
                     format!("fma({s}.x, {sum}, {s}.y * t{half})")
                 } else {
@@ -277,25 +365,36 @@ let blocks = select(0u, entry.y, entry.z == 1u);
         text
     }
 
-    fn bytes(self, b: usize, lines: usize, weight: &str) -> String {
-        let mut text = format!(
-            "let xs = x_scales[x{b} + b];\nlet v0 = x[(x{b} + b) * 2u];\nlet v1 = x[(x{b} + b) * 2u + 1u];\n"
-        );
-        let halves = if self.format.halves { 2 } else { 1 };
+    fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+        let planes = self.input.planes();
+        let mut text = format!("let xs = x_scales[x{b} * 2u + b{u}];\n");
+        if self.format.halves {
+            text += &format!("let xh = x_scales[x{b} * 2u + args.x_stride + b{u}];\n");
+        }
+        for plane in 0..planes {
+            text += &format!(
+                "let v{plane} = x[x{b} * {planes}u + {plane}u * args.x_stride + b{u}];\n"
+            );
+        }
         for line in 0..lines {
             let acc = self.accumulator(line, b);
-            for half in 0..halves {
-                let products: Vec<_> = (half * 8 / halves..(half + 1) * 8 / halves)
-                    .map(|q| {
+            for half in 0..self.halves() {
+                // The planes of low bytes come after those of high ones.
+                let dots = |first: usize| {
+                    let of = |q: usize| {
                         let component = ["x", "y", "z", "w"][q % 4];
-                        let levels = bytes(self.format, &format!("w{line}"), q);
-                        format!("dot4I8Packed({levels}, v{}.{component})", q / 4)
-                    })
-                    .collect();
-                let sum = products.join(" + ");
-                let s = format!("s{line}_{half}");
-                // The scale times the sum of the bytes, of the half or of the block.
-                let t = if self.format.halves { ["xs.y", "xs.z"][half] } else { "(xs.y + xs.z)" };
+                        let levels = bytes(self.format, &format!("w{line}_{u}"), q);
+                        format!("dot4I8Packed({levels}, v{}.{component})", first + q / 4)
+                    };
+                    self.quads(half).map(of).collect::<Vec<_>>().join(" + ")
+                };
+                let sum = match self.input {
+                    Input::Pairs => format!("({}) * 256 + {}", dots(0), dots(2)),
+                    _ => dots(0),
+                };
+                let s = format!("s{line}_{u}_{half}");
+                // The scale times the sum of the levels, of the half or of the block.
+                let t = if self.format.halves { ["xh.x", "xh.y"][half] } else { "xs.y" };
                 let value = format!("fma({s}.x * xs.x, f32({sum}), {s}.y * {t})");
                 let _ = writeln!(text, "{acc} = fma({weight}, {value}, {acc});");
             }
@@ -307,55 +406,71 @@ let blocks = select(0u, entry.y, entry.z == 1u);
         format!("acc{}", line * self.batch + b)
     }
 
-    /// Adds the lanes' sums and leaves all of them at `partial[warp * SUMS * 32 + sum * 32]`.
+    /// Adds the lanes' sums: to `all0`, …, or to `partial[(warp * SUMS + sum) * 32]`.
     fn add_lanes(self) -> String {
         let sums = self.sums();
-        let at = |sum: usize| format!("partial[(warp * {sums}u + {sum}u) * {LANES}u + lane]");
         let mut text = String::new();
         match self.sum {
             Sum::Subgroup => {
                 for sum in 0..sums {
                     text += &format!("let all{sum} = subgroupAdd(acc{sum});\n");
                 }
-                text += "if (lane == 0u) {\n";
-                for sum in 0..sums {
-                    text += &format!("{} = all{sum};\n", at(sum));
-                }
-                text += "}\nworkgroupBarrier();\n";
             }
             Sum::Shared => {
                 for sum in 0..sums {
-                    text += &format!("{} = acc{sum};\n", at(sum));
+                    text += &format!("partial[(warp * {sums}u + {sum}u) * {LANES}u + lane] = acc{sum};\n");
                 }
                 text += &format!(
                     "workgroupBarrier();
-for (var sum = thread; sum < {all}u; sum += {THREADS}u) {{
+for (var sum = thread; sum < {all}u; sum += {threads}u) {{
     var total = 0.0;
     for (var i = 0u; i < {LANES}u; i++) {{ total += partial[sum * {LANES}u + i]; }}
     partial[sum * {LANES}u] = total;
 }}
 workgroupBarrier();
 ",
-                    all = sums * THREADS / LANES
+                    all = sums * self.shape.warps,
+                    threads = self.shape.threads(),
                 );
             }
         }
         text
     }
 
-    /// Lane `i` of 32 stores the output `i % PER` of the row of input `i / PER`.
+    /// Takes the sums from `first` on, of the lane's output and row, as `name`.
+    fn take(self, name: &str, first: usize) -> String {
+        let (batch, sums, per) = (self.batch, self.sums(), self.shape.per);
+        match self.sum {
+            Sum::Shared => {
+                format!(
+                    "var {name} = partial[(warp * {sums}u + {first}u + per * {batch}u + b) * {LANES}u];\n"
+                )
+            }
+            Sum::Subgroup => {
+                let mut text = format!("var {name} = all{first};\n");
+                for lane in 1..per * batch {
+                    let sum = first + lane % per * batch + lane / per;
+                    text += &format!("if (lane == {lane}u) {{ {name} = all{sum}; }}\n");
+                }
+                text
+            }
+        }
+    }
+
+    /// Lane `i` of 32 stores the output `i % per` of the row of input `i / per`.
     fn finish(self) -> String {
-        let (batch, sums) = (self.batch, self.sums());
+        let (batch, per) = (self.batch, self.shape.per);
         let mut text = format!(
-            "let per = lane % {PER}u;
-let b = lane / {PER}u;
+            "let per = lane % {per}u;
+let b = lane / {per}u;
 let output = first + per;
 if (b < {batch}u && output < outputs) {{
-    let at = warp * {sums}u + per * {batch}u + b;
-    var value = partial[at * {LANES}u];
 "
         );
-        let second = PER * batch;
+        text += &self.take("value", 0);
+        if self.is_gated() {
+            text += &self.take("up", per * batch);
+        }
         match self.role {
             Role::Plain => {
                 text += "let row = id.y * BATCHu + b;
@@ -368,7 +483,6 @@ if (row < args.rows) {
 ";
             }
             Role::Gated => {
-                text += &format!("var up = partial[(at + {second}u) * {LANES}u];\n");
                 text += "let row = id.y * BATCHu + b;
 if (row < args.rows) {
     if ((args.flags & 1u) != 0u) { value += bias[output]; up += bias[outputs + output]; }
@@ -377,7 +491,6 @@ if (row < args.rows) {
 ";
             }
             Role::ExpertGated => {
-                text += &format!("var up = partial[(at + {second}u) * {LANES}u];\n");
                 text += "if ((args.flags & 1u) != 0u) { value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }
 out[(id.z * args.choices + id.y) * args.out_stride + output] = activate(value, up);
 ";

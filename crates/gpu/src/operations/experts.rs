@@ -5,13 +5,13 @@ use std::ops::Range;
 use thunder_compute::{Activation, ComputeError, Expert, Float, RouterSpec, Scores, SharedExpert};
 
 use super::Outcome;
-use super::products::{ProductArguments, floats};
+use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
 use crate::backend::GpuBackend;
-use crate::buffer::{Buffer, Memory, Vector};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{Kernel, OUTPUTS_PER_GROUP, Role};
+use crate::kernel::{Input, Kernel, Role};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
@@ -50,7 +50,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    fn weights(&self) -> Weights<'_> {
+    pub(crate) fn weights(&self) -> Weights<'_> {
         Weights { chunk: &self.chunk, blocks: self.blocks }
     }
 }
@@ -236,8 +236,9 @@ impl GpuBackend {
             choice_row: rows.start,
             ..Default::default()
         };
-        let operand = floats(x);
+        let wanted = self.plain_input();
         for set in &experts.up {
+            let operand = self.operand_for(set, x, rows.clone(), wanted, Role::ExpertGated)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
                 outputs: experts.channels,
@@ -247,14 +248,14 @@ impl GpuBackend {
                 activation: experts.activation,
                 ..arguments(set)
             };
-            let outputs = experts.channels.div_ceil(OUTPUTS_PER_GROUP) as u32;
-            let groups = [outputs, of_row as u32, rows.len() as u32];
             let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
-            let out = (&channels.memory, Some(groups));
+            let out = (&channels.memory, Some([of_row as u32, rows.len() as u32]));
             self.run_product(weights, &operand, Role::ExpertGated, &extra, &arguments, out)?;
         }
-        let operand = floats(&channels);
+        let wanted = self.gated_input();
         for (index, set) in experts.down.iter().enumerate() {
+            let of_channels = 0..rows.len() * of_row;
+            let operand = self.operand_for(set, &channels, of_channels, wanted, Role::ExpertDown)?;
             let arguments = ProductArguments {
                 outputs: out.width,
                 biased: experts.down_bias.is_some(),
@@ -265,13 +266,28 @@ impl GpuBackend {
                 bias: experts.down_bias.as_ref().map_or(0, |(_, width)| *width),
                 ..arguments(set)
             };
-            let groups = [out.width.div_ceil(OUTPUTS_PER_GROUP) as u32, 1, rows.len() as u32];
             let bias = experts.down_bias.as_ref().map(|(bias, _)| bias);
             let (weights, extra) = ((set.weights(), bias), [&set.table, &choices.memory]);
-            let out = (&out.memory, Some(groups));
+            let out = (&out.memory, Some([1, rows.len() as u32]));
             self.run_product(weights, &operand, Role::ExpertDown, &extra, &arguments, out)?;
         }
         self.spares.push(channels);
         Ok(())
+    }
+
+    /// Rows of `x` as experts take them.
+    fn operand_for(
+        &mut self,
+        set: &Set,
+        x: &Buffer,
+        rows: Range<usize>,
+        wanted: Input,
+        role: Role,
+    ) -> Result<Operand, ComputeError> {
+        let has_form = wanted.has_levels() && self.has_expert_form(set, wanted, role);
+        match has_form {
+            true => self.quantized(x, rows, x.stride() / BLOCK_COLUMNS, wanted, None),
+            false => Ok(floats(x)),
+        }
     }
 }

@@ -8,19 +8,22 @@ use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
-use crate::kernel::{BATCHES, Input, Kernel, OUTPUTS_PER_GROUP, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{BATCHES, Input, Kernel, Product, Role, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
 /// Rows outside of any step that are taken for a prompt's.
 const MANY_ROWS: usize = 16;
 
+/// Quads of a row that a workgroup of the kernel `quantize` takes at a time.
+const QUANTIZED_QUADS: usize = 512;
+
 /// Input rows as a product takes them.
 pub(crate) struct Operand {
     pub input: Input,
-    /// The rows, and with bytes their scales.
+    /// The rows, and with levels their scales.
     buffers: Vec<Memory>,
-    /// From row to row: quads of floats, or blocks of bytes.
+    /// From row to row: quads of floats, or blocks of levels.
     stride: u32,
 }
 
@@ -107,7 +110,7 @@ impl ProductArguments {
 }
 
 impl GpuBackend {
-    /// Whether rows become bytes for products with these weights.
+    /// As what products with these weights take rows.
     fn input_for(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -115,14 +118,44 @@ impl GpuBackend {
         weights: Weights<'_>,
         role: Role,
     ) -> Result<Input, ComputeError> {
-        let allowed = match (x, self.config.activations) {
-            (LinearInput::Precise(_), _) => false,
-            (LinearInput::Gated(_), activations) => activations == Activations::Int8,
-            (_, activations) => matches!(activations, Activations::Auto | Activations::Int8),
+        let wanted = match x {
+            LinearInput::Precise(_) => Input::Floats,
+            LinearInput::Gated(_) => self.gated_input(),
+            _ => self.plain_input(),
         };
-        let with_bytes = allowed && weights.chunk.format.has_scales();
-        let proved = with_bytes && self.form_of(weights, Input::Bytes, role, batch_of(rows))?.is_some();
-        Ok(if proved { Input::Bytes } else { Input::Floats })
+        self.proved_input(wanted, weights, role, batch_of(rows))
+    }
+
+    /// What gated activations become for quantized weights: a few of them are large, so that 8 bits
+    /// with one scale would cost more than elsewhere.
+    pub(crate) fn gated_input(&self) -> Input {
+        match self.config.activations {
+            Activations::Auto => Input::Pairs,
+            Activations::Int8 => Input::Bytes,
+            _ => Input::Floats,
+        }
+    }
+
+    /// What other activations become.
+    pub(crate) fn plain_input(&self) -> Input {
+        match self.config.activations {
+            Activations::Auto | Activations::Int8 => Input::Bytes,
+            _ => Input::Floats,
+        }
+    }
+
+    /// `wanted`, or floats if no form of it is right or the weights have no scales.
+    pub(super) fn proved_input(
+        &mut self,
+        wanted: Input,
+        weights: Weights<'_>,
+        role: Role,
+        batch: usize,
+    ) -> Result<Input, ComputeError> {
+        let has_form = wanted.has_levels()
+            && weights.chunk.format.has_scales()
+            && self.form_of(weights, wanted, role, batch)?.is_some();
+        Ok(if has_form { wanted } else { Input::Floats })
     }
 
     /// `rows` of a product's input. A norm is applied here; `spare` gets the buffer that it took.
@@ -135,12 +168,12 @@ impl GpuBackend {
         spare: &mut Option<Buffer>,
     ) -> Result<Operand, ComputeError> {
         let buffer = x.buffer();
-        if input == Input::Bytes {
+        if input.has_levels() {
             let norm = match x {
                 LinearInput::Normed { weight, eps, .. } => Some((*weight, *eps)),
                 _ => None,
             };
-            return self.quantized(buffer, rows, blocks, norm);
+            return self.quantized(buffer, rows, blocks, input, norm);
         }
         let normed = match x {
             LinearInput::Normed { x, weight, eps } => {
@@ -157,20 +190,22 @@ impl GpuBackend {
         Ok(operand)
     }
 
-    /// Rows as bytes.
-    fn quantized(
+    /// Rows as levels.
+    pub(crate) fn quantized(
         &mut self,
         x: &Buffer,
         rows: Range<usize>,
         blocks: usize,
+        input: Input,
         norm: Option<(&Vector, f32)>,
     ) -> Result<Operand, ComputeError> {
-        let bytes = x.capacity() * blocks * 32;
-        let (bytes, scales) = match self.bytes.take() {
-            Some(both) if both.0.bytes() >= bytes as u64 => both,
+        let all = x.capacity() * blocks;
+        let levels = all * input.planes() * 16;
+        let (levels, scales) = match self.levels.take() {
+            Some(both) if both.0.bytes() >= levels as u64 && both.1.bytes() >= all as u64 * 16 => both,
             _ => (
-                self.device.memory(bytes, "activations as bytes")?,
-                self.device.memory(bytes / 2, "scales of activations")?,
+                self.device.memory(levels, "activations as levels")?,
+                self.device.memory(all * 16, "scales of activations")?,
             ),
         };
         let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
@@ -182,18 +217,18 @@ impl GpuBackend {
             eps.to_bits(),
             u32::from(norm.is_some()),
         ];
-        let buffers = [weight, &x.memory, &bytes, &scales];
-        self.device.dispatch(&Kernel::Quantize, &buffers, &arguments, [rows.len() as u32, 1, 1])?;
-        let operand = Operand {
-            input: Input::Bytes,
-            buffers: vec![bytes.clone(), scales.clone()],
-            stride: blocks as u32,
-        };
-        self.bytes = Some((bytes, scales));
+        let buffers = [weight, &x.memory, &levels, &scales];
+        let parts = if norm.is_some() { 1 } else { (blocks * 8).div_ceil(QUANTIZED_QUADS) as u32 };
+        let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
+        self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
+        let operand =
+            Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
+        self.levels = Some((levels, scales));
         Ok(operand)
     }
 
-    /// Records a product with weights, in the form that was proved.
+    /// Records a product with weights, in the form that was proved. With experts, `of_experts` is the
+    /// number of workgroups in the other two directions.
     pub(super) fn run_product(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),
@@ -201,15 +236,15 @@ impl GpuBackend {
         role: Role,
         extra: &[&Memory],
         arguments: &ProductArguments,
-        (out, groups): (&Memory, Option<[u32; 3]>),
+        (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
-        let batch = if groups.is_some() { BATCHES[0] } else { batch_of(arguments.rows.len()) };
+        let batch = if of_experts.is_some() { BATCHES[0] } else { batch_of(arguments.rows.len()) };
         let format = weights.chunk.format;
         let Some(sum) = self.form_of(weights, operand.input, role, batch)? else {
-            unreachable!("bytes are an input only where a form of them was proved")
+            unreachable!("levels are an input only where a form of them was proved")
         };
-        let product = Product { format, input: operand.input, role, sum, batch };
-        self.record_product(product, (weights.chunk, bias), operand, extra, arguments, (out, groups))
+        let product = Product::new(format, operand.input, role, sum, batch);
+        self.record_product(product, (weights.chunk, bias), operand, extra, arguments, (out, of_experts))
     }
 
     /// Records one form of a product.
@@ -220,18 +255,15 @@ impl GpuBackend {
         operand: &Operand,
         extra: &[&Memory],
         arguments: &ProductArguments,
-        (out, groups): (&Memory, Option<[u32; 3]>),
+        (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
         buffers.push(bias.unwrap_or(&self.nothing));
         buffers.extend(&operand.buffers);
         buffers.extend(extra);
         buffers.push(out);
-        let groups = groups.unwrap_or([
-            arguments.outputs.div_ceil(OUTPUTS_PER_GROUP) as u32,
-            arguments.rows.len().div_ceil(product.batch) as u32,
-            1,
-        ]);
+        let [y, z] = of_experts.unwrap_or([arguments.rows.len().div_ceil(product.batch) as u32, 1]);
+        let groups = [arguments.outputs.div_ceil(product.shape.outputs()) as u32, y, z];
         self.device.dispatch(&Kernel::Product(product), &buffers, &arguments.words(), groups)
     }
 
@@ -259,16 +291,16 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
-        // Before any operand is made: a proof uses the same buffers for bytes.
+        // Before any operand is made: a proof uses the same buffers for levels.
         let mut inputs = Vec::with_capacity(w.chunks.len());
         for chunk in &w.chunks {
             let weights = Weights { chunk, blocks: w.blocks };
             inputs.push(self.input_for(&x, rows.len(), weights, Role::Plain)?);
         }
-        let (mut floats, mut bytes, mut spare) = (None, None, None);
+        let (mut floats, mut levels, mut spare) = (None, None, None);
         for (chunk, input) in w.chunks.iter().zip(inputs) {
             let weights = Weights { chunk, blocks: w.blocks };
-            let place = if input == Input::Bytes { &mut bytes } else { &mut floats };
+            let place = if input.has_levels() { &mut levels } else { &mut floats };
             if place.is_none() {
                 *place = Some(self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?);
             }

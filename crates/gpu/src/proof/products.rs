@@ -8,7 +8,7 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
-use crate::kernel::{BATCHES, Input, Kernel, OUTPUTS_PER_GROUP, Product, Role, Sum, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
 use crate::operations::products::{ProductArguments, floats};
@@ -212,7 +212,7 @@ impl GpuBackend {
     fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
         let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
         match self.forms.get(&(format, input, role, batch)) {
-            Some(Some(sum)) => Ok(Product { format, input, role, sum: *sum, batch }),
+            Some(Some(sum)) => Ok(Product::new(format, input, role, *sum, batch)),
             _ => Err(self.refused(&format!("{format:?}"), "a product was asked for with an unproved matrix")),
         }
     }
@@ -229,7 +229,7 @@ impl GpuBackend {
         let sums: &[Sum] = if self.has_subgroups { &[Sum::Subgroup, Sum::Shared] } else { &[Sum::Shared] };
         let mut why = String::new();
         for &sum in sums {
-            let product = Product { format, input, role, sum, batch };
+            let product = Product::new(format, input, role, sum, batch);
             let kernel = Kernel::Product(product);
             let outcome = if self.proofs.is_proved(&[kernel]) { Ok(()) } else { check(self, product)? };
             match outcome {
@@ -244,7 +244,7 @@ impl GpuBackend {
                 }
             }
         }
-        if input == Input::Bytes {
+        if input.has_levels() {
             self.forms.insert(key, None);
             return Ok(None);
         }
@@ -301,24 +301,33 @@ impl GpuBackend {
     }
 
     fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
-        let key = (set.chunk.format, Input::Floats, role, 1);
-        if set.blocks == 0 || self.forms.contains_key(&key) {
-            return Ok(());
+        let wanted = if role == Role::ExpertGated { self.plain_input() } else { self.gated_input() };
+        for input in [Input::Floats, wanted] {
+            let key = (set.chunk.format, input, role, 1);
+            let has_form = input == Input::Floats || set.chunk.format.has_scales();
+            if set.blocks == 0 || !has_form || self.forms.contains_key(&key) {
+                continue;
+            }
+            let weights = set.weights();
+            let lines = if role == Role::ExpertGated { 4 } else { 2 };
+            let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
+            let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
+            // Both halves of small matrices would be the same rows.
+            let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
+            let plain = self.plain(weights)?;
+            let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
+            let expected = expected_of_experts(&all, role, outputs, distance);
+            self.take_form(key, weights, &mut |backend, product| {
+                let found = backend.run_experts(product, weights, [outputs, distance], &x)?;
+                Ok(compare(&found, &expected, 2.0 * limit(input)))
+            })?;
         }
-        let weights = Weights { chunk: &set.chunk, blocks: set.blocks };
-        let lines = if role == Role::ExpertGated { 4 } else { 2 };
-        let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
-        let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
-        // Both halves of small matrices would be the same rows.
-        let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
-        let plain = self.plain(weights)?;
-        let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
-        let expected = expected_of_experts(&all, role, outputs, distance);
-        self.take_form(key, weights, &mut |backend, product| {
-            let found = backend.run_experts(product, weights, [outputs, distance], &x)?;
-            Ok(compare(&found, &expected, 2.0 * FLOATS_LIMIT))
-        })?;
         Ok(())
+    }
+
+    /// Whether experts have a right form for this input.
+    pub(crate) fn has_expert_form(&self, set: &Set, input: Input, role: Role) -> bool {
+        set.blocks > 0 && matches!(self.forms.get(&(set.chunk.format, input, role, 1)), Some(Some(_)))
     }
 
     /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 and
@@ -345,14 +354,16 @@ impl GpuBackend {
         let rows = if gated { ROWS * OF_ROW } else { ROWS };
         let mut out = self.buffer(rows, outputs)?;
         out.shape(rows)?;
-        let operand = floats(&input);
+        let operand = match product.input {
+            Input::Floats => floats(&input),
+            levels => self.quantized(&input, 0..ROWS * OF_ROW, weights.blocks, levels, None)?,
+        };
         let arguments = ProductArguments {
             choices: OF_ROW,
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, outputs, 0..ROWS, operand.stride(), &out)
         };
-        let groups =
-            [outputs.div_ceil(OUTPUTS_PER_GROUP) as u32, if gated { OF_ROW as u32 } else { 1 }, ROWS as u32];
+        let groups = [if gated { OF_ROW as u32 } else { 1 }, ROWS as u32];
         let extra = [&table, &choices.memory];
         let to = (&out.memory, Some(groups));
         self.record_product(product, (weights.chunk, None), &operand, &extra, &arguments, to)?;
