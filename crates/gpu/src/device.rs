@@ -24,8 +24,9 @@ pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
 const ANSWER_LIMIT_S: u64 = 60;
 
 /// Dispatches after which a part of a step is submitted, so that the device computes while the rest
-/// is recorded, and no submission lasts long.
-const DISPATCHES_PER_SUBMISSION: usize = 128;
+/// is recorded, and no submission lasts long: few at first, then twice as many each time.
+const FIRST_DISPATCHES: usize = 16;
+const MOST_DISPATCHES: usize = 128;
 
 /// Bind groups that are kept. A model uses some thousand; beyond this all are made again.
 const MAX_BIND_GROUPS: usize = 16 << 10;
@@ -57,6 +58,8 @@ pub(crate) struct Device {
     encoder: Option<CommandEncoder>,
     pass: Option<ComputePass<'static>>,
     dispatches: usize,
+    /// Of the submission that is recorded.
+    most_dispatches: usize,
     /// Tables that kernels read, and how much of them is used.
     tables: Option<(Memory, usize)>,
     staging: Option<wgpu::Buffer>,
@@ -115,6 +118,7 @@ impl Device {
             encoder: None,
             pass: None,
             dispatches: 0,
+            most_dispatches: FIRST_DISPATCHES,
             tables: None,
             staging: None,
             upload_bytes: 0,
@@ -203,6 +207,7 @@ impl Device {
     /// Forgets the tables of the step before.
     pub fn clear_tables(&mut self) -> Result<(), ComputeError> {
         self.submit()?;
+        self.most_dispatches = FIRST_DISPATCHES;
         if let Some((_, used)) = &mut self.tables {
             *used = 0;
         }
@@ -255,7 +260,8 @@ impl Device {
         pass.set_immediates(0, bytemuck::cast_slice(arguments));
         pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
         self.dispatches += 1;
-        if self.dispatches >= DISPATCHES_PER_SUBMISSION {
+        if self.dispatches >= self.most_dispatches {
+            self.most_dispatches = (2 * self.most_dispatches).min(MOST_DISPATCHES);
             self.submit()?;
         }
         Ok(())

@@ -6,9 +6,9 @@ mod product;
 mod tiles;
 
 pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE};
-pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
 #[cfg(test)]
 pub(crate) use product::Shape;
+pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 

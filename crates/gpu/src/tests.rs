@@ -3,6 +3,7 @@
 mod conformance;
 mod families;
 mod refusals;
+mod speed;
 mod translation;
 
 use thunder_collectives::Group;

@@ -1,6 +1,7 @@
-// Column and value of each row's largest number; the first of equal ones. A NaN counts as larger
-// than all numbers: its bits are looked at, as compilers may take comparisons for those of numbers.
-struct Args { width: u32, stride: u32 }
+// Column and value of the largest number of each part of a row; the first of equal ones. A NaN counts
+// as larger than all numbers: its bits are looked at, as compilers may take comparisons for those of
+// numbers.
+struct Args { width: u32, stride: u32, part: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<vec2<u32>>;
@@ -16,11 +17,16 @@ fn key(bits: u32) -> u32 {
 }
 
 @compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
     let source = id.x * args.stride;
+    let end = min((id.y + 1u) * args.part, args.width);
     var best = 0u;
     var column = 0xffffffffu;
-    for (var i = thread; i < args.width; i += 256u) {
+    for (var i = id.y * args.part + thread; i < end; i += 256u) {
         let k = key(x[source + i]);
         if (k > best) { best = k; column = i; }
     }
@@ -40,6 +46,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     }
     if (thread == 0u) {
         let c = min(columns[0], args.width - 1u);
-        out[id.x] = vec2<u32>(c, x[source + c]);
+        out[id.x * groups.y + id.y] = vec2<u32>(c, x[source + c]);
     }
 }

@@ -72,21 +72,24 @@ pub(crate) struct Shape {
 impl Shape {
     /// Measured on an H200: docs/lab/2026-11-24-gpu-decode.md.
     fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+        let bits = format.words().iter().sum::<usize>();
         // Drivers that compute on the CPU take seconds to compile what is unrolled.
         if sum == Sum::Shared {
             return Self { per: 2, unroll: 1, warps: 4 };
         }
-        let (per, unroll, warps) = match (role, batch) {
-            (Role::Plain, 1) => (1, 4, 8),
-            (Role::Plain, _) => (2, 2, 8),
-            (Role::Gated, 1) => (2, 4, 8),
-            (Role::Gated, _) => (2, 1, 8),
-            (Role::ExpertGated | Role::ExpertDown, _) => (2, 2, 4),
+        let (per, unroll, warps) = match (role, input, batch) {
+            (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
+            (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
+            (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
+            (Role::Plain, Input::Bytes, _) => (2, 2, 4),
+            (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
+            (Role::Plain, Input::Pairs, _) => (4, 2, 4),
+            (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
+            (Role::Gated, _, _) => (1, 4, 4),
+            (Role::ExpertGated | Role::ExpertDown, _, _) => (2, 2, 4),
         };
-        // Longer blocks take more registers.
-        let words = format.words().iter().sum::<usize>().next_multiple_of(4);
-        let room = if input == Input::Floats { 2 } else { 4 };
-        Self { per, unroll: unroll.min((room * 4 / words).max(1)), warps }
+        // Numbers of more than 8 bits take more registers.
+        Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
     }
 
     pub fn threads(self) -> usize {

@@ -1,6 +1,6 @@
 // Rows as levels with a scale for each block of 32 columns, after an RMS norm if args.norm is 1.
 // For each block the scale, and the scale times the sum of the levels; then the same sums of its first
-// and its second half. A workgroup takes a row, or without a norm a part of one.
+// and its second half. A workgroup takes 64 blocks of a row: each finds the row's norm for itself.
 struct Args { width: u32, row: u32, x_stride: u32, blocks: u32, eps: f32, norm: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> weight: array<vec4<f32>>;
@@ -8,8 +8,9 @@ var<immediate> args: Args;
 @group(0) @binding(2) var<storage, read_write> levels: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scales: array<vec2<f32>>;
 const THREADS = 512u;
-var<workgroup> sums: array<f32, 512>;
-// Of the blocks of a turn: the bits of the largest magnitude, and the sums of levels of both halves.
+var<workgroup> squares: array<f32, 512>;
+var<workgroup> sums: array<vec4<f32>, 8>;
+// Of a block: the bits of the largest magnitude, and the sums of levels of both halves.
 var<workgroup> largest: array<atomic<u32>, 64>;
 var<workgroup> totals: array<atomic<i32>, 128>;
 
@@ -20,59 +21,49 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let row = args.row + id.x;
     let source = row * args.x_stride;
     let quads = args.blocks * 8u;
-    var factor = 1.0;
-    var first = id.y * THREADS;
-    var end = min(first + THREADS, quads);
+    let quad = id.y * THREADS + thread;
+    if (thread < 64u) { atomicStore(&largest[thread], 0u); }
+    if (thread < 128u) { atomicStore(&totals[thread], 0); }
+    var value = vec4<f32>(0.0);
+    if (quad < quads) { value = x[source + quad]; }
     if (args.norm == 1u) {
-        first = 0u;
-        end = quads;
-        var sum = 0.0;
-        for (var i = thread; i < quads; i += THREADS) { sum += dot(x[source + i], x[source + i]); }
-        sums[thread] = sum;
+        var square = 0.0;
+        for (var i = thread; i < quads; i += THREADS) { square += dot(x[source + i], x[source + i]); }
+        squares[thread] = square;
         workgroupBarrier();
-        var total = 0.0;
         if (thread < 32u) {
-            for (var i = thread; i < THREADS; i += 32u) { total += sums[i]; }
+            var sum = 0.0;
+            for (var i = thread; i < THREADS; i += 32u) { sum += squares[i]; }
+            sums[thread / 4u][thread % 4u] = sum;
         }
+        if (quad < quads) { value = value * weight[quad]; }
         workgroupBarrier();
-        if (thread < 32u) { sums[thread] = total; }
+        var sum = vec4<f32>(0.0);
+        for (var i = 0u; i < 8u; i++) { sum += sums[i]; }
+        value = value / sqrt((sum.x + sum.y + sum.z + sum.w) / f32(args.width) + args.eps);
+    } else {
         workgroupBarrier();
-        sum = 0.0;
-        for (var i = 0u; i < 32u; i++) { sum += sums[i]; }
-        factor = 1.0 / sqrt(sum / f32(args.width) + args.eps);
     }
-    let place = thread / 8u;
+    let block = thread / 8u;
     let half = thread / 4u;
-    for (var turn = first; turn < end; turn += THREADS) {
-        let quad = turn + thread;
-        var value = vec4<f32>(0.0);
-        if (quad < end) {
-            value = x[source + quad];
-            if (args.norm == 1u) { value = value * factor * weight[quad]; }
-        }
-        if (thread < 64u) { atomicStore(&largest[thread], 0u); }
-        if (thread < 128u) { atomicStore(&totals[thread], 0); }
-        workgroupBarrier();
-        // As bits a NaN is larger than all numbers.
-        let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);
-        atomicMax(&largest[place], max(max(bits.x, bits.y), max(bits.z, bits.w)));
-        workgroupBarrier();
-        // What is not finite stays in the scale, and so in every product.
-        let most_bits = atomicLoad(&largest[place]);
-        let most = bitcast<f32>(most_bits);
-        let inverse = select(0.0, MOST / most, most_bits > 0u);
-        let rounded = vec4<i32>(round(value * inverse));
-        atomicAdd(&totals[half], rounded.x + rounded.y + rounded.z + rounded.w);
-        if (quad < end) { store(row, quad, rounded); }
-        workgroupBarrier();
-        if (quad < end && thread % 8u == 0u) {
-            let scale = most / MOST;
-            let low = atomicLoad(&totals[half]);
-            let high = atomicLoad(&totals[half + 1u]);
-            let at = row * args.blocks * 2u + quad / 8u;
-            scales[at] = vec2<f32>(scale, scale * f32(low + high));
-            scales[at + args.blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
-        }
-        workgroupBarrier();
+    // As bits a NaN is larger than all numbers.
+    let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);
+    atomicMax(&largest[block], max(max(bits.x, bits.y), max(bits.z, bits.w)));
+    workgroupBarrier();
+    // What is not finite stays in the scale, and so in every product.
+    let most_bits = atomicLoad(&largest[block]);
+    let most = bitcast<f32>(most_bits);
+    let inverse = select(0.0, MOST / most, most_bits > 0u);
+    let rounded = vec4<i32>(round(value * inverse));
+    atomicAdd(&totals[half], rounded.x + rounded.y + rounded.z + rounded.w);
+    if (quad < quads) { store(row, quad, rounded); }
+    workgroupBarrier();
+    if (quad < quads && thread % 8u == 0u) {
+        let scale = most / MOST;
+        let low = atomicLoad(&totals[half]);
+        let high = atomicLoad(&totals[half + 1u]);
+        let at = row * args.blocks * 2u + quad / 8u;
+        scales[at] = vec2<f32>(scale, scale * f32(low + high));
+        scales[at + args.blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
     }
 }

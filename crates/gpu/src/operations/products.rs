@@ -15,8 +15,8 @@ use crate::proof::Weights;
 /// Rows outside of any step that are taken for a prompt's.
 const MANY_ROWS: usize = 16;
 
-/// Quads of a row that a workgroup of the kernel `quantize` takes at a time.
-const QUANTIZED_QUADS: usize = 512;
+/// Blocks of a row that a workgroup of the kernel `quantize` takes.
+const QUANTIZED_BLOCKS: usize = 64;
 
 /// Input rows as a product takes them.
 pub(crate) struct Operand {
@@ -218,7 +218,7 @@ impl GpuBackend {
             u32::from(norm.is_some()),
         ];
         let buffers = [weight, &x.memory, &levels, &scales];
-        let parts = if norm.is_some() { 1 } else { (blocks * 8).div_ceil(QUANTIZED_QUADS) as u32 };
+        let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
         let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
         self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
         let operand =

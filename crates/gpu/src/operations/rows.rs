@@ -14,6 +14,10 @@ use crate::proof::Weights;
 /// Workgroups of an operation that each thread of may repeat.
 const MAX_GROUPS: usize = 4096;
 
+/// Workgroups that look for the largest number of a row, and threads of each.
+const LARGEST_PARTS: usize = 64;
+const LARGEST_THREADS: usize = 256;
+
 impl GpuBackend {
     pub(super) fn read_rows(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
         let stride = x.stride();
@@ -182,15 +186,25 @@ impl GpuBackend {
             largest.fill(Largest::NONE);
             return Ok(());
         }
-        let bytes = largest.len() * 8;
+        let part = x.width.div_ceil(LARGEST_PARTS).next_multiple_of(LARGEST_THREADS);
+        let parts = x.width.div_ceil(part);
+        let bytes = largest.len() * parts * 8;
         let results = Self::grown(&mut self.device, &mut self.results, bytes, "results")?;
-        let arguments = [x.width as u32, x.stride() as u32];
-        let groups = [largest.len() as u32, 1, 1];
+        let arguments = [x.width as u32, x.stride() as u32, part as u32];
+        let groups = [largest.len() as u32, parts as u32, 1];
         self.device.dispatch(&Kernel::Largest, &[&x.memory, &results], &arguments, groups)?;
         let mut words = std::mem::take(&mut self.words);
-        let read = self.device.read(&results, 0..2 * largest.len(), &mut words);
-        for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2)) {
-            *largest = Largest { column: words[0], value: f32::from_bits(words[1]) };
+        let read = self.device.read(&results, 0..2 * parts * largest.len(), &mut words);
+        for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2 * parts)) {
+            let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
+            let larger = |a: Largest, b: Largest| match (a.value.is_nan(), b.value.is_nan()) {
+                (true, _) => a,
+                (false, true) => b,
+                _ if b.value > a.value => b,
+                _ => a,
+            };
+            let mut pairs = words.chunks_exact(2).map(of);
+            *largest = pairs.next().map_or(Largest::NONE, |first| pairs.fold(first, larger));
         }
         self.words = words;
         read

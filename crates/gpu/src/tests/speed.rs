@@ -1,0 +1,160 @@
+//! How long products take in each shape: what `Shape::of` was chosen by. Run on a real GPU:
+//! `THUNDER_TEST_GPU=0 cargo test --release -p thunder-gpu -- --ignored --nocapture product_shapes`
+
+use std::time::Instant;
+
+use thunder_collectives::Group;
+use thunder_compute::{Activations, Device, Encoding, Float, LinearInput, MatrixSource, RowOrder, Strided};
+
+use super::{backend, device};
+use crate::GpuBackend;
+use crate::backend::FormKey;
+use crate::buffer::Buffer;
+use crate::kernel::{Input, Product, Role, Shape, Sum};
+use crate::matrix::Matrix;
+use crate::operations::products::ProductArguments;
+use crate::proof::Weights;
+
+/// Bytes of matrices that are read in turn: more than any cache holds.
+const BYTES: usize = 400 << 20;
+
+fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> Vec<Matrix> {
+    let mut random = thunder_testing::Random::new(3);
+    let weight = random.bytes(rows * cols * bits / 8);
+    let scales = half::f16::from_f32(0.01).to_le_bytes().repeat(rows * cols / 64);
+    let view = |bytes| Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows };
+    let source = MatrixSource {
+        rows,
+        cols,
+        encoding: Encoding::Affine { bits: bits as u32, group: 64, scales: Float::F16 },
+        weight: view(&weight),
+        scales: Some(view(&scales)),
+        offsets: Some(view(&scales)),
+        row_order: RowOrder::AsStored,
+        first_row: 0,
+        bias: None,
+        pages: None,
+    };
+    let count = (BYTES / weight.len()).clamp(2, 16);
+    (0..count).map(|_| backend.matrix(&[source.clone()]).unwrap()).collect()
+}
+
+/// Microseconds of a dispatch in a chain in which each waits for the one before.
+fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBackend, usize)) -> f64 {
+    let mut run = |backend: &mut GpuBackend, count: usize| {
+        let start = Instant::now();
+        (0..count).for_each(|index| record(backend, index));
+        backend.device.submit().unwrap();
+        backend.device.wait().unwrap();
+        start.elapsed().as_secs_f64() * 1e6
+    };
+    run(backend, 32);
+    let mut times: Vec<f64> = (0..7).map(|_| (run(backend, 320) - run(backend, 64)) / 256.0).collect();
+    times.sort_by(f64::total_cmp);
+    times[3]
+}
+
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn product_shapes() {
+    let Some(found) = device("product_shapes") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let shape = |per, unroll, warps| Shape { per, unroll, warps };
+    let shapes = [
+        shape(1, 2, 8),
+        shape(1, 4, 4),
+        shape(1, 4, 8),
+        shape(1, 4, 16),
+        shape(1, 7, 8),
+        shape(2, 1, 8),
+        shape(2, 2, 4),
+        shape(2, 2, 8),
+        shape(2, 4, 4),
+        shape(2, 4, 8),
+        shape(2, 4, 16),
+        shape(4, 1, 8),
+        shape(4, 2, 4),
+    ];
+    let cases: [(&str, usize, usize, Role, Input); 8] = [
+        ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
+        ("o", 4096, 4096, Role::Plain, Input::Bytes),
+        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes),
+        ("down", 4096, 14336, Role::Plain, Input::Pairs),
+        ("down, floats", 4096, 14336, Role::Plain, Input::Floats),
+        ("vocabulary", 128_256, 4096, Role::Plain, Input::Bytes),
+        ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes),
+        ("1B qkv", 3072, 2048, Role::Plain, Input::Bytes),
+    ];
+    for bits in [4, 8] {
+        for (name, rows, cols, role, input) in cases {
+            if bits == 8 && (name.starts_with("1B") || name == "down, floats") {
+                continue;
+            }
+            let all = matrices(&mut backend, bits, rows, cols);
+            let outputs = if role == Role::Gated { rows / 2 } else { rows };
+            let batches: &[usize] = if name.starts_with("1B") || bits == 8 { &[1] } else { &[1, 4, 16] };
+            for &count in batches {
+                let mut x = backend.buffer(count, cols).unwrap();
+                backend.write(&vec![0.5; count * cols], &mut x).unwrap();
+                let mut out = backend.buffer(count, outputs).unwrap();
+                out.shape(count).unwrap();
+                let best = of_shapes(&mut backend, &all, (role, input), (&x, &out, outputs), &shapes);
+                let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
+                println!("{bits} bits, {name} {rows}x{cols}, {count} rows (at 4480 GB/s {:.1} us):", bytes / 4480e3);
+                for (time, shape) in best.iter().take(5) {
+                    println!("  {time:.2} us {shape:?}");
+                }
+                let usual = Product::new(all[0].chunks[0].format, input, role, Sum::Subgroup, count.min(4));
+                let usual = best.iter().find(|(_, shape)| *shape == usual.shape);
+                println!("  now: {usual:?}");
+            }
+        }
+    }
+    let mut x = backend.buffer(1, 14336).unwrap();
+    backend.write(&vec![0.5; 14336], &mut x).unwrap();
+    let norm = backend.vector(&vec![1.0; 4096]).unwrap();
+    let normed = time(&mut backend, |backend, _| {
+        backend.quantized(&x, 0..1, 128, Input::Bytes, Some((&norm, 1e-5))).unwrap();
+    });
+    let plain = time(&mut backend, |backend, _| {
+        backend.quantized(&x, 0..1, 448, Input::Pairs, None).unwrap();
+    });
+    println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
+}
+
+fn of_shapes(
+    backend: &mut GpuBackend,
+    all: &[Matrix],
+    (role, input): (Role, Input),
+    (x, out, outputs): (&Buffer, &Buffer, usize),
+    shapes: &[Shape],
+) -> Vec<(f64, Shape)> {
+    let rows = x.rows;
+    let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
+    let batch = if rows > 1 { 4 } else { 1 };
+    let key: FormKey = (format, input, role, batch);
+    let weights = Weights { chunk: &all[0].chunks[0], blocks };
+    let proved = backend.form_of(weights, key.1, role, batch).unwrap();
+    assert_eq!(proved, Some(Sum::Subgroup));
+    let mut spare = None;
+    let operand = backend.operand(&LinearInput::Plain(x), 0..rows, blocks, input, &mut spare).unwrap();
+    let mut results = Vec::new();
+    for &shape in shapes {
+        let sums = shape.per * batch * if role == Role::Gated { 2 } else { 1 };
+        if sums > 32 || sums * shape.unroll > 64 {
+            continue;
+        }
+        let product = Product { shape, ..Product::new(format, input, role, Sum::Subgroup, batch) };
+        let each = time(backend, |backend, index| {
+            let chunk = &all[index % all.len()].chunks[0];
+            let weights = Weights { chunk, blocks };
+            let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), out);
+            backend
+                .record_product(product, (chunk, None), &operand, &[], &arguments, (&out.memory, None))
+                .unwrap();
+        });
+        results.push((each, shape));
+    }
+    results.sort_by(|a, b| a.0.total_cmp(&b.0));
+    results
+}
