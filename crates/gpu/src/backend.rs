@@ -1,6 +1,8 @@
 //! The backend: what it keeps between operations, and the tables of a step.
 
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use thunder_collectives::Group;
 use thunder_compute::{Activations, ComputeError, Overlap, Rope, Step};
@@ -9,7 +11,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{Input, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Input, Role, Sum};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 
@@ -42,6 +44,8 @@ pub struct GpuBackend {
     /// Subgroups have 32 lanes, all of them.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
+    /// Whether families that others can stand in for are right.
+    pub(crate) taken: HashMap<Family, bool>,
     /// A proof is under way.
     pub(crate) proving: bool,
     /// Forms that were wrong on this device, and how.
@@ -57,7 +61,7 @@ pub struct GpuBackend {
     pub(crate) results: Option<Memory>,
     /// Bound where a kernel has no use for a buffer.
     pub(crate) nothing: Memory,
-    /// KV heads of query heads, by their table.
+    /// Tables about query heads, by their words.
     pub(crate) kv_heads: HashMap<Vec<u32>, Memory>,
     pub(crate) words: Vec<u32>,
 }
@@ -84,6 +88,17 @@ pub(crate) struct StepTables {
     pub generated: usize,
     /// The largest position of a generated token, and one.
     pub longest: usize,
+    /// Prompts' rows, and where they are in the buffer.
+    pub tiles: Arc<[Tile]>,
+    pub first_tile: u32,
+}
+
+/// Consecutive rows of a prompt.
+#[derive(Debug, Clone)]
+pub(crate) struct Tile {
+    pub rows: Range<usize>,
+    /// Tokens of the sequence up to the last row's.
+    pub end: usize,
 }
 
 /// Cosine and sine of each pair of each row.
@@ -117,6 +132,7 @@ impl GpuBackend {
             config,
             forms: HashMap::new(),
             tiles: HashMap::new(),
+            taken: HashMap::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: false,
@@ -161,6 +177,17 @@ impl GpuBackend {
             let numbers = [sequence.rows.start, sequence.rows.end, sequence.start, sequence.slot];
             words.extend(numbers.map(|number| number as u32));
         }
+        let generated = step.generated();
+        let first_tile = words.len();
+        let mut tiles = Vec::new();
+        for sequence in step.sequences.iter().filter(|s| s.rows.start >= generated) {
+            for first in sequence.rows.clone().step_by(ATTENDED_ROWS) {
+                let rows = first..sequence.rows.end.min(first + ATTENDED_ROWS);
+                let numbers = [first, rows.len(), sequence.position(first), sequence.blocks.start];
+                words.extend(numbers.map(|number| number as u32));
+                tiles.push(Tile { end: sequence.position(rows.end), rows });
+            }
+        }
         let mut tables = Vec::with_capacity(ropes.len());
         for rope in ropes {
             words.resize(words.len().next_multiple_of(2), 0);
@@ -177,7 +204,6 @@ impl GpuBackend {
         for table in &mut tables {
             table.first = (table.first + first) / 2;
         }
-        let generated = step.generated();
         let ends = step.sequences.iter().filter(|s| s.rows.end <= generated).map(|s| s.start + s.rows.len());
         self.step = Some(StepTables {
             memory,
@@ -189,6 +215,8 @@ impl GpuBackend {
             all: step.rows(),
             generated,
             longest: ends.max().unwrap_or(0),
+            tiles: tiles.into(),
+            first_tile: first + first_tile as u32,
         });
         Ok(())
     }

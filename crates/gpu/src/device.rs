@@ -9,8 +9,8 @@ use thunder_compute::ComputeError;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindGroupLayoutDescriptor,
     BindGroupLayoutEntry, BindingType, BufferBindingType, BufferDescriptor, BufferUsages, CommandEncoder,
-    ComputePass, ComputePipeline, ComputePipelineDescriptor, Features, PipelineLayoutDescriptor, PollType,
-    ShaderModuleDescriptor, ShaderSource, ShaderStages,
+    ComputePass, ComputePipeline, ComputePipelineDescriptor, Features, PipelineCompilationOptions,
+    PipelineLayoutDescriptor, PollType, ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
 use crate::adapter::{Found, block_on};
@@ -214,6 +214,19 @@ impl Device {
         Ok(())
     }
 
+    /// Submits what was recorded and takes the tables of the step, for another one to have its own.
+    pub fn take_tables(&mut self) -> Result<Option<(Memory, usize)>, ComputeError> {
+        self.submit()?;
+        Ok(self.tables.take())
+    }
+
+    /// Gives back what [`Self::take_tables`] took.
+    pub fn return_tables(&mut self, tables: Option<(Memory, usize)>) -> Result<(), ComputeError> {
+        self.submit()?;
+        self.tables = tables;
+        Ok(())
+    }
+
     /// Uploads a table for kernels of this step; returns where it is.
     pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
         let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
@@ -375,7 +388,11 @@ impl Device {
             layout: Some(&pipeline_layout),
             module: &module,
             entry_point: Some("main"),
-            compilation_options: Default::default(),
+            // Kernels write what they read of a workgroup's memory.
+            compilation_options: PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
             cache: None,
         });
         self.check().map_err(|error| self.failed(format!("kernel {kernel:?} does not compile: {error}")))?;

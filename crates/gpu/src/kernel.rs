@@ -1,14 +1,18 @@
 //! The kernels: WGSL, and the buffers that each is bound to.
 
 mod attend;
+mod attend_many;
+mod attend_tiles;
 mod decode;
 mod product;
 mod tiles;
 
-pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE};
 #[cfg(test)]
 pub(crate) use product::Shape;
 pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
+pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE, splits_of};
+pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
+pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -43,7 +47,15 @@ pub(crate) enum Kernel {
     Append {
         int8: bool,
     },
+    /// Preparation of queries and keys, and keys and values to the cache.
+    PrepareAppend {
+        int8: bool,
+    },
     Attend(Attend),
+    /// Attention of all heads of a KV head at once, by generated tokens.
+    AttendMany(AttendMany),
+    /// Attention of prompts' rows.
+    AttendTiles(AttendTiles),
     Combine,
     Route,
     ShortConv,
@@ -64,6 +76,13 @@ impl Kernel {
             Self::Product(product) => product.bindings(),
             Self::Tiles(format) => tiles::bindings(*format),
             Self::Attend(attend) => attend.bindings(),
+            Self::AttendMany(many) => many.bindings(),
+            Self::AttendTiles(tiles) => tiles.bindings(),
+            Self::PrepareAppend { int8 } => {
+                let mut all = vec![Read; 4];
+                all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
+                all
+            }
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
@@ -92,8 +111,11 @@ impl Kernel {
             Self::Tiles(format) => tiles::source(*format),
             Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
             Self::Append { int8 } => append(*int8),
+            Self::PrepareAppend { int8 } => prepare_append(*int8),
             Self::Attend(attend) => attend.source(),
-            Self::Combine => include_str!("kernel/combine.wgsl").to_owned(),
+            Self::AttendMany(many) => many.source(),
+            Self::AttendTiles(tiles) => tiles.source(),
+            Self::Combine => attend::combine(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
             Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
@@ -117,12 +139,16 @@ impl Kernel {
             Self::Prepare,
             Self::Append { int8: false },
             Self::Append { int8: true },
+            Self::PrepareAppend { int8: false },
+            Self::PrepareAppend { int8: true },
             Self::Combine,
             Self::Route,
             Self::ShortConv,
             Self::DeltaRule,
             Self::NormGated,
         ];
+        all.extend(AttendMany::all().map(Self::AttendMany));
+        all.extend(AttendTiles::all().map(Self::AttendTiles));
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
@@ -205,4 +231,16 @@ fn append(int8: bool) -> String {
         ),
     };
     include_str!("kernel/append.wgsl").replace("$SCALES", scales).replace("$STORE", store)
+}
+
+fn prepare_append(int8: bool) -> String {
+    let (scales, store) = match int8 {
+        false => ("", include_str!("kernel/prepare_append_f16.wgsl")),
+        true => (
+            "@group(0) @binding(7) var<storage, read_write> key_scales: array<f32>;
+@group(0) @binding(8) var<storage, read_write> value_scales: array<f32>;",
+            include_str!("kernel/prepare_append_int8.wgsl"),
+        ),
+    };
+    include_str!("kernel/prepare_append.wgsl").replace("$SCALES", scales).replace("$STORE", store)
 }

@@ -1,5 +1,7 @@
 //! The operations of [`Backend`], each in a file of its kind.
 
+mod attend;
+mod attend_many;
 mod attention;
 mod device;
 pub(crate) mod experts;
@@ -167,6 +169,20 @@ impl Backend for GpuBackend {
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
+        self.attend_heads(spec, rows, qkv, (caches, cache), out)
+    }
+
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &mut Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.prepare_and_append(spec, rows.clone(), qkv, (caches, cache))?;
         self.attend_heads(spec, rows, qkv, (caches, cache), out)
     }
 

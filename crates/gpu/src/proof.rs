@@ -4,6 +4,7 @@
 //! kernels have one form: if it is wrong, the device is refused ([`families`]). What was proved is
 //! remembered by adapter, driver and the kernels' text ([`memory`]).
 
+mod attend;
 mod families;
 pub(crate) mod memory;
 mod products;
@@ -11,7 +12,7 @@ mod products;
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
-use crate::kernel::{Attend, Kernel};
+use crate::kernel::{Attend, AttendMany, AttendTiles, Kernel};
 pub(crate) use products::Weights;
 
 /// Kernels that are proved together, when a model first needs one of them.
@@ -21,6 +22,10 @@ pub(crate) enum Family {
     Rows,
     /// Attention over keys and values, or over compressed vectors.
     Tokens { latent: bool, int8: bool },
+    /// Attention of all query heads of a KV head.
+    Many(AttendMany),
+    /// Attention of prompts' rows.
+    Tiles(AttendTiles),
     /// The router.
     Experts,
     /// The delta rule.
@@ -41,8 +46,12 @@ impl Family {
             ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });
-                vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine]
+                let mut all = vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine];
+                all.extend((!latent).then_some(Kernel::PrepareAppend { int8 }));
+                all
             }
+            Self::Many(form) => vec![Kernel::AttendMany(form)],
+            Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
             Self::Experts => vec![Kernel::Route],
             Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
         }
@@ -67,6 +76,46 @@ impl GpuBackend {
             }
             Err(reason) => Err(self.refused(&format!("{family:?}"), &reason)),
         }
+    }
+
+    /// Whether a family that another can stand in for is right: proved now, if it was not before.
+    /// May be called within a step.
+    pub(crate) fn takes(&mut self, family: Family) -> Result<bool, ComputeError> {
+        // Only the family to be proved has a form for a proof's data.
+        if self.proving {
+            return Ok(true);
+        }
+        if let Some(right) = self.taken.get(&family) {
+            return Ok(*right);
+        }
+        let kernels = family.kernels();
+        let right = self.proofs.is_proved(&kernels) || {
+            let (step, tables) = (self.step.take(), self.device.take_tables()?);
+            self.proving = true;
+            let outcome = families::check(self, family);
+            self.proving = false;
+            self.device.return_tables(tables)?;
+            self.step = step;
+            match outcome? {
+                Ok(()) => {
+                    self.proofs.note(&kernels);
+                    true
+                }
+                Err(reason) => {
+                    self.refuse(&format!("{family:?}"), &reason);
+                    false
+                }
+            }
+        };
+        self.taken.insert(family, right);
+        Ok(right)
+    }
+
+    /// Notes a form that is wrong.
+    fn refuse(&mut self, kernel: &str, reason: &str) {
+        let device = &self.device.name;
+        tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
+        self.refusals.push(format!("{kernel}: {reason}"));
     }
 
     /// Proves what a cache's operations use.

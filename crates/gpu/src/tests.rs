@@ -1,5 +1,7 @@
 //! Tests on a software driver (Mesa's llvmpipe), or on the GPU that `THUNDER_TEST_GPU` numbers.
 
+mod attention;
+mod attention_speed;
 mod conformance;
 mod families;
 mod refusals;

@@ -17,6 +17,29 @@ pub(crate) const MAX_VALUE: usize = 512;
 
 const THREADS: usize = 128;
 
+/// Tokens of a split of a row's attention, at least.
+const SPLIT_TOKENS: usize = 64;
+/// Splits of a row. A window may begin inside of a split, which makes one more.
+const SPLITS: usize = 32;
+
+/// Splits at most of rows that attend to at most `longest` tokens, and to no more than `window`.
+pub(crate) fn splits_of(longest: usize, window: Option<usize>) -> usize {
+    let attended = window.unwrap_or(longest).min(longest);
+    attended.div_ceil(SPLIT_TOKENS).min(SPLITS) + usize::from(attended < longest)
+}
+
+/// Puts the rule of splits into a kernel.
+pub(super) fn with_split(text: &str) -> String {
+    let rule = include_str!("split.wgsl")
+        .replace("$LEAST", &SPLIT_TOKENS.to_string())
+        .replace("$SPLITS", &SPLITS.to_string());
+    text.replace("$SPLIT", &rule)
+}
+
+pub(super) fn combine() -> String {
+    with_split(include_str!("combine.wgsl"))
+}
+
 impl Attend {
     pub fn bindings(self) -> Vec<Access> {
         let mut all = vec![Access::Read; 7];
@@ -46,7 +69,7 @@ impl Attend {
     }
 
     pub fn source(self) -> String {
-        let text = include_str!("attend.wgsl");
+        let text = with_split(include_str!("attend.wgsl"));
         let text = text.replace("$SCALES", if self.int8 { SCALES } else { "" });
         let text = text.replace("$QUERY", if self.latent { QUERY_LATENT } else { QUERY });
         let words = 0..self.words_of_thread();

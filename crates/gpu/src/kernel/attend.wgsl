@@ -1,12 +1,12 @@
 // Attention of a query head of a row to the tokens of its sequence, or to a split of them: a
-// workgroup visits blocks of 32 tokens by their position. With one split the result goes to `out`,
+// workgroup visits blocks of 32 tokens by their position. Without splits the result goes to `out`,
 // else the split's maximum, sum and weighted values.
 struct Args {
     row: u32, q_stride: u32, q_first: u32, q_head_stride: u32,
     first_dim: u32, second_dim: u32, first_words: u32, second_words: u32,
     out_stride: u32, out_first: u32, out_dim: u32, kv_heads: u32,
     table: u32, blocks: u32, window: u32, splits: u32,
-    split_tokens: u32, heads: u32, sinks: u32, absorbed_stride: u32,
+    heads: u32, sinks: u32, absorbed_stride: u32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
@@ -25,7 +25,7 @@ var<workgroup> query: array<f32, 1032>;
 var<workgroup> partial: array<f32, 128>;
 var<workgroup> scores: array<f32, 32>;
 var<workgroup> weights: array<f32, 32>;
-
+$SPLIT
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let head = id.x;
@@ -34,8 +34,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let position = tables[args.table + row * 4u];
     let blocks = args.blocks + tables[args.table + row * 4u + 1u];
     let visible = select(0u, max(position + 1u, args.window) - args.window, args.window > 0u);
-    let start = max(visible, id.z * args.split_tokens);
-    let end = select(position + 1u, min(position + 1u, (id.z + 1u) * args.split_tokens), args.splits > 1u);
+    var start = visible;
+    var end = position + 1u;
+    if (args.splits > 0u) {
+        let size = tokens_of_split(visible, end);
+        let split = visible / size + id.z;
+        start = max(visible, split * size);
+        end = min(end, (split + 1u) * size);
+    }
     let padded = (args.first_dim + 3u) / 4u * 4u;
     for (var i = thread; i < 1032u; i += 128u) { query[i] = 0.0; }
     workgroupBarrier();
@@ -71,7 +77,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             $VALUE
         }
     }
-    if (args.splits > 1u) {
+    if (args.splits > 0u) {
         let at = ((id.y * args.heads + head) * args.splits + id.z) * args.out_stride;
         if (thread == 0u) {
             out[at] = most;

@@ -1,22 +1,15 @@
-//! Attention over caches of tokens.
+//! What comes before attention: queries and keys are prepared, keys and values go to the cache.
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
+use thunder_compute::{AttentionSpec, LatentSpec};
 
 use super::Outcome;
 use super::rows::fits;
 use crate::backend::{GpuBackend, StepTables};
-use crate::buffer::{Buffer, Memory, Vector};
+use crate::buffer::{Buffer, Vector};
 use crate::caches::{Caches, Vectors};
-use crate::kernel::{Attend, Kernel, MAX_KEY};
-
-/// Tokens of a split of a generated token's attention. A split begins at a multiple, so results do
-/// not depend on the batch. Prompts' rows have one split.
-const SPLIT_TOKENS: usize = 256;
-
-/// Bytes of splits at most. More rows than fit are attended in turns.
-const MAX_SPLIT_BYTES: usize = 64 << 20;
+use crate::kernel::{Kernel, MAX_KEY};
 
 /// Heads of rows to prepare in place.
 struct Heads<'a> {
@@ -29,22 +22,6 @@ struct Heads<'a> {
     rotate_from: usize,
     scale: f32,
     temperature: Option<(f32, usize)>,
-}
-
-/// What queries attend to, and where results go.
-struct Attention<'a> {
-    caches: (&'a Caches, usize),
-    latent: bool,
-    queries: &'a Buffer,
-    q_first: usize,
-    q_head_stride: usize,
-    absorbed: Option<&'a Buffer>,
-    kv_heads: Vec<u32>,
-    sinks: Option<&'a Vector>,
-    window: usize,
-    out: &'a Buffer,
-    out_first: usize,
-    out_dim: usize,
 }
 
 impl GpuBackend {
@@ -182,174 +159,48 @@ impl GpuBackend {
         self.append_vectors(rows, (qkv, spec.value_column(0)), heads, values)
     }
 
-    pub(super) fn attend_heads(
+    /// [`Self::prepare_heads_of`] and [`Self::append_heads`] at once. Keys stay unprepared in `qkv`.
+    pub(super) fn prepare_and_append(
         &mut self,
         spec: &AttentionSpec<Vector>,
         rows: Range<usize>,
         qkv: &Buffer,
-        caches: (&Caches, usize),
-        out: &Buffer,
+        (caches, cache): (&Caches, usize),
     ) -> Outcome {
-        let mut kv_heads = vec![0; spec.heads()];
-        for (kv_head, queries) in spec.queries_of.iter().enumerate() {
-            kv_heads[queries.clone()].fill(kv_head as u32);
-        }
-        let attention = Attention {
-            caches,
-            latent: false,
-            queries: qkv,
-            q_first: 0,
-            q_head_stride: spec.key_dim,
-            absorbed: None,
-            kv_heads,
-            sinks: spec.sinks.as_ref(),
-            window: spec.window.unwrap_or(0),
-            out,
-            out_first: spec.out_column,
-            out_dim: spec.value_dim,
-        };
-        self.attend_all(rows, &attention)
-    }
-
-    pub(super) fn attend_compressed(
-        &mut self,
-        spec: &LatentSpec<Vector>,
-        rows: Range<usize>,
-        [absorbed, queries]: [&Buffer; 2],
-        caches: (&Caches, usize),
-        out: &Buffer,
-    ) -> Outcome {
-        let attention = Attention {
-            caches,
-            latent: true,
-            queries,
-            q_first: spec.plain,
-            q_head_stride: spec.query_dim(),
-            absorbed: Some(absorbed),
-            kv_heads: vec![0; spec.heads],
-            sinks: None,
-            window: 0,
-            out,
-            out_first: 0,
-            out_dim: spec.rank,
-        };
-        self.attend_all(rows, &attention)
-    }
-
-    /// Generated tokens' rows in splits, prompts' in one.
-    fn attend_all(&mut self, rows: Range<usize>, attention: &Attention<'_>) -> Outcome {
+        fits("the width of a head", spec.key_dim.max(spec.value_dim), MAX_KEY, "at most 1024")?;
         let tables = self.tables()?;
-        let heads = attention.kv_heads.len();
-        if heads == 0 || rows.is_empty() {
-            return Ok(());
-        }
-        let kv_of = self.table_of_heads(&attention.kv_heads)?;
-        let generated = rows.start..rows.end.min(tables.generated);
-        let splits = tables.longest.div_ceil(SPLIT_TOKENS);
-        if splits > 1 && !generated.is_empty() {
-            let row_bytes = heads * splits * (attention.out_dim + 2) * 4;
-            let turn = (MAX_SPLIT_BYTES / row_bytes).max(1);
-            for first in generated.clone().step_by(turn) {
-                let rows = first..generated.end.min(first + turn);
-                let bytes = rows.len() * row_bytes;
-                let parts = Self::grown(&mut self.device, &mut self.parts, bytes, "splits of attention")?;
-                self.attend_rows(&tables, rows.clone(), attention, (&kv_of, &parts), splits)?;
-                self.combine(&tables, rows, attention, &parts, splits)?;
-            }
-        } else if !generated.is_empty() {
-            self.attend_rows(&tables, generated, attention, (&kv_of, &attention.out.memory), 1)?;
-        }
-        let prompts = rows.start.max(tables.generated)..rows.end;
-        if prompts.is_empty() {
-            return Ok(());
-        }
-        self.attend_rows(&tables, prompts, attention, (&kv_of, &attention.out.memory), 1)
-    }
-
-    fn attend_rows(
-        &mut self,
-        tables: &StepTables,
-        rows: Range<usize>,
-        attention: &Attention<'_>,
-        (kv_of, out): (&Memory, &Memory),
-        splits: usize,
-    ) -> Outcome {
-        let (caches, cache) = attention.caches;
-        let (kv_heads, first, second) = caches.tokens(cache);
-        let heads = attention.kv_heads.len();
-        let out_stride = if splits > 1 { attention.out_dim + 2 } else { attention.out.stride() };
+        let (kv_heads, keys, values) = caches.tokens(cache);
+        let rope = spec.rope.map(|rope| tables.ropes[rope]);
+        let norm = spec.qk_norm.as_ref();
+        let (beta, original) = spec.temperature.unwrap_or((0.0, 0));
         let arguments = [
-            rows.start,
-            attention.queries.stride(),
-            attention.q_first,
-            attention.q_head_stride,
-            first.width,
-            second.width,
-            first.words,
-            second.words,
-            out_stride,
-            attention.out_first,
-            attention.out_dim,
-            kv_heads,
-            tables.rows as usize,
-            tables.blocks as usize,
-            attention.window,
-            splits,
-            SPLIT_TOKENS,
-            heads,
-            usize::from(attention.sinks.is_some()),
-            attention.absorbed.map_or(0, Buffer::stride),
-        ]
-        .map(|number| number as u32);
-        let absorbed = attention.absorbed.map_or(&self.nothing, |absorbed| &absorbed.memory);
-        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
-        let queries = &attention.queries.memory;
+            rows.start as u32,
+            qkv.stride() as u32,
+            spec.heads() as u32,
+            kv_heads as u32,
+            spec.key_dim as u32,
+            spec.value_dim as u32,
+            keys.words as u32,
+            values.words as u32,
+            u32::from(norm.is_some()),
+            norm.map_or(0, |norm| norm.eps.to_bits()),
+            rope.map_or(0, |rope| rope.pairs),
+            rope.map_or(0, |rope| u32::from(rope.interleaved)),
+            rope.map_or(0, |rope| rope.first),
+            tables.rows,
+            tables.blocks,
+            spec.scale.to_bits(),
+            beta.to_bits(),
+            original as u32,
+        ];
+        let [query_norm, key_norm] =
+            norm.map_or([&self.nothing; 2], |norm| [&norm.query.memory, &norm.key.memory]);
         let mut buffers =
-            vec![&tables.memory, queries, absorbed, kv_of, sinks, &first.data, &second.data, out];
-        buffers.extend(&first.scales);
-        buffers.extend(&second.scales);
-        let int8 = caches.format == KvFormat::Int8;
-        let kernel = Kernel::Attend(Attend { latent: attention.latent, int8 });
-        let groups = [heads as u32, rows.len() as u32, splits as u32];
+            vec![&tables.memory, &tables.memory, query_norm, key_norm, &qkv.memory, &keys.data, &values.data];
+        buffers.extend(&keys.scales);
+        buffers.extend(&values.scales);
+        let kernel = Kernel::PrepareAppend { int8: keys.scales.is_some() };
+        let groups = [rows.len() as u32, (spec.heads() + 2 * kv_heads) as u32, 1];
         self.device.dispatch(&kernel, &buffers, &arguments, groups)
-    }
-
-    fn combine(
-        &mut self,
-        tables: &StepTables,
-        rows: Range<usize>,
-        attention: &Attention<'_>,
-        parts: &Memory,
-        splits: usize,
-    ) -> Outcome {
-        let heads = attention.kv_heads.len();
-        let arguments = [
-            rows.start,
-            heads,
-            splits,
-            SPLIT_TOKENS,
-            attention.out_dim + 2,
-            attention.out.stride(),
-            attention.out_first,
-            attention.out_dim,
-            tables.rows as usize,
-            attention.window,
-            usize::from(attention.sinks.is_some()),
-        ]
-        .map(|number| number as u32);
-        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
-        let buffers = [&tables.memory, sinks, parts, &attention.out.memory];
-        let groups = [heads as u32, rows.len() as u32, 1];
-        self.device.dispatch(&Kernel::Combine, &buffers, &arguments, groups)
-    }
-
-    /// The KV head of each query head, on the device.
-    fn table_of_heads(&mut self, kv_heads: &[u32]) -> Result<Memory, ComputeError> {
-        if let Some(memory) = self.kv_heads.get(kv_heads) {
-            return Ok(memory.clone());
-        }
-        let memory = self.device.filled(kv_heads, "a table of heads")?;
-        self.kv_heads.insert(kv_heads.to_vec(), memory.clone());
-        Ok(memory)
     }
 }

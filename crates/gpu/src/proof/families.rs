@@ -8,8 +8,9 @@ use thunder_compute::{
     Step,
 };
 
-use super::{Family, Numbers, compare};
+use super::{Family, Numbers, attend, compare};
 use crate::backend::GpuBackend;
+use crate::kernel::{AttendMany, AttendTiles};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
@@ -23,6 +24,13 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         // What numbers of the cache cost.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
+        Family::Many(AttendMany { int8, .. }) | Family::Tiles(AttendTiles { int8, .. }) => {
+            if int8 {
+                3e-2
+            } else {
+                3e-3
+            }
+        }
     };
     Ok(found.iter().zip(&expected).try_for_each(|(found, expected)| compare(found, expected, limit)))
 }
@@ -33,22 +41,32 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Rows => rows(backend),
         Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
         Family::Tokens { latent: true, int8 } => latent(backend, format(int8)),
+        Family::Many(form) => attend::many(backend, form),
+        Family::Tiles(form) => attend::tiles(backend, form),
         Family::Experts => route(backend),
         Family::State => recurrence(backend),
     }
 }
 
-fn format(int8: bool) -> KvFormat {
+pub(super) fn format(int8: bool) -> KvFormat {
     if int8 { KvFormat::Int8 } else { KvFormat::F16 }
 }
 
-fn filled<B: Backend>(backend: &mut B, values: &[f32], width: usize) -> Result<B::Buffer, ComputeError> {
+pub(super) fn filled<B: Backend>(
+    backend: &mut B,
+    values: &[f32],
+    width: usize,
+) -> Result<B::Buffer, ComputeError> {
     let mut buffer = backend.buffer(values.len() / width, width)?;
     backend.write(values, &mut buffer)?;
     Ok(buffer)
 }
 
-fn read<B: Backend>(backend: &mut B, x: &B::Buffer, rows: usize) -> Result<Vec<f32>, ComputeError> {
+pub(super) fn read<B: Backend>(
+    backend: &mut B,
+    x: &B::Buffer,
+    rows: usize,
+) -> Result<Vec<f32>, ComputeError> {
     let (_, width) = backend.extent(x);
     let mut values = vec![0.0; rows * width];
     backend.read(x, 0..rows, &mut values)?;
@@ -113,7 +131,7 @@ fn steps() -> Vec<Step> {
     all
 }
 
-fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
+pub(super) fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
     CacheShape { format, caches: vec![cache], blocks: 2 * TOKENS.div_ceil(KV_BLOCK_TOKENS) + 2, slots: 2 }
 }
 
@@ -128,7 +146,11 @@ fn last_rows<B: Backend>(backend: &mut B, x: &B::Buffer, step: &Step) -> Result<
 
 fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut results = Vec::new();
-    for (key_dim, value_dim, window, with_all) in [(16, 12, None, true), (12, 16, Some(290), false)] {
+    // Widths that the families which share keys and values do not take.
+    let cases = [(16, 12, None, true), (12, 16, Some(290), false)];
+    for ((key_dim, value_dim, window, with_all), fused) in
+        cases.into_iter().zip([false, true]).chain(cases.into_iter().zip([true, false]))
+    {
         let mut numbers = Numbers(2);
         let spec = AttentionSpec {
             key_dim,
@@ -155,9 +177,14 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
             let mut out = filled(backend, &vec![0.0; step.rows() * outputs], outputs)?;
             let rows = 0..step.rows();
             backend.begin(&step, std::slice::from_ref(&rope))?;
-            backend.prepare_heads(&spec, &step, rows.clone(), &mut qkv)?;
-            backend.append(&spec, &step, rows.clone(), &qkv, (&mut caches, 0))?;
-            backend.attend(&spec, &step, rows, &qkv, (&mut caches, 0), &mut out)?;
+            let cache = (&mut caches, 0);
+            if fused {
+                backend.attention(&spec, &step, rows, &mut qkv, cache, &mut out)?;
+            } else {
+                backend.prepare_heads(&spec, &step, rows.clone(), &mut qkv)?;
+                backend.append(&spec, &step, rows.clone(), &qkv, (&mut *cache.0, 0))?;
+                backend.attend(&spec, &step, rows, &qkv, cache, &mut out)?;
+            }
             results.push(last_rows(backend, &out, &step)?);
         }
     }

@@ -202,13 +202,6 @@ impl GpuBackend {
         Ok(found)
     }
 
-    /// Notes a form that is wrong.
-    fn refuse(&mut self, kernel: &str, reason: &str) {
-        let device = &self.device.name;
-        tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
-        self.refusals.push(format!("{kernel}: {reason}"));
-    }
-
     fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
         let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
         match self.forms.get(&(format, input, role, batch)) {

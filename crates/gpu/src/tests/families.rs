@@ -4,6 +4,7 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
+use crate::kernel::{AttendMany, AttendTiles};
 use crate::proof::Family;
 
 #[test]
@@ -17,4 +18,17 @@ fn every_family_of_kernels_is_proved() {
         wrong.extend(backend.prove(family).err().map(|error| error.to_string()));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn attention_that_shares_keys_and_values_is_proved() {
+    let Some(found) = device("attention_that_shares_keys_and_values_is_proved") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let long = thunder_testing::is_long();
+    let many = AttendMany::all().filter(|form| long || form.units == 16 || form.heads == 1);
+    let tiles = AttendTiles::all().filter(|form| long || form.columns <= 128);
+    for family in many.map(Family::Many).chain(tiles.map(Family::Tiles)) {
+        backend.takes(family).unwrap();
+    }
+    assert!(backend.refusals().is_empty(), "{:#?}", backend.refusals());
 }

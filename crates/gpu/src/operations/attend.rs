@@ -1,0 +1,261 @@
+//! Attention over caches of tokens.
+
+use std::ops::Range;
+
+use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
+
+use super::Outcome;
+use crate::backend::{GpuBackend, StepTables};
+use crate::buffer::{Buffer, Memory, Vector};
+use crate::caches::Caches;
+use crate::kernel::{Attend, Kernel, splits_of};
+
+/// Bytes of splits at most. More rows than fit are attended in turns.
+const MAX_SPLIT_BYTES: usize = 64 << 20;
+
+/// Multiplications and additions of a dispatch at most, so that no dispatch takes long: a tenth of a
+/// second on a GPU that does 700 billion a second.
+pub(super) const MAX_DISPATCH_WORK: usize = 64 << 30;
+
+/// Work of a dispatch from which on it is submitted by itself.
+pub(super) const MUCH_WORK: usize = 16 << 30;
+
+/// What queries attend to, and where results go.
+pub(super) struct Attention<'a> {
+    pub caches: (&'a Caches, usize),
+    pub latent: bool,
+    pub queries: &'a Buffer,
+    pub q_first: usize,
+    pub q_head_stride: usize,
+    pub absorbed: Option<&'a Buffer>,
+    /// The KV head of each query head, ascending.
+    pub kv_heads: Vec<u32>,
+    pub sinks: Option<&'a Vector>,
+    pub window: Option<usize>,
+    pub out: &'a Buffer,
+    pub out_first: usize,
+    pub out_dim: usize,
+}
+
+impl Attention<'_> {
+    pub fn int8(&self) -> bool {
+        self.caches.0.format == KvFormat::Int8
+    }
+
+    /// Widths of keys and values that kernels for heads can take; `None` for compressed vectors.
+    pub fn widths(&self) -> Option<[usize; 2]> {
+        let (_, keys, values) = self.caches.0.tokens(self.caches.1);
+        (!self.latent).then_some([keys.width, values.width])
+    }
+
+    /// Multiplications and additions of a row that attends to `tokens`.
+    pub fn work(&self, tokens: usize) -> usize {
+        let (_, first, second) = self.caches.0.tokens(self.caches.1);
+        let width = first.width + if self.latent { first.width + second.width } else { second.width };
+        2 * self.kv_heads.len() * width * self.window.map_or(tokens, |window| window.min(tokens))
+    }
+}
+
+impl GpuBackend {
+    pub(super) fn attend_heads(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        caches: (&Caches, usize),
+        out: &Buffer,
+    ) -> Outcome {
+        let mut kv_heads = vec![0; spec.heads()];
+        for (kv_head, queries) in spec.queries_of.iter().enumerate() {
+            kv_heads[queries.clone()].fill(kv_head as u32);
+        }
+        let attention = Attention {
+            caches,
+            latent: false,
+            queries: qkv,
+            q_first: 0,
+            q_head_stride: spec.key_dim,
+            absorbed: None,
+            kv_heads,
+            sinks: spec.sinks.as_ref(),
+            window: spec.window,
+            out,
+            out_first: spec.out_column,
+            out_dim: spec.value_dim,
+        };
+        self.attend_all(rows, &attention)
+    }
+
+    pub(super) fn attend_compressed(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        rows: Range<usize>,
+        [absorbed, queries]: [&Buffer; 2],
+        caches: (&Caches, usize),
+        out: &Buffer,
+    ) -> Outcome {
+        let attention = Attention {
+            caches,
+            latent: true,
+            queries,
+            q_first: spec.plain,
+            q_head_stride: spec.query_dim(),
+            absorbed: Some(absorbed),
+            kv_heads: vec![0; spec.heads],
+            sinks: None,
+            window: None,
+            out,
+            out_first: 0,
+            out_dim: spec.rank,
+        };
+        self.attend_all(rows, &attention)
+    }
+
+    /// Generated tokens' rows in splits, prompts' in one.
+    fn attend_all(&mut self, rows: Range<usize>, attention: &Attention<'_>) -> Outcome {
+        let tables = self.tables()?;
+        if attention.kv_heads.is_empty() || rows.is_empty() {
+            return Ok(());
+        }
+        self.attend_generated(&tables, rows.start..rows.end.min(tables.generated), attention)?;
+        self.attend_prompts(&tables, rows.start.max(tables.generated)..rows.end, attention)
+    }
+
+    fn attend_generated(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+    ) -> Outcome {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let many = self.many_for(attention)?;
+        let splits = splits_of(tables.longest, attention.window);
+        let row_bytes = attention.kv_heads.len() * splits * (attention.out_dim + 2) * 4;
+        let turn = (MAX_SPLIT_BYTES / row_bytes.max(1)).max(1);
+        for first in rows.clone().step_by(turn) {
+            let rows = first..rows.end.min(first + turn);
+            let bytes = rows.len() * row_bytes;
+            let parts = Self::grown(&mut self.device, &mut self.parts, bytes, "splits of attention")?;
+            match many {
+                Some(form) => self.attend_many(form, tables, rows.clone(), attention, (&parts, splits))?,
+                None => self.attend_rows(tables, rows.clone(), attention, &parts, splits)?,
+            }
+            self.combine(tables, rows, attention, &parts, splits)?;
+        }
+        Ok(())
+    }
+
+    fn attend_prompts(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+    ) -> Outcome {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        if let Some(form) = self.tiles_for(attention)? {
+            return self.attend_tiles(form, tables, rows, attention);
+        }
+        let longest = tables.tiles.iter().map(|tile| tile.end).max().unwrap_or(0);
+        let work = attention.work(longest).max(1);
+        let turn = (MUCH_WORK / work).max(1);
+        for first in rows.clone().step_by(turn) {
+            let rows = first..rows.end.min(first + turn);
+            let is_much = rows.len() == turn;
+            self.attend_rows(tables, rows, attention, &attention.out.memory, 0)?;
+            if is_much {
+                self.device.submit()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attends by one head of a row in a workgroup: to `splits` parts, or with none of them to rows.
+    fn attend_rows(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+        out: &Memory,
+        splits: usize,
+    ) -> Outcome {
+        let (caches, cache) = attention.caches;
+        let (kv_heads, first, second) = caches.tokens(cache);
+        let heads = attention.kv_heads.len();
+        let out_stride = if splits > 0 { attention.out_dim + 2 } else { attention.out.stride() };
+        let arguments = [
+            rows.start,
+            attention.queries.stride(),
+            attention.q_first,
+            attention.q_head_stride,
+            first.width,
+            second.width,
+            first.words,
+            second.words,
+            out_stride,
+            attention.out_first,
+            attention.out_dim,
+            kv_heads,
+            tables.rows as usize,
+            tables.blocks as usize,
+            attention.window.unwrap_or(0),
+            splits,
+            heads,
+            usize::from(attention.sinks.is_some()),
+            attention.absorbed.map_or(0, Buffer::stride),
+        ]
+        .map(|number| number as u32);
+        let kv_of = self.table_of_heads(&attention.kv_heads)?;
+        let absorbed = attention.absorbed.map_or(&self.nothing, |absorbed| &absorbed.memory);
+        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+        let queries = &attention.queries.memory;
+        let mut buffers =
+            vec![&tables.memory, queries, absorbed, &kv_of, sinks, &first.data, &second.data, out];
+        buffers.extend(&first.scales);
+        buffers.extend(&second.scales);
+        let kernel = Kernel::Attend(Attend { latent: attention.latent, int8: attention.int8() });
+        let groups = [heads as u32, rows.len() as u32, splits.max(1) as u32];
+        self.device.dispatch(&kernel, &buffers, &arguments, groups)
+    }
+
+    fn combine(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+        parts: &Memory,
+        splits: usize,
+    ) -> Outcome {
+        let heads = attention.kv_heads.len();
+        let arguments = [
+            rows.start,
+            heads,
+            splits,
+            attention.out_dim + 2,
+            attention.out.stride(),
+            attention.out_first,
+            attention.out_dim,
+            tables.rows as usize,
+            attention.window.unwrap_or(0),
+            usize::from(attention.sinks.is_some()),
+        ]
+        .map(|number| number as u32);
+        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+        let buffers = [&tables.memory, sinks, parts, &attention.out.memory];
+        let groups = [heads as u32, rows.len() as u32, 1];
+        self.device.dispatch(&Kernel::Combine, &buffers, &arguments, groups)
+    }
+
+    /// A table about query heads, on the device.
+    pub(super) fn table_of_heads(&mut self, table: &[u32]) -> Result<Memory, ComputeError> {
+        if let Some(memory) = self.kv_heads.get(table) {
+            return Ok(memory.clone());
+        }
+        let memory = self.device.filled(table, "a table of heads")?;
+        self.kv_heads.insert(table.to_vec(), memory.clone());
+        Ok(memory)
+    }
+}

@@ -1,0 +1,149 @@
+//! Attention by kernels that share keys and values: among the query heads of a KV head, or among the
+//! rows of a prompt.
+
+use std::ops::Range;
+
+use thunder_compute::ComputeError;
+
+use super::Outcome;
+use super::attend::{Attention, MAX_DISPATCH_WORK, MUCH_WORK};
+use crate::backend::{GpuBackend, StepTables};
+use crate::buffer::Memory;
+use crate::kernel::{ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Kernel, UNIT};
+use crate::proof::Family;
+
+/// Ends a group's entry. It is no KV head, so no table of groups is one of KV heads.
+const END_OF_ENTRY: u32 = u32::MAX;
+
+/// Query heads of each KV head, in groups of at most a form's: KV head, first query head, count.
+fn groups(kv_heads: &[u32]) -> impl Iterator<Item = [usize; 3]> {
+    let most = HEADS[HEADS.len() - 1];
+    let mut first = 0;
+    kv_heads.chunk_by(|a, b| a == b).flat_map(move |chunk| {
+        let begin = first;
+        first += chunk.len();
+        let kv_head = chunk[0] as usize;
+        (0..chunk.len()).step_by(most).map(move |at| [kv_head, begin + at, (chunk.len() - at).min(most)])
+    })
+}
+
+impl GpuBackend {
+    /// The form for a KV head's query heads, if there is one and it is right.
+    pub(super) fn many_for(&mut self, attention: &Attention<'_>) -> Result<Option<AttendMany>, ComputeError> {
+        let Some(widths) = attention.widths() else { return Ok(None) };
+        let most = groups(&attention.kv_heads).map(|[.., count]| count).max().unwrap_or(0);
+        let Some(form) = AttendMany::of(most, widths, attention.int8()) else { return Ok(None) };
+        Ok(self.takes(Family::Many(form))?.then_some(form))
+    }
+
+    /// The form for prompts' rows, if there is one and it is right.
+    pub(super) fn tiles_for(
+        &mut self,
+        attention: &Attention<'_>,
+    ) -> Result<Option<AttendTiles>, ComputeError> {
+        let Some(widths) = attention.widths() else { return Ok(None) };
+        let Some(form) = AttendTiles::of(widths, attention.int8()) else { return Ok(None) };
+        Ok(self.takes(Family::Tiles(form))?.then_some(form))
+    }
+
+    /// Attends by all query heads of a KV head, to parts.
+    pub(super) fn attend_many(
+        &mut self,
+        form: AttendMany,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+        (parts, splits): (&Memory, usize),
+    ) -> Outcome {
+        let (caches, cache) = attention.caches;
+        let (kv_heads, keys, values) = caches.tokens(cache);
+        let arguments = [
+            rows.start,
+            attention.queries.stride() / 4,
+            keys.width / UNIT,
+            values.width / UNIT,
+            attention.out_dim,
+            kv_heads,
+            attention.kv_heads.len(),
+            splits,
+            tables.rows as usize,
+            tables.blocks as usize,
+            attention.window.unwrap_or(0),
+        ]
+        .map(|number| number as u32);
+        let entries: Vec<u32> = groups(&attention.kv_heads)
+            .flat_map(|[kv_head, first, count]| [kv_head as u32, first as u32, count as u32, END_OF_ENTRY])
+            .collect();
+        let table = self.table_of_heads(&entries)?;
+        let queries = &attention.queries.memory;
+        let mut buffers = vec![&tables.memory, queries, &table, &keys.data, &values.data, parts];
+        buffers.extend(&keys.scales);
+        buffers.extend(&values.scales);
+        let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits as u32];
+        self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups)
+    }
+
+    /// Attends by prompts' rows in tiles, in dispatches of bounded work.
+    pub(super) fn attend_tiles(
+        &mut self,
+        form: AttendTiles,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+    ) -> Outcome {
+        let tiles = &tables.tiles;
+        let from = tiles.partition_point(|tile| tile.rows.end <= rows.start);
+        let to = tiles.partition_point(|tile| tile.rows.start < rows.end);
+        let mut first = from;
+        while first < to {
+            let (mut work, mut end) = (0, first);
+            while end < to && (end == first || work < MAX_DISPATCH_WORK) {
+                work += ATTENDED_ROWS * attention.work(tiles[end].end);
+                end += 1;
+            }
+            self.dispatch_tiles(form, tables, first..end, &rows, attention)?;
+            if work >= MUCH_WORK {
+                self.device.submit()?;
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    fn dispatch_tiles(
+        &mut self,
+        form: AttendTiles,
+        tables: &StepTables,
+        tiles: Range<usize>,
+        rows: &Range<usize>,
+        attention: &Attention<'_>,
+    ) -> Outcome {
+        let (caches, cache) = attention.caches;
+        let (kv_heads, keys, values) = caches.tokens(cache);
+        let arguments = [
+            attention.queries.stride() / 4,
+            keys.width / UNIT,
+            values.width / UNIT,
+            attention.out.stride(),
+            attention.out_first,
+            attention.out_dim,
+            kv_heads,
+            tables.blocks as usize,
+            attention.window.unwrap_or(0),
+            tables.first_tile as usize + 4 * tiles.start,
+            tiles.len(),
+            rows.start,
+            rows.end,
+            usize::from(attention.sinks.is_some()),
+        ]
+        .map(|number| number as u32);
+        let kv_of = self.table_of_heads(&attention.kv_heads)?;
+        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+        let (queries, out) = (&attention.queries.memory, &attention.out.memory);
+        let mut buffers = vec![&tables.memory, queries, &kv_of, sinks, &keys.data, &values.data, out];
+        buffers.extend(&keys.scales);
+        buffers.extend(&values.scales);
+        let groups = [attention.kv_heads.len() as u32, tiles.len() as u32, 1];
+        self.device.dispatch(&Kernel::AttendTiles(form), &buffers, &arguments, groups)
+    }
+}

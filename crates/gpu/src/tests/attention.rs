@@ -1,0 +1,134 @@
+//! Attention on the device: a row's numbers are its own.
+
+use thunder_collectives::Group;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, AttentionSpec, Backend, CacheShape, Device, KvFormat, Step};
+
+use super::{backend, device};
+use crate::GpuBackend;
+use crate::proof::Numbers;
+
+const KV_HEADS: usize = 2;
+const QUERIES: usize = 4;
+const DIM: usize = 64;
+const SLOT_BLOCKS: usize = 12;
+
+/// Attention of the first `kv_heads` KV heads, with some of the queries of each.
+struct Attention {
+    spec: AttentionSpec<crate::Vector>,
+    queries: usize,
+}
+
+impl Attention {
+    fn new(queries: usize, window: Option<usize>) -> Self {
+        let queries_of = (0..KV_HEADS).map(|kv| kv * queries..(kv + 1) * queries).collect();
+        let spec = AttentionSpec {
+            key_dim: DIM,
+            value_dim: DIM,
+            queries_of,
+            scale: 0.15,
+            window,
+            qk_norm: None,
+            rope: None,
+            sinks: None,
+            temperature: None,
+            out_column: 0,
+        };
+        Self { spec, queries }
+    }
+
+    /// Numbers of a row: those of a slot and position, for the queries that there are.
+    fn row(&self, slot: usize, position: usize) -> Vec<f32> {
+        let all = Numbers((slot * 1000 + position) as u64 * 77 + 5).take((KV_HEADS * (QUERIES + 2)) * DIM);
+        let (queries, keys_values) = all.split_at(KV_HEADS * QUERIES * DIM);
+        let mine = queries.chunks(QUERIES * DIM).flat_map(|head| &head[..self.queries * DIM]);
+        mine.chain(keys_values).copied().collect()
+    }
+
+    /// Results of steps, each of pieces: slot, first position, tokens, whether it is a prompt.
+    fn run(
+        &self,
+        backend: &mut GpuBackend,
+        format: KvFormat,
+        steps: &[Vec<(usize, usize, usize)>],
+    ) -> Vec<((usize, usize), Vec<f32>)> {
+        let shape = CacheShape { format, caches: vec![self.spec.cache()], blocks: 3 * SLOT_BLOCKS, slots: 3 };
+        let mut caches = backend.caches(&shape).unwrap();
+        let (width, outputs) = (self.spec.qkv_width(), KV_HEADS * self.queries * DIM);
+        let mut results = Vec::new();
+        for pieces in steps {
+            let (mut step, mut values, mut places) = (Step::default(), Vec::new(), Vec::new());
+            for &(slot, start, tokens) in pieces {
+                let blocks = (start + tokens).div_ceil(KV_BLOCK_TOKENS);
+                let blocks: Vec<u32> =
+                    (0..blocks).map(|block| (slot + 3 * (SLOT_BLOCKS - 1 - block)) as u32).collect();
+                step.push(&vec![0; tokens], start, &blocks, slot, false);
+                for position in start..start + tokens {
+                    values.extend(self.row(slot, position));
+                    places.push((slot, position));
+                }
+            }
+            let rows = step.rows();
+            let (mut qkv, mut out) =
+                (backend.buffer(rows, width).unwrap(), backend.buffer(rows, outputs).unwrap());
+            backend.write(&values, &mut qkv).unwrap();
+            backend.begin(&step, &[]).unwrap();
+            backend.attention(&self.spec, &step, 0..rows, &mut qkv, (&mut caches, 0), &mut out).unwrap();
+            let mut found = vec![0.0; rows * outputs];
+            backend.read(&out, 0..rows, &mut found).unwrap();
+            results.extend(places.into_iter().zip(found.chunks(outputs).map(<[f32]>::to_vec)));
+        }
+        results.sort_by_key(|(place, _)| *place);
+        results
+    }
+}
+
+#[test]
+fn a_row_attends_alike_alone_and_among_others() {
+    let Some(found) = device("a_row_attends_alike_alone_and_among_others") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    for (window, format) in [(None, KvFormat::F16), (Some(45), KvFormat::Int8)] {
+        let attention = Attention::new(QUERIES, window);
+        // Prompts whole and together, then tokens of all.
+        let together = [
+            vec![(0, 0, 150), (1, 0, 33), (2, 0, 300)],
+            vec![(0, 150, 1), (1, 33, 1), (2, 300, 1)],
+            vec![(0, 151, 1), (1, 34, 20)],
+        ];
+        // Cut and alone.
+        let alone = [
+            vec![(2, 0, 20)],
+            vec![(2, 20, 131), (0, 0, 64)],
+            vec![(2, 151, 149)],
+            vec![(2, 300, 1)],
+            vec![(0, 64, 86), (1, 0, 3)],
+            vec![(0, 150, 1)],
+            vec![(0, 151, 1), (1, 3, 30)],
+            vec![(1, 33, 1)],
+            vec![(1, 34, 20)],
+        ];
+        let together = attention.run(&mut backend, format, &together);
+        let alone = attention.run(&mut backend, format, &alone);
+        assert_eq!(together.len(), alone.len());
+        for ((place, together), (_, alone)) in together.iter().zip(&alone) {
+            assert!(together.iter().any(|x| *x != 0.0), "{place:?}");
+            assert_eq!(together, alone, "{place:?}, window {window:?}, {format:?}");
+        }
+    }
+    assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+}
+
+#[test]
+fn a_head_attends_alike_whatever_the_rank_has() {
+    let Some(found) = device("a_head_attends_alike_whatever_the_rank_has") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let steps = [vec![(0, 0, 150)], vec![(0, 150, 1)]];
+    let all = Attention::new(QUERIES, None).run(&mut backend, KvFormat::F16, &steps);
+    for queries in [1, 2, 3] {
+        let some = Attention::new(queries, None).run(&mut backend, KvFormat::F16, &steps);
+        for ((place, all), (_, some)) in all.iter().zip(&some) {
+            let of_all = all.chunks(QUERIES * DIM).flat_map(|head| &head[..queries * DIM]);
+            assert!(of_all.eq(some), "{queries} queries of a KV head, {place:?}");
+        }
+    }
+}

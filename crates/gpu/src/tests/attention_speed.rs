@@ -1,0 +1,120 @@
+//! How long attention of a layer takes: for a person at a GPU, as it prints figures.
+//!
+//! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture speed`
+
+use std::time::Instant;
+
+use thunder_collectives::Group;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{Activations, AttentionSpec, Backend, CacheShape, Device, KvFormat, Rope, Step};
+
+use super::{backend, device};
+use crate::GpuBackend;
+use crate::proof::Numbers;
+
+/// Bytes of keys and values that dispatches go round: more than any cache of a GPU.
+const MUCH_BYTES: usize = 256 << 20;
+
+fn spec(kv_heads: usize, queries: usize, dim: usize) -> AttentionSpec<crate::Vector> {
+    AttentionSpec {
+        key_dim: dim,
+        value_dim: dim,
+        queries_of: (0..kv_heads).map(|kv| kv * queries..(kv + 1) * queries).collect(),
+        scale: 0.1,
+        window: None,
+        qk_norm: None,
+        rope: Some(0),
+        sinks: None,
+        temperature: None,
+        out_column: 0,
+    }
+}
+
+/// Prints µs of attention of a layer: sequences of some context with a generated token each, or one
+/// with a piece of a prompt.
+fn measure(
+    backend: &mut GpuBackend,
+    spec: &AttentionSpec<crate::Vector>,
+    format: KvFormat,
+    [sequences, context, tokens]: [usize; 3],
+) {
+    let blocks = (context + tokens).div_ceil(KV_BLOCK_TOKENS);
+    let mut shape =
+        CacheShape { format, caches: vec![spec.cache()], blocks: sequences * blocks, slots: sequences };
+    let bytes = shape.bytes_per_token() * sequences * (context + tokens);
+    let layers = (MUCH_BYTES / bytes).clamp(1, 32);
+    shape.caches = vec![spec.cache(); layers];
+    let mut caches = backend.caches(&shape).unwrap();
+    let mut step = Step::default();
+    for slot in 0..sequences {
+        let blocks: Vec<u32> = (0..blocks).map(|block| (slot + sequences * block) as u32).collect();
+        step.push(&vec![0; tokens], context, &blocks, slot, false);
+    }
+    let rows = step.rows();
+    let rope = Rope { inverse_frequencies: vec![0.5; spec.key_dim / 2], amplitude: 1.0, interleaved: false };
+    let mut qkv = backend.buffer(rows, spec.qkv_width()).unwrap();
+    backend.write(&Numbers(1).take(rows * spec.qkv_width()), &mut qkv).unwrap();
+    let mut out = backend.buffer(rows, spec.heads() * spec.value_dim).unwrap();
+    backend.begin(&step, &[rope]).unwrap();
+    let work = 4 * rows * context.max(tokens / 2) * spec.heads() * spec.key_dim;
+    let repeats = (2_000_000_000_000 / work).clamp(4, 1500);
+    let mut time = |what: usize| {
+        let mut run = |repeats: usize| {
+            for i in 0..repeats {
+                let cache = (&mut caches, i % layers);
+                match what {
+                    0 => backend.attention(spec, &step, 0..rows, &mut qkv, cache, &mut out).unwrap(),
+                    1 => backend.attend(spec, &step, 0..rows, &qkv, cache, &mut out).unwrap(),
+                    _ => {
+                        backend.prepare_heads(spec, &step, 0..rows, &mut qkv).unwrap();
+                        backend.append(spec, &step, 0..rows, &qkv, cache).unwrap();
+                    }
+                }
+            }
+            backend.device.submit().unwrap();
+            backend.device.wait().unwrap();
+        };
+        run(repeats.div_ceil(10));
+        let start = Instant::now();
+        run(repeats);
+        start.elapsed().as_secs_f64() * 1e6 / repeats as f64
+    };
+    let [all, attend, prepare] = [0, 1, 2].map(&mut time);
+    println!(
+        "{:?} heads {}/{} x {} | {sequences} x {tokens} after {context} | attention {all:.1} us, attend and combine {attend:.1}, plain prepare and append {prepare:.1} | {:.0} GB/s, {:.2} TFLOP/s",
+        format,
+        spec.heads(),
+        spec.kv_heads(),
+        spec.key_dim,
+        bytes as f64 / attend / 1e3,
+        work as f64 / attend / 1e6,
+    );
+}
+
+#[test]
+#[ignore = "prints figures"]
+fn speed() {
+    let Some(found) = device("speed") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let real = !found.info.name.contains("llvmpipe");
+    let llama = spec(8, 4, 128);
+    let small = [[1, 512, 1], [4, 512, 1], [16, 512, 1], [1, 2048, 1]];
+    let large = [
+        [1, 8192, 1],
+        [1, 32768, 1],
+        [4, 32768, 1],
+        [16, 32768, 1],
+        [1, 0, 512],
+        [1, 0, 2048],
+        [1, 32256, 512],
+    ];
+    for case in small.into_iter().chain(large.into_iter().filter(|_| real)) {
+        measure(&mut backend, &llama, KvFormat::F16, case);
+    }
+    for case in [[1, 512, 1], [1, 2048, 512]] {
+        measure(&mut backend, &llama, KvFormat::Int8, case);
+        if real {
+            measure(&mut backend, &spec(8, 8, 64), KvFormat::F16, case);
+        }
+    }
+}
