@@ -9,7 +9,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{Input, Role, Sum};
+use crate::kernel::{Input, Matrices, Role, Sum};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 
@@ -39,6 +39,8 @@ pub struct GpuBackend {
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
     /// Whether products in tiles are right.
     pub(crate) tiles: HashMap<Format, bool>,
+    /// Whether products by cooperative matrices are right.
+    pub(crate) matrices: HashMap<Matrices, bool>,
     /// Subgroups have 32 lanes, all of them.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -51,6 +53,10 @@ pub struct GpuBackend {
     pub(crate) spares: Vec<Buffer>,
     /// Activations as bytes, and their scales.
     pub(crate) bytes: Option<(Memory, Memory)>,
+    /// Multiplications and additions by matrices in commands that are not submitted.
+    pub(crate) recorded_flops: usize,
+    /// Activations as f16, and their scales.
+    pub(crate) halves: Option<(Memory, Memory)>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
     /// Results that the host reads.
@@ -117,6 +123,7 @@ impl GpuBackend {
             config,
             forms: HashMap::new(),
             tiles: HashMap::new(),
+            matrices: HashMap::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: false,
@@ -124,6 +131,8 @@ impl GpuBackend {
             step: None,
             spares: Vec::new(),
             bytes: None,
+            halves: None,
+            recorded_flops: 0,
             parts: None,
             results: None,
             nothing,

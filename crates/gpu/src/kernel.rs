@@ -2,10 +2,12 @@
 
 mod attend;
 mod decode;
+mod matrices;
 mod product;
 mod tiles;
 
 pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE};
+pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use product::{BATCHES, Input, OUTPUTS_PER_GROUP, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
@@ -34,6 +36,9 @@ pub(crate) enum Kernel {
     Product(Product),
     /// A product of prompts' rows.
     Tiles(Format),
+    /// The same by cooperative matrices, and the rows that it takes.
+    Matrices(Matrices),
+    Halve,
     Prepare,
     Append {
         int8: bool,
@@ -58,11 +63,12 @@ impl Kernel {
             }
             Self::Product(product) => product.bindings(),
             Self::Tiles(format) => tiles::bindings(*format),
+            Self::Matrices(matrices) => matrices.bindings(),
             Self::Attend(attend) => attend.bindings(),
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
-            Self::Quantize | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Quantize | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
             Self::Add | Self::Gate | Self::Largest | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
@@ -85,6 +91,8 @@ impl Kernel {
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
             Self::Product(product) => product.source(),
             Self::Tiles(format) => tiles::source(*format),
+            Self::Matrices(matrices) => matrices.source(),
+            Self::Halve => include_str!("kernel/halve.wgsl").to_owned(),
             Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
             Self::Append { int8 } => append(*int8),
             Self::Attend(attend) => attend.source(),
@@ -104,6 +112,7 @@ impl Kernel {
             Self::SquareSums,
             Self::NormBySums,
             Self::Quantize,
+            Self::Halve,
             Self::Add,
             Self::TakeRows,
             Self::Gate,
@@ -123,6 +132,11 @@ impl Kernel {
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
+            for shape in [Shape::LARGE, Shape::SMALL, Shape::EIGHTS] {
+                for gated in [false, true] {
+                    all.push(Self::Matrices(Matrices { format, shape, gated }));
+                }
+            }
             for input in [Input::Floats, Input::Bytes] {
                 if input == Input::Bytes && !format.has_scales() {
                     continue;

@@ -3,6 +3,7 @@
 mod attention;
 mod device;
 pub(crate) mod experts;
+pub(crate) mod matrices;
 pub(crate) mod products;
 mod recurrence;
 mod rows;

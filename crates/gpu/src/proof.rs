@@ -5,6 +5,7 @@
 //! remembered by adapter, driver and the kernels' text ([`memory`]).
 
 mod families;
+mod matrices;
 pub(crate) mod memory;
 mod products;
 

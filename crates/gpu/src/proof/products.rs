@@ -203,13 +203,13 @@ impl GpuBackend {
     }
 
     /// Notes a form that is wrong.
-    fn refuse(&mut self, kernel: &str, reason: &str) {
+    pub(super) fn refuse(&mut self, kernel: &str, reason: &str) {
         let device = &self.device.name;
         tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
         self.refusals.push(format!("{kernel}: {reason}"));
     }
 
-    fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
+    pub(super) fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
         let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
         match self.forms.get(&(format, input, role, batch)) {
             Some(Some(sum)) => Ok(Product { format, input, role, sum: *sum, batch }),
@@ -252,7 +252,7 @@ impl GpuBackend {
     }
 
     /// Runs a form on rows `x`: `[rows][outputs]`. With `normed`, on their norm.
-    fn run_form(
+    pub(super) fn run_form(
         &mut self,
         product: Product,
         weights: Weights<'_>,
@@ -401,7 +401,7 @@ fn stored_row(parts: &[MatrixSource<'_>], mut row: usize) -> Vec<f32> {
 }
 
 /// `silu(gate) * up` of rows of `[gates, ups]`.
-fn gate(both: &[f32], outputs: usize) -> Vec<f32> {
+pub(super) fn gate(both: &[f32], outputs: usize) -> Vec<f32> {
     let of_row = |row: &[f32]| {
         let (gates, ups) = row.split_at(outputs);
         gates.iter().zip(ups).map(|(gate, up)| Activation::Silu.of(*gate, *up)).collect::<Vec<_>>()
