@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use serde::Serialize;
-use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
+use wgpu::{
+    Adapter, Backends, CooperativeScalarType, DeviceType, Features, Instance, InstanceDescriptor,
+    InstanceFlags,
+};
 
 use crate::memory;
 
@@ -19,6 +22,10 @@ pub(crate) const FEATURES: [(Features, &str); 7] = [
     (Features::MAPPABLE_PRIMARY_BUFFERS, "mappable"),
     (Features::TIMESTAMP_QUERY, "timestamps"),
 ];
+
+/// What kernels with cooperative matrices need.
+pub(crate) const MATRIX_FEATURES: Features =
+    Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(Features::SHADER_F16);
 
 /// A GPU, or a driver that emulates one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,6 +74,27 @@ pub struct Found {
     pub(crate) adapter: Adapter,
     /// What is known of it.
     pub info: DeviceInfo,
+}
+
+impl Found {
+    /// The side of cooperative matrices that multiply f16 and sum in f32, 16 or 8, if subgroups of
+    /// 32 lanes have any.
+    pub(crate) fn matrix_side(&self) -> Option<usize> {
+        // Metal does not say how many lanes there are; all of Apple's GPUs have 32.
+        let has_lanes = self.info.subgroup_lanes == [32, 32] || self.info.api == "metal";
+        if !has_lanes || !self.adapter.features().contains(MATRIX_FEATURES) {
+            return None;
+        }
+        let all = self.adapter.cooperative_matrix_properties();
+        let has = |side: u32| {
+            all.iter().any(|matrix| {
+                [matrix.m_size, matrix.n_size, matrix.k_size] == [side; 3]
+                    && matrix.ab_type == CooperativeScalarType::F16
+                    && matrix.cr_type == CooperativeScalarType::F32
+            })
+        };
+        [16, 8].into_iter().find(|side| has(*side)).map(|side| side as usize)
+    }
 }
 
 /// All GPUs, real ones first. Empty without a Vulkan loader or a driver.

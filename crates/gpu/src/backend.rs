@@ -11,7 +11,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Input, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Role, Sum};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 
@@ -41,6 +41,8 @@ pub struct GpuBackend {
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
     /// Whether products in tiles are right.
     pub(crate) tiles: HashMap<Format, bool>,
+    /// Whether products by cooperative matrices are right.
+    pub(crate) matrices: HashMap<Matrices, bool>,
     /// Subgroups have 32 lanes, all of them.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -55,6 +57,10 @@ pub struct GpuBackend {
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels, and their scales.
     pub(crate) levels: Option<(Memory, Memory)>,
+    /// Multiplications and additions by matrices in commands that are not submitted.
+    pub(crate) recorded_flops: usize,
+    /// Activations as f16, and their scales.
+    pub(crate) halves: Option<(Memory, Memory)>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
     /// Results that the host reads.
@@ -133,6 +139,7 @@ impl GpuBackend {
             forms: HashMap::new(),
             tiles: HashMap::new(),
             taken: HashMap::new(),
+            matrices: HashMap::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: false,
@@ -140,6 +147,8 @@ impl GpuBackend {
             step: None,
             spares: Vec::new(),
             levels: None,
+            halves: None,
+            recorded_flops: 0,
             parts: None,
             results: None,
             nothing,

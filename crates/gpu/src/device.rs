@@ -13,7 +13,7 @@ use wgpu::{
     PipelineLayoutDescriptor, PollType, ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
-use crate::adapter::{Found, block_on};
+use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::buffer::Memory;
 use crate::kernel::{Access, Kernel};
 
@@ -53,6 +53,8 @@ pub(crate) struct Device {
     /// The largest buffer that can be bound.
     pub max_binding_bytes: u64,
     max_groups: u32,
+    /// The side of the cooperative matrices that kernels can use.
+    pub matrix_side: Option<usize>,
     pipelines: HashMap<Kernel, Pipeline>,
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
@@ -81,7 +83,15 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// Opens a device with the features that kernels can use.
     pub fn open(found: &Found) -> Result<Self, ComputeError> {
-        let wanted = Features::IMMEDIATES | Features::SUBGROUP;
+        let matrix_side = found.matrix_side();
+        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP;
+        let mut experimental = wgpu::ExperimentalFeatures::disabled();
+        if matrix_side.is_some() {
+            wanted |= MATRIX_FEATURES;
+            // SAFETY: of experimental features only cooperative matrices are asked for. Each kernel
+            // that uses them is compared with the CPU before its results are.
+            experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
+        }
         let limits = found.adapter.limits();
         let name = found.info.name.clone();
         let failed = |reason: String| ComputeError::Device { device: found.info.name.clone(), reason };
@@ -91,7 +101,7 @@ impl Device {
             label: None,
             required_features: wanted & found.adapter.features(),
             required_limits: limits,
-            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            experimental_features: experimental,
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
@@ -113,6 +123,7 @@ impl Device {
             queue,
             max_binding_bytes,
             max_groups,
+            matrix_side,
             pipelines: HashMap::new(),
             bindings: HashMap::new(),
             encoder: None,

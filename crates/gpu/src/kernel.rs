@@ -4,15 +4,17 @@ mod attend;
 mod attend_many;
 mod attend_tiles;
 mod decode;
+mod matrices;
 mod product;
 mod tiles;
 
-#[cfg(test)]
-pub(crate) use product::Shape;
-pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
 pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
+pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
+#[cfg(test)]
+pub(crate) use product::Shape as ProductShape;
+pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -43,6 +45,9 @@ pub(crate) enum Kernel {
     Product(Product),
     /// A product of prompts' rows.
     Tiles(Format),
+    /// The same by cooperative matrices, and the rows that it takes.
+    Matrices(Matrices),
+    Halve,
     Prepare,
     Append {
         int8: bool,
@@ -75,6 +80,7 @@ impl Kernel {
             }
             Self::Product(product) => product.bindings(),
             Self::Tiles(format) => tiles::bindings(*format),
+            Self::Matrices(matrices) => matrices.bindings(),
             Self::Attend(attend) => attend.bindings(),
             Self::AttendMany(many) => many.bindings(),
             Self::AttendTiles(tiles) => tiles.bindings(),
@@ -86,7 +92,7 @@ impl Kernel {
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
-            Self::Quantize { .. } | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Quantize { .. } | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
             Self::Add | Self::Gate | Self::Largest | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
@@ -109,6 +115,8 @@ impl Kernel {
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
             Self::Product(product) => product.source(),
             Self::Tiles(format) => tiles::source(*format),
+            Self::Matrices(matrices) => matrices.source(),
+            Self::Halve => include_str!("kernel/halve.wgsl").to_owned(),
             Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
             Self::Append { int8 } => append(*int8),
             Self::PrepareAppend { int8 } => prepare_append(*int8),
@@ -132,6 +140,7 @@ impl Kernel {
             Self::NormBySums,
             Self::Quantize { pairs: false },
             Self::Quantize { pairs: true },
+            Self::Halve,
             Self::Add,
             Self::TakeRows,
             Self::Gate,
@@ -155,6 +164,11 @@ impl Kernel {
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
+            for shape in [Shape::LARGE, Shape::SMALL, Shape::EIGHTS] {
+                for gated in [false, true] {
+                    all.push(Self::Matrices(Matrices { format, shape, gated }));
+                }
+            }
             for input in [Input::Floats, Input::Bytes, Input::Pairs] {
                 if input.has_levels() && !format.has_scales() {
                     continue;

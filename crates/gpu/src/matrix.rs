@@ -10,6 +10,7 @@ use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
 use pack::Packed;
+pub(crate) use pack::larger;
 
 /// Bytes that are packed at a time, and then uploaded.
 const PIECE_BYTES: usize = 16 << 20;
@@ -34,6 +35,8 @@ pub(crate) struct Chunk {
     pub rows: Range<usize>,
     /// A block's group is `block >> shift`.
     pub shift: u32,
+    /// No weight is larger; not finite if one is not.
+    pub largest: f32,
     /// Elements, then scales if the format has them: what [`crate::kernel`] binds, in its order.
     pub buffers: Vec<Memory>,
 }
@@ -138,12 +141,13 @@ fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Resul
     }
     let row_bytes = blocks * words.iter().sum::<usize>() * 4;
     let step = (PIECE_BYTES / row_bytes.max(1)).max(1);
-    let (mut all_scales, mut done) = (Vec::new(), 0);
+    let (mut all_scales, mut done, mut largest) = (Vec::new(), 0, 0.0f32);
     for (part, mine) in run {
         for start in mine.clone().step_by(step) {
             let rows = start..mine.end.min(start + step);
             let count = rows.len();
-            let Packed { planes, scales } = pack::rows(part, rows, format);
+            let Packed { planes, scales, largest: of_piece } = pack::rows(part, rows, format);
+            largest = larger(largest, of_piece);
             for ((plane, memory), words) in planes.iter().zip(&buffers).zip(&words) {
                 device.upload(memory, done * blocks * words, plane)?;
             }
@@ -156,5 +160,5 @@ fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Resul
         format.scales = scales;
         buffers.push(device.filled(&words, "scales of weights")?);
     }
-    Ok(Chunk { format, rows: first..first + rows, shift, buffers })
+    Ok(Chunk { format, rows: first..first + rows, shift, largest, buffers })
 }

@@ -6,6 +6,7 @@
 
 mod attend;
 mod families;
+mod matrices;
 pub(crate) mod memory;
 mod products;
 

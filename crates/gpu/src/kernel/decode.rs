@@ -32,22 +32,92 @@ pub(super) fn declare(format: Format, first: usize) -> String {
             format_args!("@group(0) @binding({binding}) var<storage, read> scales: array<{kind}>;"),
         );
         let value = match format.scales {
-            Scales::F16 => "unpack2x16float(scales[group])",
-            Scales::BF16 => {
-                "bitcast<vec2<f32>>(vec2<u32>(scales[group] << 16u, scales[group] & 0xffff0000u))"
-            }
-            Scales::None | Scales::F32 => "scales[group]",
+            Scales::F16 => "unpack2x16float(stored)",
+            Scales::BF16 => "bitcast<vec2<f32>>(vec2<u32>(stored << 16u, stored & 0xffff0000u))",
+            Scales::None | Scales::F32 => "stored",
         };
         // Levels of 8 bits lie 128 below what the offset was made for.
         let offset = if format.elements == Elements::Levels(8) { "fma(128.0, s.x, s.y)" } else { "s.y" };
         line(
             &mut text,
             format_args!(
-                "fn scale_of(group: u32) -> vec2<f32> {{ let s = {value}; return vec2<f32>(s.x, {offset}); }}"
+                "fn scale_from(stored: {kind}) -> vec2<f32> {{ let s = {value}; return vec2<f32>(s.x, {offset}); }}
+fn scale_of(group: u32) -> vec2<f32> {{ return scale_from(scales[group]); }}"
             ),
         );
     }
     text
+}
+
+/// Variables for what [`fetch`] loads, so that a block can be loaded long before it is used.
+pub(super) fn variables(format: Format, name: &str) -> String {
+    let mut text = String::new();
+    for (plane, words) in format.words().into_iter().enumerate() {
+        let kind = match words {
+            1 => "u32",
+            2 => "vec2<u32>",
+            _ => "vec4<u32>",
+        };
+        for v in 0..words.div_ceil(4) {
+            line(&mut text, format_args!("var {name}_{plane}_{v}: {kind};"));
+        }
+    }
+    if format.has_scales() {
+        let kind = if format.scales == Scales::F32 { "vec2<f32>" } else { "u32" };
+        for half in 0..=usize::from(format.halves) {
+            line(&mut text, format_args!("var {name}_stored{half}: {kind};"));
+        }
+    }
+    text
+}
+
+/// Statements that load block `block` and its scales, not yet decoded, into [`variables`].
+pub(super) fn fetch(format: Format, name: &str, block: &str) -> String {
+    let mut text = load(format, name, block).replace("let ", "");
+    if format.has_scales() {
+        for half in 0..=usize::from(format.halves) {
+            let group = group(format, block, half);
+            line(&mut text, format_args!("{name}_stored{half} = scales[{group}];"));
+        }
+    }
+    text
+}
+
+/// Statements that define `{name}_scale{half}` and `{name}_offset{half}` of a fetched block, for
+/// [`weights`]; both are multiplied with `factor`.
+pub(super) fn scales(format: Format, name: &str, factor: &str) -> String {
+    let mut text = String::new();
+    if format.has_scales() {
+        for half in 0..=usize::from(format.halves) {
+            // 8-bit levels become unsigned in `weights`, so 128 scales go with the exponent's 1024.
+            let lift = if format.elements == Elements::Levels(8) { "1152.0" } else { "1024.0" };
+            line(
+                &mut text,
+                format_args!(
+                    "let {name}_pair{half} = scale_from({name}_stored{half}) * {factor};
+let {name}_scale{half} = vec4<f32>({name}_pair{half}.x);
+let {name}_offset{half} = vec4<f32>(fma(-{lift}, {name}_pair{half}.x, {name}_pair{half}.y));"
+                ),
+            );
+        }
+    }
+    text
+}
+
+/// Four weights of a fetched block as `vec4<f32>`, times `factor`.
+pub(super) fn weights(format: Format, name: &str, quad_index: usize, factor: &str) -> String {
+    if !format.has_scales() {
+        return format!("{} * {factor}", quad(format, name, quad_index));
+    }
+    let flip = if format.elements == Elements::Levels(8) { " ^ 0x80808080u" } else { "" };
+    let levels = format!("(({}){flip})", bytes(format, name, quad_index));
+    let half = if format.halves { quad_index / 4 } else { 0 };
+    // An f16 with these upper bits is 1024 and the level: cheaper than converting an integer.
+    format!(
+        "fma(vec4<f32>(unpack2x16float(({levels} & 0x00ff00ffu) | 0x64006400u), \
+         unpack2x16float((({levels} >> 8u) & 0x00ff00ffu) | 0x64006400u)).xzyw, \
+         {name}_scale{half}, {name}_offset{half})"
+    )
 }
 
 /// Number of buffers that [`declare`] declares.

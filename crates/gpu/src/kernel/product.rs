@@ -375,9 +375,7 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             text += &format!("let xh = x_scales[x{b} * 2u + args.x_stride + b{u}];\n");
         }
         for plane in 0..planes {
-            text += &format!(
-                "let v{plane} = x[x{b} * {planes}u + {plane}u * args.x_stride + b{u}];\n"
-            );
+            text += &format!("let v{plane} = x[x{b} * {planes}u + {plane}u * args.x_stride + b{u}];\n");
         }
         for line in 0..lines {
             let acc = self.accumulator(line, b);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use thunder_compute::{Encoding, GroupScale, MatrixSource, PackedFormat};
+use thunder_compute::{Encoding, Float, GroupScale, MatrixSource, PackedFormat};
 
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::{Elements, Format, Scales};
@@ -15,6 +15,8 @@ pub(super) struct Packed {
     pub planes: Vec<Vec<u32>>,
     /// `[rows][groups]`.
     pub scales: Vec<GroupScale>,
+    /// No magnitude is larger; not finite if one is not.
+    pub largest: f32,
 }
 
 /// Packs rows `rows` of `source`.
@@ -41,14 +43,20 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
             spans(source, &rows).for_each(|span| pages.release(span));
         }
     }
-    let mut all = Packed { planes: vec![Vec::new(); format.words().len()], scales: Vec::new() };
+    let mut all = Packed { planes: vec![Vec::new(); format.words().len()], ..Packed::default() };
     for part in parts {
         for (all, plane) in all.planes.iter_mut().zip(part.planes) {
             all.extend(plane);
         }
         all.scales.extend(part.scales);
+        all.largest = larger(all.largest, part.largest);
     }
     all
+}
+
+/// The larger of two magnitudes; a NaN is larger than all numbers.
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    f32::from_bits(a.to_bits().max(b.to_bits()))
 }
 
 /// True if scales or words are shared by rows, so that rows have no bytes of their own.
@@ -66,12 +74,12 @@ fn spans<'a>(source: &MatrixSource<'a>, rows: &Range<usize>) -> impl Iterator<It
 
 fn some_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
     match format.elements {
-        Elements::Float(_) => float_rows(source, rows, format),
+        Elements::Float(float) => float_rows(source, rows, format, float),
         Elements::Levels(bits) => level_rows(source, rows, format, bits),
     }
 }
 
-fn float_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
+fn float_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, float: Float) -> Packed {
     let row_words = source.cols.div_ceil(BLOCK_COLUMNS) * format.words()[0];
     let mut words = Vec::with_capacity(rows.len() * row_words);
     for row in rows {
@@ -84,7 +92,25 @@ fn float_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> 
         }
         words.resize(end, 0);
     }
-    Packed { planes: vec![words], scales: Vec::new() }
+    let largest = largest_of(&words, float);
+    Packed { planes: vec![words], scales: Vec::new(), largest }
+}
+
+/// The largest magnitude of packed floats.
+fn largest_of(words: &[u32], float: Float) -> f32 {
+    let of = |bits: fn(u32) -> u32| words.iter().fold(0, |most, word| most.max(bits(*word)));
+    match float {
+        Float::F32 => f32::from_bits(of(|word| word & 0x7fff_ffff)),
+        Float::BF16 => f32::from_bits(of(|word| ((word << 16) & 0x7fff_0000).max(word & 0x7fff_0000))),
+        Float::F16 => f16::from_bits(of(|word| (word & 0x7fff).max((word >> 16) & 0x7fff)) as u16).to_f32(),
+    }
+}
+
+/// A bound of the magnitudes of levels with these scales.
+fn largest_level(scales: &[GroupScale], bits: u32) -> f32 {
+    let highest = ((1u32 << bits) - 1) as f32;
+    let of = |s: &GroupScale| larger(s.offset.abs(), s.scale.mul_add(highest, s.offset).abs());
+    scales.iter().map(of).fold(0.0, larger)
 }
 
 fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bits: u32) -> Packed {
@@ -100,6 +126,7 @@ fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bit
     let mut packed = Packed {
         planes: format.words().iter().map(|words| Vec::with_capacity(rows.len() * blocks * words)).collect(),
         scales: Vec::with_capacity(rows.len() * padded_groups),
+        largest: 0.0,
     };
     for row in rows {
         reader.row(source.stored_row(row), &mut levels[..source.cols], &mut scales[..groups]);
@@ -108,6 +135,7 @@ fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bit
             pack_block(block, bits, format.planes(), &mut packed.planes);
         }
     }
+    packed.largest = largest_level(&packed.scales, bits);
     packed
 }
 
@@ -179,6 +207,21 @@ mod tests {
                 assert_eq!(unpacked(format.planes(), &packed, column), expected, "{bits} bits, {column}");
             }
         }
+    }
+
+    #[test]
+    fn no_weight_is_larger_than_the_bound() {
+        let values = [0.5f32, -3.0, 2.0, 0.25];
+        let halves = |of: fn(f32) -> u16| -> Vec<u32> {
+            values.chunks(2).map(|two| u32::from(of(two[0])) | u32::from(of(two[1])) << 16).collect()
+        };
+        assert_eq!(largest_of(&values.map(f32::to_bits), Float::F32), 3.0);
+        assert_eq!(largest_of(&halves(|x| f16::from_f32(x).to_bits()), Float::F16), 3.0);
+        assert_eq!(largest_of(&halves(|x| bf16::from_f32(x).to_bits()), Float::BF16), 3.0);
+        assert!(largest_of(&[f32::NEG_INFINITY.to_bits(), 0], Float::F32).is_infinite());
+        let group = |scale, offset| GroupScale { scale, offset };
+        assert_eq!(largest_level(&[group(0.5, -4.0), group(0.25, 1.0)], 4), 4.75);
+        assert!(larger(f32::NAN, 1.0).is_nan());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
 use crate::kernel::{Input, Kernel, Role};
-use crate::matrix::{Chunk, Matrix};
+use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 
 /// Routed experts, chosen ones and groups that the router's kernel has room for.
@@ -156,10 +156,11 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
         copy_chunk(chunk, of_matrix, (&buffers, blocks), device)?;
         blocks += of_matrix;
     }
+    let largest = chunks().map(|chunk| chunk.largest).fold(0.0, larger);
     let table = device.filled(&table, "a table of experts")?;
     let first = members.iter().map(|index| &matrices[*index]).find(|matrix| !matrix.chunks.is_empty());
     let (first_rows, first_blocks) = first.map_or((0, 0), |matrix| (matrix.rows, matrix.blocks));
-    let chunk = Chunk { format, rows: 0..rows, shift, buffers };
+    let chunk = Chunk { format, rows: 0..rows, shift, largest, buffers };
     Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table })
 }
 

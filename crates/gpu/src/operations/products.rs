@@ -221,8 +221,7 @@ impl GpuBackend {
         let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
         let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
         self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
-        let operand =
-            Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
+        let operand = Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
         self.levels = Some((levels, scales));
         Ok(operand)
     }
@@ -318,7 +317,7 @@ impl GpuBackend {
 
     /// Generated tokens among a buffer's `rows`; they come first. Prompts' are multiplied in tiles,
     /// whatever their number, so that a prompt's rows do not depend on how it is cut.
-    fn generated(&self, rows: usize) -> usize {
+    pub(super) fn generated(&self, rows: usize) -> usize {
         match &self.step {
             Some(step) if step.all == rows => step.generated,
             Some(_) => rows,
@@ -339,9 +338,13 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
+        let chunks = self.multiply_matrices(x, rows.clone(), w, out, adds)?;
+        if chunks.is_empty() {
+            return Ok(());
+        }
         let mut spare = None;
         let operand = self.operand(x, rows.clone(), w.blocks, Input::Floats, &mut spare)?;
-        for chunk in &w.chunks {
+        for chunk in chunks {
             let weights = Weights { chunk, blocks: w.blocks };
             let arguments = ProductArguments {
                 adds,
@@ -394,6 +397,10 @@ impl GpuBackend {
         activation: Activation,
         out: &mut Buffer,
     ) -> Outcome {
+        let rows = self.multiply_gated_matrices(&x, rows, w, activation, out)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
         let has_prompts = self.generated(x.buffer().rows) < rows.end;
         let ([chunk], false) = (w.chunks.as_slice(), has_prompts) else {
             // Gates and ups of unlike formats, too large to be bound as one, or of prompts.

@@ -202,7 +202,7 @@ impl GpuBackend {
         Ok(found)
     }
 
-    fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
+    pub(super) fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
         let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
         match self.forms.get(&(format, input, role, batch)) {
             Some(Some(sum)) => Ok(Product::new(format, input, role, *sum, batch)),
@@ -245,7 +245,7 @@ impl GpuBackend {
     }
 
     /// Runs a form on rows `x`: `[rows][outputs]`. With `normed`, on their norm.
-    fn run_form(
+    pub(super) fn run_form(
         &mut self,
         product: Product,
         weights: Weights<'_>,
@@ -405,7 +405,7 @@ fn stored_row(parts: &[MatrixSource<'_>], mut row: usize) -> Vec<f32> {
 }
 
 /// `silu(gate) * up` of rows of `[gates, ups]`.
-fn gate(both: &[f32], outputs: usize) -> Vec<f32> {
+pub(super) fn gate(both: &[f32], outputs: usize) -> Vec<f32> {
     let of_row = |row: &[f32]| {
         let (gates, ups) = row.split_at(outputs);
         gates.iter().zip(ups).map(|(gate, up)| Activation::Silu.of(*gate, *up)).collect::<Vec<_>>()

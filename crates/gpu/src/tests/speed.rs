@@ -10,7 +10,7 @@ use super::{backend, device};
 use crate::GpuBackend;
 use crate::backend::FormKey;
 use crate::buffer::Buffer;
-use crate::kernel::{Input, Product, Role, Shape, Sum};
+use crate::kernel::{Input, Product, ProductShape, Role, Sum};
 use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
 use crate::proof::Weights;
@@ -59,7 +59,7 @@ fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBackend, usize)
 fn product_shapes() {
     let Some(found) = device("product_shapes") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
-    let shape = |per, unroll, warps| Shape { per, unroll, warps };
+    let shape = |per, unroll, warps| ProductShape { per, unroll, warps };
     let shapes = [
         shape(1, 2, 8),
         shape(1, 4, 4),
@@ -100,7 +100,10 @@ fn product_shapes() {
                 out.shape(count).unwrap();
                 let best = of_shapes(&mut backend, &all, (role, input), (&x, &out, outputs), &shapes);
                 let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
-                println!("{bits} bits, {name} {rows}x{cols}, {count} rows (at 4480 GB/s {:.1} us):", bytes / 4480e3);
+                println!(
+                    "{bits} bits, {name} {rows}x{cols}, {count} rows (at 4480 GB/s {:.1} us):",
+                    bytes / 4480e3
+                );
                 for (time, shape) in best.iter().take(5) {
                     println!("  {time:.2} us {shape:?}");
                 }
@@ -127,8 +130,8 @@ fn of_shapes(
     all: &[Matrix],
     (role, input): (Role, Input),
     (x, out, outputs): (&Buffer, &Buffer, usize),
-    shapes: &[Shape],
-) -> Vec<(f64, Shape)> {
+    shapes: &[ProductShape],
+) -> Vec<(f64, ProductShape)> {
     let rows = x.rows;
     let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
     let batch = if rows > 1 { 4 } else { 1 };

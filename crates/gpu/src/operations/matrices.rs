@@ -1,0 +1,265 @@
+//! Products of prompts' rows by cooperative matrices.
+
+use std::ops::Range;
+
+use thunder_compute::{Activation, ComputeError, InputOf, LinearInput};
+
+use super::rows::fits;
+use super::{Outcome, activation_arguments};
+use crate::backend::GpuBackend;
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
+use crate::kernel::{Kernel, Matrices, PADDED_COLUMNS, Shape};
+use crate::matrix::{Chunk, Matrix};
+use crate::proof::Weights;
+
+/// Multiplications and additions of a submission at most: a tenth of a second at 5 TFLOP/s, as no
+/// submission may last half a second (macOS ends longer ones).
+const SUBMISSION_FLOPS: usize = 500_000_000_000;
+
+/// Weights are brought below 2 to this power, and f16 ends at 2^16.
+const WEIGHT_POWER: i32 = 14;
+
+/// Input rows as f16, as the kernel `halve` leaves them.
+pub(crate) struct Halves {
+    rows: Memory,
+    scales: Memory,
+    /// Quads from row to row.
+    stride: usize,
+}
+
+/// A product by matrices: `rows` of input with the first `outputs` rows of a chunk.
+pub(crate) struct MatrixProduct<'a> {
+    pub weights: Weights<'a>,
+    pub bias: Option<&'a Memory>,
+    pub outputs: usize,
+    pub rows: Range<usize>,
+    /// Adds to what is there.
+    pub adds: bool,
+    pub activation: Activation,
+    /// The output's first column, and the first bias.
+    pub first: usize,
+}
+
+impl<'a> MatrixProduct<'a> {
+    /// `rows` with all rows of a chunk, into the columns of these.
+    pub fn of_chunk(chunk: &'a Chunk, blocks: usize, bias: Option<&'a Memory>, rows: Range<usize>) -> Self {
+        Self {
+            weights: Weights { chunk, blocks },
+            bias,
+            outputs: chunk.rows.len(),
+            rows,
+            adds: false,
+            activation: Activation::default(),
+            first: chunk.rows.start,
+        }
+    }
+}
+
+impl GpuBackend {
+    /// The form by matrices for so many rows: proved now, if it was not before. `None` where the
+    /// device has no matrices, activations must not be rounded to f16, or no form is right.
+    pub(super) fn matrices_for(
+        &mut self,
+        weights: Weights<'_>,
+        gated: bool,
+        rows: usize,
+    ) -> Result<Option<Matrices>, ComputeError> {
+        let (Some(side), true) = (self.device.matrix_side, self.config.activations.allows_bf16()) else {
+            return Ok(None);
+        };
+        let lines = weights.chunk.rows.len();
+        if weights.blocks == 0 || rows == 0 || lines < 1 + usize::from(gated) {
+            return Ok(None);
+        }
+        let form = |shape| Matrices { format: weights.chunk.format, shape, gated };
+        let [large, small] = Shape::of_side(side).map(form);
+        if !self.proves_matrices(weights, large, None)? {
+            return Ok(None);
+        }
+        // Whether a prompt's row is computed with few or with many must not change its bits.
+        if rows <= small.shape.rows && small != large && self.proves_matrices(weights, small, Some(large))? {
+            return Ok(Some(small));
+        }
+        Ok(Some(large))
+    }
+
+    /// The product of prompts' rows with those parts of a matrix that have a form by matrices.
+    /// Returns the other parts.
+    pub(super) fn multiply_matrices<'w>(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &'w Matrix,
+        out: &Buffer,
+        adds: bool,
+    ) -> Result<Vec<&'w Chunk>, ComputeError> {
+        // Before any input is made: a proof uses the same buffers.
+        let (mut forms, mut others) = (Vec::new(), Vec::new());
+        for chunk in &w.chunks {
+            let weights = Weights { chunk, blocks: w.blocks };
+            match self.matrices_for(weights, false, rows.len())? {
+                Some(form) => forms.push((chunk, form)),
+                None => others.push(chunk),
+            }
+        }
+        if !forms.is_empty() {
+            let halves = self.halves(x, rows.clone(), w.blocks)?;
+            for (chunk, form) in forms {
+                let product = MatrixProduct {
+                    adds,
+                    ..MatrixProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), rows.clone())
+                };
+                self.record_matrices(form, &product, &halves, out)?;
+            }
+        }
+        Ok(others)
+    }
+
+    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)` of prompts' rows, if there is a form by matrices.
+    /// Returns the rows that are left.
+    pub(super) fn multiply_gated_matrices(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: Range<usize>,
+        w: &Matrix,
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Result<Range<usize>, ComputeError> {
+        let generated = self.generated(x.buffer().rows).clamp(rows.start, rows.end);
+        let ([chunk], prompts) = (w.chunks.as_slice(), generated..rows.end) else { return Ok(rows) };
+        let weights = Weights { chunk, blocks: w.blocks };
+        let Some(form) = self.matrices_for(weights, true, prompts.len())? else { return Ok(rows) };
+        out.shape(x.buffer().rows)?;
+        fits("the channels of a gate", w.rows / 2, out.width, "no more than its buffer has columns")?;
+        let halves = self.halves(x, prompts.clone(), w.blocks)?;
+        let product = MatrixProduct {
+            outputs: w.rows / 2,
+            activation,
+            ..MatrixProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), prompts)
+        };
+        self.record_matrices(form, &product, &halves, out)?;
+        Ok(rows.start..generated)
+    }
+
+    /// `rows` of a product's input as f16. A norm is applied here.
+    pub(crate) fn halves(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: Range<usize>,
+        blocks: usize,
+    ) -> Result<Halves, ComputeError> {
+        let buffer = x.buffer();
+        let columns = (blocks * BLOCK_COLUMNS).next_multiple_of(PADDED_COLUMNS);
+        let bytes = buffer.capacity() * columns * 2;
+        let kept = self.halves.take();
+        let fits = |(halves, scales): &(Memory, Memory)| {
+            halves.bytes() >= bytes as u64 && scales.bytes() >= buffer.capacity() as u64 * 4
+        };
+        let (halves, scales) = match kept {
+            Some(both) if fits(&both) => both,
+            _ => (
+                self.device.memory(bytes, "activations as f16")?,
+                self.device.memory(buffer.capacity() * 4, "scales of activations")?,
+            ),
+        };
+        let norm = match x {
+            LinearInput::Normed { weight, eps, .. } => Some((*weight, *eps)),
+            _ => None,
+        };
+        let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
+        let arguments = [
+            buffer.width as u32,
+            rows.start as u32,
+            (buffer.stride() / 4) as u32,
+            (blocks * BLOCK_COLUMNS / 4) as u32,
+            eps.to_bits(),
+            u32::from(norm.is_some()),
+            (columns / 4) as u32,
+        ];
+        let buffers = [weight, &buffer.memory, &halves, &scales];
+        self.device.dispatch(&Kernel::Halve, &buffers, &arguments, [rows.len() as u32, 1, 1])?;
+        self.halves = Some((halves.clone(), scales.clone()));
+        Ok(Halves { rows: halves, scales, stride: columns / 4 })
+    }
+
+    /// Records a product, in several dispatches if one would last long.
+    pub(crate) fn record_matrices(
+        &mut self,
+        form: Matrices,
+        product: &MatrixProduct<'_>,
+        halves: &Halves,
+        out: &Buffer,
+    ) -> Outcome {
+        let Weights { chunk, blocks } = product.weights;
+        let lines = product.outputs * if form.gated { 2 } else { 1 };
+        let flops_of_row = 2 * lines * blocks * BLOCK_COLUMNS;
+        let shape = form.shape;
+        let most = (SUBMISSION_FLOPS / flops_of_row.max(1) / shape.rows).max(1) * shape.rows;
+        let [kind, alpha, limit] = activation_arguments(product.activation);
+        let power = weight_power(chunk.largest);
+        let mut buffers: Vec<_> = chunk.buffers.iter().cloned().collect();
+        buffers.push(product.bias.unwrap_or(&self.nothing).clone());
+        buffers.extend([halves.rows.clone(), halves.scales.clone(), out.memory.clone()]);
+        let buffers: Vec<&Memory> = buffers.iter().collect();
+        for start in product.rows.clone().step_by(most) {
+            let rows = start..product.rows.end.min(start + most);
+            self.recorded_flops += rows.len() * flops_of_row;
+            if self.recorded_flops > SUBMISSION_FLOPS {
+                self.device.submit()?;
+                self.recorded_flops = rows.len() * flops_of_row;
+            }
+            let arguments = [
+                blocks as u32,
+                chunk.shift,
+                product.outputs as u32,
+                u32::from(product.bias.is_some()) | u32::from(product.adds) << 1,
+                rows.len() as u32,
+                rows.start as u32,
+                halves.stride as u32,
+                rows.start as u32,
+                out.stride() as u32,
+                product.first as u32,
+                product.first as u32,
+                kind,
+                alpha,
+                limit,
+                power_of_two(power),
+                power_of_two(-power),
+            ];
+            // Tiles of rows first, so that workgroups that run together share their weights.
+            let groups =
+                [rows.len().div_ceil(shape.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+            self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)?;
+        }
+        Ok(())
+    }
+}
+
+/// The power of two that weights up to `largest` are multiplied with.
+fn weight_power(largest: f32) -> i32 {
+    if largest == 0.0 || !largest.is_finite() {
+        return 0;
+    }
+    let exponent = (largest.to_bits() >> 23) as i32 - 127;
+    (WEIGHT_POWER - 1 - exponent).clamp(-120, 120)
+}
+
+/// The bits of 2^`power`, for a power of [`weight_power`].
+fn power_of_two(power: i32) -> u32 {
+    ((127 + power) as u32) << 23
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_fill_the_range_of_f16_and_never_leave_it() {
+        for largest in [1e-38, 1e-7, 0.013, 1.0, 448.0, 65504.0, 3e38] {
+            let scaled = largest * f32::from_bits(power_of_two(weight_power(largest)));
+            assert!((1.0..16384.0).contains(&scaled), "{largest} becomes {scaled}");
+            assert_eq!(scaled * f32::from_bits(power_of_two(-weight_power(largest))), largest);
+        }
+        assert_eq!([0.0, f32::NAN, f32::INFINITY].map(weight_power), [0; 3]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Products by cooperative matrices, in each form before it is used: compared with the plain form,
+//! which was compared with the CPU.
+
+use thunder_compute::{ComputeError, Device as _, LinearInput};
+
+use super::products::gate;
+use super::{Numbers, Weights, compare};
+use crate::backend::GpuBackend;
+use crate::buffer::BLOCK_COLUMNS;
+use crate::kernel::{Kernel, Matrices};
+use crate::operations::matrices::MatrixProduct;
+
+/// What factors of f16 may cost: 11 bits each.
+const LIMIT: f32 = 2e-3;
+/// Rows and outputs beyond a tile's.
+const BEYOND: usize = 5;
+/// Rows are multiplied with these in turn, and f16 has room for none of the results.
+const SIZES: [f32; 3] = [1.0, 1e9, 1e-12];
+
+impl GpuBackend {
+    /// Whether a form is right, and gives the bits of the form `like`: proved now, if it was not
+    /// before.
+    pub(crate) fn proves_matrices(
+        &mut self,
+        weights: Weights<'_>,
+        form: Matrices,
+        like: Option<Matrices>,
+    ) -> Result<bool, ComputeError> {
+        if let Some(right) = self.matrices.get(&form) {
+            return Ok(*right);
+        }
+        let kernels = [Kernel::Matrices(form), Kernel::Halve];
+        let right = self.proofs.is_proved(&kernels) || {
+            match self.check_matrices(weights, form, like)? {
+                Ok(()) => true,
+                Err(reason) => {
+                    self.refuse(&format!("{form:?}"), &reason);
+                    false
+                }
+            }
+        };
+        if right {
+            self.proofs.note(&kernels);
+        }
+        self.matrices.insert(form, right);
+        Ok(right)
+    }
+
+    fn check_matrices(
+        &mut self,
+        weights: Weights<'_>,
+        form: Matrices,
+        like: Option<Matrices>,
+    ) -> Result<Result<(), String>, ComputeError> {
+        let all = weights.chunk.rows.len();
+        let outputs = if form.gated { all / 2 } else { all }.min(form.outputs() + BEYOND);
+        let lines = if form.gated { 2 * outputs } else { outputs };
+        let width = weights.blocks * BLOCK_COLUMNS;
+        let rows = form.shape.rows + BEYOND;
+        // Small enough that gates are not saturated.
+        let x: Vec<f32> = Numbers(12).take(rows * width).iter().map(|x| x * 0.1).collect();
+        let plain = self.plain(weights)?;
+        let expected = self.run_form(plain, weights, lines, &x, None)?;
+        let expected = if form.gated { gate(&expected, outputs) } else { expected };
+        let found = self.run_matrices(form, weights, outputs, &x)?;
+        if let Err(reason) = compare(&found, &expected, LIMIT) {
+            return Ok(Err(reason));
+        }
+        if let Some(like) = like {
+            let others = self.run_matrices(like, weights, outputs, &x)?;
+            let same = found.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits());
+            return Ok(if same { Ok(()) } else { Err(format!("other bits than those of {:?}", like.shape)) });
+        }
+        if form.gated {
+            return Ok(Ok(()));
+        }
+        // Each row has a scale of its own.
+        let sizes = || SIZES.iter().cycle();
+        let sized: Vec<f32> =
+            x.chunks(width).zip(sizes()).flat_map(|(row, size)| row.iter().map(move |x| x * size)).collect();
+        let found = self.run_matrices(form, weights, outputs, &sized)?;
+        let found: Vec<f32> = found
+            .chunks(outputs)
+            .zip(sizes())
+            .flat_map(|(row, size)| row.iter().map(move |x| x / size))
+            .collect();
+        Ok(compare(&found, &expected, LIMIT))
+    }
+
+    /// Runs a form on rows `x`: `[rows][outputs]`.
+    fn run_matrices(
+        &mut self,
+        form: Matrices,
+        weights: Weights<'_>,
+        outputs: usize,
+        x: &[f32],
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = weights.blocks * BLOCK_COLUMNS;
+        let rows = x.len() / width.max(1);
+        let (mut from, mut out) = (self.buffer(rows, width)?, self.buffer(rows, outputs)?);
+        self.write(x, &mut from)?;
+        out.shape(rows)?;
+        let halves = self.halves(&LinearInput::Plain(&from), 0..rows, weights.blocks)?;
+        let product = MatrixProduct {
+            outputs,
+            first: 0,
+            ..MatrixProduct::of_chunk(weights.chunk, weights.blocks, None, 0..rows)
+        };
+        self.record_matrices(form, &product, &halves, &out)?;
+        let mut found = vec![0.0; rows * outputs];
+        self.read(&out, 0..rows, &mut found)?;
+        Ok(found)
+    }
+}
