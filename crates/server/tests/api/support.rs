@@ -1,5 +1,6 @@
 //! A small tokenizer and template, scripted engines, and requests without a socket.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,11 +75,27 @@ pub fn info() -> ModelInfo {
     }
 }
 
-/// A running request in its slot. Dropping it frees the slot.
+/// A request that counts as running until this is dropped.
+struct Running(Arc<Counters>);
+
+impl Running {
+    fn new(counters: Arc<Counters>) -> Self {
+        counters.running.fetch_add(1, Ordering::Relaxed);
+        Self(counters)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A running request in its slot. Its last event frees the slot, or else dropping it does.
 pub struct Slot {
     pub request: Request,
     pub events: EventSender,
-    counters: Arc<Counters>,
+    running: Cell<Option<Running>>,
 }
 
 impl Slot {
@@ -109,14 +126,12 @@ impl Slot {
     }
 
     pub fn send(&self, event: Event) {
+        // Before the event: tests read the counters as soon as they have it.
+        if matches!(event, Event::Done { .. } | Event::Failed { .. }) {
+            self.running.take();
+        }
         // False if the client has disconnected; scripts ignore that, as engines do.
         self.events.send(event);
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.counters.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -135,11 +150,10 @@ pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'sta
     let script = Arc::new(script);
     std::thread::spawn(move || {
         while let Some(Submission { request, events }) = inbox.submissions.blocking_recv() {
-            let counters = inbox.counters.clone();
-            counters.waiting.fetch_sub(1, Ordering::Relaxed);
-            counters.running.fetch_add(1, Ordering::Relaxed);
+            inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+            let running = Cell::new(Some(Running::new(inbox.counters.clone())));
             let script = script.clone();
-            std::thread::spawn(move || script(Slot { request, events, counters }));
+            std::thread::spawn(move || script(Slot { request, events, running }));
         }
     });
     engine
