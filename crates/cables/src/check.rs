@@ -49,14 +49,18 @@ pub fn findings(desk: &Desk) -> Vec<Finding> {
                 remedy: remedy.to_owned(),
             });
         };
-        machine.unread.iter().for_each(|why| {
-            add(
-                Severity::Warning,
-                "unread",
-                why.clone(),
-                "run the command on the machine and look at what it says",
-            );
-        });
+        for why in &machine.unread {
+            let is_without_bus = !machine.is_mac() && why.contains("/sys/bus/thunderbolt");
+            let (code, remedy) = if is_without_bus {
+                (
+                    "no-controller",
+                    "sudo modprobe thunderbolt; without a controller, this machine takes part over Ethernet",
+                )
+            } else {
+                ("unread", "run the command on the machine and look at what it says")
+            };
+            add(Severity::Warning, code, why.clone(), remedy);
+        }
         system(machine, &mut add);
         rdma(machine, &mut add);
         access(machine, &mut add);

@@ -118,12 +118,22 @@ fn from_check_to_undo(name: &str, desk: &Desk, index: usize) {
     assert!(fine, "{name}");
     assert_eq!(graph["desk"]["cables"].as_array().unwrap().len(), desk.wires.len(), "{name}");
 
-    // The connection is lost, or a command fails, in the middle; undo takes back what was done.
-    let fault = ["drop", "fail"][index % 2];
-    fs::write(desk.farm.desk().join(fault), format!("{}\n", 3 + index % 7)).unwrap();
+    // The connection is lost, a command fails, or an interface vanishes in the middle; undo takes
+    // back what was done, and the rest when the interface is back.
+    let fault = ["drop", "fail", "vanish"][index % 3];
+    let at = if fault == "vanish" { 0 } else { 3 + index % 7 };
+    fs::write(desk.farm.desk().join(fault), format!("{at}\n")).unwrap();
     let (fine, said) = desk.setup(&["--no-verify"]);
     assert!(!fine && said.contains("thunder mac undo"), "{name}: {said}");
     let _ = fs::remove_file(desk.farm.desk().join(fault));
+    if fault == "vanish" {
+        let (fine, said) = desk.undo();
+        assert!(
+            !fine && said.contains("is not there") && said.contains("1 change(s) are left"),
+            "{name}: {said}"
+        );
+        assert!(desk.farm.come_back(&desk.macs), "{name}");
+    }
     let (fine, said) = desk.undo();
     assert!(fine && said.contains("Everything is as it was"), "{name}: {said}");
     assert_eq!(desk.farm.state(), before, "{name}");
@@ -154,7 +164,7 @@ fn from_check_to_undo(name: &str, desk: &Desk, index: usize) {
 #[test]
 fn recorded_setups_go_from_check_to_undo() {
     // All of them take a minute; each of these is of another kind.
-    let quick = ["pair", "Thunderbolt 4", "set up by hand", "crossed cables"];
+    let quick = ["pair", "Thunderbolt 4", "set up by hand", "crossed cables", "line around a MacBook"];
     for (index, (name, macs, wires)) in setups::wired().into_iter().enumerate() {
         if thunder_testing::is_long() || quick.contains(&name) {
             let began = Instant::now();
@@ -180,11 +190,15 @@ fn cables_with_rdma_are_measured_over_both_ways() {
 fn memory_and_power_are_shown_changed_with_consent_and_put_back() {
     let mut macs = setups::pair();
     // The built-in model is small: on 3 GB, the 2 GiB for buffers are more than the default gives.
-    macs[0].memory_gib = 3;
+    (macs[0].memory_gib, macs[0].working_set) = (3, Some(2 << 30));
     let desk = Desk::new(macs, vec![((0, 1), (1, 1), 80)]);
     let before = desk.farm.state();
     let (fine, said) = desk.run("tune", &["--model", "builtin", "--dry-run"]);
     assert!(fine && said.contains("book: 3.0 GiB memory − 0.8 GiB for macOS = 2.2 GiB at most"), "{said}");
+    assert!(
+        said.contains("the GPU may hold 2.0 GiB (macOS's default): the limit has to be 2304 MiB"),
+        "{said}"
+    );
     assert!(said.contains("sudo sysctl iogpu.wired_limit_mb=2304"), "{said}");
     assert_eq!(desk.farm.state(), before, "--dry-run changes nothing");
     let (fine, said) = desk.run("tune", &["--model", "builtin"]);
@@ -194,8 +208,25 @@ fn memory_and_power_are_shown_changed_with_consent_and_put_back() {
     assert!(fine, "{said}");
     let of = |file: &str| fs::read_to_string(desk.farm.desk().join("book").join(file)).unwrap();
     assert!(of("gpu").trim() == "2304" && of("power").contains("lowpowermode         0"), "{}", of("power"));
+    let (_, check) = desk.json("check", &[]);
+    let metal = serde_json::json!({"bytes": 2304u64 << 20, "source": "metal", "is_set": true});
+    assert_eq!(check["gpu_memory"]["book"], metal, "Metal tells of the limit that is set");
     let (fine, said) = desk.undo();
     assert!(fine, "{said}");
+    assert_eq!(desk.farm.state(), before);
+}
+
+#[test]
+fn a_setup_over_the_bridge_that_it_takes_apart_is_refused() {
+    let mut macs = setups::pair();
+    macs[1].reached = "fe80::1c1f%bridge0 49158 fe80::8c2:7%bridge0 22".to_owned();
+    let desk = Desk::new(macs, vec![((0, 1), (1, 1), 80)]);
+    let before = desk.farm.state();
+    let (fine, said) = desk.run("setup", &["--dry-run"]);
+    assert!(fine && said.contains("✗ peer: ssh reaches it over bridge0"), "{said}");
+    let (fine, said) = desk.setup(&["--no-verify"]);
+    assert!(!fine && said.contains("nothing was changed. peer: ssh reaches it"), "{said}");
+    assert!(said.contains("name it in --hosts by 192.168.1.11"), "{said}");
     assert_eq!(desk.farm.state(), before);
 }
 
