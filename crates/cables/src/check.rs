@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::graph::{Desk, LooseKind};
-use crate::machine::{Attached, Generation, Kind, Machine, RdmaState, System};
+use crate::machine::{Attached, Generation, Interface, Kind, Machine, RdmaState, System};
 
 /// The first macOS with RDMA over Thunderbolt.
 const FIRST_MACOS: (u32, u32) = (26, 2);
@@ -241,6 +241,22 @@ fn network(desk: &Desk, index: usize, add: Add<'_>) {
                 "thunder mac setup",
             );
         }
+    }
+    let is_set = |interface: &&&Interface| {
+        interface.bridge.is_none() && interface.addresses.iter().any(|address| !address.is_link_local())
+    };
+    if let Some(interface) =
+        interfaces.iter().find(is_set).filter(|_| machine.job.possible && machine.job.files.is_empty())
+    {
+        add(
+            Severity::Note,
+            "not-kept",
+            format!(
+                "{} has an address that no job of `thunder mac setup` keeps: set by a command, it is gone after a restart",
+                interface.name
+            ),
+            "thunder mac setup",
+        );
     }
     let has_lan = machine.interfaces.iter().any(|interface| {
         matches!(interface.kind, Kind::Ethernet | Kind::WiFi)

@@ -260,10 +260,14 @@ pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
 /// Restore what was there before `thunder mac setup` and `thunder mac tune`
 ///
 /// Looks at each machine first, and undoes what is in effect, newest first; also after a setup that
-/// ended in the middle. The machines are those of the record. What cannot be undone now, because a
-/// machine or an interface is away, stays in the record for the next time.
+/// ended in the middle. What cannot be undone now, because a machine or an interface is away, stays
+/// in the record for the next time.
 #[derive(Args)]
 pub struct UndoCommand {
+    /// Machines of the record, separated by commas; what was done on others stays in the record
+    /// [default: all of the record]
+    #[arg(long, value_name = "HOST,…")]
+    hosts: Option<String>,
     #[command(flatten)]
     ssh: SshArgs,
     #[command(flatten)]
@@ -275,13 +279,15 @@ impl UndoCommand {
     pub fn run(self) -> Result<ExitCode> {
         let file = self.changes.open()?;
         let mut record = file.load()?;
-        let names = record.machines();
         if record.is_undone() {
             println!("There is nothing to undo.");
             return Ok(ExitCode::SUCCESS);
         }
+        let names = self.names(&record)?;
         println!("These changes are taken back, newest first:");
-        let is_done = |entry: &&Entry| matches!(entry.state, State::Begun | State::Done);
+        let is_done = |entry: &&Entry| {
+            names.contains(&entry.machine) && matches!(entry.state, State::Begun | State::Done)
+        };
         for entry in record.entries.iter().rev().filter(is_done) {
             println!("  {}: {}", entry.machine, entry.action.purpose());
         }
@@ -293,8 +299,10 @@ impl UndoCommand {
         let hosts = with_sudo(&shells, &names)?;
         let mut save = |record: &Record| file.save(record);
         let left = apply::undo(&hosts, &mut record, &mut save, &mut show)?;
-        restore_files(&mut record)?;
-        file.save(&record)?;
+        if left.is_empty() {
+            restore_files(&mut record)?;
+            file.save(&record)?;
+        }
         left.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         if left.is_empty() {
             println!("Everything is as it was.");
@@ -305,6 +313,24 @@ impl UndoCommand {
             left.len()
         );
         Ok(ExitCode::FAILURE)
+    }
+}
+
+impl UndoCommand {
+    /// The machines to undo.
+    fn names(&self, record: &Record) -> Result<Vec<String>> {
+        let known = record.machines();
+        let Some(hosts) = &self.hosts else { return Ok(known) };
+        let names: Vec<String> = hosts.split(',').map(|name| name.trim().to_owned()).collect();
+        match names.iter().find(|name| !known.contains(name)) {
+            None => Ok(names),
+            Some(name) => {
+                bail!(
+                    "--hosts {hosts}: the record has nothing to undo on {name:?}; it has {}",
+                    known.join(", ")
+                )
+            }
+        }
     }
 }
 
