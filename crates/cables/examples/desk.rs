@@ -3,7 +3,7 @@
 //! ```text
 //! cargo build --release -p thunder
 //! cargo run --release -p thunder-cables --example desk              # lists the desks
-//! cargo run --release -p thunder-cables --example desk -- line      # a shell in which ssh reaches a, b and c
+//! cargo run --release -p thunder-cables --example desk -- line      # a shell with ssh to a, b, c
 //! ```
 
 #![allow(clippy::unwrap_used, reason = "an example for developers: its own folder is all it touches")]
