@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::graph::{Desk, LooseKind};
-use crate::machine::{Attached, Generation, Kind, Machine, RdmaState, System};
+use crate::machine::{Attached, Generation, Interface, Kind, Machine, RdmaState, System};
 
 /// The first macOS with RDMA over Thunderbolt.
 const FIRST_MACOS: (u32, u32) = (26, 2);
@@ -49,14 +49,18 @@ pub fn findings(desk: &Desk) -> Vec<Finding> {
                 remedy: remedy.to_owned(),
             });
         };
-        machine.unread.iter().for_each(|why| {
-            add(
-                Severity::Warning,
-                "unread",
-                why.clone(),
-                "run the command on the machine and look at what it says",
-            );
-        });
+        for why in &machine.unread {
+            let is_without_bus = !machine.is_mac() && why.contains("/sys/bus/thunderbolt");
+            let (code, remedy) = if is_without_bus {
+                (
+                    "no-controller",
+                    "sudo modprobe thunderbolt; without a controller, this machine takes part over Ethernet",
+                )
+            } else {
+                ("unread", "run the command on the machine and look at what it says")
+            };
+            add(Severity::Warning, code, why.clone(), remedy);
+        }
         system(machine, &mut add);
         rdma(machine, &mut add);
         access(machine, &mut add);
@@ -237,6 +241,22 @@ fn network(desk: &Desk, index: usize, add: Add<'_>) {
                 "thunder mac setup",
             );
         }
+    }
+    let is_set = |interface: &&&Interface| {
+        interface.bridge.is_none() && interface.addresses.iter().any(|address| !address.is_link_local())
+    };
+    if let Some(interface) =
+        interfaces.iter().find(is_set).filter(|_| machine.job.possible && machine.job.files.is_empty())
+    {
+        add(
+            Severity::Note,
+            "not-kept",
+            format!(
+                "{} has an address that no job of `thunder mac setup` keeps: set by a command, it is gone after a restart",
+                interface.name
+            ),
+            "thunder mac setup",
+        );
     }
     let has_lan = machine.interfaces.iter().any(|interface| {
         matches!(interface.kind, Kind::Ethernet | Kind::WiFi)

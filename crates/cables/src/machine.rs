@@ -24,6 +24,10 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
     /// `iogpu.wired_limit_mb`: most memory that the GPU may hold; 0 is the system's default.
     pub gpu_limit_mib: Option<u64>,
+    /// Bytes that the GPU may hold now, as Metal says.
+    pub gpu_working_set_bytes: Option<u64>,
+    /// The interface over which ssh has reached the machine.
+    pub reached_over: Option<String>,
     /// Whether RDMA over Thunderbolt is on.
     pub rdma: RdmaState,
     /// Thunderbolt ports, by their numbers.

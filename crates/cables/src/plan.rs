@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::graph::{Cable, Desk, End};
 use crate::job::{self, KeptEnd, Paths};
-use crate::machine::{Interface, Machine, RdmaState};
+use crate::machine::{Interface, Kind, Machine, RdmaState};
 use crate::network::{self, CABLE_PREFIX, Network};
 pub use action::{Action, Effect};
 
@@ -26,6 +26,9 @@ pub struct Plan {
     pub machines: Vec<MachinePlan>,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// Machines whose own connection the setup would cut, each with what to do instead. Nothing may
+    /// be run while there is one.
+    pub cuts: Vec<String>,
 }
 
 /// The actions of one machine.
@@ -98,17 +101,16 @@ impl Plan {
         }
         let mut notes = Vec::new();
         let links = links(desk, &mut notes)?;
-        let machines = desk
-            .machines
-            .iter()
-            .enumerate()
-            .map(|(index, machine)| MachinePlan {
-                machine: machine.name.clone(),
-                actions: actions(machine, index, &links, desk, &mut notes),
-            })
-            .filter(|plan| !plan.actions.is_empty())
-            .collect();
-        Ok(Self { links, machines, notes })
+        let mut machines = Vec::new();
+        let mut cuts = Vec::new();
+        for (index, machine) in desk.machines.iter().enumerate() {
+            let actions = actions(machine, index, &links, desk, &mut notes);
+            cuts.extend(cut(machine, &actions));
+            if !actions.is_empty() {
+                machines.push(MachinePlan { machine: machine.name.clone(), actions });
+            }
+        }
+        Ok(Self { links, machines, notes, cuts })
     }
 
     /// Whether nothing is left to do.
@@ -178,9 +180,15 @@ fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<([Network; 2], bool)> {
         others.any(|(_, interface)| interface.addresses.iter().any(|address| address.overlaps(network)))
     };
     let is_own = |network: &Network| !network.is_link_local() && !is_elsewhere(network);
+    // A longer route, as a VPN sets it, would take packets for the other end elsewhere.
+    let is_hidden = |side: usize, there: &Network| {
+        let routes = desk.machine(cable.ends[side]).routes.iter();
+        routes.into_iter().any(|route| route.prefix > there.prefix && route.contains(there.address))
+    };
     let suits = |(own, theirs): &(Network, Network)| {
         let are_ends = own.base() == theirs.base() && own.address != theirs.address;
-        are_ends && (16..=CABLE_PREFIX).contains(&own.prefix) && is_own(own)
+        let is_open = !is_hidden(0, theirs) && !is_hidden(1, own);
+        are_ends && (16..=CABLE_PREFIX).contains(&own.prefix) && is_own(own) && is_open
     };
     let mut pairs =
         one.addresses.iter().flat_map(|own| other.addresses.iter().map(move |theirs| (*own, *theirs)));
@@ -190,7 +198,10 @@ fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<([Network; 2], bool)> {
         let others: Vec<Network> = desk.machine(cable.ends[1 - side]).used_networks().collect();
         let begun = |own: &&Network| {
             let is_end = own.prefix == CABLE_PREFIX && own.ends()[side] == **own;
-            is_end && is_own(own) && !others.iter().any(|used| used.overlaps(own))
+            is_end
+                && !is_hidden(side, &own.ends()[1 - side])
+                && is_own(own)
+                && !others.iter().any(|used| used.overlaps(own))
         };
         interface.addresses.iter().find(begun).map(|own| (own.ends(), false))
     };
@@ -272,6 +283,35 @@ fn interface_actions(interface: &Interface, address: Network, mtu: Option<u32>) 
         actions.push(Action::AddAddress { interface: name(), address });
     }
     actions
+}
+
+/// Whether the actions end the connection over which they come: ssh over the Thunderbolt bridge,
+/// whose members they take out. A bridge that keeps Ethernet or Wi-Fi goes on.
+fn cut(machine: &Machine, actions: &[Action]) -> Option<String> {
+    let bridge = machine.reached_over.as_deref()?;
+    let leaves: Vec<&str> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::LeaveBridge { interface, bridge: left } if left == bridge => Some(interface.as_str()),
+            _ => None,
+        })
+        .collect();
+    let is_lan =
+        |interface: &&Interface| matches!(interface.kind, Kind::Ethernet | Kind::WiFi) && interface.active;
+    let mut lans = machine.interfaces.iter().filter(is_lan);
+    if leaves.is_empty() || lans.clone().any(|interface| interface.bridge.as_deref() == Some(bridge)) {
+        return None;
+    }
+    let other = lans.find_map(|interface| interface.addresses.iter().find(|own| !own.is_link_local()));
+    let remedy = other.map_or_else(
+        || "connect it to Ethernet or Wi-Fi, and name that address in --hosts".to_owned(),
+        |own| format!("name it in --hosts by {}", own.address),
+    );
+    Some(format!(
+        "{}: ssh reaches it over {bridge}, and setup takes {} out of {bridge}, which would cut the connection: {remedy}",
+        machine.name,
+        leaves.join(" and ")
+    ))
 }
 
 /// `THUNDER_CABLES` of one machine: its cables, with their devices where both ends have RDMA.

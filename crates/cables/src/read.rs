@@ -6,7 +6,7 @@ mod macos;
 mod sections;
 mod thunderbolt;
 
-use crate::machine::{Machine, System};
+use crate::machine::{Interface, Machine, System};
 
 pub use sections::Sections;
 
@@ -58,11 +58,24 @@ impl Machine {
                 return Err(ReadError::System { name: name.to_owned(), system });
             }
         }
+        machine.reached_over = reached_over(sections.line("reached").unwrap_or_default(), &machine);
         machine.job.folder = sections.status("job-folder") == Some(0);
         machine.job.files = job_files(&machine.system, &sections);
         machine.ports.sort_by(|one, other| natural(&one.name).cmp(&natural(&other.name)));
         Ok(machine)
     }
+}
+
+/// The interface over which ssh has come in, from `SSH_CONNECTION`: client, its port, the address
+/// here, its port. A link-local address names its interface.
+fn reached_over(connection: &str, machine: &Machine) -> Option<String> {
+    let here = connection.split_whitespace().nth(2)?;
+    if let Some((_, interface)) = here.split_once('%') {
+        return machine.interface(interface).map(|interface| interface.name.clone());
+    }
+    let here: std::net::Ipv4Addr = here.strip_prefix("::ffff:").unwrap_or(here).parse().ok()?;
+    let has = |interface: &&Interface| interface.addresses.iter().any(|own| own.address == here);
+    machine.interfaces.iter().find(has).map(|interface| interface.name.clone())
 }
 
 /// The files of an earlier setup that are there.

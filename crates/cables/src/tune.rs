@@ -9,6 +9,48 @@ const GIB: u64 = 1 << 30;
 /// Memory beyond weights and KV cache: buffers, and the program itself.
 const BUFFERS_BYTES: u64 = 2 * GIB;
 
+/// Who says how much memory the GPU may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuSource {
+    /// Metal, on the machine.
+    Metal,
+    /// `iogpu.wired_limit_mb`.
+    Setting,
+    /// Nobody: it is the least that Macs with as much memory have reported.
+    Estimate,
+}
+
+/// Memory that the GPU may hold now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct GpuMemory {
+    /// Bytes.
+    pub bytes: u64,
+    /// Who says so.
+    pub source: GpuSource,
+    /// Whether `iogpu.wired_limit_mb` is set; it is the system's default if not.
+    pub is_set: bool,
+}
+
+/// Memory that the machine's GPU may hold: what Metal says, else the setting, else an estimate.
+/// `None` for a machine without the setting.
+pub fn gpu_memory(machine: &Machine) -> Option<GpuMemory> {
+    let setting = machine.gpu_limit_mib?;
+    let (bytes, source) = match (machine.gpu_working_set_bytes, setting) {
+        (Some(bytes), _) => (bytes, GpuSource::Metal),
+        (None, 0) => (default_bytes(machine.memory_bytes?), GpuSource::Estimate),
+        (None, mib) => (mib.saturating_mul(1 << 20), GpuSource::Setting),
+    };
+    Some(GpuMemory { bytes, source, is_set: setting > 0 })
+}
+
+/// The least default that users have reported: two thirds of the memory of Macs with up to 32 GB
+/// (10.7 of 16, 21.3 of 32 GiB), three quarters of larger ones (48 of 64, 72 of 96, 96 of 128 GiB).
+/// Newer systems give more (11.8 of 16, 107.5 of 128, 464 of 512 GiB).
+fn default_bytes(memory: u64) -> u64 {
+    if memory > 32 * GIB { memory / 4 * 3 } else { memory / 3 * 2 }
+}
+
 /// The arithmetic behind `iogpu.wired_limit_mb` on one machine, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuLimit {
@@ -22,8 +64,10 @@ pub struct GpuLimit {
     pub buffers: u64,
     /// What stays for macOS and other programs.
     pub reserve: u64,
-    /// The limit now, in MiB; 0 is the system's default.
+    /// The setting now, in MiB; 0 is the system's default.
     pub now_mib: u64,
+    /// What the GPU may hold now.
+    pub now: GpuMemory,
     /// The limit to set, in MiB; `None` if it need not change.
     pub set_mib: Option<u64>,
 }
@@ -68,6 +112,7 @@ pub fn gpu_limit(machine: &Machine, model: u64) -> Result<GpuLimit, TuneError> {
     let no_setting = || TuneError::NoSetting { machine: machine.name.clone() };
     let memory = machine.memory_bytes.ok_or_else(no_setting)?;
     let now_mib = machine.gpu_limit_mib.ok_or_else(no_setting)?;
+    let now = gpu_memory(machine).ok_or_else(no_setting)?;
     let reserve = reserve_bytes(memory);
     let needed = model.saturating_add(BUFFERS_BYTES);
     if needed > memory.saturating_sub(reserve) {
@@ -79,11 +124,9 @@ pub fn gpu_limit(machine: &Machine, model: u64) -> Result<GpuLimit, TuneError> {
             reserve_gib: gib(reserve),
         });
     }
-    // macOS does not print its default. It was never measured below two thirds of the memory.
-    let now = if now_mib == 0 { memory / 3 * 2 } else { now_mib << 20 };
-    let set_mib = (needed > now).then(|| (needed.div_ceil(GIB) * 1024).min((memory - reserve) >> 20));
+    let set_mib = (needed > now.bytes).then(|| (needed.div_ceil(GIB) * 1024).min((memory - reserve) >> 20));
     let machine = machine.name.clone();
-    Ok(GpuLimit { machine, memory, model, buffers: BUFFERS_BYTES, reserve, now_mib, set_mib })
+    Ok(GpuLimit { machine, memory, model, buffers: BUFFERS_BYTES, reserve, now_mib, now, set_mib })
 }
 
 /// The changes of a machine: the limit if one is needed, and Low Power Mode off on mains.

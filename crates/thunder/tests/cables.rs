@@ -68,6 +68,36 @@ fn addresses(machine: &Machine) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Bytes that an interface of a machine has sent.
+fn sent(machine: &Machine, interface: &str) -> u64 {
+    let output = machine.command(&["ip", "-s", "-json", "link", "show", interface]).output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    found[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
+}
+
+/// Ranks that `thunder launch` starts from the host file use the cable; without it, Ethernet.
+fn launch_takes_the_cable_then_ethernet(machines: &[Machine; 2], hosts: &str, ssh: &str) {
+    let program = env!("CARGO_BIN_EXE_thunder");
+    let carried = |way: &str| {
+        let before = ["cable0", "lan0"].map(|interface| sent(&machines[0], interface));
+        let launch =
+            ["launch", "--hostfile", hosts, "--backend", "tcp", "--no-prefix", "--ssh", ssh, "--", program];
+        let bench = ["bench", "comm", "--json", "--op", "all_reduce", "--sizes", "4194304", "--time", "50"];
+        let output = thunder(&[&launch[..], &bench].concat()).output().unwrap();
+        assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stderr));
+        let after = ["cable0", "lan0"].map(|interface| sent(&machines[0], interface));
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    let [cable, lan] = carried("over the cable");
+    println!("with the cable: {cable} bytes over it, {lan} over Ethernet");
+    assert!(cable > 8 << 20 && lan < 1 << 20, "{cable} over the cable, {lan} over Ethernet");
+    machines[0].run("ip link set cable0 down").unwrap();
+    let [cable, lan] = carried("over Ethernet");
+    println!("without the cable: {cable} bytes over it, {lan} over Ethernet");
+    assert!(lan > 8 << 20 && cable == 0, "{cable} over the cable, {lan} over Ethernet");
+    machines[0].run("ip link set cable0 up").unwrap();
+}
+
 /// Two node agents that reach each other over the cable alone check and measure it without ssh.
 fn through_the_agents(folder: &Path, machines: &[Machine; 2]) {
     let data = NAMES.map(|name| folder.join(format!("node-{name}")).display().to_string());
@@ -147,6 +177,14 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
         .unwrap();
     machines[0].run("ip link set cable0 up").unwrap();
     machines[1].run("ip link set cable0 up").unwrap();
+    // Both are in an Ethernet too.
+    machines[0]
+        .run(&format!("ip link add lan0 type veth peer name lan0 netns {}", machines[1].id()))
+        .unwrap();
+    for (index, machine) in machines.iter().enumerate() {
+        let script = format!("ip address add 192.168.77.{}/24 dev lan0 && ip link set lan0 up", index + 1);
+        machine.run(&script).unwrap();
+    }
     let before = machines.each_ref().map(addresses);
     let ssh = write_ssh(folder.path(), &machines);
     let file = |name: &str| folder.path().join(name).display().to_string();
@@ -184,6 +222,7 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
     assert!(fine && again.contains("nothing to do"), "{again}{error}");
 
     through_the_agents(folder.path(), &machines);
+    launch_takes_the_cable_then_ethernet(&machines, &hosts, &ssh);
 
     let plan = thunder(&["plan", "--ranks", "2", "--hostfile", &hosts]).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();

@@ -15,6 +15,7 @@ pub(super) fn fill(machine: &mut Machine, sections: &Sections) {
     machine.chip = sysctl.get("machdep.cpu.brand_string").map(|chip| (*chip).to_owned());
     machine.memory_bytes = number("hw.memsize");
     machine.gpu_limit_mib = number("iogpu.wired_limit_mb");
+    machine.gpu_working_set_bytes = sections.line("gpu").and_then(|text| text.parse().ok());
     machine.rdma = match (sections.status("rdma"), sections.partial("rdma").trim()) {
         (Some(127), _) => RdmaState::Missing,
         (_, answer) => match answer.to_lowercase().as_str() {

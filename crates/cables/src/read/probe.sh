@@ -16,6 +16,20 @@ section() { # name, command...
   esac
 }
 
+# A command that may hang is ended after some seconds, and the probe goes on.
+within() { # seconds, command...
+  limit=$1
+  shift
+  "$@" &
+  work=$!
+  (sleep "$limit"; kill "$work") >/dev/null 2>&1 &
+  guard=$!
+  wait "$work"
+  status=$?
+  kill "$guard" 2>/dev/null
+  return "$status"
+}
+
 # The value of each file that exists, as PATH=VALUE.
 values() {
   for file; do
@@ -27,6 +41,9 @@ values() {
 macos() {
   section version sw_vers -productVersion
   section sysctl sysctl hw.model machdep.cpu.brand_string hw.memsize iogpu.wired_limit_mb
+  # Only Metal says what the GPU may hold where iogpu.wired_limit_mb is 0.
+  section gpu within 10 osascript -l JavaScript -e \
+    'ObjC.import("Metal"); String($.MTLCreateSystemDefaultDevice().recommendedMaxWorkingSetSize)'
   section rdma rdma_ctl status
   section thunderbolt system_profiler SPThunderboltDataType -json
   section ports networksetup -listallhardwareports
@@ -88,6 +105,8 @@ linux() {
 
 section system uname -s
 section name hostname
+# The address by which ssh has come in: setup must not cut it.
+section reached printf '%s\n' "${SSH_CONNECTION:-}"
 case $(uname -s) in
   Darwin) macos ;;
   Linux) linux ;;

@@ -136,6 +136,21 @@ bench() {
   fail "error: no cable at ${here:-any interface} of $me for $network"
 }
 
+# The interface that a command names is pulled: it is kept in $DESK/../away until somebody plugs it
+# in again. A command without an interface leaves the fault for the next one.
+vanish() {
+  for word; do
+    case $word in en[0-9]*) ;; *) continue ;; esac
+    [ -d "$FAKE/interfaces/$word" ] || continue
+    read -r name <"$FAKE/name"
+    mkdir -p "$DESK/../away/$name"
+    mv "$FAKE/interfaces/$word" "$DESK/../away/$name/$word"
+    sed -i "/^$word\$/d" "$FAKE/members"
+    rm "$DESK/vanish"
+    return
+  done
+}
+
 case $me in
   ssh)
     while [ $# -gt 0 ]; do
@@ -149,7 +164,9 @@ case $me in
     [ -d "$FAKE" ] || fail "ssh: Could not resolve hostname $1" 255
     shift
     THUNDER_ROOT=$FAKE/root
-    export FAKE THUNDER_ROOT
+    SSH_CONNECTION=$(cat "$FAKE/reached")
+    PATH=${DESK%/*}/bin:$PATH
+    export FAKE THUNDER_ROOT SSH_CONNECTION PATH
     exec sh -c "$*" ;;
   sudo)
     while [ $# -gt 0 ]; do
@@ -161,6 +178,7 @@ case $me in
     [ "$*" = true ] && exit 0
     echo "$*" >>"$FAKE/log"
     due fail && { rm "$DESK/fail"; fail "Operation not permitted"; }
+    due vanish && vanish "$@"
     # A connection that is lost after the command has run: ssh says so, and nobody knows the rest.
     if due drop; then "$@" >/dev/null 2>&1; fail "Connection closed by remote host" 255; fi
     exec "$@" ;;
@@ -173,6 +191,10 @@ case $me in
       iogpu.wired_limit_mb=*) echo "${1#*=}" >"$FAKE/gpu" ;;
       *) cat "$FAKE/sysctl"; echo "iogpu.wired_limit_mb: $(cat "$FAKE/gpu")" ;;
     esac ;;
+  osascript)
+    read -r mib <"$FAKE/gpu"
+    [ -f "$FAKE/working-set" ] || fail "osascript: no device"
+    if [ "$mib" = 0 ]; then cat "$FAKE/working-set"; else echo $((mib << 20)); fi ;;
   rdma_ctl) [ -f "$FAKE/rdma" ] || exit 127; cat "$FAKE/rdma" ;;
   system_profiler) cat "$FAKE/thunderbolt.json" ;;
   networksetup)
@@ -202,6 +224,9 @@ case $me in
         sh "$THUNDER_ROOT/Library/Application Support/Thunderhead/cables.sh" ;;
       bootout) [ -f "$FAKE/job" ] || fail "Boot-out failed: 3: No such process" 3; rm "$FAKE/job" ;;
     esac ;;
-  thunder) bench "$@" ;;
+  thunder)
+    # In examples/desk.rs: the real one, for all but ranks.
+    if [ -n "${THUNDER:-}" ] && [ "$1 ${2:-}" != "bench comm" ]; then exec "$THUNDER" "$@"; fi
+    bench "$@" ;;
   *) fail "no double for $me" 127 ;;
 esac

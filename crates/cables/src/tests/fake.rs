@@ -30,6 +30,10 @@ pub struct FakeMac {
     pub members: Vec<String>,
     pub routes: Vec<Network>,
     pub gpu_mib: u64,
+    /// Metal's default; `None` if Metal cannot be asked.
+    pub working_set: Option<u64>,
+    /// `SSH_CONNECTION`; empty if it is not reached over ssh.
+    pub reached: String,
     pub low_power: bool,
     pub job: bool,
     pub folder: bool,
@@ -95,6 +99,8 @@ impl FakeMac {
             members: (0..ports.len()).map(device).collect(),
             routes: vec!["192.168.1.0/24".parse().unwrap()],
             gpu_mib: 0,
+            working_set: None,
+            reached: String::new(),
             low_power: true,
             job: false,
             folder: false,
@@ -111,7 +117,10 @@ impl FakeMac {
         section("system", 0, "Darwin");
         section("name", 0, &self.name);
         section("version", 0, &self.version);
+        section("reached", 0, &self.reached);
         section("sysctl", 0, &self.sysctl());
+        let metal = self.metal();
+        section("gpu", if metal.is_some() { 0 } else { 127 }, &metal.unwrap_or_default());
         section("rdma", if self.rdma.is_some() { 0 } else { 127 }, self.rdma.as_deref().unwrap_or(""));
         section("thunderbolt", 0, &self.thunderbolt);
         section("ports", 0, &self.hardware_ports());
@@ -148,6 +157,12 @@ impl FakeMac {
             self.memory_gib << 30,
             self.gpu_mib
         )
+    }
+
+    /// What Metal says: the limit that is set, else the default.
+    fn metal(&self) -> Option<String> {
+        let bytes = if self.gpu_mib == 0 { self.working_set? } else { self.gpu_mib << 20 };
+        Some(bytes.to_string())
     }
 
     pub fn hardware_ports(&self) -> String {
@@ -280,6 +295,10 @@ impl FakeMac {
         write("version", &format!("{}\n", self.version));
         write("sysctl", &format!("{}\n", self.sysctl().rsplit_once('\n').unwrap().0));
         write("gpu", &format!("{}\n", self.gpu_mib));
+        if let Some(bytes) = self.working_set {
+            write("working-set", &format!("{bytes}\n"));
+        }
+        write("reached", &format!("{}\n", self.reached));
         if let Some(rdma) = &self.rdma {
             write("rdma", &format!("{rdma}\n"));
         }
@@ -292,19 +311,24 @@ impl FakeMac {
         write("members", &self.members.iter().map(|member| format!("{member}\n")).collect::<String>());
         std::fs::create_dir_all(folder.join("root/Library/LaunchDaemons")).unwrap();
         std::fs::create_dir_all(folder.join("root/Library/Application Support")).unwrap();
-        for interface in &self.interfaces {
-            let file = |name: &str| format!("interfaces/{}/{name}", interface.name);
-            write(&file("mtu"), &format!("{}\n", interface.mtu));
-            write(&file("mac"), &format!("{}\n", interface.mac));
-            write(&file("status"), if interface.active { "active\n" } else { "inactive\n" });
-            write(&file("flags"), if interface.up { "UP,\n" } else { "\n" });
-            let inet = |address: &Network| format!("{} 0x{:08x}\n", address.address, address.mask());
-            write(&file("inet"), &interface.addresses.iter().map(inet).collect::<String>());
-        }
+        self.interfaces.iter().for_each(|interface| interface.write_to(folder));
     }
 }
 
 impl FakeInterface {
+    /// Writes the interface into the folder of its Mac.
+    pub fn write_to(&self, mac: &Path) {
+        let folder = mac.join("interfaces").join(&self.name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        write("mtu", &format!("{}\n", self.mtu));
+        write("mac", &format!("{}\n", self.mac));
+        write("status", if self.active { "active\n" } else { "inactive\n" });
+        write("flags", if self.up { "UP,\n" } else { "\n" });
+        let inet = |address: &Network| format!("{} 0x{:08x}\n", address.address, address.mask());
+        write("inet", &self.addresses.iter().map(inet).collect::<String>());
+    }
+
     fn change(&mut self, words: &[&str]) -> (i32, String) {
         match words {
             ["up"] => self.up = true,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::fake::FakeMac;
 use super::setups::Wire;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "ssh",
     "sudo",
     "id",
@@ -17,6 +17,7 @@ const COMMANDS: [&str; 18] = [
     "hostname",
     "sw_vers",
     "sysctl",
+    "osascript",
     "rdma_ctl",
     "system_profiler",
     "networksetup",
@@ -73,6 +74,30 @@ impl Farm {
         };
         let lines: String = wires.iter().enumerate().map(line).collect();
         fs::write(self.folder().join("wires"), lines).unwrap();
+    }
+
+    /// Plugs in again what the fault `vanish` has pulled: macOS makes such an interface anew, and
+    /// its bridge takes it back. Returns whether there was one.
+    pub fn come_back(&self, macs: &[FakeMac]) -> bool {
+        let away = self.folder().join("away");
+        let mut any = false;
+        for mac in macs {
+            let folder = self.desk().join(&mac.name);
+            for interface in &mac.interfaces {
+                if fs::remove_dir_all(away.join(&mac.name).join(&interface.name)).is_ok() {
+                    any = true;
+                    interface.write_to(&folder);
+                    let members = folder.join("members");
+                    let mut now: Vec<String> =
+                        fs::read_to_string(&members).unwrap().lines().map(str::to_owned).collect();
+                    now.extend(mac.members.iter().find(|member| **member == interface.name).cloned());
+                    now.sort();
+                    let text: String = now.iter().map(|member| format!("{member}\n")).collect();
+                    fs::write(members, text).unwrap();
+                }
+            }
+        }
+        any
     }
 
     /// All files of the Macs, except for what sudo has logged.

@@ -99,6 +99,70 @@ fn a_plan_for_linux_uses_ip_and_systemd() {
     }));
 }
 
+#[test]
+fn the_verbs_driver_makes_a_cable_one_for_rdma() {
+    let with_devices = |side: &str| {
+        let class = "/sys/class/infiniband";
+        let device = |number: usize| {
+            let device = format!("{class}/usb4_rdma{number}/ports/1");
+            format!("{device}/state=4: ACTIVE\n{device}/gid_attrs/ndevs/0=thunderbolt{number}\n")
+        };
+        // A card of another network is no device of a cable.
+        let card = format!(
+            "{class}/mlx5_0/ports/1/state=4: ACTIVE\n{class}/mlx5_0/ports/1/gid_attrs/ndevs/0=eth0\n"
+        );
+        let section = format!("@@ rdma-devices 0\n{card}{}{}@@ neighbours 0", device(0), device(1));
+        Machine::read(side, &transcript(side).replace("@@ neighbours 0", &section)).unwrap()
+    };
+    let desk = Desk::new(["x", "y"].map(with_devices).into());
+    let plan = Plan::new(&desk).unwrap();
+    assert!(plan.links.iter().all(|link| link.rdma && link.mtu.is_none()), "{:?}", plan.links);
+    let cables = plan.machines[0].actions.iter().find_map(|action| match action {
+        Action::WriteFile { path, content, .. } if path.ends_with("/cables") => Some(content.as_str()),
+        _ => None,
+    });
+    assert_eq!(cables, Some("10.84.73.0/30=usb4_rdma0,10.84.73.4/30=usb4_rdma1\n"));
+    let half = Desk::new(vec![with_devices("x"), Machine::read("y", &transcript("y")).unwrap()]);
+    assert!(half.text().contains("  TCP\n") && !half.text().contains("  RDMA\n"), "{}", half.text());
+    let why = half.rdma_obstacles(&half.cables[0]);
+    assert_eq!(why, ["y has no RDMA over Thunderbolt"]);
+}
+
+#[test]
+fn a_linux_machine_and_a_mac_share_two_cables() {
+    use crate::tests::fake::{FakeMac, FakePort};
+    let mac_uuid = |port: usize| format!("0000000A-0000-4000-8000-{port:012X}");
+    let plug = || Some((UUIDS[1].to_uppercase(), 40, "Linux"));
+    let port = |port: usize| FakePort { uuid: mac_uuid(port), most: 120, plug: plug() };
+    let mac = FakeMac::new("mac", 0, "Apple M4 Pro", &[port(0), port(1)]);
+    let mut linux = transcript("y");
+    for (route, port) in [(1, 1), (3, 0)] {
+        let line = |uuid: &str| format!("0-{route}/unique_id={uuid}");
+        linux = linux.replace(&line(UUIDS[0]), &line(&mac_uuid(port).to_lowercase()));
+    }
+    let read = |name: &str, text: &str| Machine::read(name, text).unwrap();
+    let desk = Desk::new(vec![read("mac", &mac.transcript()), read("pc", &linux)]);
+    let cables: Vec<_> = desk.cables.iter().map(|cable| cable.ends.map(|end| desk.name(end))).collect();
+    let name = |port: &str, route: &str| [format!("mac port {port}"), format!("pc port 0-{route}")];
+    assert_eq!(cables, [name("1", "3"), name("2", "1")]);
+    assert!(desk.cables.iter().all(|cable| cable.certain && desk.slow_cable(cable).is_none()));
+    let plan = Plan::new(&desk).unwrap();
+    assert!(plan.links.iter().all(|link| !link.rdma && link.mtu == Some(9000)), "as much as a Mac takes");
+    let shown: Vec<String> = plan
+        .machines
+        .iter()
+        .zip(&desk.machines)
+        .flat_map(|(plan, machine)| plan.actions.iter().flat_map(|action| action.commands(&machine.system)))
+        .map(|command| command.shown())
+        .collect();
+    for wanted in [
+        "sudo ifconfig en2 inet 10.84.73.1 netmask 255.255.255.252 alias",
+        "sudo ip address add 10.84.73.2/30 dev thunderbolt1",
+    ] {
+        assert!(shown.iter().any(|command| command == wanted), "{wanted}: {shown:#?}");
+    }
+}
+
 /// Two machines as network namespaces, with veth pairs for cables.
 #[cfg(target_os = "linux")]
 mod namespaces {

@@ -140,7 +140,7 @@ fn setup(name: &str) -> Desk {
 fn shapes_and_what_one_more_cable_gives() {
     let kinds: Vec<_> = setups::all().into_iter().map(|(_, macs)| desk(macs).shape().kind).collect();
     use ShapeKind::{Line, Mesh, Pair};
-    assert_eq!(kinds, [Pair, Pair, Pair, Line, Mesh, Mesh, Line, Pair, Pair, Mesh, Mesh, Pair]);
+    assert_eq!(kinds, [Pair, Pair, Pair, Line, Mesh, Mesh, Line, Pair, Pair, Mesh, Mesh, Line, Pair, Pair]);
     let line = setup("line");
     assert_eq!(line.shape().order, [0, 1, 2]);
     let advice = line.advice().join("\n");
@@ -268,6 +268,101 @@ fn apples_own_host_file_comes_out_of_its_cabling() {
 }
 
 #[test]
+fn an_owners_host_file_for_two_cables_comes_out_of_the_cabling() {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("recorded/two-studios.hosts.json")).unwrap();
+    let desk = setup("two Studios");
+    let plan = Plan::new(&desk).unwrap();
+    let file: serde_json::Value = serde_json::from_str(&hostfile::thunder(&desk, &plan.links)).unwrap();
+    assert_eq!(file["hosts"], golden);
+    let networks: Vec<_> = plan.links.iter().map(|link| (link.network().to_string(), link.kept)).collect();
+    assert_eq!(networks, [("10.10.0.0/30".to_owned(), true), ("10.10.1.0/30".to_owned(), true)]);
+}
+
+#[test]
+fn the_recorded_line_has_cables_that_are_slower_than_its_ports() {
+    let desk = setup("line around a MacBook");
+    assert_eq!(desk.shape().order, [0, 1, 2]);
+    let slow: Vec<_> = desk.cables.iter().filter_map(|cable| desk.slow_cable(cable)).collect();
+    assert_eq!(
+        slow,
+        [
+            "mini-a port 2 → book port 2: 40 Gbit/s where both ends have Thunderbolt 5: a Thunderbolt 4 cable?",
+            "book port 3 → mini-b port 2: 40 Gbit/s where both ends have Thunderbolt 5: a Thunderbolt 4 cable?",
+        ]
+    );
+    let plan = Plan::new(&desk).unwrap();
+    assert!(plan.links.iter().all(|link| !link.rdma && link.mtu == Some(9000)));
+    let ways: Vec<_> = route::routes(&desk, &plan.links).into_iter().map(|route| route.way).collect();
+    assert_eq!(ways, [Way::Cable, Way::Ethernet, Way::Cable]);
+}
+
+#[test]
+fn a_setup_that_would_cut_its_own_connection_is_not_run() {
+    let cuts = |reached: &str, change: fn(&mut FakeMac)| {
+        let mut macs = setups::pair();
+        macs[1].reached = reached.to_owned();
+        change(&mut macs[1]);
+        Plan::new(&desk(macs)).unwrap().cuts
+    };
+    let over_bridge = "fe80::1c1f%bridge0 49158 fe80::8c2:7%bridge0 22";
+    let found = cuts(over_bridge, |_| {});
+    assert_eq!(
+        found,
+        [
+            "peer: ssh reaches it over bridge0, and setup takes en6 out of bridge0, which would cut the connection: \
+             name it in --hosts by 192.168.1.11"
+        ]
+    );
+    let alone = cuts(over_bridge, |mac| mac.interfaces[0].addresses.clear());
+    assert!(alone[0].contains("connect it to Ethernet or Wi-Fi"), "{alone:?}");
+    let none = Vec::<String>::new();
+    assert_eq!(cuts("192.168.1.2 49158 192.168.1.11 22", |_| {}), none);
+    assert_eq!(cuts("::ffff:192.168.1.2 49158 ::ffff:192.168.1.11 22", |_| {}), none);
+    assert_eq!(
+        cuts(over_bridge, |mac| mac.members.push("en0".to_owned())),
+        none,
+        "Ethernet keeps the bridge up"
+    );
+    assert_eq!(cuts(over_bridge, |mac| mac.members.clear()), none, "nothing is taken out");
+    assert_eq!(cuts("noise", |_| {}), none);
+}
+
+#[test]
+fn memory_for_the_gpu_is_asked_of_metal_and_estimated_if_it_cannot_be() {
+    use tune::{GpuSource, gpu_memory};
+    let gib = |count: u64| count << 30;
+    let mut machine = Simulation::new(setups::pair()).machines().remove(0);
+    let found = gpu_memory(&machine).unwrap();
+    assert_eq!((found.bytes, found.source, found.is_set), (115_448_725_504, GpuSource::Metal, false));
+    assert_eq!(tune::gpu_limit(&machine, gib(100)).unwrap().set_mib, None, "Metal's default is enough");
+    machine.gpu_working_set_bytes = None;
+    machine.gpu_limit_mib = Some(112 << 10);
+    let found = gpu_memory(&machine).unwrap();
+    assert_eq!((found.bytes, found.source, found.is_set), (gib(112), GpuSource::Setting, true));
+    // No Mac has reported less than its estimate: memory in GiB, and MiB that Metal said.
+    let reported = [
+        (8, 5461),
+        (16, 10_922),
+        (16, 12_124),
+        (32, 21_845),
+        (48, 38_338),
+        (64, 49_152),
+        (96, 73_728),
+        (128, 110_100),
+        (512, 475_136),
+    ];
+    for (memory, said) in reported {
+        (machine.memory_bytes, machine.gpu_limit_mib) = (Some(gib(memory)), Some(0));
+        let found = gpu_memory(&machine).unwrap();
+        assert!((memory * 682..=said).contains(&(found.bytes >> 20)), "{memory}: {found:?}");
+        assert_eq!((found.source, found.is_set), (GpuSource::Estimate, false));
+    }
+    machine.gpu_limit_mib = None;
+    assert_eq!(gpu_memory(&machine), None);
+}
+
+#[test]
 fn thunderbolt_4_is_told_apart_and_takes_part_over_tcp() {
     let desk = setup("Thunderbolt 4");
     assert_eq!(
@@ -292,6 +387,16 @@ fn addresses_that_an_owner_has_set_by_hand_are_kept() {
     assert_eq!(networks, [kept("10.0.1.0/24"), kept("10.0.2.0/24"), kept("10.0.3.0/24")]);
     let adds = plan.machines.iter().flat_map(|machine| &machine.actions);
     assert!(!adds.into_iter().any(|action| matches!(action, crate::plan::Action::AddAddress { .. })));
+}
+
+#[test]
+fn an_owners_address_is_not_kept_where_a_vpn_takes_its_packets() {
+    let mut macs = setups::all().into_iter().find(|(name, _)| *name == "set up by hand").unwrap().1;
+    macs[0].routes.push("10.0.1.0/28".parse().unwrap());
+    let plan = Plan::new(&desk(macs)).unwrap();
+    let networks: Vec<_> = plan.links.iter().map(|link| (link.network().to_string(), link.kept)).collect();
+    assert_eq!(networks[0], ("10.84.72.0/30".to_owned(), false), "10.0.1.2 leaves over the VPN");
+    assert_eq!(networks[1], ("10.0.2.0/24".to_owned(), true));
 }
 
 #[test]
@@ -340,6 +445,7 @@ fn drawings_name_every_port_and_cable() {
 fn the_gpu_limit_leaves_room_for_macos() {
     let gib = |count: u64| count << 30;
     let mut machine = Simulation::new(setups::pair()).machines().remove(0);
+    machine.gpu_working_set_bytes = None;
     let limit = tune::gpu_limit(&machine, gib(100)).unwrap();
     assert_eq!(
         (limit.reserve, limit.set_mib),
@@ -364,13 +470,13 @@ fn tuning_is_undone_too() {
     let simulation = Simulation::new(setups::pair());
     let before = simulation.states();
     let machines = simulation.machines();
-    let limit = tune::gpu_limit(&machines[0], 100 << 30).unwrap();
+    let limit = tune::gpu_limit(&machines[0], 110 << 30).unwrap();
     let plan = tune::plan(&machines[0], Some(&limit));
     assert_eq!(plan.actions.len(), 2, "{plan:?}");
     let mut record = crate::Record::default();
     simulation.carry_out(&[plan], &mut record).unwrap();
     let tuned = simulation.states();
-    assert_eq!((tuned[0].gpu_mib, tuned[0].low_power), (102 * 1024, false));
+    assert_eq!((tuned[0].gpu_mib, tuned[0].low_power), (112 * 1024, false));
     assert_eq!(simulation.undo(&mut record), Vec::<String>::new());
     assert_eq!(simulation.states(), before);
 }

@@ -58,6 +58,8 @@ pub fn pair() -> Vec<FakeMac> {
         mac.version = "27.0".to_owned();
         mac.model = "Mac17,6".to_owned();
         mac.memory_gib = 128;
+        // 107.52 GiB, as users of such Macs report.
+        mac.working_set = Some(115_448_725_504);
     }
     local.rdma = Some("disabled".to_owned());
     local.devices.clear();
@@ -198,6 +200,62 @@ fn sharing() -> Vec<FakeMac> {
     macs
 }
 
+/// A MacBook Pro between two Mac minis, with Thunderbolt 5 at all ports and 40 Gbit/s over both
+/// cables: the first mini and the MacBook are recorded, with their addresses on the bridge.
+fn line_of_three() -> Vec<FakeMac> {
+    // The second mini: port 2 is the other end of the MacBook's port 3.
+    let uuid = |port: usize| match port {
+        1 => "E4CCB4B9-724D-4728-ADE2-F356148F8F79".to_owned(),
+        _ => format!("00000000-0000-4000-8000-{port:012X}"),
+    };
+    let plug =
+        |port: usize| (port == 1).then(|| ("9EFBA377-528E-4A87-B974-913EE77BCB9A".to_owned(), 40, "Mac17,6"));
+    let port = |port: usize| FakePort { uuid: uuid(port), most: 120, plug: plug(port) };
+    let ports: Vec<FakePort> = (0..3).map(port).collect();
+    let mut macs = vec![
+        recorded(FakeMac::new("mini-a", 0, "Apple M4 Pro", &ports), include_str!("recorded/line-mini.json")),
+        recorded(FakeMac::new("book", 1, "Apple M5 Max", &ports), include_str!("recorded/line-book.json")),
+        FakeMac::new("mini-b", 2, "Apple M4 Pro", &ports),
+    ];
+    for (index, mac) in macs.iter_mut().enumerate() {
+        mac.version = "27.0".to_owned();
+        (mac.model, mac.memory_gib) =
+            if index == 1 { ("Mac17,6".to_owned(), 128) } else { ("Mac16,11".to_owned(), 48) };
+        // The bridge's own network.
+        mac.routes.push("10.42.0.0/24".parse().unwrap());
+    }
+    let both = &mut macs[1];
+    both.interfaces[3].active = true;
+    both.devices[2].1 = true;
+    macs
+}
+
+/// The cables of two Mac Studios: ports 2 and 4 of both, straight.
+const STRAIGHT: [Wire; 2] = [((0, 1), (1, 1), 80), ((0, 3), (1, 3), 80)];
+
+/// Two Mac Studios with two cables, on Wi-Fi, as their owner sets them up by hand after each start:
+/// both interfaces out of the bridge, a /30 for each cable (recorded).
+fn two_studios() -> Vec<FakeMac> {
+    let mut macs = composed(&[("hwStudio1.local", 6, 120), ("hwStudio2.local", 6, 120)], &STRAIGHT);
+    for (index, mac) in macs.iter_mut().enumerate() {
+        mac.members.retain(|member| !["en3", "en5"].contains(&member.as_str()));
+        for (interface, cable) in [("en3", 0), ("en5", 1)] {
+            let found = mac.interfaces.iter_mut().find(|known| known.name == interface).unwrap();
+            found.addresses.push(format!("10.10.{cable}.{}/30", index + 1).parse().unwrap());
+        }
+        // Ethernet is not plugged in; Wi-Fi is en1.
+        let mut wifi = mac.interfaces[0].clone();
+        (mac.interfaces[0].active, mac.interfaces[0].addresses) = (false, Vec::new());
+        wifi.name = "en1".to_owned();
+        wifi.mac = format!("82:00:00:01:{index:02x}:01");
+        wifi.addresses = vec![format!("192.168.0.{}/24", 105 + 2 * index).parse().unwrap()];
+        mac.interfaces.push(wifi);
+        mac.hardware.push(("Wi-Fi".to_owned(), "en1".to_owned()));
+        mac.routes = vec!["192.168.0.0/24".parse().unwrap()];
+    }
+    macs
+}
+
 /// All setups by name, each with its cables as they are plugged in.
 pub fn wired() -> Vec<(&'static str, Vec<FakeMac>, Vec<Wire>)> {
     let studios = |count: usize| {
@@ -240,6 +298,8 @@ pub fn wired() -> Vec<(&'static str, Vec<FakeMac>, Vec<Wire>)> {
     all.push(("Thunderbolt 4", thunderbolt_4(), vec![((0, 2), (1, 0), 40)]));
     all.push(("set up by hand", by_hand(), THREE.to_vec()));
     all.push(("Apple's session", session(), FOUR.to_vec()));
+    all.push(("line around a MacBook", line_of_three(), vec![((0, 1), (1, 1), 40), ((1, 2), (2, 1), 40)]));
+    all.push(("two Studios", two_studios(), STRAIGHT.to_vec()));
     all.push(("Internet Sharing", sharing(), vec![((0, 5), (1, 1), 80)]));
     all
 }

@@ -107,6 +107,23 @@ impl Simulation {
 
     /// Undoes. Returns what is left.
     pub fn undo(&self, record: &mut Record) -> Vec<String> {
+        self.undo_with(record, None)
+    }
+
+    /// Commands since the last setup or undo began.
+    pub fn commands(&self) -> usize {
+        *self.commands.lock().unwrap()
+    }
+
+    /// Undoes with `fault`. Returns what is left.
+    pub fn undo_with(&self, record: &mut Record, fault: Option<Fault>) -> Vec<String> {
+        (*self.commands.lock().unwrap(), *self.fault.lock().unwrap()) = (0, fault);
+        let left = self.undo_now(record);
+        *self.fault.lock().unwrap() = None;
+        left
+    }
+
+    fn undo_now(&self, record: &mut Record) -> Vec<String> {
         self.with_hosts(|hosts| apply::undo(hosts, record, &mut |_| Ok(()), &mut |_| {}).unwrap())
     }
 

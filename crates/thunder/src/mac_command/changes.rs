@@ -1,5 +1,6 @@
 //! `thunder mac setup` and `undo`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,11 +9,11 @@ use clap::Args;
 use serde_json::json;
 use thunder_cables::apply::{self, Hosts};
 use thunder_cables::plan::{MachinePlan, Plan};
-use thunder_cables::record::{LocalFile, RecordFile};
+use thunder_cables::record::{Entry, LocalFile, RecordFile, State};
 use thunder_cables::route::routes;
 use thunder_cables::{Desk, Record, hostfile};
 
-use super::desk::{DeskArgs, confirm, folder, show, with_sudo};
+use super::desk::{DeskArgs, SshArgs, confirm, folder, show, with_sudo};
 use super::verify;
 
 /// The record, and being asked.
@@ -86,7 +87,11 @@ impl SetupCommand {
         }
         print_plan(&desk, &plan);
         if self.dry_run {
+            plan.cuts.iter().for_each(|cut| println!("✗ {cut}"));
             return Ok(ExitCode::SUCCESS);
+        }
+        if !plan.cuts.is_empty() {
+            bail!("nothing was changed. {}", plan.cuts.join("; "));
         }
         let file = self.changes.open()?;
         let mut record = file.load()?;
@@ -112,7 +117,7 @@ impl SetupCommand {
             bail!("nothing was changed");
         }
         let names: Vec<String> = plan.machines.iter().map(|plan| plan.machine.clone()).collect();
-        let shells = self.desk.shells(&names);
+        let shells = self.desk.ssh.shells(&names);
         carry_out(&plan.machines, desk, &with_sudo(&shells, &names)?, file, record)?;
         self.desk.read()
     }
@@ -188,7 +193,7 @@ fn as_json(desk: &Desk, plan: &Plan) -> serde_json::Value {
         .map(|machine| json!({ "machine": machine.machine, "steps": steps(desk, machine) }))
         .collect();
     json!({
-        "links": plan.links, "notes": plan.notes, "commands": commands, "routes": routes(desk, &plan.links),
+        "links": plan.links, "notes": plan.notes, "cuts": plan.cuts, "commands": commands, "routes": routes(desk, &plan.links),
         "hostfile": hostfile::thunder(desk, &plan.links), "mlx_hostfile": hostfile::mlx(desk, &plan.links),
     })
 }
@@ -223,8 +228,9 @@ fn print_plan(desk: &Desk, plan: &Plan) {
     print_commands(desk, &plan.machines);
 }
 
-/// Prints the commands of each machine.
+/// Prints the commands of each machine. What several commands read is printed once.
 pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
+    let mut printed: BTreeMap<String, &str> = BTreeMap::new();
     for plan in plans {
         let Some(machine) = desk.machines.iter().find(|machine| machine.name == plan.machine) else {
             continue;
@@ -235,7 +241,11 @@ pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
             for command in commands {
                 match &command.input {
                     None => println!("  {}", command.shown()),
+                    Some(input) if printed.contains_key(input) => {
+                        println!("  {}  # the same text as on {}", command.shown(), printed[input]);
+                    }
                     Some(input) => {
+                        printed.insert(input.clone(), &plan.machine);
                         println!("  {} <<'END'", command.shown());
                         input.lines().for_each(|line| println!("  {line}"));
                         println!("  END");
@@ -254,36 +264,45 @@ pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
 /// in the record for the next time.
 #[derive(Args)]
 pub struct UndoCommand {
+    /// Machines of the record, separated by commas; what was done on others stays in the record
+    /// [default: all of the record]
+    #[arg(long, value_name = "HOST,…")]
+    hosts: Option<String>,
     #[command(flatten)]
-    desk: DeskArgs,
+    ssh: SshArgs,
     #[command(flatten)]
     changes: ChangeArgs,
 }
 
 impl UndoCommand {
-    /// Runs the command. The machines are those of the record.
+    /// Runs the command.
     pub fn run(self) -> Result<ExitCode> {
         let file = self.changes.open()?;
         let mut record = file.load()?;
-        let names = record.machines();
         if record.is_undone() {
             println!("There is nothing to undo.");
             return Ok(ExitCode::SUCCESS);
         }
-        println!("To undo on {}:", if names.is_empty() { "this machine" } else { "the machines" });
-        for entry in record.entries.iter().rev().filter(|entry| names.contains(&entry.machine)) {
+        let names = self.names(&record)?;
+        println!("These changes are taken back, newest first:");
+        let is_done = |entry: &&Entry| {
+            names.contains(&entry.machine) && matches!(entry.state, State::Begun | State::Done)
+        };
+        for entry in record.entries.iter().rev().filter(is_done) {
             println!("  {}: {}", entry.machine, entry.action.purpose());
         }
-        record.files.iter().for_each(|file| println!("  here: write {}", file.path.display()));
+        record.files.iter().for_each(|file| println!("  this machine: write {}", file.path.display()));
         if !confirm("Undo this?", self.changes.yes)? {
             bail!("nothing was changed");
         }
-        let shells = self.desk.shells(&names);
+        let shells = self.ssh.shells(&names);
         let hosts = with_sudo(&shells, &names)?;
         let mut save = |record: &Record| file.save(record);
         let left = apply::undo(&hosts, &mut record, &mut save, &mut show)?;
-        restore_files(&mut record)?;
-        file.save(&record)?;
+        if left.is_empty() {
+            restore_files(&mut record)?;
+            file.save(&record)?;
+        }
         left.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         if left.is_empty() {
             println!("Everything is as it was.");
@@ -294,6 +313,24 @@ impl UndoCommand {
             left.len()
         );
         Ok(ExitCode::FAILURE)
+    }
+}
+
+impl UndoCommand {
+    /// The machines to undo.
+    fn names(&self, record: &Record) -> Result<Vec<String>> {
+        let known = record.machines();
+        let Some(hosts) = &self.hosts else { return Ok(known) };
+        let names: Vec<String> = hosts.split(',').map(|name| name.trim().to_owned()).collect();
+        match names.iter().find(|name| !known.contains(name)) {
+            None => Ok(names),
+            Some(name) => {
+                bail!(
+                    "--hosts {hosts}: the record has nothing to undo on {name:?}; it has {}",
+                    known.join(", ")
+                )
+            }
+        }
     }
 }
 

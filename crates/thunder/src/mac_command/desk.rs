@@ -20,6 +20,13 @@ pub struct DeskArgs {
     /// localhost]
     #[arg(long, value_name = "HOST,…")]
     pub hosts: Option<String>,
+    #[command(flatten)]
+    pub ssh: SshArgs,
+}
+
+/// How other machines are reached.
+#[derive(Args, Clone)]
+pub struct SshArgs {
     /// Program that runs commands on other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     pub ssh: String,
@@ -71,6 +78,15 @@ impl DeskArgs {
         Ok(names)
     }
 
+    /// Asks all machines at once, and fails if one does not answer.
+    pub fn read(&self) -> Result<Desk> {
+        let names = self.names()?;
+        let answers = ask(&self.ssh.shells(&names));
+        all_of(understand(&names, answers, None))
+    }
+}
+
+impl SshArgs {
     /// The shells of the machines.
     pub fn shells(&self, names: &[String]) -> Vec<(String, ProcessShell)> {
         let ssh: Vec<String> = [self.ssh.clone()].into_iter().chain(self.ssh_arg.iter().cloned()).collect();
@@ -79,16 +95,14 @@ impl DeskArgs {
         };
         names.iter().map(|name| (name.clone(), shell(name))).collect()
     }
-
-    /// Asks all machines at once, and fails if one does not answer.
-    pub fn read(&self) -> Result<Desk> {
-        let names = self.names()?;
-        let answers = ask(&self.shells(&names));
-        all_of(understand(&names, answers, None))
-    }
 }
 
 impl LookArgs {
+    /// The options of `thunder mac setup` and `tune` for the machines that were looked at.
+    pub fn hosts_option(&self) -> String {
+        self.desk.hosts.as_ref().map(|hosts| format!(" --hosts {hosts}")).unwrap_or_default()
+    }
+
     /// Asks all machines at once: those of --hosts over ssh, else the nodes of a cluster through
     /// their agents, else this machine.
     pub fn look(&self, recorded: Option<&RecordedArgs>) -> Result<Looked> {
@@ -110,7 +124,7 @@ impl LookArgs {
         };
         let answers = match &nodes {
             Some(nodes) => nodes.ask()?,
-            None => ask(&self.desk.shells(&names)),
+            None => ask(&self.desk.ssh.shells(&names)),
         };
         if let Some(folder) = recorded.and_then(|recorded| recorded.save.as_ref()) {
             std::fs::create_dir_all(folder)?;
@@ -177,6 +191,11 @@ fn recorded_names(folder: &Path) -> Result<Vec<String>> {
 }
 
 fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {
+    // A Mac takes seconds; whoever waits at a terminal is told for what.
+    if std::io::stderr().is_terminal() {
+        let names: Vec<&str> = shells.iter().map(|(name, _)| name.as_str()).collect();
+        eprintln!("asking {} …", names.join(", "));
+    }
     std::thread::scope(|scope| {
         let threads: Vec<_> = shells
             .iter()

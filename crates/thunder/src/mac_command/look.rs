@@ -1,5 +1,6 @@
 //! `thunder mac check`, `graph` and `recovery`: they change nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,6 +8,7 @@ use clap::Args;
 use serde_json::json;
 use thunder_cables::check::{self, Finding, Severity, findings};
 use thunder_cables::machine::{Attached, Machine, RdmaState};
+use thunder_cables::tune::{self, GpuMemory, GpuSource};
 
 use super::desk::{LookArgs, Looked, RecordedArgs};
 
@@ -34,7 +36,15 @@ impl CheckCommand {
         let is_bad =
             !unreachable.is_empty() || found.iter().any(|finding| finding.severity == Severity::Problem);
         if self.json {
-            println!("{}", json!({ "desk": desk, "findings": found, "unreachable": unreachable }));
+            let gpus: BTreeMap<&str, Option<GpuMemory>> = desk
+                .machines
+                .iter()
+                .map(|machine| (machine.name.as_str(), tune::gpu_memory(machine)))
+                .collect();
+            println!(
+                "{}",
+                json!({ "desk": desk, "findings": found, "unreachable": unreachable, "gpu_memory": gpus })
+            );
         } else {
             for machine in &desk.machines {
                 print_machine(machine);
@@ -44,7 +54,7 @@ impl CheckCommand {
                 None => "test it with `ssh HOST true`; keys: ssh-copy-id HOST",
             };
             unreachable.iter().for_each(|why| println!("✗ {why}\n    → {remedy}\n"));
-            print_findings(&found);
+            print_findings(&found, &self.desk.hosts_option());
         }
         Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -58,13 +68,9 @@ fn print_machine(machine: &Machine) {
         RdmaState::Missing | RdmaState::NotRead => "not there".to_owned(),
         RdmaState::Unknown(answer) => format!("unknown ({answer})"),
     };
-    let gpu = match machine.gpu_limit_mib {
-        Some(0) => "the system's default".to_owned(),
-        Some(mib) => format!("{mib} MiB"),
-        None => "no such setting".to_owned(),
-    };
     println!("  RDMA            {rdma}");
     if machine.is_mac() {
+        let gpu = tune::gpu_memory(machine).map_or_else(|| "no such setting".to_owned(), gpu_words);
         println!("  GPU may hold    {gpu}");
     }
     let on = |state: Option<bool>| state.map_or("unknown", |on| if on { "on" } else { "off" });
@@ -104,6 +110,17 @@ fn print_machine(machine: &Machine) {
     println!();
 }
 
+/// Memory that the GPU may hold, and who says so.
+pub fn gpu_words(memory: GpuMemory) -> String {
+    let gib = memory.bytes as f64 / f64::from(1 << 30);
+    let why = match (memory.source, memory.is_set) {
+        (GpuSource::Estimate, _) => "estimated: Metal could not be asked for macOS's default",
+        (_, true) => "set by iogpu.wired_limit_mb",
+        (_, false) => "macOS's default",
+    };
+    format!("{gib:.1} GiB ({why})")
+}
+
 /// What is at a port's other end, as the port itself says it.
 fn attached(attached: &Attached) -> String {
     match attached {
@@ -131,10 +148,16 @@ fn power(machine: &Machine) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-fn print_findings(found: &[Finding]) {
+/// `hosts` completes the remedies that are commands of ours.
+fn print_findings(found: &[Finding], hosts: &str) {
     for (severity, sign) in [(Severity::Problem, '✗'), (Severity::Warning, '!'), (Severity::Note, 'i')] {
         for finding in found.iter().filter(|finding| finding.severity == severity) {
-            println!("{sign} {}: {}\n    → {}", finding.machine, finding.text, finding.remedy);
+            let hosts = if ["thunder mac setup", "thunder mac tune"].contains(&finding.remedy.as_str()) {
+                hosts
+            } else {
+                ""
+            };
+            println!("{sign} {}: {}\n    → {}{hosts}", finding.machine, finding.text, finding.remedy);
         }
     }
     let problems = found.iter().filter(|finding| finding.severity == Severity::Problem).count();

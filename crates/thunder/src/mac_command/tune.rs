@@ -10,6 +10,7 @@ use thunder_model::ShardFootprint;
 
 use super::changes::{ChangeArgs, carry_out, print_commands};
 use super::desk::{DeskArgs, confirm, with_sudo};
+use super::look::gpu_words;
 use crate::engine_args::LayoutArgs;
 use crate::session;
 
@@ -78,7 +79,7 @@ impl TuneCommand {
         }
         let mut record = file.load()?;
         let names: Vec<String> = plans.iter().map(|plan| plan.machine.clone()).collect();
-        let shells = self.desk.shells(&names);
+        let shells = self.desk.ssh.shells(&names);
         carry_out(&plans, &desk, &with_sudo(&shells, &names)?, &file, &mut record)?;
         Ok(ExitCode::SUCCESS)
     }
@@ -107,10 +108,9 @@ fn print_limit(limit: &GpuLimit) {
         gib(limit.model),
         gib(limit.buffers)
     );
-    let now =
-        if limit.now_mib == 0 { "the system's default".to_owned() } else { format!("{} MiB", limit.now_mib) };
+    let now = gpu_words(limit.now);
     match limit.set_mib {
-        Some(mib) => println!("  the limit is {now}: it has to be {mib} MiB"),
-        None => println!("  the limit is {now}, which is enough"),
+        Some(mib) => println!("  the GPU may hold {now}: the limit has to be {mib} MiB"),
+        None => println!("  the GPU may hold {now}, which is enough"),
     }
 }

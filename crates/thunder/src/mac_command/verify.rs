@@ -191,9 +191,9 @@ fn launch(
         backend,
         "--no-prefix",
         "--ssh",
-        &args.ssh,
+        &args.ssh.ssh,
     ]);
-    args.ssh_arg.iter().for_each(|argument| {
+    args.ssh.ssh_arg.iter().for_each(|argument| {
         command.arg(format!("--ssh-arg={argument}"));
     });
     command.arg("--").arg(program.program.as_deref().unwrap_or(here));
