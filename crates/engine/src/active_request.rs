@@ -8,11 +8,12 @@ use thunder_model::tokenizer::{TokenStream, Tokenizer};
 use crate::answer::{AnswerStream, PushOutcome};
 use crate::constraint::MaskedAnswer;
 use crate::event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::model_guesses::ModelGuesses;
 use crate::request::{Output, Request};
 use crate::results::StepResults;
 use crate::sampler::{Sampler, Scratch, log_probabilities, log_probabilities_of};
 use crate::scheduler::{Generation, Wanted};
-use crate::speculation::PromptLookup;
+use crate::speculation::{HitRate, PromptLookup};
 
 /// Memory for choosing a token, shared by all requests and reused for each token.
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub struct ChoiceBuffers {
     /// One row of logits over the whole vocabulary.
     pub logits: Vec<f32>,
     unmodified: Vec<f32>,
-    scratch: Scratch,
+    pub scratch: Scratch,
 }
 
 /// Guesses of an answer.
@@ -37,6 +38,17 @@ enum Guesses {
     Now(PromptLookup),
 }
 
+/// How answers are guessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speculates {
+    /// Not at all.
+    Never,
+    /// From the text.
+    FromText,
+    /// From the text, and by a draft model.
+    WithModel,
+}
+
 /// A request whose answer has not ended.
 pub struct ActiveRequest {
     answer: AnswerStream,
@@ -47,6 +59,7 @@ pub struct ActiveRequest {
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
     guesses: Guesses,
+    by_model: Option<ModelGuesses>,
     /// Reports of the tokens chosen last, until they are pushed.
     reports: VecDeque<TokenLogprob>,
     prompt_tokens: usize,
@@ -58,27 +71,30 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now. Prompt and answer have `context` tokens at most; drafts of
-    /// the answer are made if `speculates`.
+    /// A request that was submitted now. Prompt and answer have `context` tokens at most.
     pub fn new(
         request: &Request,
         events: EventSender,
         tokens: TokenStream,
         context: usize,
-        speculates: bool,
+        speculates: Speculates,
     ) -> Self {
         let is_text = request.output == Output::Text;
         let most = if is_text { request.max_tokens.unwrap_or(context) } else { 1 };
         let longest = request.prompt.len().saturating_add(most).min(context);
+        // A mask depends on every token before it, so a constrained answer is not guessed.
+        let is_guessed = is_text && request.constraint.is_none();
+        let sampler = Sampler::new(&request.sampling, &request.prompt);
+        let guesser = || ModelGuesses::new(Sampler::new(&request.sampling, &[]), request.ignore_eos);
         let answer = AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone());
         Self {
             answer: if request.reports_tokens { answer.reporting_tokens() } else { answer },
             masked: request.constraint.clone().map(MaskedAnswer::begin),
-            sampler: Sampler::new(&request.sampling, &request.prompt),
+            by_model: (is_guessed && speculates == Speculates::WithModel).then(guesser),
+            sampler,
             output: request.output.clone(),
             logprobs: request.logprobs,
-            // A mask depends on every token before it, so a constrained answer is not guessed.
-            guesses: match speculates && is_text && request.constraint.is_none() {
+            guesses: match is_guessed && speculates != Speculates::Never {
                 true => Guesses::Later { prompt: request.prompt.clone(), longest },
                 false => Guesses::None,
             },
@@ -122,6 +138,22 @@ impl ActiveRequest {
             Guesses::Now(lookup) => Some(lookup),
             Guesses::None | Guesses::Later { .. } => None,
         }
+    }
+
+    /// The draft model's guesses, if there is one; and the request's sampler, which they follow.
+    pub fn by_model(&mut self) -> Option<(&mut ModelGuesses, &Sampler)> {
+        self.by_model.as_mut().map(|guesses| (guesses, &self.sampler))
+    }
+
+    /// Notes how many of the tokens that a step verified were right, if the draft model has guessed
+    /// them.
+    pub fn note_verified(&mut self, right: usize, verified: usize, all: &mut HitRate) -> bool {
+        self.by_model.as_mut().is_some_and(|guesses| guesses.note_verified(right, verified, all))
+    }
+
+    /// Tokens of the answer so far.
+    pub fn generated(&self) -> usize {
+        self.generated
     }
 
     /// Takes a row's results: chooses a token, or reports what the request is for. `None` if a
@@ -236,6 +268,6 @@ impl ActiveRequest {
 }
 
 /// Zero times a number is zero unless it is not finite. A sum is faster than a search.
-fn are_finite(numbers: &[f32]) -> bool {
+pub(crate) fn are_finite(numbers: &[f32]) -> bool {
     numbers.iter().map(|number| number * 0.0).sum::<f32>() == 0.0
 }

@@ -26,6 +26,10 @@ pub struct Counters {
     pub drafted: AtomicU64,
     /// Of these, tokens that were right.
     pub drafts_right: AtomicU64,
+    /// Tokens of `drafted` that a draft model has guessed.
+    pub model_drafted: AtomicU64,
+    /// Of these, tokens that were right.
+    pub model_drafts_right: AtomicU64,
     /// Time that rank 0 spent in steps, communication included, in nanoseconds.
     pub step_ns: AtomicU64,
     /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.

@@ -1,15 +1,17 @@
 //! Rank 0's loop: takes requests, has the ranks compute the scheduler's steps, and turns their
 //! results into events.
 
+mod propose;
+
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use thunder_compute::Backend;
 
-use crate::active_request::{ActiveRequest, ChoiceBuffers};
+use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::handle::{Inbox, Submission, Unpark};
@@ -17,7 +19,7 @@ use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
 use crate::scheduler::{Awaiting, Limits, RequestId, Scheduler, TokenEvent};
-use crate::speculation::{MAX_ROWS, StepCosts};
+use crate::speculation::{Candidate, ModelRecord, StepCosts};
 
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -38,9 +40,11 @@ pub struct EngineLoop<B: Backend> {
     published: Load,
     /// All handles are gone.
     closed: bool,
-    /// Drafts are made and verified.
-    speculates: bool,
+    speculates: Speculates,
     costs: StepCosts,
+    /// Of the draft model.
+    record: ModelRecord,
+    candidates: Vec<Candidate<RequestId>>,
     /// When each step in flight began, and its rows, if it only decodes.
     began: VecDeque<(Instant, Option<usize>)>,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
@@ -64,12 +68,18 @@ impl<B: Backend> EngineLoop<B> {
     /// A loop that serves the requests of `inbox` on the ranks that follow `worker`, which is rank
     /// 0's. A token of `eos` ends an answer.
     pub fn new(
-        worker: RankWorker<B>,
+        mut worker: RankWorker<B>,
         info: Arc<ModelInfo>,
         inbox: Inbox,
         limits: Limits,
         eos: Vec<u32>,
     ) -> Self {
+        let pass_s = worker.draft_model().map(|(model, _)| model.pass_s());
+        let speculates = match (limits.draft_rows > 0, pass_s.is_some()) {
+            (false, _) => Speculates::Never,
+            (true, false) => Speculates::FromText,
+            (true, true) => Speculates::WithModel,
+        };
         let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
         inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
@@ -80,8 +90,10 @@ impl<B: Backend> EngineLoop<B> {
             requests: HashMap::new(),
             published: Load::default(),
             closed: false,
-            speculates: limits.draft_rows > 0,
+            speculates,
             costs: StepCosts::default(),
+            record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
+            candidates: Vec::new(),
             began: VecDeque::new(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
@@ -183,26 +195,11 @@ impl<B: Backend> EngineLoop<B> {
         });
     }
 
-    /// Proposes drafts of the answers, as long as they are worth it.
-    fn propose(&mut self) {
-        let mut rows = self.scheduler.running();
-        if rows > MAX_ROWS {
-            return;
-        }
-        let mut tokens = rows as f32;
-        for (id, request) in &self.requests {
-            let Some(lookup) = request.lookup() else { continue };
-            let (count, expected) = self.costs.draft(lookup, rows, tokens);
-            self.scheduler.propose(*id, &lookup.draft()[..count]);
-            (rows, tokens) = (rows + count, expected);
-        }
-    }
-
     /// Has the ranks compute the scheduler's next step, and computes this rank's part. False if
     /// there is nothing to compute.
     fn issue_step(&mut self) -> Result<bool, EngineError> {
-        if self.speculates {
-            self.propose();
+        if self.speculates != Speculates::Never {
+            self.propose()?;
         }
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
@@ -239,7 +236,9 @@ impl<B: Backend> EngineLoop<B> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
         let results = self.worker.results(step.results(), step.wanted_rows())?;
         if let Some((began, Some(rows))) = self.began.pop_front() {
-            self.costs.note(rows, began.elapsed().as_secs_f32());
+            let seconds = began.elapsed().as_secs_f32();
+            self.costs.note(rows, seconds);
+            self.record.note_step(seconds);
         }
         self.tokens.clear();
         let counters = &self.inbox.counters;
@@ -260,8 +259,17 @@ impl<B: Backend> EngineLoop<B> {
             }
             let right =
                 draft.iter().zip(&self.tokens[first..]).take_while(|(drafted, chosen)| drafted == chosen);
-            counters.drafts_right.fetch_add(right.count() as u64, Ordering::Relaxed);
-            counters.drafted.fetch_add(draft.len() as u64, Ordering::Relaxed);
+            let right = right.count();
+            let note = |[drafted, right_ones]: [&AtomicU64; 2]| {
+                drafted.fetch_add(draft.len() as u64, Ordering::Relaxed);
+                right_ones.fetch_add(right as u64, Ordering::Relaxed);
+            };
+            note([&counters.drafted, &counters.drafts_right]);
+            if let Some(request) = self.requests.get_mut(&id)
+                && request.note_verified(right, draft.len(), &mut self.record.rate)
+            {
+                note([&counters.model_drafted, &counters.model_drafts_right]);
+            }
         }
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
@@ -279,6 +287,7 @@ impl<B: Backend> EngineLoop<B> {
             {
                 // For a stop text, which the scheduler does not know of.
                 self.scheduler.cancel(event.request);
+                self.record.note_answer(request.generated());
                 request.finish(reason);
             }
         }

@@ -33,10 +33,12 @@ mod answer;
 pub mod assembly;
 mod constraint;
 mod counters;
+mod draft_model;
 mod engine_loop;
 mod error;
 mod event;
 mod handle;
+mod model_guesses;
 mod model_info;
 mod prompt;
 mod protocol;
@@ -51,6 +53,7 @@ mod speculation;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, json_form};
 pub use counters::{Counters, StepTimes};
+pub use draft_model::DraftShard;
 pub use engine_loop::EngineLoop;
 pub use error::EngineError;
 pub use event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
@@ -62,5 +65,6 @@ pub use request::{Output, Request, SubmitError};
 pub use same_shard::Setting;
 pub use sampling::Sampling;
 pub use scheduler::{
-    Awaiting, Generation, Limits, NextStep, RequestId, RowResults, Scheduler, StepPart, TokenEvent, Wanted,
+    Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, Scheduler, StepPart, TokenEvent,
+    Wanted,
 };

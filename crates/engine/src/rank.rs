@@ -6,6 +6,7 @@ use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
+use crate::draft_model::{DraftModel, DraftShard};
 use crate::error::EngineError;
 use crate::protocol::{Bounds, Command, Message, StateCopies};
 use crate::results::StepResults;
@@ -26,6 +27,8 @@ pub struct RankShard<'a> {
     pub snapshots: usize,
     /// Everything else that must be the same on all ranks.
     pub settings: &'a [Setting],
+    /// The draft model, on rank 0.
+    pub draft: Option<DraftShard<'a>>,
 }
 
 /// A rank with its weights loaded, on any backend. Rank 0's is driven by an
@@ -34,6 +37,7 @@ pub struct RankWorker<B: Backend> {
     world: Group,
     backend: B,
     model: Model<B>,
+    draft: Option<DraftModel<B>>,
     message: Message,
     bounds: Bounds,
     /// Block tables of all sequences, by slot.
@@ -66,19 +70,25 @@ impl<B: Backend> RankWorker<B> {
         make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let RankShard { folder, plan, capacity, snapshots, settings } = shard;
+        let RankShard { folder, plan, capacity, snapshots, settings, draft } = shard;
         check_same(&mut world, &[&[model_setting(folder), adapters_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = make_backend(tensor)?;
         let mut peers = Ok(());
-        let loaded = Model::load(folder, plan, rank, capacity, &mut backend, &mut |done, total| {
+        let mut watched = |done, total| {
             progress(done, total);
             peers = world.check();
             if peers.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        });
+        };
+        let loaded = Model::load(folder, plan, rank, capacity, &mut backend, &mut watched);
+        // Only if the rank's own part has come: why not is the error to tell.
+        let draft = match (draft, &loaded) {
+            (Some(draft), Ok(_)) => Some(DraftModel::load(draft, &mut backend, &mut watched)),
+            _ => None,
+        };
         peers?;
-        let model = loaded?;
+        let (model, draft) = (loaded?, draft.transpose()?);
         // No rank begins before all have loaded. A rank that fails closes its links, which ends
         // this wait for the others.
         let mut ready = [1u32];
@@ -95,6 +105,7 @@ impl<B: Backend> RankWorker<B> {
             world,
             backend,
             model,
+            draft,
             message: Message::default(),
             bounds: Bounds {
                 slots: capacity.slots - snapshots,
@@ -141,6 +152,11 @@ impl<B: Backend> RankWorker<B> {
     /// computes calls this first.
     pub fn pin_thread(&self) {
         self.backend.pin_caller();
+    }
+
+    /// The draft model, if this rank has it, and what it computes on.
+    pub fn draft_model(&mut self) -> Option<(&mut DraftModel<B>, &mut B)> {
+        self.draft.as_mut().map(|draft| (draft, &mut self.backend))
     }
 
     /// The message that rank 0 fills in before [`RankWorker::exchange_step`].

@@ -42,6 +42,13 @@ impl Sampler {
         Self { sampling: sampling.clone(), state, seen }
     }
 
+    /// Takes the state of another sampler of the same request: what this one then chooses from the
+    /// same logits is what the other one will.
+    pub fn follow(&mut self, other: &Self) {
+        self.state = other.state;
+        self.seen.clone_from(&other.seen);
+    }
+
     /// True if [`Sampler::choose`] would return the likeliest token of the unmodified logits.
     pub fn is_argmax(&self) -> bool {
         let s = &self.sampling;

@@ -18,6 +18,7 @@
 mod admit;
 mod apply;
 mod blocks;
+mod guess;
 mod plan;
 mod sequence;
 mod snapshots;
@@ -30,6 +31,7 @@ use std::collections::VecDeque;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use blocks::BlockPool;
+pub use guess::Decoding;
 use sequence::Sequence;
 pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
@@ -38,7 +40,6 @@ pub use step::{Awaiting, NextStep, RowResults, StepPart};
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
-use crate::speculation::MAX_DRAFT;
 
 /// How much work the scheduler takes on at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -208,19 +209,6 @@ impl Scheduler {
     /// The oldest step in flight, whose tokens [`Scheduler::apply`] takes. `None` if there is none.
     pub fn oldest_step(&self) -> Option<NextStep<'_>> {
         self.in_flight.front().map(|step| NextStep::new(step, &self.slots))
-    }
-
-    /// Proposes a request's next tokens, [`MAX_DRAFT`] at most. If the next step decodes the
-    /// request, it verifies them: the answer is the same, and takes fewer steps where they are
-    /// right.
-    pub fn propose(&mut self, request: RequestId, draft: &[u32]) {
-        if self.limits.draft_rows > 0
-            && let Some(slot) = self.slot_of(request)
-            && let Some(sequence) = self.slots[slot].as_mut()
-        {
-            sequence.proposal.clear();
-            sequence.proposal.extend_from_slice(&draft[..draft.len().min(MAX_DRAFT)]);
-        }
     }
 
     /// Steps in flight.

@@ -6,9 +6,9 @@ mod common;
 
 use std::time::Instant;
 
-use common::{PATIENCE, read, with_engine};
+use common::{PATIENCE, read, with_engine_of_drafted};
 use thunder_engine::{Engine, Limits, Request, Sampling};
-use thunder_model::Parallelism;
+use thunder_model::{ModelFolder, Parallelism};
 use thunder_testing::allocations::{self, CountingAllocator};
 
 #[global_allocator]
@@ -45,7 +45,8 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
 // The only test of this binary: another one would allocate at the same time.
 #[test]
 fn a_token_allocates_nothing_but_its_text() {
-    for ranks in [1, 2] {
+    let draft = thunder_testing::builtin_model();
+    for (ranks, draft) in [(1, None), (2, None), (1, Some(&*draft)), (2, Some(&*draft))] {
         let limits = Limits {
             sequences: 4,
             rows: 32,
@@ -54,7 +55,8 @@ fn a_token_allocates_nothing_but_its_text() {
             draft_rows: 8,
             ..Limits::default()
         };
-        with_engine(ranks, Parallelism::Tensor, limits, |engine| {
+        let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
+        with_engine_of_drafted(folder, draft, ranks, Parallelism::Tensor, limits, |engine| {
             allocations::exempt_this_thread();
             // Queues may grow on a busy machine, which only adds: the fewest of some rounds count.
             let [few, many] = [8, 108].map(|tokens| {
@@ -67,7 +69,7 @@ fn a_token_allocates_nothing_but_its_text() {
             let most = tokens + tokens / 32 + 3;
             assert!(
                 many - few <= most,
-                "{ranks} ranks: {} allocations for {tokens} tokens, allowed {most}",
+                "{ranks} ranks, {draft:?}: {} allocations for {tokens} tokens, allowed {most}",
                 many - few
             );
         });

@@ -10,6 +10,7 @@ mod sentence_piece;
 mod stream;
 mod token_bytes;
 mod user_text;
+mod vocabulary;
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -24,6 +25,7 @@ use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;
 use user_text::SpecialParts;
+pub use vocabulary::Vocabulary;
 
 /// Longest accepted run of white space, in bytes. From a million, the library's regular expressions
 /// give up, and the ids would silently differ from Python's.

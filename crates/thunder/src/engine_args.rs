@@ -1,5 +1,6 @@
 //! Command line options that describe an engine, and the [`EngineSpec`] that they fill.
 
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use thunder_collectives::{Config, TransportChoice, parse_ports};
 use thunder_compute::{Activations, KvFormat, Overlap};
 use thunder_engine::assembly::{DeviceChoice, EngineSpec, Forming};
 use thunder_model::{ExpertSplit, ModelFolder, Parallelism, ShardPlan};
+
+use crate::model_arg::completer;
 
 /// Requests that decode together, unless the user says otherwise.
 pub const DEFAULT_MAX_BATCH: u16 = 16;
@@ -105,6 +108,15 @@ pub struct EngineArgs {
     /// step verifies several tokens where that was measured to be faster. Answers are the same.
     #[arg(long)]
     pub no_speculation: bool,
+    /// A small model that guesses the next tokens where the text does not repeat itself
+    ///
+    /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache. Answers
+    /// are the same, and come faster if guesses are cheap and often right: take the smallest model
+    /// of the same family, a tenth of the size or less. It must have the same tokenizer. Rank 0
+    /// alone reads it and holds it whole, with a KV cache of its own; both count for --memory. It is
+    /// used only while that was measured to be faster.
+    #[arg(long, value_name = "MODEL", conflicts_with = "no_speculation", add = completer())]
+    pub draft: Option<OsString>,
     /// Transport between ranks
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, env = "THUNDER_TRANSPORT")]
     pub transport: TransportArg,

@@ -1,5 +1,6 @@
 //! `thunder plan`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -12,14 +13,14 @@ use thunder_cluster::hostfile::{Devices, Hostfile};
 use thunder_engine::assembly::device::available_bytes;
 use thunder_engine::assembly::memory::KvCacheRequest;
 use thunder_engine::assembly::spec::PlanError;
-use thunder_engine::assembly::{DeviceChoice, EngineSpec, KvCacheSize};
+use thunder_engine::assembly::{DeviceChoice, Draft, EngineSpec, KvCacheSize};
 use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
 use crate::engine_args::{CacheArgs, LayoutArgs};
 use crate::mac_command::desk::desk_of;
 use crate::mac_command::nodes::NodesArgs;
-use crate::model_arg::ModelArg;
+use crate::model_arg::{ModelArg, completer};
 use crate::{session, table};
 
 /// Show how a model would be split over ranks
@@ -44,6 +45,12 @@ pub struct PlanCommand {
     layout: LayoutArgs,
     #[command(flatten)]
     cache: CacheArgs,
+    /// Also count a draft model, as --draft of `thunder run` takes it
+    ///
+    /// Rank 0 holds it whole, with a KV cache of its own. That its tokens are the model's is checked
+    /// as well.
+    #[arg(long, value_name = "MODEL", add = completer())]
+    draft: Option<OsString>,
     /// The device whose memory is planned for: auto, cpu, gpu or gpu:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
     device: DeviceChoice,
@@ -62,7 +69,11 @@ impl PlanCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let folder = session::open_folder(self.model.name())?;
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
-        let footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
+        let mut footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
+        let draft = self.draft(&folder)?;
+        if let Some(draft) = &draft {
+            draft.add_to(&mut footprints);
+        }
         thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
         let cache = self.kv_cache(&folder, &footprints)?;
         let links = match &self.hostfile {
@@ -86,6 +97,12 @@ impl PlanCommand {
             return Ok(());
         }
         print(&folder, &plan, &footprints);
+        if let Some(ShardFootprint { weight_bytes, kv_bytes_per_token, .. }) =
+            draft.map(|draft| draft.footprint)
+        {
+            let [weights, kv] = [weight_bytes, kv_bytes_per_token].map(human_bytes);
+            println!("rank 0's weights and KV per token include {weights} and {kv} of the draft model");
+        }
         for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
             println!("rank {one} ({here}) – rank {other} ({there}): {over}");
         }
@@ -97,6 +114,14 @@ impl PlanCommand {
             Err(does_not_fit) => println!("{does_not_fit}"),
         }
         Ok(())
+    }
+
+    /// The draft model, if one is given.
+    fn draft(&self, folder: &ModelFolder) -> anyhow::Result<Option<Draft>> {
+        let Some(draft) = &self.draft else { return Ok(None) };
+        let (_, name) = session::find_model(self.model.name())?;
+        let served = (name.as_str(), folder, &*folder.tokenizer()?);
+        Ok(Some(Draft::open(&session::find_draft(draft)?, served, self.layout.kv.into())?))
     }
 
     /// Bytes for all ranks: those asked for, or the device's.

@@ -10,8 +10,8 @@ use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::{Config, Observer};
 use thunder_engine::EngineError;
 use thunder_engine::assembly::{
-    AdapterSpec, Assembly, AssemblyError, EngineSpec, GroupSource, KvCacheSize, Progress, RankSpec,
-    RunningEngine, RunningRank, Secret, form_group,
+    AdapterSpec, Assembly, AssemblyError, DraftSpec, EngineSpec, GroupSource, KvCacheSize, Progress,
+    RankSpec, RunningEngine, RunningRank, Secret, form_group,
 };
 use thunder_hub::HubError;
 use thunder_model::ModelFolder;
@@ -85,6 +85,10 @@ pub fn open_adapted(
         }
     };
     spec.forming = args.forming.spec();
+    // The other ranks need not have the draft model's files.
+    if let Some(draft) = args.draft.as_deref().filter(|_| spec.is_head()) {
+        spec.engine.draft = Some(find_draft(draft)?);
+    }
     if !spec.is_head() {
         mlx_launch::fill_input();
     }
@@ -196,6 +200,12 @@ pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
         }
     };
     Ok((located.folder, served))
+}
+
+/// The draft model of `--draft`.
+pub fn find_draft(name: &OsStr) -> anyhow::Result<DraftSpec> {
+    let (model, name) = find_model(name).context("--draft")?;
+    Ok(DraftSpec { name, model })
 }
 
 /// Reads a model's headers, for commands that compute nothing.

@@ -14,14 +14,17 @@ use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
+use super::draft::{Draft, DraftError};
 use super::group::form_group;
 use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
 use super::places::RankPlace;
 use super::spec::{PlanError, RankSpec, SpecError};
 use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
+use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker, Sampling,
+    AdapterInfo, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker,
+    Sampling,
 };
 
 /// Rows of a step: prompt tokens that are read together.
@@ -52,6 +55,9 @@ pub enum AssemblyError {
     /// The model's chat template cannot be read.
     #[error(transparent)]
     ChatTemplate(#[from] ChatError),
+    /// The draft model cannot be used.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
     /// The group could not be formed.
     #[error(transparent)]
     Group(#[from] InitError),
@@ -121,6 +127,8 @@ pub struct Assembly {
     context: usize,
     /// On rank 0 only.
     text: Option<TextModel>,
+    /// On rank 0 only.
+    draft: Option<Draft>,
 }
 
 /// What a rank knows once its group has formed.
@@ -157,10 +165,16 @@ impl Assembly {
         } else {
             None
         };
+        let draft = match (&engine.draft, &text) {
+            (Some(draft), Some(text)) => {
+                Some(Draft::open(draft, (&engine.name, &folder, &text.tokenizer), engine.kv)?)
+            }
+            _ => None,
+        };
         // Reading the tokenizer took much memory for a moment. It goes back before the weights need
         // it.
         thunder_compute::memory::give_back();
-        Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text })
+        Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text, draft })
     }
 
     /// A sentence on tensors of the model that no rank reads, if there are any.
@@ -173,11 +187,12 @@ impl Assembly {
     /// # Errors
     /// When the model does not fit or cannot be loaded, or a peer was lost.
     pub fn start(
-        self,
+        mut self,
         mut group: Group,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
+        Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
@@ -236,6 +251,10 @@ impl Assembly {
             capacity,
             snapshots: limits.snapshots.unwrap_or(0),
             settings: &self.settings(),
+            draft: self.draft.as_ref().map(|draft| DraftShard {
+                folder: &draft.folder,
+                capacity: Capacity { logit_rows: limits.sequences.min(MAX_ROWS), ..capacity },
+            }),
         };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
         let rank = RankWorker::load(shard, group, backend, &mut loaded)?;
@@ -341,7 +360,7 @@ impl Assembly {
     where
         RankWorker<B>: Send,
     {
-        let Self { spec, folder, plan, footprints, context, text } = self;
+        let Self { spec, folder, plan, footprints, context, text, .. } = self;
         let Some(TextModel { tokenizer, chat_template }) = text else {
             unreachable!("rank 0 has read the tokenizer")
         };

@@ -60,6 +60,10 @@ pub struct EngineSpec {
     /// Guess tokens of texts that repeat themselves, and verify several in one step where that is
     /// faster. Answers are the same.
     pub speculation: bool,
+    /// A small model that guesses tokens where the text does not repeat itself. Only rank 0 reads
+    /// it; other ranks need not know of it.
+    #[serde(default)]
+    pub draft: Option<DraftSpec>,
     /// Precision of activations in products with weights.
     pub activations: Activations,
     /// When to all-reduce one part of a prompt while the next part is computed.
@@ -69,6 +73,16 @@ pub struct EngineSpec {
     /// What computes. May differ between ranks.
     #[serde(default)]
     pub device: DeviceChoice,
+}
+
+/// A draft model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DraftSpec {
+    /// What people call it.
+    pub name: String,
+    /// Its folder, or its GGUF file.
+    pub model: PathBuf,
 }
 
 /// A low-rank adapter (LoRA).
@@ -100,6 +114,7 @@ impl EngineSpec {
             max_batch: 16,
             prefix_cache: true,
             speculation: true,
+            draft: None,
             activations: Activations::default(),
             overlap: Overlap::default(),
             transport: TransportChoice::default(),
@@ -371,6 +386,7 @@ mod tests {
             RankSpec {
                 engine: EngineSpec {
                     adapters: vec![adapter("b")],
+                    draft: Some(DraftSpec { name: "c".to_owned(), model: "/models/c".into() }),
                     parallelism: Parallelism::Pipeline,
                     experts: ExpertSplit::Whole,
                     kv: KvFormat::Int8,

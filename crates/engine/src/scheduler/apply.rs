@@ -32,6 +32,7 @@ impl Scheduler {
         let right =
             sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
         sequence.end_draft();
+        sequence.rewind_draft_model(sequence.tokens.len() + right);
         let mut accepted = 0;
         for &token in chosen.iter().take(right + 1) {
             if sequence.ended {

@@ -55,6 +55,8 @@ struct Block {
     key: Option<Key>,
     /// When the block last left a table, in releases.
     used: u64,
+    /// The draft model has read the block's tokens into its own cache.
+    draft_read: bool,
 }
 
 /// Blocks of [`KV_BLOCK_TOKENS`] tokens, numbered from 0.
@@ -101,7 +103,7 @@ impl BlockPool {
         }
         for _ in 0..missing {
             let Some(block) = self.free.pop().or_else(|| self.forget_oldest()) else { return false };
-            self.block(block).tables = 1;
+            (self.block(block).tables, self.block(block).draft_read) = (1, false);
             self.unused -= 1;
             table.push(block);
         }
@@ -189,6 +191,16 @@ impl BlockPool {
         if let Some(before) = std::mem::replace(pinned, next) {
             snapshots.unpin(before);
         }
+    }
+
+    /// Notes that the draft model has read all tokens of these blocks.
+    pub fn note_draft_read(&mut self, blocks: &[u32]) {
+        blocks.iter().for_each(|block| self.block(*block).draft_read = true);
+    }
+
+    /// True if the draft model has read the block's tokens.
+    pub fn is_draft_read(&self, block: u32) -> bool {
+        self.blocks[block as usize].draft_read
     }
 
     /// Blocks of `found` that are in no table.

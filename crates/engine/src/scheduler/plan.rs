@@ -2,7 +2,6 @@
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
-use super::blocks::missing;
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
 use super::{RequestId, Scheduler, Sequence};
@@ -40,7 +39,10 @@ impl Scheduler {
         step.entries.sort_unstable_by_key(|entry| (entry.prompt, self.id(entry.slot)));
         self.issue(step);
         // What no step verified now is out of date in the next.
-        self.slots.iter_mut().flatten().for_each(|sequence| sequence.proposal.clear());
+        for sequence in self.slots.iter_mut().flatten() {
+            sequence.proposal.clear();
+            sequence.rewind_draft_model(sequence.tokens.len());
+        }
     }
 
     /// Adds entries of these kinds, until the step has `most` entries or no rows are left.
@@ -85,9 +87,7 @@ impl Scheduler {
         let most = (self.limits.draft_rows - used).min(rows.saturating_sub(self.running.len() + 2));
         let room = sequence.room(self.max_tokens).saturating_sub(1);
         let count = sequence.proposal.len().min(most).min(room);
-        let needed = missing(&sequence.blocks, entry.start + 1 + count);
-        // Every other sequence may need a block for its next token.
-        let can_extend = needed == 0 || needed + self.running.len() <= self.blocks.unused();
+        let can_extend = self.can_extend_for_draft(sequence, entry.start + 1 + count);
         if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
     }
 
@@ -118,6 +118,10 @@ impl Scheduler {
             return;
         }
         self.blocks.share(&mut sequence.blocks, &self.found);
+        if sequence.draft_read == start {
+            let read = self.found.iter().take_while(|block| self.blocks.is_draft_read(**block)).count();
+            sequence.draft_read += read * KV_BLOCK_TOKENS;
+        }
         self.blocks.change_pin(&mut sequence.restore, self.found.last().copied());
         sequence.kept_blocks = sequence.blocks.len();
         sequence.computed = sequence.kept_blocks * KV_BLOCK_TOKENS;

@@ -74,6 +74,8 @@ pub(super) struct Sequence {
     pub prompt_tokens: usize,
     /// Tokens that are in the caches, or will be once the steps in flight are computed.
     pub computed: usize,
+    /// Tokens that are in the draft model's cache, in the same blocks.
+    pub draft_read: usize,
     /// The sequence's part of the paged KV cache.
     pub blocks: Vec<u32>,
     /// Blocks at the table's begin that are kept for other prompts.
@@ -114,6 +116,7 @@ impl Sequence {
             proposal: Vec::with_capacity(MAX_DRAFT),
             prompt_tokens: prompt.len(),
             computed: 0,
+            draft_read: 0,
             blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
             kept_blocks: 0,
             branch: 0,
@@ -151,6 +154,9 @@ impl Sequence {
             if pool.keep(&mut self.blocks, index, (blocks[index], self.generation.adapter)) {
                 // The ranks' tables have this sequence's own block.
                 self.sent_blocks = self.sent_blocks.min(index);
+                if !pool.is_draft_read(self.blocks[index]) {
+                    self.draft_read = self.draft_read.min(index * KV_BLOCK_TOKENS);
+                }
             }
             self.kept_blocks += 1;
         }
@@ -182,7 +188,7 @@ impl Sequence {
 
     /// Forgets what was computed. The blocks have been released.
     pub fn start_over(&mut self) {
-        (self.computed, self.sent_blocks, self.kept_blocks) = (0, 0, 0);
+        (self.computed, self.sent_blocks, self.kept_blocks, self.draft_read) = (0, 0, 0, 0);
         if self.tokens.len() == self.prompt_tokens {
             self.cached_tokens = 0;
         }
@@ -219,6 +225,11 @@ impl Sequence {
     pub fn end_draft(&mut self) {
         self.tokens.truncate(self.tokens.len() - self.drafted);
         self.computed -= std::mem::take(&mut self.drafted);
+    }
+
+    /// Forgets what the draft model has computed beyond the first `tokens` tokens.
+    pub fn rewind_draft_model(&mut self, tokens: usize) {
+        self.draft_read = self.draft_read.min(tokens);
     }
 
     /// The tokens of the draft that a step verifies.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
-    AdapterInfo, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard, RankWorker, Sampling,
-    Usage,
+    AdapterInfo, DraftShard, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard,
+    RankWorker, Sampling, Usage,
 };
 use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Parallelism, ShardPlan};
@@ -51,6 +51,19 @@ pub fn with_engine_of_adapted(
     limits: Limits,
     work: impl FnOnce(Engine) + Send,
 ) {
+    with_engine_of_drafted(folder, None, ranks, parallel, limits, work);
+}
+
+/// As [`with_engine_of_adapted`], with the draft model in this folder.
+pub fn with_engine_of_drafted(
+    folder: ModelFolder,
+    draft: Option<&Path>,
+    ranks: usize,
+    parallel: Parallelism,
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let draft = draft.map(|path| ModelFolder::open(path).unwrap());
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
     let capacity = Capacity {
@@ -61,7 +74,8 @@ pub fn with_engine_of_adapted(
         kv_format: KvFormat::F16,
     };
     let snapshots = limits.snapshots.unwrap_or(0);
-    let shard = RankShard { folder: &folder, plan: &plan, capacity, snapshots, settings: &[] };
+    let draft = draft.as_ref().map(|folder| DraftShard { folder, capacity });
+    let shard = RankShard { folder: &folder, plan: &plan, capacity, snapshots, settings: &[], draft };
     let info = ModelInfo {
         name: "builtin".to_owned(),
         context_length: 128,
@@ -89,6 +103,7 @@ pub fn with_engine_of_adapted(
     };
     local::run_on(groups, |group| {
         let is_head = group.rank() == 0;
+        let shard = RankShard { draft: shard.draft.filter(|_| is_head), ..shard };
         let mut worker =
             RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut |_, _| {})
                 .unwrap();

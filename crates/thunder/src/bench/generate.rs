@@ -36,11 +36,11 @@ struct Common {
 }
 
 impl Common {
-    /// Loads the model, as [`session::open`] does. Every prompt and every token is computed: rounds
-    /// repeat them.
+    /// Loads the model, as [`session::open`] does. Every prompt and, without a draft model, every
+    /// token is computed: rounds repeat them.
     fn open(&mut self) -> anyhow::Result<Option<Session>> {
         self.engine.cache.no_prefix_cache = true;
-        self.engine.no_speculation = true;
+        self.engine.no_speculation = self.engine.draft.is_none();
         session::open(self.model.name(), &self.engine)
     }
 }

@@ -53,6 +53,9 @@ pub struct ReportCommand {
 impl ReportCommand {
     /// Runs the command.
     pub fn run(mut self) -> anyhow::Result<()> {
+        if self.engine.draft.is_some() {
+            bail!("--draft depends on the text, and simulations have none: leave it out");
+        }
         self.engine.no_speculation = true;
         let Some(session) = session::open(self.model.name(), &self.engine)? else { return Ok(()) };
         let sequences = usize::from(self.engine.cache.max_batch);

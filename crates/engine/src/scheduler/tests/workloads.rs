@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use thunder_testing::Random;
 
+use super::fake_draft::FakeDraft;
 use super::fake_model::{ADAPTERS, EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
 use crate::event::FinishReason;
@@ -24,6 +25,7 @@ struct Workload {
     random: Random,
     scheduler: Scheduler,
     model: FakeModel,
+    draft: FakeDraft,
     clients: BTreeMap<RequestId, Client>,
     /// Prompts so far, whose beginnings later ones may have.
     prompts: Vec<Vec<u32>>,
@@ -46,6 +48,8 @@ struct Totals {
     work: f64,
     /// Tokens of drafts.
     drafted: usize,
+    /// Tokens that the draft model had read before it was asked to guess.
+    draft_cached: usize,
     /// Prompt tokens from the cache: of models without states, and with.
     cached: [usize; 2],
 }
@@ -73,6 +77,7 @@ impl Workload {
             random,
             scheduler,
             model: FakeModel::new(limits),
+            draft: FakeDraft::new(limits),
             clients: BTreeMap::new(),
             prompts: Vec::new(),
             live: BTreeSet::new(),
@@ -105,6 +110,7 @@ impl Workload {
         }
         self.check_answers();
         totals.steps += self.steps;
+        totals.draft_cached += self.draft.found;
         totals.preemptions += self.scheduler.preemptions();
         totals.finished += self.clients.values().filter(|client| client.finish.is_some()).count();
         let has_states = self.scheduler.limits.snapshots.is_some();
@@ -166,7 +172,11 @@ impl Workload {
             {
                 *token += 1;
             }
-            self.scheduler.propose(*id, &draft);
+            if self.random.below(2) == 0 {
+                self.scheduler.propose(*id, &draft);
+            } else {
+                self.draft.guess(&mut self.scheduler, *id, &draft);
+            }
         }
     }
 
@@ -275,10 +285,12 @@ fn a_thousand_random_workloads_keep_every_invariant() {
         }
         fastest = fastest.min(began.elapsed());
     }
-    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, drafted, cached } = totals;
+    let Totals { steps, preemptions, cancelled, finished, longest_wait, work, drafted, .. } = totals;
+    let Totals { cached, draft_cached, .. } = totals;
     println!("{steps} steps, {finished} answers, {cancelled} cancelled, {preemptions} preemptions");
     println!("{cached:?} prompt tokens were cached, of models without and with states");
-    println!("{drafted} tokens of drafts");
+    println!("{drafted} tokens of drafts, {draft_cached} tokens were in the draft model's cache already");
+    assert!(draft_cached > 10_000, "the draft model's cache was hardly used");
     println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
     assert!(drafted > 10_000, "drafts were hardly used: {drafted}");

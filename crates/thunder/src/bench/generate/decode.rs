@@ -1,5 +1,7 @@
 //! `thunder bench decode`.
 
+use std::sync::atomic::Ordering;
+
 use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
@@ -10,6 +12,9 @@ use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_s
 use crate::table;
 
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
+///
+/// Prompts are noise. With --draft, the speed depends on how often the draft model is right about
+/// what follows them, and shares of the machine's limits are left out.
 #[derive(Args)]
 pub struct DecodeCommand {
     #[command(flatten)]
@@ -53,6 +58,10 @@ impl DecodeCommand {
         let context = self.prompt + self.tokens / 2;
         let bytes: Vec<u64> =
             self.batch.iter().map(|&batch| bytes_per_step(&session, &model, context, batch.into())).collect();
+        let counters = session.head.engine.counters();
+        let [guessed, right] =
+            [&counters.drafted, &counters.drafts_right].map(|count| count.load(Ordering::Relaxed));
+        let drafts = self.common.engine.draft.is_some().then_some((guessed, right));
         let (ranks, threads) = (session.head.plan.ranks(), session.head.threads.in_group);
         let transport = session.head.transport.clone();
         session.close()?;
@@ -61,12 +70,20 @@ impl DecodeCommand {
             .map(|((&batch, bytes), measured)| DecodeRow::new(batch, bytes, operations, &measured))
             .collect();
         if self.common.json {
-            let object = json!({ "ranks": ranks, "transport": transport, "threads": threads, "rows": rows });
+            let mut object =
+                json!({ "ranks": ranks, "transport": transport, "threads": threads, "rows": rows });
+            if let Some((guessed, right)) = drafts {
+                object["guessed"] = guessed.into();
+                object["guesses_right"] = right.into();
+            }
             println!("{object}");
             return Ok(());
         }
         println!("{}, {threads} thread(s) in all", ranks_over(ranks, &transport));
-        println!("{}", decode_table(&rows));
+        println!("{}", decode_table(&rows, drafts.is_none()));
+        if let Some((guessed, right)) = drafts {
+            println!("{right} of {guessed} verified guesses were right, in all rounds");
+        }
         Ok(())
     }
 }
@@ -107,8 +124,8 @@ impl DecodeRow {
     }
 }
 
-/// One column per batch size.
-fn decode_table(rows: &[DecodeRow]) -> comfy_table::Table {
+/// One column per batch size. `shares`: also what of the machine's limits is used.
+fn decode_table(rows: &[DecodeRow], shares: bool) -> comfy_table::Table {
     let batches: Vec<String> = rows.iter().map(|row| row.batch.to_string()).collect();
     let mut headings = vec!["sequences"];
     headings.extend(batches.iter().map(String::as_str));
@@ -121,6 +138,9 @@ fn decode_table(rows: &[DecodeRow]) -> comfy_table::Table {
         add("speed of each, of the first", &|row| format!("{:.0} %", 100.0 * row.kept_per_sequence));
     }
     add("first token, ms", &|row| format!("{:.1}", row.time_to_first_token_s * 1e3));
+    if !shares {
+        return table;
+    }
     add("bytes per step", &|row| human_bytes(row.bytes_per_step));
     add("GB/s read", &|row| format!("{:.1}", row.bytes_per_s / 1e9));
     add("GB/s that these threads can read", &|row| format!("{:.1}", row.memory_bytes_per_s / 1e9));

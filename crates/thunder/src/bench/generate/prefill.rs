@@ -1,5 +1,6 @@
 //! `thunder bench prefill`.
 
+use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 use thunder_engine::assembly::assemble::STEP_ROWS;
@@ -32,6 +33,9 @@ struct Setup {
 impl PrefillCommand {
     /// Runs the command.
     pub fn run(mut self) -> anyhow::Result<()> {
+        if self.common.engine.draft.is_some() {
+            bail!("--draft is for generating, and bench prefill only reads a prompt: leave it out");
+        }
         let Some(session) = self.common.open()? else {
             return Ok(());
         };

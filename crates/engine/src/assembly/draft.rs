@@ -1,0 +1,140 @@
+//! The draft model, before it is loaded.
+
+use thunder_collectives::{CommError, Group};
+use thunder_compute::KvFormat;
+use thunder_model::model::shard_footprints;
+use thunder_model::tokenizer::{Tokenizer, TokenizerError, Vocabulary};
+use thunder_model::{ModelError, ModelFolder, Parallelism, ShardFootprint, ShardPlan};
+
+use super::spec::DraftSpec;
+
+/// Why a draft model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DraftError {
+    /// It cannot be read.
+    #[error("draft model {name}: {source}")]
+    Model {
+        /// The draft model.
+        name: String,
+        /// Why.
+        source: ModelError,
+    },
+    /// Its tokenizer cannot be read.
+    #[error("draft model {name}: {source}")]
+    Tokenizer {
+        /// The draft model.
+        name: String,
+        /// Why.
+        source: TokenizerError,
+    },
+    /// Its tokens are others.
+    #[error(
+        "the draft model {draft} has other tokens ({draft_vocabulary}) than {target} ({target_vocabulary}): a draft \
+         model must have the same tokenizer, so take a smaller model of the same family"
+    )]
+    Vocabulary {
+        /// The draft model.
+        draft: String,
+        /// Its vocabulary.
+        draft_vocabulary: Vocabulary,
+        /// The served model.
+        target: String,
+        /// Its vocabulary.
+        target_vocabulary: Vocabulary,
+    },
+    /// One of the models has states.
+    #[error(
+        "{name} keeps a state of fixed size for each request, which cannot take back a wrong guess, so {what}"
+    )]
+    States {
+        /// The model.
+        name: String,
+        /// What to do.
+        what: String,
+    },
+}
+
+/// A draft model whose headers were read, and which suits the served model.
+#[derive(Debug)]
+pub struct Draft {
+    /// Its files.
+    pub folder: ModelFolder,
+    /// What it takes on rank 0.
+    pub footprint: ShardFootprint,
+}
+
+impl Draft {
+    /// Reads headers and the tokenizer, and compares them with those of the served model `target`.
+    ///
+    /// # Errors
+    /// When the model cannot be read, or its tokens are others.
+    pub fn open(
+        spec: &DraftSpec,
+        (target, folder, tokenizer): (&str, &ModelFolder, &Tokenizer),
+        kv: KvFormat,
+    ) -> Result<Self, DraftError> {
+        let of_model = |source| DraftError::Model { name: spec.name.clone(), source };
+        let draft = ModelFolder::open(&spec.model).map_err(of_model)?;
+        let own = draft
+            .tokenizer()
+            .map_err(|source| DraftError::Tokenizer { name: spec.name.clone(), source })?
+            .vocabulary();
+        let theirs = tokenizer.vocabulary();
+        if own != theirs {
+            return Err(DraftError::Vocabulary {
+                draft: spec.name.clone(),
+                draft_vocabulary: own,
+                target: target.to_owned(),
+                target_vocabulary: theirs,
+            });
+        }
+        let [footprint, of_target] = [&draft, folder].map(|folder| {
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0])?;
+            Ok(shard_footprints(folder, &plan, kv)?.swap_remove(0))
+        });
+        let states = |name: &str, what: String| DraftError::States { name: name.to_owned(), what };
+        if of_target.map_err(of_model)?.state_bytes_per_sequence > 0 {
+            return Err(states(target, "it cannot have a draft model: leave --draft out".to_owned()));
+        }
+        let footprint: ShardFootprint = footprint.map_err(of_model)?;
+        if footprint.state_bytes_per_sequence > 0 {
+            let what = format!("it cannot be the draft model of {target}: take one with attention only");
+            return Err(states(&spec.name, what));
+        }
+        Ok(Self { folder: draft, footprint })
+    }
+
+    /// Adds what rank 0's draft model takes, if it has one, to the footprints of all ranks, on every
+    /// rank. All ranks call this together.
+    ///
+    /// # Errors
+    /// When a rank was lost.
+    pub fn count(
+        draft: Option<&Self>,
+        group: &mut Group,
+        footprints: &mut [ShardFootprint],
+    ) -> Result<(), CommError> {
+        let mut bytes = draft.map_or([0, 0], Self::bytes);
+        group.broadcast(0, &mut bytes)?;
+        add(bytes, footprints);
+        Ok(())
+    }
+
+    /// Adds what the draft model takes to the footprints of all ranks.
+    pub fn add_to(&self, footprints: &mut [ShardFootprint]) {
+        add(self.bytes(), footprints);
+    }
+
+    /// Bytes of weights, and of KV cache for each token.
+    fn bytes(&self) -> [u64; 2] {
+        [self.footprint.weight_bytes, self.footprint.kv_bytes_per_token]
+    }
+}
+
+/// Adds bytes of weights, and of KV cache for each token, to rank 0's.
+fn add([weights, kv]: [u64; 2], footprints: &mut [ShardFootprint]) {
+    if let Some(first) = footprints.first_mut() {
+        first.weight_bytes += weights;
+        first.kv_bytes_per_token += kv;
+    }
+}

@@ -1,0 +1,149 @@
+//! A small model that guesses what the served model will say. Rank 0 alone has it, whole.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use thunder_collectives::Group;
+use thunder_compute::{Backend, ComputeError, Largest, Step};
+use thunder_model::{Capacity, Model, ModelError, ModelFolder, Parallelism, ShardPlan};
+
+use crate::active_request::are_finite;
+use crate::error::EngineError;
+
+/// Passes before the first request; the fastest counts.
+const WARM_UP_PASSES: usize = 3;
+
+/// A draft model to load.
+#[derive(Clone, Copy)]
+pub struct DraftShard<'a> {
+    /// The model. Its tokenizer is that of the served model.
+    pub folder: &'a ModelFolder,
+    /// Rows, requests and cache blocks to make room for. The blocks are the served model's.
+    pub capacity: Capacity,
+}
+
+/// A draft model that is loaded, on the backend of rank 0's shard.
+pub struct DraftModel<B: Backend> {
+    model: Model<B>,
+    /// Takes the place of the backend's group while this model computes.
+    alone: Group,
+    step: Step,
+    largest: Vec<Largest>,
+    logits: Vec<f32>,
+    /// Tokens of the draft model's vocabulary, with those that pad it.
+    vocab: usize,
+    /// The most tokens of a text.
+    context: usize,
+    /// The most rows of a pass.
+    rows: usize,
+    /// Seconds of the fastest pass before the first request.
+    pass_s: f32,
+}
+
+impl<B: Backend> DraftModel<B> {
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// When it cannot be loaded or computed, or `progress` breaks.
+    pub fn load(
+        DraftShard { folder, capacity }: DraftShard<'_>,
+        backend: &mut B,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self, EngineError> {
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0])?;
+        let mut alone = Group::solo();
+        let load = |backend: &mut B| Model::load(folder, &plan, 0, capacity, backend, progress);
+        let model: Result<_, ModelError> = apart(backend, &mut alone, load);
+        let mut draft = Self {
+            model: model?,
+            alone,
+            step: Step::default(),
+            largest: Vec::new(),
+            logits: Vec::new(),
+            vocab: folder.spec.vocab,
+            context: folder.spec.context,
+            rows: capacity.rows,
+            pass_s: f32::MAX,
+        };
+        for _ in 0..WARM_UP_PASSES {
+            let began = Instant::now();
+            draft.begin();
+            draft.push(&[0], 0, &[0], 0, true);
+            draft.compute(backend, false)?;
+            draft.pass_s = draft.pass_s.min(began.elapsed().as_secs_f32());
+        }
+        Ok(draft)
+    }
+
+    /// The most tokens of a text that it reads.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The most rows of a pass.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Seconds of a pass for one request.
+    pub fn pass_s(&self) -> f32 {
+        self.pass_s
+    }
+
+    /// Begins a pass.
+    pub fn begin(&mut self) {
+        self.step.clear();
+    }
+
+    /// Adds tokens of a sequence to the pass, from position `start` on, with the blocks that hold
+    /// it. `guesses` asks for what follows the last one.
+    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], slot: usize, guesses: bool) {
+        self.step.push(tokens, start, blocks, slot, guesses);
+        if let Some(sequence) = self.step.sequences.last_mut() {
+            // What was guessed already is a row or two: not worth a prompt's products.
+            sequence.prompt = !guesses;
+        }
+    }
+
+    /// Computes the pass. What follows is then in [`DraftModel::largest`], or with `logits` in
+    /// [`DraftModel::logits`].
+    ///
+    /// # Errors
+    /// When an operation fails.
+    pub fn compute(&mut self, backend: &mut B, logits: bool) -> Result<(), ComputeError> {
+        let Self { model, alone, step, largest, logits: out, .. } = self;
+        apart(backend, alone, |backend| {
+            model.forward(backend, step, None)?;
+            match (step.logit_rows.is_empty(), logits) {
+                (true, _) => Ok(()),
+                (false, true) => model.read_logits(backend, step, out),
+                (false, false) => model.read_largest(backend, step, largest),
+            }
+        })
+    }
+
+    /// The likeliest token after the sequence number `index` of the pass; `None` if the model
+    /// computes numbers that are none.
+    pub fn largest(&self, index: usize) -> Option<u32> {
+        self.largest.get(index).filter(|largest| largest.value.is_finite()).map(|largest| largest.column)
+    }
+
+    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab` tokens;
+    /// `None` if one is not finite. Models pad their vocabularies differently.
+    pub fn logits(&self, index: usize, vocab: usize, out: &mut Vec<f32>) -> Option<()> {
+        let logits = self.logits.get(index * self.vocab..(index + 1) * self.vocab)?;
+        are_finite(logits).then(|| {
+            out.clear();
+            out.extend_from_slice(&logits[..vocab.min(logits.len())]);
+            out.resize(vocab, f32::NEG_INFINITY);
+        })
+    }
+}
+
+/// Does something with a backend whose group is `alone`.
+fn apart<B: Backend, R>(backend: &mut B, alone: &mut Group, work: impl FnOnce(&mut B) -> R) -> R {
+    std::mem::swap(backend.group(), alone);
+    let result = work(backend);
+    std::mem::swap(backend.group(), alone);
+    result
+}

@@ -1,0 +1,274 @@
+//! Which drafts the next step verifies, and the draft model's guesses.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use thunder_compute::Backend;
+
+use super::EngineLoop;
+use crate::active_request::{ActiveRequest, ChoiceBuffers};
+use crate::draft_model::DraftModel;
+use crate::error::EngineError;
+use crate::scheduler::{Decoding, RequestId, Scheduler};
+use crate::speculation::{Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, StepCosts, choose};
+
+/// Tokens of a text that a pass which guesses reads as well: what a step has given since the last.
+const FEW_TOKENS: usize = 4;
+/// Tokens of texts that the draft model reads between two steps of several requests: all of them
+/// wait meanwhile.
+const READ_WITH_OTHERS: usize = 64;
+/// Guesses that are tried of a model that was not worth it.
+const TRIED_TOKENS: usize = 2;
+
+/// What a decision on drafts takes into account.
+struct Prices<'a> {
+    costs: &'a StepCosts,
+    /// Requests that the step decodes.
+    rows: usize,
+    /// The most tokens of all drafts.
+    most: usize,
+    /// What the draft model reads of a text.
+    context: usize,
+}
+
+impl<B: Backend> EngineLoop<B> {
+    /// Proposes drafts of the answers, as long as they are worth it: from the text where it repeats
+    /// itself, else by the draft model.
+    ///
+    /// # Errors
+    /// When the draft model cannot be computed.
+    pub(super) fn propose(&mut self) -> Result<(), EngineError> {
+        let Self { worker, scheduler, requests, costs, record, candidates, info, buffers, .. } = self;
+        candidates.clear();
+        let rows = scheduler.decoding().count();
+        if rows == 0 || rows > MAX_ROWS {
+            return Ok(());
+        }
+        let model = worker.draft_model();
+        let context = model.as_ref().map_or(0, |(model, _)| model.context());
+        let prices = Prices { costs, rows, most: scheduler.draft_rows(), context };
+        for decoding in scheduler.decoding() {
+            if let Some(request) = requests.get_mut(&decoding.request) {
+                candidates.extend(prices.candidate(&decoding, request, record));
+            }
+        }
+        choose(candidates, (costs, &record.passes), rows, prices.most);
+        prices.try_again(candidates, scheduler, record);
+        for candidate in candidates.iter().filter(|candidate| !candidate.by_model && candidate.count > 0) {
+            if let Some(lookup) = requests.get(&candidate.key).and_then(ActiveRequest::lookup) {
+                scheduler.propose(candidate.key, &lookup.draft()[..candidate.count]);
+            }
+        }
+        candidates.retain(|candidate| candidate.by_model && candidate.count > 0);
+        let Some((model, backend)) = model else { return Ok(()) };
+        let mut guesser = Guesser { model, backend, scheduler, requests, record };
+        guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
+        guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)
+    }
+}
+
+impl Prices<'_> {
+    /// How a request would best be guessed, if at all.
+    fn candidate(
+        &self,
+        decoding: &Decoding<'_>,
+        request: &mut ActiveRequest,
+        record: &ModelRecord,
+    ) -> Option<Candidate<RequestId>> {
+        let (key, generated) = (decoding.request, request.generated());
+        let from_text = request.lookup().map(|lookup| {
+            let most = lookup.draft().len().min(decoding.room);
+            Candidate::new(key, false, lookup.rate().share(), most)
+        });
+        let room = decoding.room.min(self.context.saturating_sub(decoding.tokens.len()));
+        let Some((guesses, _)) = request.by_model().filter(|_| room > 0) else { return from_text };
+        guesses.forget();
+        let by_model = Candidate::new(key, true, guesses.rate(record.rate).share(), room.min(MAX_DRAFT));
+        let alone = |candidate| choose(&mut [candidate], (self.costs, &record.passes), self.rows, self.most);
+        let (of_text, of_model) = (from_text.map(alone), alone(by_model));
+        if let (Some(candidate), Some(of_text)) = (from_text, of_text)
+            && of_text.gain > 1.0
+            && of_text.gain >= of_model.gain
+        {
+            return Some(candidate);
+        }
+        let missing = missing(decoding);
+        guesses.catches_up &= missing > FEW_TOKENS;
+        if missing > FEW_TOKENS && !guesses.catches_up {
+            guesses.catches_up =
+                self.saved_s(of_model, decoding, record.expected_left(generated)) > record.reading_s(missing);
+        }
+        // A text that is not worth reading may still be tried.
+        let is_read = missing <= FEW_TOKENS || guesses.catches_up;
+        match (from_text, of_text) {
+            (Some(candidate), Some(of_text)) if of_text.gain > 1.0 && !is_read => Some(candidate),
+            _ => Some(Candidate::new(key, true, if is_read { by_model.chance } else { 0.0 }, by_model.most)),
+        }
+    }
+
+    /// Seconds that guesses save until an answer ends that probably has `left` tokens more.
+    fn saved_s(&self, choice: Choice, decoding: &Decoding<'_>, left: f32) -> f32 {
+        let left = left.min(decoding.left as f32);
+        let own = choice.tokens - (self.rows - 1) as f32;
+        let plain_s = self.costs.expected(self.rows).unwrap_or(0.0);
+        (choice.gain - 1.0) * plain_s * left / own
+    }
+
+    /// Has one request guessed by a model that was not worth it, if enough time has passed since
+    /// the last try: texts change.
+    fn try_again(
+        &self,
+        candidates: &mut [Candidate<RequestId>],
+        scheduler: &Scheduler,
+        record: &mut ModelRecord,
+    ) {
+        let is_used = candidates.iter().any(|candidate| candidate.by_model && candidate.count > 0);
+        let chosen: usize = candidates.iter().map(|candidate| candidate.count).sum();
+        if is_used || chosen + TRIED_TOKENS > self.most {
+            return;
+        }
+        let Some(candidate) = candidates.iter_mut().find(|candidate| candidate.by_model) else { return };
+        let count = candidate.most.min(TRIED_TOKENS);
+        let Some(decoding) = scheduler.decoding_request(candidate.key) else { return };
+        let seconds = |rows: usize| self.costs.expected(rows);
+        let Some((plain, longer)) = seconds(self.rows).zip(seconds(self.rows + count)) else { return };
+        let pass = record.passes.expected(1).unwrap_or(f32::MAX);
+        let missing = missing(&decoding);
+        let reading = if missing > FEW_TOKENS { record.reading_s(missing) } else { 0.0 };
+        if record.may_try((longer - plain).max(0.0) + pass * count as f32 + reading) {
+            candidate.count = count;
+        }
+    }
+}
+
+/// Tokens that the draft model has not read, the last one aside.
+fn missing(decoding: &Decoding<'_>) -> usize {
+    (decoding.tokens.len() - 1).saturating_sub(decoding.draft_read)
+}
+
+/// What guessing needs.
+struct Guesser<'a, B: Backend> {
+    model: &'a mut DraftModel<B>,
+    backend: &'a mut B,
+    scheduler: &'a mut Scheduler,
+    requests: &'a mut HashMap<RequestId, ActiveRequest>,
+    record: &'a mut ModelRecord,
+}
+
+impl<B: Backend> Guesser<'_, B> {
+    /// Reads what the model has not read of texts, `most` tokens at most, a piece for each request.
+    /// Those whose text is not read to its end are not guessed now, nor those without room for a
+    /// draft.
+    fn catch_up(
+        &mut self,
+        candidates: &mut [Candidate<RequestId>],
+        mut most: usize,
+    ) -> Result<(), EngineError> {
+        for candidate in candidates {
+            let Some(decoding) = self.scheduler.decoding_request(candidate.key) else { continue };
+            let (read, missing) = (decoding.draft_read, missing(&decoding));
+            // Blocks that others may read are written alone.
+            if missing > FEW_TOKENS || (missing > 0 && read < decoding.shared) {
+                let piece = missing.min(self.model.rows()).min(most);
+                if piece > 0 {
+                    let began = Instant::now();
+                    self.model.begin();
+                    let tokens = &decoding.tokens[read..read + piece];
+                    self.model.push(tokens, read, decoding.blocks, decoding.slot, false);
+                    self.model.compute(self.backend, false)?;
+                    // Whether a small piece is read at once or late says little of long ones.
+                    if piece > FEW_TOKENS {
+                        self.record.note_read(piece, began.elapsed().as_secs_f32());
+                    }
+                    self.scheduler.note_draft_read(candidate.key, read + piece);
+                    most -= piece;
+                }
+                if piece < missing {
+                    candidate.count = 0;
+                    continue;
+                }
+            }
+            if !self.scheduler.reserve_draft(candidate.key, candidate.count) {
+                candidate.count = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Guesses each candidate's tokens, one pass for a token of all, and proposes them.
+    fn guess(
+        &mut self,
+        candidates: &mut [Candidate<RequestId>],
+        (vocab, eos): (usize, &[u32]),
+        buffers: &mut ChoiceBuffers,
+    ) -> Result<(), EngineError> {
+        let Self { model, backend, scheduler, requests, record } = self;
+        for candidate in candidates.iter_mut().filter(|candidate| candidate.count > 0) {
+            match requests.get_mut(&candidate.key).and_then(ActiveRequest::by_model) {
+                Some((guesses, sampler)) => guesses.begin(sampler),
+                None => candidate.count = 0,
+            }
+        }
+        for depth in 0..MAX_DRAFT {
+            let began = Instant::now();
+            model.begin();
+            let (mut width, mut logits) = (0, false);
+            for candidate in candidates.iter().filter(|candidate| candidate.count > depth) {
+                let Some(decoding) = scheduler.decoding_request(candidate.key) else { continue };
+                let Some(request) = requests.get_mut(&candidate.key) else { continue };
+                let Some((guesses, _)) = request.by_model() else { continue };
+                let last = decoding.tokens.len() - 1;
+                let (start, tokens) = match depth.checked_sub(1) {
+                    None => {
+                        let start = decoding.draft_read.min(last);
+                        (start, &decoding.tokens[start..])
+                    }
+                    Some(before) => (last + depth, &guesses.tokens()[before..depth]),
+                };
+                model.push(tokens, start, decoding.blocks, decoding.slot, true);
+                logits |= !guesses.is_argmax();
+                width += 1;
+            }
+            if width == 0 {
+                break;
+            }
+            model.compute(backend, logits)?;
+            let open = candidates.iter_mut().filter(|candidate| candidate.count > depth);
+            for (index, candidate) in open.enumerate() {
+                let Some(request) = requests.get_mut(&candidate.key) else { continue };
+                let Some((guesses, _)) = request.by_model() else { continue };
+                let token = match logits {
+                    false => model.largest(index),
+                    true => model
+                        .logits(index, vocab, &mut buffers.logits)
+                        .map(|()| guesses.choose(&mut buffers.logits, &mut buffers.scratch)),
+                };
+                // Padding of the model's vocabulary is no token.
+                let token = token.filter(|token| (*token as usize) < vocab);
+                let goes_on = token.is_some_and(|token| guesses.push(token, eos));
+                if token.is_none() {
+                    // A model that computes no numbers is one that is wrong.
+                    guesses.note_verified(0, 1, &mut record.rate);
+                }
+                if !goes_on {
+                    candidate.count = guesses.tokens().len();
+                }
+            }
+            record.passes.note(width, began.elapsed().as_secs_f32());
+        }
+        for candidate in candidates {
+            let Some((guesses, _)) = requests.get_mut(&candidate.key).and_then(ActiveRequest::by_model)
+            else {
+                continue;
+            };
+            let Some(decoding) = scheduler.decoding_request(candidate.key) else { continue };
+            // The last guess was not read.
+            let read = decoding.tokens.len() - 1 + guesses.tokens().len();
+            if candidate.count > 0 {
+                scheduler.propose(candidate.key, guesses.tokens());
+                scheduler.note_draft_read(candidate.key, read);
+            }
+        }
+        Ok(())
+    }
+}
