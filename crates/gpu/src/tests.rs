@@ -2,6 +2,7 @@
 
 mod conformance;
 mod families;
+mod matrices;
 mod refusals;
 mod translation;
 
