@@ -168,7 +168,7 @@ impl Kernel {
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
-            for shape in [Shape::LARGE, Shape::SMALL, Shape::EIGHTS] {
+            for shape in [Shape::Large, Shape::Small, Shape::Eights] {
                 for gated in [false, true] {
                     all.push(Self::Matrices(Matrices { format, shape, gated }));
                 }

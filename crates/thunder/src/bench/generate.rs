@@ -147,11 +147,9 @@ fn measure(
 ) -> anyhow::Result<Vec<Measured>> {
     let mut peaks = match common.gpu_memory {
         Some(memory) => Peaks::Gpu { memory: memory * session.head.plan.ranks() as f64 },
-        None => Peaks::Cpu(Box::new(Threads::new(
-            common.engine.activations.into(),
-            model,
-            session.head.threads,
-        )?)),
+        None => {
+            Peaks::Cpu(Box::new(Threads::new(common.engine.activations.into(), model, session.head.threads)?))
+        }
     };
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
     let bar = progress::measurements((usize::from(common.repeat) + 1) * work.batches.len());
