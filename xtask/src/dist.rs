@@ -150,6 +150,14 @@ fn build(target: &str, is_host: bool) -> Result<PathBuf> {
         "--bin",
         "thunder",
     ]);
+    // `cargo xtask` has set these for xtask; build scripts that look at them would run again.
+    let is_xtasks = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    std::env::vars_os().filter(|(name, _)| is_xtasks(name)).for_each(|(name, _)| {
+        cargo.env_remove(name);
+    });
     let folder = if is_host {
         repository().join("target/release")
     } else {
