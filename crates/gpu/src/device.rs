@@ -51,6 +51,8 @@ pub(crate) struct Device {
     queue: wgpu::Queue,
     /// The largest buffer that can be bound.
     pub max_binding_bytes: u64,
+    /// A card of its own, which is faster than others.
+    pub is_discrete: bool,
     max_groups: u32,
     pipelines: HashMap<Kernel, Pipeline>,
     bindings: HashMap<Binding, BindGroup>,
@@ -109,6 +111,7 @@ impl Device {
             device,
             queue,
             max_binding_bytes,
+            is_discrete: found.info.kind == "discrete",
             max_groups,
             pipelines: HashMap::new(),
             bindings: HashMap::new(),
