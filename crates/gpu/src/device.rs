@@ -52,6 +52,8 @@ pub(crate) struct Device {
     queue: wgpu::Queue,
     /// The largest buffer that can be bound.
     pub max_binding_bytes: u64,
+    /// A card of its own, which is faster than others.
+    pub is_discrete: bool,
     max_groups: u32,
     /// The side of the cooperative matrices that kernels can use.
     pub matrix_side: Option<usize>,
@@ -122,6 +124,7 @@ impl Device {
             device,
             queue,
             max_binding_bytes,
+            is_discrete: found.info.kind == "discrete",
             max_groups,
             matrix_side,
             pipelines: HashMap::new(),

@@ -8,7 +8,7 @@ mod matrices;
 mod product;
 mod tiles;
 
-pub(crate) use attend::{Attend, MAX_KEY, MAX_VALUE, splits_of};
+pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};

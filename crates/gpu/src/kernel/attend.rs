@@ -36,8 +36,29 @@ pub(super) fn with_split(text: &str) -> String {
     text.replace("$SPLIT", &rule)
 }
 
+/// Columns of a workgroup that combines splits.
+pub(crate) const COMBINED: usize = 32;
+
 pub(super) fn combine() -> String {
-    with_split(include_str!("combine.wgsl"))
+    // Of each column, a split and a partial one more, by 8 threads.
+    let reads = (SPLITS + 1).div_ceil(8);
+    let (mut read, mut add) = (String::new(), String::new());
+    for n in 0..reads {
+        read += &format!(
+            "let at{n} = source + min(first + {}u, count - 1u) * args.part_stride;
+let both{n} = vec2<f32>(parts[at{n} + column], parts[at{n} + 1u]);
+",
+            8 * n
+        );
+        add += &format!(
+            "let factor{n} = select(0.0, exp(most[first + {0}u] - largest), first + {0}u < count);
+sum = fma(both{n}, vec2<f32>(factor{n}), sum);
+",
+            8 * n
+        );
+    }
+    let text = include_str!("combine.wgsl").replace("$READS", &reads.to_string());
+    with_split(&text.replace("$READ", &read).replace("$ADD", &add))
 }
 
 impl Attend {

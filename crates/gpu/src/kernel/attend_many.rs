@@ -23,6 +23,10 @@ pub(crate) const HEADS: [usize; 4] = [1, 2, 4, 8];
 pub(crate) const UNITS: [usize; 3] = [8, 16, 32];
 
 const THREADS: usize = 256;
+/// Threads that score a token.
+const LANES: usize = 8;
+/// Tokens that a thread scores.
+const SCORED: usize = 64 * LANES / THREADS;
 /// Numbers from a component of threads' sums to the next: threads read different banks.
 const PITCH: usize = THREADS + 4;
 /// Components that a thread leaves for a head: a unit and the sum of weights.
@@ -79,9 +83,14 @@ impl AttendMany {
         all
     }
 
-    /// Units of a key, and tokens of values, that a thread reads at once.
+    /// Units of a key that a thread reads.
+    fn units_of_thread(self) -> usize {
+        self.units / LANES
+    }
+
+    /// Tokens whose values a thread reads at once.
     fn reads(self) -> usize {
-        self.units / 4
+        64 * self.units / THREADS
     }
 
     /// Heads whose threads' sums are added at once.
@@ -90,7 +99,7 @@ impl AttendMany {
     }
 
     pub fn source(self) -> String {
-        let pool = (4 * (self.heads * 64 + 8)).max(self.heads_at_once() * COMPONENTS * PITCH);
+        let pool = (LANES * (self.heads * 64 + 4)).max(self.heads_at_once() * COMPONENTS * PITCH);
         let text = include_str!("attend_many.wgsl")
             .replace("$UNIT>", &format!("{}>", unit_type(self.int8)))
             .replace("$SCALES", &scales(self.int8, 6))
@@ -121,12 +130,20 @@ impl AttendMany {
     /// Reads a thread's part of a key and of some values: all at once, before any is waited for.
     fn load(self) -> String {
         let mut text = String::new();
-        for i in 0..self.reads() {
-            let unit = format!("min(lane + {}u, args.key_units - 1u)", 4 * i);
-            text += &format!("let key{i} = keys[key_vector * args.key_units + {unit}];\n");
-        }
-        if self.int8 {
-            text += "let key_scale = key_scales[key_vector];\n";
+        for t in 0..SCORED {
+            text += &format!(
+                "let scored{t} = clamp(base + thread / {LANES}u + {}u, start, end - 1u);
+let key_vector{t} = select(even, odd, scored{t} - base >= 32u) + scored{t} % 32u;
+",
+                t * THREADS / LANES
+            );
+            for i in 0..self.units_of_thread() {
+                let unit = format!("min(lane + {}u, args.key_units - 1u)", LANES * i);
+                text += &format!("let key{t}_{i} = keys[key_vector{t} * args.key_units + {unit}];\n");
+            }
+            if self.int8 {
+                text += &format!("let key_scale{t} = key_scales[key_vector{t}];\n");
+            }
         }
         for i in 0..self.reads() {
             let token =
@@ -144,26 +161,38 @@ let value{i} = values[vector{i} * args.value_units + value_unit];
         text
     }
 
-    /// A thread's share of a token's scores, to `pool`.
+    /// A thread's share of two tokens' scores, to `pool`.
     fn score(self) -> String {
-        let mut text = self.each(|h| format!("var score{h} = 0.0;\n"));
-        for i in 0..self.reads() {
-            let [low, high] = unpack(self.int8, &format!("key{i}"));
-            text += &format!("{{ let low = {low};\nlet high = {high};\n");
+        let each_token = |line: &dyn Fn(usize) -> String| (0..SCORED).map(line).collect::<String>();
+        let mut text = each_token(&|t| self.each(|h| format!("var score{t}_{h} = 0.0;\n")));
+        for i in 0..self.units_of_thread() {
+            text += "{\n";
+            text += &each_token(&|t| {
+                let [low, high] = unpack(self.int8, &format!("key{t}_{i}"));
+                format!("let low{t} = {low};\nlet high{t} = {high};\n")
+            });
             text += &self.each(|h| {
-                let at = format!("({}u + lane + {}u) * 2u", h * self.units, 4 * i);
+                let at = format!("({}u + lane + {}u) * 2u", h * self.units, LANES * i);
                 let mut text = format!("{{ let a = query[{at}];\nlet b = query[{at} + 1u];\n");
-                for (half, of_query) in [("low", "a"), ("high", "b")] {
-                    for c in ["x", "y", "z", "w"] {
-                        text += &format!("score{h} = fma({half}.{c}, {of_query}.{c}, score{h});\n");
+                for t in 0..SCORED {
+                    for (half, of_query) in [("low", "a"), ("high", "b")] {
+                        for c in ["x", "y", "z", "w"] {
+                            let score = format!("score{t}_{h}");
+                            text += &format!("{score} = fma({half}{t}.{c}, {of_query}.{c}, {score});\n");
+                        }
                     }
                 }
                 text + "}\n"
             });
             text += "}\n";
         }
-        let scale = if self.int8 { " * key_scale" } else { "" };
-        text + &self.each(|h| format!("pool[lane * LANE + {}u + thread / 4u] = score{h}{scale};\n", h * 64))
+        text + &each_token(&|t| {
+            let scale = if self.int8 { format!(" * key_scale{t}") } else { String::new() };
+            self.each(|h| {
+                let first = h * 64 + t * THREADS / LANES;
+                format!("pool[lane * LANE + {first}u + thread / {LANES}u] = score{t}_{h}{scale};\n")
+            })
+        })
     }
 
     /// The new maxima, and the tokens' weights.
@@ -255,12 +284,13 @@ if (turn < {at_once}u && {first}u + turn < group.z) {{
     let of_turn = turn * {COMPONENTS}u * PITCH;
     if (d < args.out_dim) {{
         var sum = 0.0;
-        for (var i = d / 8u; i < 256u; i += UNITS) {{ sum += pool[of_turn + d % 8u * PITCH + i]; }}
+        let first = of_turn + d % 8u * PITCH + d / 8u;
+        for (var i = 0u; i < 256u / UNITS; i++) {{ sum += pool[first + i * UNITS]; }}
         parts[at + 2u + d] = sum;
     }}
     if (d == 0u) {{
         var sum = 0.0;
-        for (var i = 0u; i < 256u; i += UNITS) {{ sum += pool[of_turn + 8u * PITCH + i]; }}
+        for (var i = 0u; i < 256u / UNITS; i++) {{ sum += pool[of_turn + 8u * PITCH + i * UNITS]; }}
         parts[at] = {most};
         parts[at + 1u] = sum;
     }}

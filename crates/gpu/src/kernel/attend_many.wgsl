@@ -2,7 +2,7 @@
 // once for all of them. A workgroup visits 64 tokens at a time; its results are the split's maximum,
 // sum and weighted values of each head.
 //
-// A unit is 8 numbers of a vector. Four threads score a token; then a thread adds one unit of the
+// A unit is 8 numbers of a vector. Eight threads score two tokens; then a thread adds one unit of the
 // values of a few tokens.
 struct Args {
     row: u32, q_stride: u32, key_units: u32, value_units: u32,
@@ -22,7 +22,7 @@ const NONE = -3.0e38;
 const HEADS = $HEADSu;
 const UNITS = $UNITSu;
 // From a lane's scores to the next lane's, so that threads write to different banks.
-const LANE = HEADS * 64u + 8u;
+const LANE = HEADS * 64u + 4u;
 // From a component of weighted values to the next.
 const PITCH = 260u;
 var<workgroup> query: array<vec4<f32>, HEADS * UNITS * 2u>;
@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         query[i] = select(vec4<f32>(0.0), queries[place], quad < args.key_units * 2u);
     }
     workgroupBarrier();
-    let lane = thread % 4u;
+    let lane = thread % 8u;
     let unit = thread % UNITS;
     let value_unit = min(unit, args.value_units - 1u);
     $STATE
@@ -59,17 +59,18 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         // What is masked reads a token that is not.
         let even = (tables[blocks + base / 32u] * args.kv_heads + group.x) * 32u;
         let odd = (tables[blocks + min(base / 32u + 1u, (end - 1u) / 32u)] * args.kv_heads + group.x) * 32u;
-        let key_token = clamp(base + thread / 4u, start, end - 1u);
-        let key_vector = select(even, odd, key_token - base >= 32u) + key_token % 32u;
         $LOAD
         $SCORE
         workgroupBarrier();
         if (thread < HEADS * 8u) {
             let head = thread / 8u * 64u;
             var most = NONE;
-            for (var i = thread % 8u; i < 64u; i += 8u) {
+            for (var n = 0u; n < 8u; n++) {
+                let i = thread % 8u + n * 8u;
                 let at = head + i;
-                let score = (pool[at] + pool[LANE + at]) + (pool[2u * LANE + at] + pool[3u * LANE + at]);
+                let low = (pool[at] + pool[LANE + at]) + (pool[2u * LANE + at] + pool[3u * LANE + at]);
+                let high = (pool[4u * LANE + at] + pool[5u * LANE + at]) + (pool[6u * LANE + at] + pool[7u * LANE + at]);
+                let score = low + high;
                 let masked = select(NONE, score, base + i >= start && base + i < end);
                 scores[at] = masked;
                 most = max(most, masked);

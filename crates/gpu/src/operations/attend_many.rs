@@ -6,7 +6,7 @@ use std::ops::Range;
 use thunder_compute::ComputeError;
 
 use super::Outcome;
-use super::attend::{Attention, MAX_DISPATCH_WORK, MUCH_WORK};
+use super::attend::{Attention, MUCH_WORK, most_work};
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::Memory;
 use crate::kernel::{ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Kernel, UNIT};
@@ -94,10 +94,11 @@ impl GpuBackend {
         let tiles = &tables.tiles;
         let from = tiles.partition_point(|tile| tile.rows.end <= rows.start);
         let to = tiles.partition_point(|tile| tile.rows.start < rows.end);
+        let most = most_work(self.device.is_discrete);
         let mut first = from;
         while first < to {
             let (mut work, mut end) = (0, first);
-            while end < to && (end == first || work < MAX_DISPATCH_WORK) {
+            while end < to && (end == first || work < most) {
                 work += ATTENDED_ROWS * attention.work(tiles[end].end);
                 end += 1;
             }

@@ -6,7 +6,8 @@ use thunder_compute::{Activations, AttentionSpec, Backend, CacheShape, Device, K
 
 use super::{backend, device};
 use crate::GpuBackend;
-use crate::proof::Numbers;
+use crate::kernel::Kernel;
+use crate::proof::{Family, Numbers};
 
 const KV_HEADS: usize = 2;
 const QUERIES: usize = 4;
@@ -116,6 +117,32 @@ fn a_row_attends_alike_alone_and_among_others() {
         }
     }
     assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+    let taken: Vec<_> = backend.taken.keys().collect();
+    let of = |many: bool| taken.iter().any(|family| matches!(family, Family::Many(_)) == many);
+    assert!(of(true) && of(false), "{taken:?}");
+}
+
+#[test]
+fn wrong_attention_of_many_heads_is_refused_and_that_of_one_taken() {
+    let test = "wrong_attention_of_many_heads_is_refused_and_that_of_one_taken";
+    let Some(found) = device(test) else { return };
+    let steps = [vec![(0, 0, 70)], vec![(0, 70, 1)]];
+    let attention = Attention::new(QUERIES, None);
+    let right = attention.run(&mut backend(&found, Activations::F32, Group::solo()), KvFormat::F16, &steps);
+    let mut wrong = backend(&found, Activations::F32, Group::solo());
+    wrong.device.sabotage = Some(|kernel, text| match kernel {
+        Kernel::AttendMany(_) => text.replace("parts[at + 2u + d] = sum", "parts[at + 2u + d] = 0.0"),
+        Kernel::AttendTiles(_) => text.replace("total = fma(total, shrink, sum)", "total = sum"),
+        _ => text,
+    });
+    let found = attention.run(&mut wrong, KvFormat::F16, &steps);
+    for name in ["Many", "Tiles"] {
+        assert!(wrong.refusals().iter().any(|refused| refused.contains(name)), "{:?}", wrong.refusals());
+    }
+    for ((place, right), (_, found)) in right.iter().zip(&found) {
+        let most = right.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(most < 1e-4, "{place:?}: off by {most}");
+    }
 }
 
 #[test]
