@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
@@ -27,6 +27,8 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const JOIN_LIMIT: Duration = Duration::from_secs(15);
 /// Pause after accepting failed for lack of a resource, most likely of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// While accepting fails, it is logged this often.
+const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
 /// Connections that wait in the system to be accepted.
 const BACKLOG: i32 = 1024;
 /// Members' connections that wait for the agent to take them.
@@ -110,6 +112,7 @@ async fn accept<F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let mut unproven = Unproven::default();
+    let mut failures = AcceptFailures::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -117,9 +120,12 @@ async fn accept<F>(
             _ = unproven.tasks.join_next(), if !unproven.tasks.is_empty() => continue,
             accepted = listener.accept() => accepted,
         };
-        let Ok((stream, remote)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
+        let (stream, remote) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                failures.pause("nodes", &error).await;
+                continue;
+            }
         };
         let (configs, members, join) = (configs.clone(), members.clone(), join.clone());
         unproven.add(async move {
@@ -132,6 +138,25 @@ async fn accept<F>(
                 let _ = members.send(connection).await;
             }
         });
+    }
+}
+
+/// Failures to accept connections at one door, most likely for lack of file descriptors.
+#[derive(Default)]
+pub(crate) struct AcceptFailures {
+    warned: Option<Instant>,
+}
+
+impl AcceptFailures {
+    /// Logs a failure, now and then, and waits until another attempt may succeed.
+    pub async fn pause(&mut self, door: &str, error: &io::Error) {
+        if self.warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_EVERY) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(
+                "cannot accept a connection of {door}: {error}; raise the limit of open files (ulimit -n) for more"
+            );
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 

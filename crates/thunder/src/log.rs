@@ -2,6 +2,7 @@
 //! or a JSON object in each line (`THUNDER_LOG_FORMAT=json`).
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde_json::{Map, Value};
 use thunder_access::Now;
@@ -21,17 +22,14 @@ const FORMAT_VARIABLE: &str = "THUNDER_LOG_FORMAT";
 /// `thunder_server=info`); warnings by default.
 pub fn start() {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
-    let filter = asked.parse::<Targets>().unwrap_or_else(|error| {
+    let filter = filter(&asked).unwrap_or_else(|error| {
         // The variable may be meant for another program, so this one runs all the same.
         eprintln!(
             "warning: {VARIABLE}={asked}: {error}: only warnings are logged; it takes a level (error, warn, info, debug, \
              trace) or CRATE=LEVEL,…"
         );
-        Targets::new()
+        Targets::new().with_default(LevelFilter::WARN)
     });
-    // Nothing was asked for, or only levels of single crates.
-    let filter =
-        if filter.default_level().is_none() { filter.with_default(LevelFilter::WARN) } else { filter };
     let rank =
         std::env::var("THUNDER_RANK").or_else(|_| std::env::var("MLX_RANK")).unwrap_or_else(|_| "0".into());
     let format = std::env::var(FORMAT_VARIABLE).unwrap_or_default();
@@ -45,6 +43,13 @@ pub fn start() {
     } else {
         log.with(lines.event_format(WithRank { rank, format: Format::default().with_ansi(false) })).init();
     }
+}
+
+/// The levels that are asked for; warnings of the crates that are not named.
+fn filter(asked: &str) -> Result<Targets, <Targets as FromStr>::Err> {
+    // An empty text would be read as the level `error`.
+    let filter = if asked.trim().is_empty() { Targets::new() } else { asked.parse()? };
+    Ok(if filter.default_level().is_none() { filter.with_default(LevelFilter::WARN) } else { filter })
 }
 
 /// A JSON object in each line: time, level, rank, target, message, and the event's fields.

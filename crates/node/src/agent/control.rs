@@ -19,6 +19,7 @@ use super::measure;
 use super::models::{ModelAnswer, ModelAsk};
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
 use crate::document::{Document, DocumentError, ModelWish, PlannedLayout};
+use crate::gate::AcceptFailures;
 use crate::id::NodeId;
 use crate::identity::Identity;
 use crate::joining::token::Token;
@@ -190,12 +191,13 @@ pub(super) fn listen(agent: &Agent) -> Result<(), AgentError> {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     let agent = agent.clone();
     tokio::spawn(async move {
+        let mut failures = AcceptFailures::default();
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     tokio::spawn(serve(agent.clone(), stream));
                 }
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(error) => failures.pause("commands", &error).await,
             }
         }
     });

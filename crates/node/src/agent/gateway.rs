@@ -26,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 use super::calls::CallReply;
 use super::{Agent, AgentError};
 use crate::document::{Document, ModelWish, Register, Stamp};
-use crate::gate::Unproven;
+use crate::gate::{AcceptFailures, Unproven};
 use crate::http::{Head, HttpError, read_body, read_head};
 use crate::id::NodeId;
 use crate::report::RankState;
@@ -53,14 +53,18 @@ impl Agent {
         let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         // Clients that have sent no request with a key yet hold no slot.
         let mut unproven = Unproven::default();
+        let mut failures = AcceptFailures::default();
         loop {
             let accepted = tokio::select! {
                 _ = unproven.tasks.join_next(), if !unproven.tasks.is_empty() => continue,
                 accepted = listener.accept() => accepted,
             };
-            let Ok((client, peer)) = accepted else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+            let (client, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    failures.pause("the API", &error).await;
+                    continue;
+                }
             };
             let _ = client.set_nodelay(true);
             let (agent, slots) = (self.clone(), slots.clone());
@@ -110,12 +114,13 @@ impl Agent {
         let agent = self.clone();
         tokio::spawn(async move {
             let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+            let mut failures = AcceptFailures::default();
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
                         tokio::spawn(agent.clone().meet(Box::new(stream), None, slots.clone()));
                     }
-                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    Err(error) => failures.pause("this machine's user", &error).await,
                 }
             }
         });
