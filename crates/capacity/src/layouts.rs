@@ -131,16 +131,12 @@ fn candidate(
     let speeds: Vec<_> = machines.iter().map(Machine::speed).collect();
     let cost = step_times(folder, plan, &footprints, &speeds, link);
     let request = KvCacheRequest { sequences: max_batch, states: 2 * max_batch, context, is_required: false };
-    let mut tokens = u64::MAX;
-    let mut why = None;
-    for (rank, (footprint, machine)) in footprints.iter().zip(machines).enumerate() {
-        let budget = MemoryBudget { bytes: machine.memory_bytes, is_set: true };
-        match kv_cache_tokens(footprint, rank, Some(budget), request) {
-            Ok(fitting) => tokens = tokens.min(fitting),
-            Err(error @ ModelError::DoesNotFit { .. }) => why = Some(error.to_string()),
-            Err(error) => return Err(error),
-        }
-    }
+    let budget = |machine: &Machine| MemoryBudget { bytes: machine.memory_bytes, is_set: true };
+    let (tokens, why) = match kv_room(&footprints, machines.iter().map(budget), request) {
+        Ok(tokens) => (tokens, None),
+        Err(error @ ModelError::DoesNotFit { .. }) => (0, Some(error.to_string())),
+        Err(error) => return Err(error),
+    };
     let has_states = footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0);
     let limits = why.is_none().then(|| Limits {
         sequences: max_batch,
@@ -156,11 +152,25 @@ fn candidate(
         fits: why.is_none(),
         why,
         weight_bytes: footprints.iter().map(|footprint| footprint.weight_bytes).sum(),
-        kv_tokens: limits.map_or(0, |_| tokens),
+        kv_tokens: tokens,
         decode_tokens_s: cost.decode_tokens_s(1000.0),
         prompt_tokens_s: prompt_rate(&cost, 2000),
     };
     Ok(Candidate { shown, cost, limits, context, machines: machines.len() })
+}
+
+/// Tokens that the KV caches of all ranks hold, with these budgets in rank order.
+///
+/// # Errors
+/// [`ModelError::DoesNotFit`] of the first rank that lacks memory.
+pub(crate) fn kv_room(
+    footprints: &[ShardFootprint],
+    budgets: impl Iterator<Item = MemoryBudget>,
+    request: KvCacheRequest,
+) -> Result<u64, ModelError> {
+    let ranks = footprints.iter().zip(budgets).enumerate();
+    let of_rank = |(rank, (footprint, budget))| kv_cache_tokens(footprint, rank, Some(budget), request);
+    ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }
 
 /// Tokens a second of a prompt that is read in steps of [`STEP_ROWS`], pipelined if there are

@@ -11,11 +11,11 @@ use thunder_cost::Parallel;
 pub use thunder_cost::{LinkSpeed, MachineSpeed};
 use thunder_engine::Limits;
 use thunder_engine::assembly::assemble::STEP_ROWS;
-use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
+use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
 use thunder_model::model::shard_footprints;
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
-use crate::layouts::{prompt_rate, step_times};
+use crate::layouts::{kv_room, prompt_rate, step_times};
 use crate::simulate::{self, Habit, Workload};
 
 /// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
@@ -355,18 +355,14 @@ fn of_group(
         context,
         is_required: wanted.context.is_some(),
     };
-    let (mut kv_tokens, mut why_not) = (u64::MAX, None);
-    for (rank, (footprint, node)) in footprints.iter().zip(&group.nodes).enumerate() {
-        let budget = MemoryBudget { bytes: machines.nodes[*node].memory_bytes, is_set: false };
-        match kv_cache_tokens(footprint, rank, Some(budget), request) {
-            Ok(tokens) => kv_tokens = kv_tokens.min(tokens),
-            Err(error @ ModelError::DoesNotFit { .. }) => {
-                why_not = Some(format!("{}: {error}", machines.nodes[*node].name));
-                kv_tokens = 0;
-            }
-            Err(error) => return Err(error),
+    let budget = |node: &usize| MemoryBudget { bytes: machines.nodes[*node].memory_bytes, is_set: false };
+    let (kv_tokens, why_not) = match kv_room(&footprints, group.nodes.iter().map(budget), request) {
+        Ok(tokens) => (tokens, None),
+        Err(error @ ModelError::DoesNotFit { rank, .. }) => {
+            (0, Some(format!("{}: {error}", machines.nodes[group.nodes[rank]].name)))
         }
-    }
+        Err(error) => return Err(error),
+    };
     let decode = cost.decode_tokens_s(PROMPT_TOKENS as f64);
     let prefill = prompt_rate(&cost, 2 * PROMPT_TOKENS);
     Ok(Layout {

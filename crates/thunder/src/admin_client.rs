@@ -12,6 +12,7 @@ use serde_json::Value;
 use thunder_access::{Access, Retention};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
+use crate::current_thread;
 use crate::store_args::{SOCKET, StoreArgs};
 use crate::up::DataArgs;
 
@@ -129,7 +130,7 @@ fn ask_local(folder: &Path, method: &str, path: &str, body: &str) -> anyhow::Res
                     "these keys and limits are a cluster's: start `thunder up` here, or ask another node by --url"
                 );
             }
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let runtime = current_thread::runtime()?;
             let method = method.parse().context("no method of HTTP")?;
             let asked = thunder_server::ask_store(access, method, path, body.to_owned());
             let (status, bytes) = runtime.block_on(asked).context("the store failed")?;

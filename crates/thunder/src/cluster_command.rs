@@ -14,6 +14,7 @@ use clap::{Args, Subcommand};
 use thunder_node::agent::Status;
 use thunder_node::agent::control::{self, ControlError, Reply, Request};
 
+use crate::current_thread;
 use crate::up::DataArgs;
 
 /// See the cluster of this machine, and add or remove nodes
@@ -95,8 +96,7 @@ impl ClusterCommand {
             return stats.run().map(|()| ExitCode::SUCCESS);
         }
         let data = self.data.folder()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.action.run(&data))
+        current_thread::runtime()?.block_on(self.action.run(&data))
     }
 }
 

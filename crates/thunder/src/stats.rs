@@ -8,8 +8,8 @@ use thunder_node::agent::{LinkStatus, MemberStatus, Status};
 use thunder_node::report::LinkKind;
 
 use crate::cluster_command::fetch;
-use crate::table;
 use crate::up::DataArgs;
+use crate::{current_thread, table};
 
 /// Show what the cluster's nodes use, or measure the network between them
 #[derive(Args)]
@@ -26,8 +26,7 @@ pub struct StatsCommand {
 
 fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<Status> {
     let data = data.folder()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    current_thread::runtime()?.block_on(async {
         if measures {
             control::ask(&data, &Request::MeasureLinks).await?;
         }

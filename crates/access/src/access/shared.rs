@@ -234,13 +234,12 @@ impl Access {
     }
 
     /// What this server and all others keep. The second value says which do not answer, and why.
-    fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<(String, Found)>>, AccessError> {
-        let node = self.0.store.node.get().cloned().unwrap_or_default();
-        let mut found = vec![(node, self.look(wanted)?)];
+    fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<Found>>, AccessError> {
+        let mut found = vec![self.look(wanted)?];
         let mut missing = Vec::new();
-        for (name, answer) in self.peers().map(|peers| peers.look(wanted)).unwrap_or_default() {
+        for (_, answer) in self.peers().map(|peers| peers.look(wanted)).unwrap_or_default() {
             match answer {
-                Ok(theirs) => found.push((name, theirs)),
+                Ok(theirs) => found.push(theirs),
                 Err(why) => missing.push(why),
             }
         }
@@ -256,7 +255,7 @@ impl Access {
         let wanted = Wanted::Sums { filter: filter.clone(), by: by.to_vec() };
         let (found, missing) = self.look_everywhere(&wanted)?;
         let mut groups = Groups::new();
-        for (_, found) in found {
+        for found in found {
             let Found::Sums(sums) = found else { continue };
             sums.iter().for_each(|(values, sums)| groups.entry(values.clone()).or_default().merge(sums));
         }
@@ -277,13 +276,9 @@ impl Access {
         if self.peers().is_none() {
             return Ok((self.records(filter, before, limit)?, Vec::new()));
         }
-        let (found, missing) =
-            self.look_everywhere(&Wanted::Records { filter: filter.clone(), before, limit })?;
-        let of_one = |(_, found)| if let Found::Records(records) = found { records } else { Vec::new() };
-        let mut records: Vec<UsageRecord> = found.into_iter().flat_map(of_one).collect();
-        records.sort_by_key(|record| std::cmp::Reverse(record.number));
-        records.truncate(limit);
-        Ok((records, missing))
+        let wanted = Wanted::Records { filter: filter.clone(), before, limit };
+        let of_one = |found| if let Found::Records(records) = found { records } else { Vec::new() };
+        self.newest_of_all(&wanted, limit, of_one, |record| record.number)
     }
 
     /// At most `limit` entries of the audit logs of all servers, as [`Access::all_records`].
@@ -299,13 +294,24 @@ impl Access {
         if self.peers().is_none() {
             return Ok((self.audit(filter, before, limit)?, Vec::new()));
         }
-        let (found, missing) =
-            self.look_everywhere(&Wanted::Audit { filter: filter.clone(), before, limit })?;
-        let of_one = |(_, found)| if let Found::Audit(entries) = found { entries } else { Vec::new() };
-        let mut entries: Vec<(u64, Sealed)> = found.into_iter().flat_map(of_one).collect();
-        entries.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
-        entries.truncate(limit);
-        Ok((entries, missing))
+        let wanted = Wanted::Audit { filter: filter.clone(), before, limit };
+        let of_one = |found| if let Found::Audit(entries) = found { entries } else { Vec::new() };
+        self.newest_of_all(&wanted, limit, of_one, |(number, _)| *number)
+    }
+
+    /// What all servers keep in one list, largest number first.
+    fn newest_of_all<T>(
+        &self,
+        wanted: &Wanted,
+        limit: usize,
+        of_one: impl Fn(Found) -> Vec<T>,
+        number: impl Fn(&T) -> u64,
+    ) -> Result<Gathered<Vec<T>>, AccessError> {
+        let (found, missing) = self.look_everywhere(wanted)?;
+        let mut all: Vec<T> = found.into_iter().flat_map(of_one).collect();
+        all.sort_by_key(|one| std::cmp::Reverse(number(one)));
+        all.truncate(limit);
+        Ok((all, missing))
     }
 
     /// Checks the audit logs of the other servers: name, entries and last hash of each that is

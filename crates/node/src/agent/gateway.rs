@@ -7,6 +7,7 @@
 mod account;
 mod callers;
 mod client;
+mod question;
 mod relay;
 mod router;
 
@@ -31,9 +32,9 @@ use crate::id::NodeId;
 use crate::report::RankState;
 pub(super) use callers::Asker;
 use client::WRITE_LIMIT;
-use relay::{Api, Question, is_generation};
+use question::{Question, is_generation};
+use relay::Api;
 pub(super) use router::Router;
-use router::prefix_of;
 
 /// Requests at a time; more are refused.
 const MOST_CONNECTIONS: usize = 512;
@@ -209,15 +210,7 @@ impl Agent {
         if let Some(fields) = body.as_object_mut() {
             fields.insert("model".into(), "default".into());
         }
-        let prefix = if is_generation(path) { prefix_of(&body) } else { Vec::new() };
-        Ok(Question {
-            method: "POST".into(),
-            path: path.to_owned(),
-            body: body.to_string().into(),
-            model,
-            prefix,
-            looks: false,
-        })
+        Ok(Question::with_body(path, model, &body))
     }
 
     /// What a model's head answers to a GET; `None` if it is not ready or does not say.

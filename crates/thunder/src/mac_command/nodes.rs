@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use thunder_node::agent::control::{self, Reply, Request};
 use thunder_node::agent::{CableBench, Status};
-use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
+use crate::current_thread::runtime;
+use crate::node_list;
 use crate::up::DataArgs;
 
 /// Nodes of a cluster.
@@ -54,7 +55,7 @@ impl NodesArgs {
         };
         let names = match self.nodes.as_deref() {
             Some("") => all_names(&status),
-            Some(list) => named(list)?,
+            Some(list) => node_list::parse(list)?,
             // An agent that is in no cluster knows no more than this machine's own commands.
             None if status.members.len() < 2 => return Ok(None),
             None => all_names(&status),
@@ -96,10 +97,6 @@ impl Nodes {
     }
 }
 
-fn runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
-}
-
 /// The members' names; the short id of one whose name another has too.
 fn all_names(status: &Status) -> Vec<String> {
     let name = |index: usize| {
@@ -108,29 +105,4 @@ fn all_names(status: &Status) -> Vec<String> {
         if same > 1 { member.short.clone() } else { member.name.clone() }
     };
     (0..status.members.len()).map(name).collect()
-}
-
-/// The names of a list, each once.
-fn named(list: &str) -> Result<Vec<String>> {
-    let mut names: Vec<String> = Vec::new();
-    for name in list.split(',').map(str::trim) {
-        if name.is_empty() || names.iter().any(|known| known == name) {
-            bail!("--nodes={list}: name each node once, separated by commas");
-        }
-        names.push(name.to_owned());
-    }
-    Ok(names)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_node_is_named_once() {
-        assert_eq!(named("a, b").ok(), Some(vec!["a".to_owned(), "b".to_owned()]));
-        for wrong in ["a,,b", "a,a", ","] {
-            assert!(named(wrong).is_err_and(|error| error.to_string().contains(wrong)), "{wrong}");
-        }
-    }
 }

@@ -16,6 +16,7 @@ use super::list::cached_models;
 use super::nodes::NodesArgs;
 use super::{pull, speed};
 use crate::cluster_command::{fetch, status};
+use crate::current_thread;
 use crate::model_arg::completer;
 use crate::session;
 use crate::up::DataArgs;
@@ -159,8 +160,7 @@ impl ModelStatus {
     /// When no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
         let data = self.data.folder()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let status: Status = runtime.block_on(fetch(&data))?;
+        let status: Status = current_thread::runtime()?.block_on(fetch(&data))?;
         if self.json {
             println!("{}", json!({ "models": status.models, "tasks": status.tasks }));
             return Ok(());

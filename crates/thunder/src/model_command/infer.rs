@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use ureq::tls::TlsConfig;
 
 use crate::cluster_command::fetch;
+use crate::current_thread;
 use crate::up::DataArgs;
 
 /// Longest line of a stream, and most bytes of an error's body.
@@ -58,8 +59,7 @@ impl Infer {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let data = self.data.folder()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let status = runtime.block_on(fetch(&data))?;
+        let status = current_thread::runtime()?.block_on(fetch(&data))?;
         let own = status.members.iter().find(|member| member.id == status.me);
         let api = own.and_then(|member| member.report.as_ref()?.api.clone());
         let api = api.context("this node serves no API")?;

@@ -15,8 +15,8 @@ use crate::cluster_command::plan::{Ask, GoalArg, Plan};
 use crate::cluster_command::status::failures;
 use crate::cluster_command::{fetch, parse_time};
 use crate::engine_args::DEFAULT_MAX_BATCH;
-use crate::report;
 use crate::up::DataArgs;
+use crate::{current_thread, node_list, report};
 
 /// Interval at which the model is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -84,7 +84,7 @@ impl Load {
             None | Some(("all", _)) => (Vec::new(), None),
             Some((_, Ok(0))) => bail!("--nodes 0: at least one node has to run the model"),
             Some((_, Ok(count))) => (Vec::new(), Some(count)),
-            Some((names, Err(_))) => (names.split(',').map(|name| name.trim().to_owned()).collect(), None),
+            Some((names, Err(_))) => (node_list::parse(names)?, None),
         };
         // A relative path would mean another folder to an agent that runs elsewhere.
         let model = match Path::new(&self.model) {
@@ -94,8 +94,7 @@ impl Load {
             _ => self.model,
         };
         let is_free = self.nodes.is_none() && self.split.is_empty();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
+        current_thread::runtime()?.block_on(async {
             let layouts = if is_free && may_plan(&self.options) {
                 planned(&data, &model, self.goal, self.replicas, &self.options).await?
             } else {
@@ -238,8 +237,7 @@ impl Unload {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let data = self.data.folder()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        match runtime.block_on(control::ask(&data, &Request::Unload(self.model)))? {
+        match current_thread::runtime()?.block_on(control::ask(&data, &Request::Unload(self.model)))? {
             Reply::Changed { name, .. } => eprintln!("{name} is unloaded"),
             reply => bail!("the agent replied {reply:?}: is it of another version?"),
         }

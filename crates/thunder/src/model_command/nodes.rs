@@ -15,8 +15,8 @@ use thunder_node::agent::control::{self, Reply, Request};
 use thunder_node::agent::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
 
 use crate::cluster_command::fetch;
-use crate::table;
 use crate::up::DataArgs;
+use crate::{current_thread, node_list, table};
 
 /// Interval at which progress is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -43,12 +43,11 @@ impl NodesArgs {
     /// A connection to the cluster; `None` if the command is for this machine alone.
     pub fn cluster(&self) -> anyhow::Result<Option<Cluster>> {
         let Some(nodes) = &self.nodes else { return Ok(None) };
-        let nodes: Vec<String> = match nodes.as_str() {
+        let nodes = match nodes.as_str() {
             "all" => Vec::new(),
-            names => names.split(',').map(|name| name.trim().to_owned()).collect(),
+            names => node_list::parse(names)?,
         };
-        ensure!(nodes.iter().all(|node| !node.is_empty()), "--nodes: a name is empty; write all, or ant,bee");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = current_thread::runtime()?;
         Ok(Some(Cluster { data: self.data.folder()?, nodes, runtime }))
     }
 }
@@ -109,7 +108,7 @@ impl Cluster {
         let mut failed = Vec::new();
         for (model, nodes) in holders {
             println!("{model}:");
-            let cluster = Self { data: self.data.clone(), nodes, runtime: runtime()? };
+            let cluster = Self { data: self.data.clone(), nodes, runtime: current_thread::runtime()? };
             failed.extend(
                 cluster.run(Work::Update, &model, "main", false).err().map(|error| error.to_string()),
             );
@@ -205,10 +204,6 @@ impl Cluster {
             reply => bail!("the agent replied {reply:?}: is it of another version?"),
         }
     }
-}
-
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// Watches a task until it has ended.

@@ -4,20 +4,15 @@
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use serde_json::Value;
 use thunder_access::{
     Access, Ask, Caller, LimitKind, Limited, Limits, Now, Outcome, Refusal, Reservation, Standing,
     StartError, UsageRecord, Used,
 };
 
-use super::relay::Question;
+use super::question::Question;
 use crate::agent::Agent;
 use crate::agent::counting::{Count, Counted};
 use crate::http::HttpError;
-
-/// Bytes of a prompt's text that are counted as a token until its head has counted them. Most
-/// languages have 3 to 5.
-const BYTES_OF_TOKEN: usize = 4;
 
 /// What a head says of an answer that has ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -70,7 +65,7 @@ impl Account {
         }
         let record = new_record(question);
         let limited = access.limited(caller, model);
-        let ask = access.estimate(&limited, model, &ask_of(question));
+        let ask = access.estimate(&limited, model, &question.ask);
         let now = Now::read();
         let is_free = limited.iter().all(|limited| limited.limits == Limits::default());
         let counted = if is_free { None } else { Some(count(agent, &limited, ask).await) };
@@ -227,39 +222,6 @@ async fn count(agent: &Agent, limited: &[Limited], ask: Ask) -> Result<Counted, 
     counted.inspect_err(|why| tracing::warn!("limits are counted by this node alone: {why}"))
 }
 
-/// What a request may use, as far as its JSON says.
-fn ask_of(question: &Question) -> Ask {
-    let body: Value = serde_json::from_str(&question.body).unwrap_or_default();
-    let number = |value: &Value| value.as_u64();
-    let most = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
-        .iter()
-        .find_map(|name| number(&body[*name]))
-        .or_else(|| number(&body["options"]["num_predict"]));
-    let prompts = body["prompt"].as_array().filter(|prompts| !prompts.iter().all(Value::is_number));
-    let answers = number(&body["n"]).unwrap_or(1).max(1) * prompts.map_or(1, |prompts| prompts.len() as u64);
-    let text: usize = PROMPTS.iter().map(|name| text_bytes(&body[*name])).sum();
-    Ask {
-        prompt_tokens: text.div_ceil(BYTES_OF_TOKEN) as u64,
-        answer_tokens: most.map(|most| most.saturating_mul(answers)),
-        answers,
-        ..Ask::default()
-    }
-}
-
-/// Fields whose text becomes the prompt, in all APIs.
-const PROMPTS: [&str; 7] = ["prompt", "messages", "input", "system", "instructions", "tools", "suffix"];
-
-/// Bytes of the strings in a value. A number in a list is a token.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) if values.iter().all(Value::is_number) => values.len() * BYTES_OF_TOKEN,
-        Value::Array(values) => values.iter().map(text_bytes).sum(),
-        Value::Object(fields) => fields.values().map(text_bytes).sum(),
-        _ => 0,
-    }
-}
-
 fn new_record(question: &Question) -> UsageRecord {
     UsageRecord {
         number: 0,
@@ -307,41 +269,4 @@ fn headers(standings: &[Standing]) -> String {
         );
     }
     lines
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_request_says_what_it_may_use_in_each_api() {
-        let ask = |path: &str, body: &Value| {
-            let question = Question {
-                body: body.to_string().into(),
-                ..Question::without_body("POST".into(), path.into(), "m".into())
-            };
-            let Ask { answer_tokens, answers, .. } = ask_of(&question);
-            (answer_tokens, answers)
-        };
-        let prompt = |body: &Value| {
-            let body = body.to_string().into();
-            ask_of(&Question { body, ..Question::without_body("POST".into(), "/".into(), "m".into()) })
-                .prompt_tokens
-        };
-        // The text counts, not its JSON.
-        assert_eq!(prompt(&json!({"model": "a long name", "prompt": "12345678", "max_tokens": 9})), 2);
-        assert_eq!(prompt(&json!({"prompt": [[1, 2, 3], [4, 5]]})), 5);
-        assert_eq!(prompt(&json!({"messages": [{"role": "user", "content": "1234"}], "system": "1234"})), 3);
-        assert_eq!(ask("/v1/chat/completions", &json!({"max_completion_tokens": 7, "n": 3})), (Some(21), 3));
-        assert_eq!(ask("/v1/completions", &json!({"prompt": ["a", "b"], "max_tokens": 5})), (Some(10), 2));
-        assert_eq!(ask("/v1/completions", &json!({"prompt": [1, 2, 3], "max_tokens": 5})), (Some(5), 1));
-        assert_eq!(ask("/v1/responses", &json!({"max_output_tokens": 9})), (Some(9), 1));
-        assert_eq!(ask("/api/chat", &json!({"options": {"num_predict": 4}})), (Some(4), 1));
-        assert_eq!(ask("/v1/messages", &json!({})), (None, 1));
-        // Numbers that are none are the head's to refuse.
-        assert_eq!(ask("/v1/completions", &json!({"max_tokens": -1, "n": "x"})), (None, 1));
-    }
 }

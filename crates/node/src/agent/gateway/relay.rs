@@ -6,7 +6,6 @@
 //! tokens whose lines reached the client, and sends only what follows.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +16,7 @@ use tokio::net::TcpStream;
 
 use super::account::{Account, AnswerUsage};
 use super::client::{Client, Gone};
-use super::router::Prefix;
+use super::question::{Question, is_generation};
 use super::{Agent, CallReply};
 use crate::agent::calls::Call;
 use crate::document::Stamp;
@@ -37,28 +36,6 @@ const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 /// A connection to a head's API.
 pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
-
-/// A request, as a model's head gets it.
-#[derive(Debug, Clone)]
-pub(super) struct Question {
-    pub method: String,
-    pub path: String,
-    /// JSON; empty for requests without a body.
-    pub body: Arc<str>,
-    /// The cluster's name of the model.
-    pub model: String,
-    /// What its prompt begins with.
-    pub prefix: Prefix,
-    /// True for a look that is no request: it does not keep an idle model loaded.
-    pub looks: bool,
-}
-
-impl Question {
-    /// A request without a body.
-    pub fn without_body(method: String, path: String, model: String) -> Self {
-        Self { method, path, body: "".into(), model, prefix: Prefix::new(), looks: false }
-    }
-}
 
 /// One choice, as far as the client has it.
 #[derive(Debug, Default, Serialize)]
@@ -412,17 +389,4 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
         return Ok(Some(Part::Complete));
     }
     Ok(None)
-}
-
-/// Whether requests of this path generate text.
-pub(super) fn is_generation(path: &str) -> bool {
-    matches!(
-        path,
-        "/v1/chat/completions"
-            | "/v1/completions"
-            | "/v1/messages"
-            | "/v1/responses"
-            | "/api/chat"
-            | "/api/generate"
-    )
 }

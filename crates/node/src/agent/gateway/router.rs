@@ -6,6 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
+use super::question::PROMPT_FIELDS;
+
 /// Bytes of a prompt that are remembered together.
 const PIECE_BYTES: usize = 512;
 /// Pieces of a prompt that are looked at: a longer common part changes nothing.
@@ -16,8 +18,6 @@ const MOST_REMEMBERED: usize = 32_768;
 /// A replica may have this many requests more than the least busy one, or twice as many, before its
 /// cache counts less than its load.
 const SLACK: u32 = 4;
-/// Fields of requests that make the prompt, in the order in which models read them.
-const FIELDS: [&str; 6] = ["system", "instructions", "tools", "messages", "prompt", "input"];
 
 /// What a prompt begins with: a hash of each beginning of it.
 pub(super) type Prefix = Vec<u64>;
@@ -25,7 +25,7 @@ pub(super) type Prefix = Vec<u64>;
 /// The beginnings of a request's prompt.
 pub(super) fn prefix_of(body: &Value) -> Prefix {
     let mut text = String::new();
-    for field in FIELDS {
+    for field in PROMPT_FIELDS {
         let value = &body[field];
         if !value.is_null() {
             text += &value.to_string();
