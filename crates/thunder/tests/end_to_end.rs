@@ -37,6 +37,10 @@ fn every_number_of_ranks_gives_the_same_text() {
             let sharded = run(question, &options);
             assert_eq!(alone["text"], sharded["text"], "{question} with {options:?}");
         }
+        // One number of ranks more for each question, with a draft model that tries are for.
+        let ranks = ["1", "4", "5"][number];
+        let drafted = run(question, &["--ranks", ranks, "--draft", "builtin"]);
+        assert_eq!(alone["text"], drafted["text"], "{question} with a draft model on {ranks} ranks");
         let uneven = run(question, &["--ranks", "3", "--split", "3,1,0.5"]);
         assert_eq!(alone["text"], uneven["text"], "{question} on an uneven split");
     }

@@ -13,10 +13,11 @@ use common::{Server, children, post, run_json, thunder};
 use serde_json::json;
 use thunder_testing::idle::falls_quiet;
 
-/// A model folder with the shapes of a 1B model.
-fn synth(dir: &tempfile::TempDir) -> String {
-    let folder = dir.path().join("model").to_str().unwrap().to_owned();
-    let made = thunder(&["model", "synth", "--arch", "llama-1b", "--bits", "4", &folder]).output().unwrap();
+/// A model folder with the shapes of a 1B model, of which it has this number of layers.
+fn synth(dir: &tempfile::TempDir, name: &str, layers: &str) -> String {
+    let folder = dir.path().join(name).to_str().unwrap().to_owned();
+    let options = ["model", "synth", "--arch", "llama-1b", "--bits", "4", "--layers", layers, &folder];
+    let made = thunder(&options).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     folder
 }
@@ -35,8 +36,11 @@ fn memory(process: i32, field: &str) -> u64 {
 
 #[test]
 fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
-    for (parallel, victim) in [("tensor", 1), ("tensor", 2), ("pipeline", 1)] {
-        let mut server = Server::start(&["--model", "builtin", "--ranks", "3", "--parallel", parallel]);
+    let plain = [("tensor", 1), ("tensor", 2), ("pipeline", 1)].map(|case| (case, None));
+    for ((parallel, victim), draft) in plain.into_iter().chain([(("tensor", 2), Some("builtin"))]) {
+        let mut options = vec!["--model", "builtin", "--ranks", "3", "--parallel", parallel];
+        options.extend(draft.iter().flat_map(|draft| ["--draft", draft]));
+        let mut server = Server::start(&options);
         let ranks = server.children();
         assert_eq!(ranks.len(), 2, "rank 0 started two others");
         let url = server.url("/v1/completions");
@@ -66,7 +70,7 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
 #[test]
 fn a_rank_that_dies_while_the_model_loads_ends_all_ranks() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = synth(&dir);
+    let folder = synth(&dir, "model", "16");
     for transport in ["shm", "tcp"] {
         let mut server =
             thunder(&["serve", "--model", &folder, "--port", "0", "--ranks", "3", "--transport", transport])
@@ -186,13 +190,15 @@ fn each_pinned_rank_has_its_own_core() {
 #[test]
 fn a_ranks_memory_is_its_shard_and_little_more() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = &synth(&dir);
-    for ranks in [1usize, 2, 3] {
+    let folder = &synth(&dir, "model", "16");
+    let small = &synth(&dir, "draft", "2");
+    for (ranks, draft) in [(1usize, None), (2, None), (3, None), (2, Some(small))] {
         let count = ranks.to_string();
-        let plan = run_json(&["plan", "--model", folder, "--ranks", &count, "--json"]);
-        let options =
-            ["--model", folder, "--ranks", &count, "--context", "512", "--max-batch", "1", "--threads", "1"];
-        let server = Server::start(&options);
+        let mut model = vec!["--model", folder, "--ranks", &count];
+        model.extend(draft.iter().flat_map(|draft| ["--draft", draft]));
+        let plan = run_json(&[&["plan", "--json"], &*model].concat());
+        let options = ["--context", "512", "--max-batch", "1", "--threads", "1"];
+        let server = Server::start(&[&*model, &options].concat());
         let body = json!({ "model": "default", "prompt": "abc", "max_tokens": 4 });
         assert_eq!(post(&server.url("/v1/completions"), &body).0, 200);
         let processes: Vec<i32> = std::iter::once(server.id()).chain(server.children()).collect();
