@@ -69,9 +69,11 @@ pub fn run(args: &Args) -> Result<()> {
         targets.sort_by_key(|target| *target != host);
         let mut pages = None;
         for target in targets {
-            let program = build(target, target == host)?;
-            let pages = pages.get_or_insert_with(|| program.clone());
+            let built = build(target, target == host)?;
+            let program = without_debug_information(target, &built, &out)?;
+            let pages = pages.get_or_insert(built);
             archives.push(pack(target, &program, pages)?);
+            fs::remove_file(&program)?;
         }
     }
     let mut sums = String::new();
@@ -148,6 +150,14 @@ fn build(target: &str, is_host: bool) -> Result<PathBuf> {
         "--bin",
         "thunder",
     ]);
+    // `cargo xtask` has set these for xtask; build scripts that look at them would run again.
+    let is_xtasks = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    std::env::vars_os().filter(|(name, _)| is_xtasks(name)).for_each(|(name, _)| {
+        cargo.env_remove(name);
+    });
     let folder = if is_host {
         repository().join("target/release")
     } else {
@@ -161,6 +171,23 @@ fn build(target: &str, is_host: bool) -> Result<PathBuf> {
     };
     ensure!(cargo.status()?.success(), "building for {target} failed");
     Ok(folder.join("thunder"))
+}
+
+/// A copy of the program without debug information, which is nine tenths of it on Linux. On macOS
+/// it is in files of its own, and changing the program would undo its signature.
+fn without_debug_information(target: &str, program: &Path, out: &Path) -> Result<PathBuf> {
+    let copy = out.join(format!("thunder-{target}"));
+    if target.contains("apple") {
+        fs::copy(program, &copy).with_context(|| program.display().to_string())?;
+        return Ok(copy);
+    }
+    // The strip of binutils stands next to each compiler; the host's own has no prefix.
+    let is_host = target == host()?;
+    let tool =
+        linker(target).filter(|_| !is_host).map_or("strip".to_owned(), |gcc| gcc.replace("gcc", "strip"));
+    output(Command::new(&tool).args(["--strip-debug", "-o"]).arg(&copy).arg(program))
+        .with_context(|| format!("{tool} comes with the package binutils"))?;
+    Ok(copy)
 }
 
 /// An archive to install from.
@@ -360,6 +387,20 @@ mod tests {
         // Files get other times and may be found in another order.
         std::thread::sleep(std::time::Duration::from_millis(1100));
         assert!(pack() == first);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn debug_information_is_left_out() {
+        let folder = std::env::temp_dir().join(format!("thunder-dist-strip-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let copy = without_debug_information(&host().unwrap(), &program, &folder).unwrap();
+        let bytes = |path: &Path| fs::metadata(path).unwrap().len();
+        assert!(bytes(&copy) < bytes(&program) / 2, "{} of {}", bytes(&copy), bytes(&program));
+        // It still runs.
+        let lists = Command::new(&copy).arg("--list").output().unwrap();
+        assert!(String::from_utf8_lossy(&lists.stdout).contains("debug_information_is_left_out"));
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -163,6 +163,16 @@ impl Access {
     /// # Errors
     /// When another process has it open, or it cannot be read.
     pub fn open(folder: &Path, retention: Retention, at_once: Option<usize>) -> Result<Self, AccessError> {
+        Self::open_at(folder, retention, at_once, Now::read())
+    }
+
+    /// As [`Access::open`] at this moment: what was used on its day and in its month counts.
+    fn open_at(
+        folder: &Path,
+        retention: Retention,
+        at_once: Option<usize>,
+        now: Now,
+    ) -> Result<Self, AccessError> {
         let store = Store::open(folder)?;
         let journal = Journal::open(folder).map_err(AccessError::system("write to", folder))?;
         let keys = store.keys()?.into_iter();
@@ -186,7 +196,7 @@ impl Access {
         let access = Self(Arc::new(inner));
         access.move_records()?;
         lock(&access.0.journal).last = access.0.store.moved()?;
-        access.resume(Now::read())?;
+        access.resume(now)?;
         mover::start(&access.0).map_err(AccessError::system("start the thread for", folder))?;
         Ok(access)
     }

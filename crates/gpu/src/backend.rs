@@ -57,8 +57,8 @@ pub struct GpuBackend {
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels, and their scales.
     pub(crate) levels: Option<(Memory, Memory)>,
-    /// Multiplications and additions by matrices in commands that are not submitted.
-    pub(crate) recorded_flops: usize,
+    /// How much of the arithmetic that a submission may have is recorded and not submitted.
+    pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
     pub(crate) halves: Option<(Memory, Memory)>,
     /// Splits of attention.
@@ -148,7 +148,7 @@ impl GpuBackend {
             spares: Vec::new(),
             levels: None,
             halves: None,
-            recorded_flops: 0,
+            recorded_share: 0.0,
             parts: None,
             results: None,
             nothing,

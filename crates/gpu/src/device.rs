@@ -380,6 +380,37 @@ impl Device {
         if self.pipelines.contains_key(kernel) {
             return Ok(());
         }
+        let made = self.pipeline(kernel);
+        let made = made.and_then(|pipeline| self.check().map(|()| pipeline).map_err(|e| e.to_string()));
+        let failed = |error| self.failed(format!("kernel {kernel:?} does not compile: {error}"));
+        let pipeline = made.map_err(failed)?;
+        self.pipelines.insert(*kernel, pipeline);
+        Ok(())
+    }
+
+    /// Makes the pipelines of kernels that take long to compile, all at the same time. Those that
+    /// do not compile stay missing.
+    pub fn prepare_together(&mut self, kernels: &[Kernel]) {
+        let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
+        let this = &*self;
+        let made: Vec<(Kernel, Result<Pipeline, String>)> = std::thread::scope(|scope| {
+            let start = |kernel: &Kernel| {
+                let kernel = *kernel;
+                (kernel, scope.spawn(move || this.pipeline(&kernel)))
+            };
+            let threads: Vec<_> = missing.map(start).collect();
+            let join = |(kernel, thread): (Kernel, std::thread::ScopedJoinHandle<'_, _>)| {
+                (kernel, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let compiled = made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?)));
+        self.pipelines.extend(compiled);
+    }
+
+    fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline, String> {
+        let scopes = [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal]
+            .map(|filter| self.device.push_error_scope(filter));
         let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
         let layout = self
             .device
@@ -406,9 +437,12 @@ impl Device {
             },
             cache: None,
         });
-        self.check().map_err(|error| self.failed(format!("kernel {kernel:?} does not compile: {error}")))?;
-        self.pipelines.insert(*kernel, Pipeline { pipeline, layout });
-        Ok(())
+        // The innermost scope first.
+        let errors = scopes.into_iter().rev().filter_map(|scope| block_on(scope.pop()));
+        match errors.last() {
+            Some(error) => Err(error.to_string()),
+            None => Ok(Pipeline { pipeline, layout }),
+        }
     }
 
     fn bind(&mut self, kernel: &Kernel, buffers: &[&Memory]) -> Result<(), ComputeError> {

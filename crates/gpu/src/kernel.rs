@@ -66,6 +66,8 @@ pub(crate) enum Kernel {
     ShortConv,
     DeltaRule,
     NormGated,
+    /// Reads a buffer: what the device's memory gives.
+    ReadAll,
 }
 
 impl Kernel {
@@ -93,7 +95,7 @@ impl Kernel {
                 vec![Read, Read, Write]
             }
             Self::Quantize { .. } | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add | Self::Gate | Self::Largest | Self::SquareSums => vec![Read, Write],
+            Self::Add | Self::Gate | Self::Largest | Self::ReadAll | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
@@ -128,6 +130,7 @@ impl Kernel {
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
             Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
             Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
+            Self::ReadAll => include_str!("kernel/read_all.wgsl").to_owned(),
         }
     }
 
@@ -155,6 +158,7 @@ impl Kernel {
             Self::ShortConv,
             Self::DeltaRule,
             Self::NormGated,
+            Self::ReadAll,
         ];
         all.extend(AttendMany::all().map(Self::AttendMany));
         all.extend(AttendTiles::all().map(Self::AttendTiles));
@@ -164,7 +168,7 @@ impl Kernel {
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
-            for shape in [Shape::LARGE, Shape::SMALL, Shape::EIGHTS] {
+            for shape in [Shape::Large, Shape::Small, Shape::Eights] {
                 for gated in [false, true] {
                     all.push(Self::Matrices(Matrices { format, shape, gated }));
                 }

@@ -15,6 +15,7 @@
 
 mod adapter;
 mod backend;
+mod bandwidth;
 mod buffer;
 mod caches;
 mod device;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real};
 pub use backend::{GpuBackend, GpuConfig};
+pub use bandwidth::bandwidth;
 pub use buffer::{Buffer, Vector};
 pub use caches::Caches;
 pub use matrix::Matrix;

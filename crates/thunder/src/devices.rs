@@ -14,10 +14,12 @@ pub struct DevicesCommand {
 
 #[derive(Subcommand)]
 enum DevicesSubcommand {
-    /// List GPUs with driver, memory and features, and the machines of this node's cluster
+    /// List GPUs with driver, memory, measured bandwidth and features, and the machines of this
+    /// node's cluster
     ///
     /// Their numbers are those of --device gpu:N. Software devices compute on the CPU, for tests:
     /// --device auto never takes one.
+    /// Bandwidth is measured in about a second for each real GPU, by reading 1 GiB of its memory.
     List(ListCommand),
 }
 
@@ -53,7 +55,12 @@ impl DevicesCommand {
 /// All devices as a JSON array.
 #[cfg(feature = "gpu")]
 pub fn json() -> serde_json::Value {
-    thunder_gpu::devices().into_iter().map(|found| serde_json::json!(found.info)).collect()
+    let of = |found: thunder_gpu::Found| {
+        let mut info = serde_json::json!(found.info);
+        info["memory_bytes_per_s"] = bandwidth(&found).and_then(Result::ok).into();
+        info
+    };
+    thunder_gpu::devices().into_iter().map(of).collect()
 }
 
 /// All devices for people, several lines for each.
@@ -66,14 +73,27 @@ pub fn lines() -> Vec<String> {
                 .to_owned(),
         ];
     }
-    devices.into_iter().flat_map(|found| describe(&found.info)).collect()
+    devices.into_iter().flat_map(|found| describe(&found)).collect()
+}
+
+/// What a real device's memory gives, in bytes per second. Others are the CPU's.
+#[cfg(feature = "gpu")]
+fn bandwidth(found: &thunder_gpu::Found) -> Option<Result<f64, String>> {
+    let is_gpu = found.info.is_real() && found.info.is_usable();
+    is_gpu.then(|| thunder_gpu::bandwidth(found).map_err(|error| error.to_string()))
 }
 
 #[cfg(feature = "gpu")]
-fn describe(info: &thunder_gpu::DeviceInfo) -> [String; 3] {
+fn describe(found: &thunder_gpu::Found) -> Vec<String> {
     use thunder_model::error::human_bytes;
 
+    let info = &found.info;
     let memory = info.memory_bytes.map_or_else(|| "unknown".to_owned(), human_bytes);
+    let read = match bandwidth(found) {
+        Some(Ok(rate)) => format!(", read at {:.0} GB/s", rate / 1e9),
+        Some(Err(reason)) => format!(", bandwidth not measured: {reason}"),
+        None => String::new(),
+    };
     let [fewest, most] = info.subgroup_lanes;
     let lanes = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
     let note = match (info.is_usable(), info.is_real()) {
@@ -81,10 +101,10 @@ fn describe(info: &thunder_gpu::DeviceInfo) -> [String; 3] {
         (true, false) => ", computes on the CPU: only for --device gpu:N",
         (true, true) => "",
     };
-    [
+    vec![
         format!("gpu:{}  {} ({}, {}{note})", info.number, info.name, info.kind, info.api),
         format!(
-            "       driver {}, memory {memory}, buffers up to {}",
+            "       driver {}, memory {memory}{read}, buffers up to {}",
             info.driver,
             human_bytes(info.max_binding_bytes)
         ),

@@ -371,7 +371,9 @@ mod tests {
     }
 
     fn open(folder: &tempfile::TempDir) -> Access {
-        Access::open(folder.path(), Retention::default(), None).unwrap()
+        // The records' times are fixed, and must never be too old.
+        let retention = Retention { records_days: u32::MAX, sums_days: u32::MAX };
+        Access::open(folder.path(), retention, None).unwrap()
     }
 
     /// A record of a request that ended at this time.

@@ -14,35 +14,50 @@ use crate::format::Format;
 /// Lanes of a subgroup, which shares the matrices.
 const LANES: usize = 32;
 
-/// How a workgroup divides its work.
+/// How workgroups divide a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) enum Shape {
+    /// For many rows.
+    Large,
+    /// For few rows.
+    Small,
+    /// For matrices of 8 columns, as Metal has them.
+    Eights,
+}
+
+/// A workgroup's part of a product.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
     /// Side of the hardware's matrices: 16, or 8 on Metal.
     pub side: usize,
-    /// Rows of input of a workgroup.
+    /// Rows of input.
     pub rows: usize,
-    /// Rows of weights of a workgroup: outputs, or their gates and ups.
+    /// Rows of weights: outputs, or their gates and ups.
     pub lines: usize,
     /// Columns that are in workgroup memory at a time: blocks of 32.
-    pub depth: usize,
+    depth: usize,
     /// Subgroups over the tile's rows and lines.
-    pub subgroups: [usize; 2],
+    subgroups: [usize; 2],
 }
 
 impl Shape {
-    /// For many rows.
-    pub const LARGE: Self = Self { side: 16, rows: 128, lines: 128, depth: 64, subgroups: [2, 4] };
-    /// For few rows.
-    pub const SMALL: Self = Self { side: 16, rows: 32, lines: 128, depth: 64, subgroups: [1, 4] };
-    /// For matrices of 8 columns, as Metal has them.
-    pub const EIGHTS: Self = Self { side: 8, rows: 64, lines: 64, depth: 32, subgroups: [2, 2] };
-
     /// The shapes for many and for few rows, for matrices of this side.
-    pub fn of_side(side: usize) -> [Self; 2] {
-        if side == 16 { [Self::LARGE, Self::SMALL] } else { [Self::EIGHTS, Self::EIGHTS] }
+    pub const fn of_side(side: usize) -> [Self; 2] {
+        if side == 16 { [Self::Large, Self::Small] } else { [Self::Eights, Self::Eights] }
     }
 
-    pub const fn threads(self) -> usize {
+    /// Tiles of 16 were chosen among 20 on an H200: `docs/lab/2026-11-24-matrices.md`.
+    pub const fn tile(self) -> Tile {
+        match self {
+            Self::Large => Tile { side: 16, rows: 128, lines: 128, depth: 64, subgroups: [2, 4] },
+            Self::Small => Tile { side: 16, rows: 32, lines: 128, depth: 64, subgroups: [1, 4] },
+            Self::Eights => Tile { side: 8, rows: 64, lines: 64, depth: 32, subgroups: [2, 2] },
+        }
+    }
+}
+
+impl Tile {
+    const fn threads(self) -> usize {
         self.subgroups[0] * self.subgroups[1] * LANES
     }
 
@@ -61,12 +76,6 @@ impl Shape {
     /// rows begin in different banks.
     const fn pitch(self) -> usize {
         (self.depth + 8) / self.unit()
-    }
-
-    /// Workgroup memory.
-    pub const fn bytes(self) -> usize {
-        let tiles = (self.rows + self.lines) * self.pitch() * self.unit() * 2;
-        tiles + self.threads() / LANES * self.side * self.side * 4
     }
 }
 
@@ -93,6 +102,10 @@ var<immediate> args: Args;
 ";
 
 impl Matrices {
+    pub const fn tile(self) -> Tile {
+        self.shape.tile()
+    }
+
     pub fn bindings(self) -> Vec<Access> {
         // Weights, bias, rows and their scales.
         let mut all = vec![Access::Read; decode::buffers(self.format) + 3];
@@ -102,15 +115,16 @@ impl Matrices {
 
     /// Outputs of a workgroup.
     pub fn outputs(self) -> usize {
-        if self.gated { self.shape.lines / 2 } else { self.shape.lines }
+        let lines = self.tile().lines;
+        if self.gated { lines / 2 } else { lines }
     }
 
     pub fn source(self) -> String {
-        let Shape { side, rows, lines, subgroups, .. } = self.shape;
-        let (threads, outputs) = (self.shape.threads(), self.outputs());
-        let [high, wide] = self.shape.matrices();
+        let Tile { side, rows, lines, subgroups, .. } = self.tile();
+        let (threads, outputs) = (self.tile().threads(), self.outputs());
+        let [high, wide] = self.tile().matrices();
         let first = decode::buffers(self.format);
-        let element = if self.shape.unit() == 4 { "vec4<f16>" } else { "f16" };
+        let element = if self.tile().unit() == 4 { "vec4<f16>" } else { "f16" };
         let mut text = format!(
             "enable f16;
 enable wgpu_cooperative_matrix;
@@ -128,8 +142,8 @@ var<workgroup> sums: array<f32, {}>;
             first + 2,
             first + 3,
             if self.gated { ACTIVATE } else { "" },
-            rows * self.shape.pitch(),
-            lines * self.shape.pitch(),
+            rows * self.tile().pitch(),
+            lines * self.tile().pitch(),
             threads / LANES * side * side,
         );
         text += &format!(
@@ -155,7 +169,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         for (i, j) in pairs(high, wide) {
             text += &format!("var c_{i}_{j} = coop_mat{side}x{side}<f32, C>();\n");
         }
-        let depth = self.shape.depth;
+        let depth = self.tile().depth;
         text += &self.declare_loads();
         text += &format!(
             "let steps = (args.blocks + {}u) / {}u;
@@ -181,18 +195,18 @@ let at = step + 1u;
 
     /// 16 bytes of rows that a thread loads at a time; blocks of weights; whether all threads do.
     fn loads(self) -> ([usize; 2], bool) {
-        let Shape { rows, lines, depth, .. } = self.shape;
+        let Tile { rows, lines, depth, .. } = self.tile();
         let (eights, blocks) = (rows * depth / 8, lines * depth / BLOCK_COLUMNS);
-        let threads = self.shape.threads();
+        let threads = self.tile().threads();
         debug_assert!(eights.is_multiple_of(threads), "{eights} loads by {threads} threads");
         ([eights / threads, blocks.div_ceil(threads)], blocks >= threads)
     }
 
     /// Places that a thread loads from, and variables for what it loads.
     fn declare_loads(self) -> String {
-        let Shape { depth, subgroups, lines, .. } = self.shape;
+        let Tile { depth, subgroups, lines, .. } = self.tile();
         let ([eights, blocks], _) = self.loads();
-        let threads = self.shape.threads();
+        let threads = self.tile().threads();
         let mut text = String::new();
         for i in 0..eights {
             text += &format!(
@@ -204,8 +218,8 @@ var x_low{i}: vec4<f16>;
 var x_high{i}: vec4<f16>;
 ",
                 i * threads,
-                self.shape.pitch(),
-                8 / self.shape.unit(),
+                self.tile().pitch(),
+                8 / self.tile().unit(),
                 per = depth / 8,
             );
         }
@@ -219,8 +233,8 @@ let line_w{i} = slot_w{i} / {per}u;
 let block_w{i} = slot_w{i} % {per}u;
 let to_w{i} = line_w{i} * {}u + block_w{i} * {}u;
 ",
-                self.shape.pitch(),
-                BLOCK_COLUMNS / self.shape.unit(),
+                self.tile().pitch(),
+                BLOCK_COLUMNS / self.tile().unit(),
                 per = depth / BLOCK_COLUMNS,
             );
             // Outputs beyond the last one are computed as the last one, and not stored.
@@ -242,7 +256,7 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
     /// Loads the columns of step `at` into variables.
     fn fetch(self) -> String {
         let ([eights, blocks], _) = self.loads();
-        let depth = self.shape.depth;
+        let depth = self.tile().depth;
         let mut text = String::new();
         for i in 0..eights {
             text += &format!(
@@ -287,7 +301,7 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 
     /// Stores four columns of a tile.
     fn store(self, tile: &str, at: &str, quad: usize, value: &str) -> String {
-        if self.shape.unit() == 4 {
+        if self.tile().unit() == 4 {
             return format!("{tile}[{at} + {quad}u] = {value};\n");
         }
         let store = |(i, c)| format!("{tile}[{at} + {}u] = {value}.{c};\n", 4 * quad + i);
@@ -296,9 +310,9 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 
     /// Multiplies the tiles in workgroup memory.
     fn multiply(self) -> String {
-        let Shape { side, depth, .. } = self.shape;
-        let [high, wide] = self.shape.matrices();
-        let (pitch, unit) = (self.shape.pitch(), self.shape.unit());
+        let Tile { side, depth, .. } = self.tile();
+        let [high, wide] = self.tile().matrices();
+        let (pitch, unit) = (self.tile().pitch(), self.tile().unit());
         let mut text = String::new();
         for k in 0..depth / side {
             let at = |first: &str, matrix: usize| {
@@ -326,8 +340,8 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
     /// Brings the sums into the output's units, adds what is to be added, and stores them. They go
     /// through workgroup memory, since no thread knows which sums of a matrix it has.
     fn finish(self) -> String {
-        let side = self.shape.side;
-        let [high, wide] = self.shape.matrices();
+        let side = self.tile().side;
+        let [high, wide] = self.tile().matrices();
         let share = side * side / LANES;
         let wide = if self.gated { wide / 2 } else { wide };
         let mut text = String::new();

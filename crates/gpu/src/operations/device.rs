@@ -22,6 +22,7 @@ impl Device for GpuBackend {
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
         let matrix = Matrix::pack(parts, &mut self.device)?;
         self.prove_matrix(parts, &matrix)?;
+        self.prepare_matrices(&matrix, parts.len() == 2 && parts[0].rows == parts[1].rows)?;
         Ok(matrix)
     }
 

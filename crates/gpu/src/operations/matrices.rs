@@ -1,5 +1,6 @@
 //! Products of prompts' rows by cooperative matrices.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use thunder_compute::{Activation, ComputeError, InputOf, LinearInput};
@@ -12,9 +13,10 @@ use crate::kernel::{Kernel, Matrices, PADDED_COLUMNS, Shape};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
-/// Multiplications and additions of a submission at most: a tenth of a second at 5 TFLOP/s, as no
-/// submission may last half a second (macOS ends longer ones).
-const SUBMISSION_FLOPS: usize = 500_000_000_000;
+/// Multiplications and additions of a submission at most, by matrices and in scalar tiles: a tenth
+/// of a second at 5 and 1 TFLOP/s, as no submission may last half a second (macOS ends longer ones).
+const MATRIX_FLOPS: usize = 500_000_000_000;
+pub(super) const TILE_FLOPS: usize = 100_000_000_000;
 
 /// Weights are brought below 2 to this power, and f16 ends at 2^16.
 const WEIGHT_POWER: i32 = 14;
@@ -77,10 +79,34 @@ impl GpuBackend {
             return Ok(None);
         }
         // Whether a prompt's row is computed with few or with many must not change its bits.
-        if rows <= small.shape.rows && small != large && self.proves_matrices(weights, small, Some(large))? {
+        if rows <= small.tile().rows && small != large && self.proves_matrices(weights, small, Some(large))? {
             return Ok(Some(small));
         }
         Ok(Some(large))
+    }
+
+    /// Proves the forms that prompts will need of a matrix while it is loaded, as they take a second
+    /// to compile. `halves_alike`: it may be of gates and ups.
+    pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
+        let Some(side) = self.device.matrix_side else { return Ok(()) };
+        if !self.config.activations.allows_bf16() || w.blocks == 0 {
+            return Ok(());
+        }
+        let gated: &[bool] = if halves_alike && w.chunks.len() == 1 { &[false, true] } else { &[false] };
+        for chunk in &w.chunks {
+            let all = Shape::of_side(side).into_iter().flat_map(|shape| {
+                let form = move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated };
+                gated.iter().map(form)
+            });
+            let missing: HashSet<_> = all.filter(|form| !self.matrices.contains_key(form)).collect();
+            let kernels: Vec<_> = missing.into_iter().map(Kernel::Matrices).collect();
+            self.device.prepare_together(&kernels);
+            for &gated in gated {
+                // As if for one row: so both shapes are proved.
+                self.matrices_for(Weights { chunk, blocks: w.blocks }, gated, 1)?;
+            }
+        }
+        Ok(())
     }
 
     /// The product of prompts' rows with those parts of a matrix that have a form by matrices.
@@ -193,21 +219,15 @@ impl GpuBackend {
         let Weights { chunk, blocks } = product.weights;
         let lines = product.outputs * if form.gated { 2 } else { 1 };
         let flops_of_row = 2 * lines * blocks * BLOCK_COLUMNS;
-        let shape = form.shape;
-        let most = (SUBMISSION_FLOPS / flops_of_row.max(1) / shape.rows).max(1) * shape.rows;
+        let tile = form.tile();
         let [kind, alpha, limit] = activation_arguments(product.activation);
         let power = weight_power(chunk.largest);
         let mut buffers: Vec<_> = chunk.buffers.iter().cloned().collect();
         buffers.push(product.bias.unwrap_or(&self.nothing).clone());
         buffers.extend([halves.rows.clone(), halves.scales.clone(), out.memory.clone()]);
         let buffers: Vec<&Memory> = buffers.iter().collect();
-        for start in product.rows.clone().step_by(most) {
-            let rows = start..product.rows.end.min(start + most);
-            self.recorded_flops += rows.len() * flops_of_row;
-            if self.recorded_flops > SUBMISSION_FLOPS {
-                self.device.submit()?;
-                self.recorded_flops = rows.len() * flops_of_row;
-            }
+        for rows in pieces(&product.rows, flops_of_row, MATRIX_FLOPS, tile.rows) {
+            self.record_flops(rows.len() * flops_of_row, MATRIX_FLOPS)?;
             let arguments = [
                 blocks as u32,
                 chunk.shift,
@@ -228,11 +248,34 @@ impl GpuBackend {
             ];
             // Tiles of rows first, so that workgroups that run together share their weights.
             let groups =
-                [rows.len().div_ceil(shape.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+                [rows.len().div_ceil(tile.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
             self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)?;
         }
         Ok(())
     }
+
+    /// Counts work that is about to be recorded, of which a submission has `limit` at most.
+    pub(super) fn record_flops(&mut self, flops: usize, limit: usize) -> Outcome {
+        let share = flops as f32 / limit as f32;
+        if self.recorded_share + share > 1.0 {
+            self.device.submit()?;
+            self.recorded_share = 0.0;
+        }
+        self.recorded_share += share;
+        Ok(())
+    }
+}
+
+/// Divides rows so that a piece has no more than `limit` multiplications and additions, in
+/// multiples of a tile's rows.
+pub(super) fn pieces(
+    rows: &Range<usize>,
+    flops_of_row: usize,
+    limit: usize,
+    of_tile: usize,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (most, end) = ((limit / flops_of_row.max(1) / of_tile).max(1) * of_tile, rows.end);
+    rows.clone().step_by(most).map(move |start| start..end.min(start + most))
 }
 
 /// The power of two that weights up to `largest` are multiplied with.
@@ -252,6 +295,15 @@ fn power_of_two(power: i32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_are_divided_at_tiles_so_that_none_lasts_long() {
+        let all = |rows, flops| pieces(&rows, flops, 1000, 16).collect::<Vec<_>>();
+        assert_eq!(all(3..100, 10), [3..99, 99..100]);
+        assert_eq!(all(0..40, 1).len(), 1);
+        assert_eq!(all(0..40, 5000), [0..16, 16..32, 32..40]);
+        assert!(all(4..4, 0).is_empty());
+    }
 
     #[test]
     fn weights_fill_the_range_of_f16_and_never_leave_it() {

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Activations, ComputeError, InputOf, LinearInput};
 
+use super::matrices::{TILE_FLOPS, pieces};
 use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
-use crate::buffer::{Buffer, Memory, Vector};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::kernel::{BATCHES, Input, Kernel, Product, Role, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
@@ -346,14 +347,22 @@ impl GpuBackend {
         let operand = self.operand(x, rows.clone(), w.blocks, Input::Floats, &mut spare)?;
         for chunk in chunks {
             let weights = Weights { chunk, blocks: w.blocks };
-            let arguments = ProductArguments {
-                adds,
-                ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
-            };
             let bias = w.bias.as_ref();
             if self.proves_tiles(weights)? {
-                self.record_tiles((chunk, bias), &operand, &arguments, &out.memory)?;
+                let flops_of_row = 2 * chunk.rows.len() * w.blocks * BLOCK_COLUMNS;
+                for rows in pieces(&rows, flops_of_row, TILE_FLOPS, TILE_ROWS) {
+                    self.record_flops(rows.len() * flops_of_row, TILE_FLOPS)?;
+                    let arguments = ProductArguments {
+                        adds,
+                        ..ProductArguments::with_chunk(w, chunk, rows, operand.stride, out)
+                    };
+                    self.record_tiles((chunk, bias), &operand, &arguments, &out.memory)?;
+                }
             } else {
+                let arguments = ProductArguments {
+                    adds,
+                    ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
+                };
                 self.run_product(
                     (weights, bias),
                     &operand,

@@ -31,7 +31,12 @@ impl GpuBackend {
         }
         let kernels = [Kernel::Matrices(form), Kernel::Halve];
         let right = self.proofs.is_proved(&kernels) || {
-            match self.check_matrices(weights, form, like)? {
+            let compiled = self.device.prepare(&kernels[0]).and_then(|()| self.device.prepare(&kernels[1]));
+            let outcome = match compiled {
+                Ok(()) => self.check_matrices(weights, form, like)?,
+                Err(error) => Err(error.to_string()),
+            };
+            match outcome {
                 Ok(()) => true,
                 Err(reason) => {
                     self.refuse(&format!("{form:?}"), &reason);
@@ -56,7 +61,7 @@ impl GpuBackend {
         let outputs = if form.gated { all / 2 } else { all }.min(form.outputs() + BEYOND);
         let lines = if form.gated { 2 * outputs } else { outputs };
         let width = weights.blocks * BLOCK_COLUMNS;
-        let rows = form.shape.rows + BEYOND;
+        let rows = form.tile().rows + BEYOND;
         // Small enough that gates are not saturated.
         let x: Vec<f32> = Numbers(12).take(rows * width).iter().map(|x| x * 0.1).collect();
         let plain = self.plain(weights)?;

@@ -161,3 +161,10 @@ fn of_shapes(
     results.sort_by(|a, b| a.0.total_cmp(&b.0));
     results
 }
+
+#[test]
+fn bandwidth_is_measured() {
+    let Some(found) = device("bandwidth_is_measured") else { return };
+    let rate = crate::bandwidth(&found).unwrap();
+    assert!((1e8..1e14).contains(&rate), "{rate} bytes/s");
+}

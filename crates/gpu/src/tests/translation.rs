@@ -30,7 +30,7 @@ fn every_kernel_translates_to_metal_and_spirv() {
 
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let side = match kernel {
-        Kernel::Matrices(form) => Some(form.shape.side),
+        Kernel::Matrices(form) => Some(form.tile().side),
         _ => None,
     };
     // Kernels that need features beyond those of every device.
@@ -76,7 +76,7 @@ fn sizes(kernel: &Kernel, module: &naga::Module) -> Result<(), String> {
     let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
     let [x, y, z] = module.entry_points[0].workgroup_size;
     let most = match kernel {
-        Kernel::Matrices(form) if form.shape.side == 16 => MATRIX_WORKGROUP_BYTES,
+        Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
         _ => WORKGROUP_BYTES,
     };
     let within = shared <= most

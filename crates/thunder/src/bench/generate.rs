@@ -17,7 +17,7 @@ use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 use crate::{progress, prompt};
 pub use decode::DecodeCommand;
-use peaks::Peaks;
+use peaks::{Peaks, Threads, gpu_memory};
 pub use prefill::PrefillCommand;
 
 /// Options of both commands.
@@ -33,12 +33,16 @@ struct Common {
     json: bool,
     #[command(flatten)]
     engine: EngineArgs,
+    /// Bytes per second that a rank's GPU reads, if it takes one.
+    #[arg(skip)]
+    gpu_memory: Option<f64>,
 }
 
 impl Common {
     /// Loads the model, as [`session::open`] does. Every prompt and, without a draft model, every
     /// token is computed: rounds repeat them.
     fn open(&mut self) -> anyhow::Result<Option<Session>> {
+        self.gpu_memory = gpu_memory(self.engine.device)?;
         self.engine.cache.no_prefix_cache = true;
         self.engine.no_speculation = self.engine.draft.is_none();
         session::open(self.model.name(), &self.engine)
@@ -83,8 +87,8 @@ struct Measured {
     memory: f64,
     /// Tokens per byte that memory could deliver in the same time.
     per_byte: f64,
-    /// Tokens per operation that the cores could do in the same time.
-    per_operation: f64,
+    /// Tokens per operation that the cores could do in the same time; `None` on GPUs.
+    per_operation: Option<f64>,
     /// A sequence's speed as a share of its speed in the first batch size.
     kept: f64,
 }
@@ -103,7 +107,8 @@ impl Measured {
             reduce_share: median(|round| round.reduce_share),
             memory: median(|round| round.memory),
             per_byte: median(|round| round.per_byte),
-            per_operation: median(|round| round.per_operation),
+            per_operation: (rounds.iter().all(|round| round.per_operation.is_some()))
+                .then(|| median(|round| round.per_operation.unwrap_or_default())),
             kept: median(|round| round.kept),
         }
     }
@@ -140,7 +145,12 @@ fn measure(
     work: &Work<'_>,
     rate: impl Fn(&[Usage]) -> f64,
 ) -> anyhow::Result<Vec<Measured>> {
-    let mut peaks = Peaks::new(common.engine.activations.into(), model, session.head.threads)?;
+    let mut peaks = match common.gpu_memory {
+        Some(memory) => Peaks::Gpu { memory: memory * session.head.plan.ranks() as f64 },
+        None => {
+            Peaks::Cpu(Box::new(Threads::new(common.engine.activations.into(), model, session.head.threads)?))
+        }
+    };
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
     let bar = progress::measurements((usize::from(common.repeat) + 1) * work.batches.len());
     for round in 0..=u32::from(common.repeat) {
@@ -154,14 +164,14 @@ fn measure(
             }
             let tokens_per_s = rate(&usages);
             let speed = tokens_per_s / f64::from(batch);
-            let [memory, operations] = peaks.measure(work.rows(batch));
+            let (memory, operations) = peaks.measure(work.rows(batch));
             rounds.push(Measured {
                 time_to_first_token: usages[0].time_to_first_token,
                 tokens_per_s,
                 reduce_share,
                 memory,
                 per_byte: tokens_per_s / memory,
-                per_operation: tokens_per_s / operations,
+                per_operation: operations.map(|operations| tokens_per_s / operations),
                 kept: speed / *first_speed.get_or_insert(speed),
             });
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::{Activations, Float, Isa, PackedFormat, memory};
-use thunder_engine::assembly::ThreadCounts;
+use thunder_engine::assembly::{DeviceChoice, ThreadCounts};
 
 use super::ModelWork;
 
@@ -15,11 +15,22 @@ const BANDWIDTH_TIME: Duration = Duration::from_millis(400);
 /// Time to multiply after each round.
 const PEAK_TIME: Duration = Duration::from_millis(100);
 
-/// Memory bandwidth and arithmetic peak of the engine's threads. Measured after each round, because
-/// a machine's speed varies.
+/// What the machine that computes could do at most. Measured after each round, because a machine's
+/// speed varies; a GPU's is measured once, before the model takes its memory.
 ///
-/// Only this host can be measured: other hosts are taken to give as much per thread.
-pub struct Peaks {
+/// Only this host can be measured: other hosts are taken to give as much.
+pub enum Peaks {
+    /// The engine's threads.
+    Cpu(Box<Threads>),
+    /// The GPUs of all ranks: their memory bandwidth. Their arithmetic is not measured.
+    Gpu {
+        /// Bytes per second.
+        memory: f64,
+    },
+}
+
+/// The engine's threads: memory bandwidth and arithmetic peak.
+pub struct Threads {
     reader: memory::Reader,
     isa: Isa,
     activations: Activations,
@@ -27,7 +38,7 @@ pub struct Peaks {
     threads: ThreadCounts,
 }
 
-impl Peaks {
+impl Threads {
     /// Allocates what is read.
     pub fn new(activations: Activations, work: &ModelWork, threads: ThreadCounts) -> anyhow::Result<Self> {
         let isa = Isa::detect().map_err(anyhow::Error::msg)?;
@@ -43,13 +54,40 @@ impl Peaks {
             threads,
         })
     }
+}
 
-    /// Bytes per second, and operations per second in products. `rows`: rows of a step, and whether
-    /// they are a prompt's.
-    pub fn measure(&mut self, rows: (usize, bool)) -> [f64; 2] {
-        let arithmetic = Arithmetic::of_product(self.isa, self.activations, self.format, rows);
-        let operations = arithmetic::operations_per_s(self.isa, arithmetic, self.threads.on_host, PEAK_TIME);
-        let hosts = self.threads.in_group as f64 / self.threads.on_host as f64;
-        [hosts * self.reader.bytes_per_s(BANDWIDTH_TIME), hosts * operations]
+impl Peaks {
+    /// Bytes per second, and where they are measured operations per second in products. `rows`:
+    /// rows of a step, and whether they are a prompt's.
+    pub fn measure(&mut self, rows: (usize, bool)) -> (f64, Option<f64>) {
+        match self {
+            Self::Gpu { memory } => (*memory, None),
+            Self::Cpu(cpu) => {
+                let arithmetic = Arithmetic::of_product(cpu.isa, cpu.activations, cpu.format, rows);
+                let on_host = cpu.threads.on_host;
+                let operations = arithmetic::operations_per_s(cpu.isa, arithmetic, on_host, PEAK_TIME);
+                let hosts = cpu.threads.in_group as f64 / on_host as f64;
+                (hosts * cpu.reader.bytes_per_s(BANDWIDTH_TIME), Some(hosts * operations))
+            }
+        }
     }
+}
+
+/// Memory bandwidth of the GPU that a rank takes by this choice; `None` if it takes none.
+#[cfg(feature = "gpu")]
+pub fn gpu_memory(choice: DeviceChoice) -> anyhow::Result<Option<f64>> {
+    let found = match choice {
+        DeviceChoice::Cpu => return Ok(None),
+        // `auto` takes the CPU where there is no real GPU.
+        DeviceChoice::Auto => thunder_gpu::real(0).ok(),
+        DeviceChoice::Gpu => Some(thunder_gpu::real(0)?),
+        DeviceChoice::Numbered(number) => Some(thunder_gpu::numbered(number)?),
+    };
+    Ok(found.as_ref().map(thunder_gpu::bandwidth).transpose()?)
+}
+
+/// Without GPUs, every rank takes the CPU.
+#[cfg(not(feature = "gpu"))]
+pub fn gpu_memory(_choice: DeviceChoice) -> anyhow::Result<Option<f64>> {
+    Ok(None)
 }

@@ -60,7 +60,7 @@ impl PrefillCommand {
 
     fn print(&self, setup: &Setup, measured: &Measured) {
         let memory_share = setup.bytes_per_token as f64 * measured.per_byte;
-        let peak_share = setup.operations * measured.per_operation;
+        let peak_share = measured.per_operation.map(|per| setup.operations * per);
         if self.common.json {
             let object = json!({
                 "ranks": setup.ranks, "transport": setup.transport, "threads": setup.threads,
@@ -81,7 +81,9 @@ impl PrefillCommand {
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
         table.add_row(["bytes per token".to_owned(), human_bytes(setup.bytes_per_token)]);
         table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * memory_share)]);
-        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * peak_share)]);
+        if let Some(share) = peak_share {
+            table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * share)]);
+        }
         table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
         let first = measured.time_to_first_token.as_secs_f64() * 1e3;
         table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);

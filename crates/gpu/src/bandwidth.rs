@@ -1,0 +1,45 @@
+//! What a device's memory gives to a kernel that only reads.
+
+use std::time::Instant;
+
+use thunder_compute::ComputeError;
+
+use crate::adapter::Found;
+use crate::device::Device;
+use crate::kernel::Kernel;
+
+/// Bytes that are read at a time, where a binding may be as large: more than any cache holds.
+const BYTES: u64 = 1 << 30;
+/// Times that they are read in a short and in a long run. What a submission costs is in both.
+const READS: [u32; 2] = [1, 9];
+/// Workgroups of 256 threads.
+const GROUPS: u32 = 4096;
+
+/// Measures the memory bandwidth of a device, in bytes per second: the best of five runs.
+///
+/// # Errors
+/// When the device cannot be opened, or has less memory free than 1 GiB.
+pub fn bandwidth(found: &Found) -> Result<f64, ComputeError> {
+    let mut device = Device::open(found)?;
+    let bytes = BYTES.min(device.max_binding_bytes) / 16 * 16;
+    let memory = device.memory(bytes as usize, "memory to read")?;
+    let sums = device.memory(GROUPS as usize * 256 * 4, "sums of what was read")?;
+    let stride = GROUPS * 256;
+    let vectors = (bytes / 16) as u32 / (4 * stride) * (4 * stride);
+    let mut run = |reads: u32| {
+        let start = Instant::now();
+        for _ in 0..reads {
+            device.dispatch(&Kernel::ReadAll, &[&memory, &sums], &[vectors, stride], [GROUPS, 1, 1])?;
+        }
+        device.submit()?;
+        device.wait()?;
+        Ok::<_, ComputeError>(start.elapsed().as_secs_f64())
+    };
+    run(1)?;
+    let mut best = f64::MAX;
+    for _ in 0..5 {
+        let [short, long] = READS.map(&mut run);
+        best = best.min((long? - short?).max(1e-9));
+    }
+    Ok(f64::from(vectors) * 16.0 * f64::from(READS[1] - READS[0]) / best)
+}
