@@ -61,7 +61,7 @@ impl<'a> MatrixProduct<'a> {
 }
 
 impl GpuBackend {
-    /// The form by matrices for so many rows: proved now, if it was not before. `None` where the
+    /// The form by matrices for this many rows: proved now, if it was not before. `None` where the
     /// device has no matrices, activations must not be rounded to f16, or no form is right.
     pub(super) fn matrices_for(
         &mut self,
