@@ -14,7 +14,7 @@ use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
 /// Multiplications and additions of a submission at most, by matrices and in scalar tiles: a tenth
-/// of a second at 5 and 1 TFLOP/s, as no submission may last half a second (macOS ends longer ones).
+/// of a second at 5 and 1 TFLOP/s. No submission may last half a second: macOS ends longer ones.
 const MATRIX_FLOPS: usize = 500_000_000_000;
 pub(super) const TILE_FLOPS: usize = 100_000_000_000;
 
@@ -90,7 +90,7 @@ impl GpuBackend {
         Ok(Some(large))
     }
 
-    /// Proves the forms that prompts will need of a matrix while it is loaded, as they take a second
+    /// Proves the forms that prompts will need of a matrix while it is loaded: they take a second
     /// to compile. `halves_alike`: it may be of gates and ups.
     pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
         let Some(side) = self.device.matrix_side else { return Ok(()) };
