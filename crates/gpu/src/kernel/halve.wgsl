@@ -1,5 +1,5 @@
-// Rows as f16, after an RMS norm if args.norm is 1. A row is multiplied with a power of two, so that
-// its largest magnitude is between 2^14 and 2^15; scales has the power's inverse.
+// Rows as f16, after an RMS norm if args.norm is 1. A row is multiplied with a power of two, so
+// that its largest magnitude is between 2^14 and 2^15; scales has the power's inverse.
 enable f16;
 struct Args { width: u32, row: u32, x_stride: u32, quads: u32, eps: f32, norm: u32, stride: u32 }
 var<immediate> args: Args;

@@ -14,9 +14,12 @@ use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
 /// Multiplications and additions of a submission at most, by matrices and in scalar tiles: a tenth
-/// of a second at 5 and 1 TFLOP/s, as no submission may last half a second (macOS ends longer ones).
+/// of a second at 5 and 1 TFLOP/s. No submission may last half a second: macOS ends longer ones.
 const MATRIX_FLOPS: usize = 500_000_000_000;
 pub(super) const TILE_FLOPS: usize = 100_000_000_000;
+
+/// Workgroups of large tiles that leave most of a GPU idle: small tiles are faster then.
+const FEW_GROUPS: usize = 32;
 
 /// Weights are brought below 2 to this power, and f16 ends at 2^16.
 const WEIGHT_POWER: i32 = 14;
@@ -58,7 +61,7 @@ impl<'a> MatrixProduct<'a> {
 }
 
 impl GpuBackend {
-    /// The form by matrices for so many rows: proved now, if it was not before. `None` where the
+    /// The form by matrices for this many rows: proved now, if it was not before. `None` where the
     /// device has no matrices, activations must not be rounded to f16, or no form is right.
     pub(super) fn matrices_for(
         &mut self,
@@ -69,8 +72,8 @@ impl GpuBackend {
         let (Some(side), true) = (self.device.matrix_side, self.config.activations.allows_bf16()) else {
             return Ok(None);
         };
-        let lines = weights.chunk.rows.len();
-        if weights.blocks == 0 || rows == 0 || lines < 1 + usize::from(gated) {
+        let outputs = weights.chunk.rows.len() / if gated { 2 } else { 1 };
+        if weights.blocks == 0 || rows == 0 || outputs == 0 {
             return Ok(None);
         }
         let form = |shape| Matrices { format: weights.chunk.format, shape, gated };
@@ -79,13 +82,15 @@ impl GpuBackend {
             return Ok(None);
         }
         // Whether a prompt's row is computed with few or with many must not change its bits.
-        if rows <= small.tile().rows && small != large && self.proves_matrices(weights, small, Some(large))? {
+        let of_large = rows.div_ceil(large.tile().rows) * (outputs.div_ceil(large.outputs()));
+        let few = rows <= small.tile().rows || of_large <= FEW_GROUPS;
+        if few && small != large && self.proves_matrices(weights, small, Some(large))? {
             return Ok(Some(small));
         }
         Ok(Some(large))
     }
 
-    /// Proves the forms that prompts will need of a matrix while it is loaded, as they take a second
+    /// Proves the forms that prompts will need of a matrix while it is loaded: they take a second
     /// to compile. `halves_alike`: it may be of gates and ups.
     pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
         let Some(side) = self.device.matrix_side else { return Ok(()) };

@@ -29,14 +29,15 @@ fn opened(test: &str, activations: Activations) -> Option<GpuBackend> {
 }
 
 fn matrix(backend: &mut GpuBackend, rows: usize, cols: usize, bits: u32) -> Matrix {
-    let halves = |value: f32| half::bf16::from_f32(value).to_le_bytes().repeat(rows * cols / 64);
+    let group = if cols.is_multiple_of(64) { 64 } else { 32 };
+    let halves = |value: f32| half::bf16::from_f32(value).to_le_bytes().repeat(rows * cols / group);
     let weight = thunder_testing::Random::new(3).bytes(rows * cols * bits as usize / 8);
     let (scales, offsets) = (halves(0.01), halves(-0.01 * (1 << (bits - 1)) as f32));
     let view = |bytes| Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows };
     let source = MatrixSource {
         rows,
         cols,
-        encoding: Encoding::Affine { bits, group: 64, scales: Float::BF16 },
+        encoding: Encoding::Affine { bits, group, scales: Float::BF16 },
         weight: view(&weight),
         scales: Some(view(&scales)),
         offsets: Some(view(&offsets)),
