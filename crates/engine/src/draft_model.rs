@@ -128,8 +128,8 @@ impl<B: Backend> DraftModel<B> {
         self.largest.get(index).filter(|largest| largest.value.is_finite()).map(|largest| largest.column)
     }
 
-    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab` tokens;
-    /// `None` if one is not finite. Models pad their vocabularies differently.
+    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab`
+    /// tokens; `None` if one is not finite. Models pad their vocabularies differently.
     pub fn logits(&self, index: usize, vocab: usize, out: &mut Vec<f32>) -> Option<()> {
         let logits = self.logits.get(index * self.vocab..(index + 1) * self.vocab)?;
         are_finite(logits).then(|| {

@@ -81,7 +81,7 @@ impl ModelGuesses {
         if !std::mem::take(&mut self.is_proposed) || verified == 0 {
             return false;
         }
-        let own = self.rate.get_or_insert(HitRate::from_share(all.share()));
+        let own = self.rate.get_or_insert(HitRate::of_text(all.share()));
         // Those after the first wrong one were not seen.
         for index in 0..verified.min(right + 1) {
             own.note(index < right);
@@ -195,7 +195,7 @@ mod tests {
         assert!(guesses.push(7, &[2]) && guesses.push(8, &[2]));
         assert!(!guesses.push(2, &[2]), "nothing follows the end of the text");
         assert_eq!(guesses.tokens(), [7, 8, 2]);
-        let (mut own, mut expected) = (HitRate::from_share(all.share()), all);
+        let (mut own, mut expected) = (HitRate::of_text(all.share()), all);
         assert!(guesses.note_verified(1, 3, &mut all));
         for hit in [true, false] {
             own.note(hit);

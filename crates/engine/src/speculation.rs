@@ -19,6 +19,9 @@ pub const MAX_ROWS: usize = 32;
 
 /// Weight of the newest observation in a running mean.
 const NEWEST: f32 = 0.15;
+/// Weight of the newest guess in a draft model's rate for one text: drafts that follow each lucky
+/// run are too long on average.
+const OF_TEXT: f32 = 0.06;
 /// Weight of the newest guess in a rate over many.
 const LASTING: f32 = 0.02;
 /// What is assumed of guesses that nothing is known of.
@@ -34,9 +37,14 @@ pub struct HitRate {
 }
 
 impl HitRate {
-    /// A rate that follows changes quickly, and begins with this share.
-    pub fn from_share(share: f32) -> Self {
-        Self { share, weight: NEWEST, least: NEWEST }
+    /// A rate that follows changes quickly: a text begins to repeat itself, and ends to.
+    pub fn quick() -> Self {
+        Self { share: UNKNOWN_SHARE, weight: NEWEST, least: NEWEST }
+    }
+
+    /// A rate of one text, which begins with the share of others.
+    pub fn of_text(share: f32) -> Self {
+        Self { share, weight: OF_TEXT, least: OF_TEXT }
     }
 
     /// A rate over many guesses.
@@ -70,7 +78,7 @@ mod tests {
         assert!(rate.share() < 0.01);
         rate.note(true);
         assert!(rate.share() < 2.0 * LASTING, "{rate:?}");
-        let mut quick = HitRate::from_share(0.5);
+        let mut quick = HitRate::quick();
         quick.note(true);
         assert_eq!(quick.share(), 0.5 + 0.5 * NEWEST);
     }

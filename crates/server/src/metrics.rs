@@ -198,6 +198,16 @@ impl Collector for EngineLoad {
                 "Guesses that were right",
                 count(&counters.drafts_right),
             ),
+            (
+                "thunder:draft_model_tokens",
+                "Tokens that a draft model guessed and that were verified",
+                count(&counters.model_drafted),
+            ),
+            (
+                "thunder:draft_model_accepted_tokens",
+                "Guesses of a draft model that were right",
+                count(&counters.model_drafts_right),
+            ),
             ("thunder:steps", "Forward passes", count(&counters.steps)),
         ];
         for (name, help, value) in counts {

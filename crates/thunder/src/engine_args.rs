@@ -113,8 +113,8 @@ pub struct EngineArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache. Answers
     /// are the same, and come faster if guesses are cheap and often right: take the smallest model
     /// of the same family, a tenth of the size or less. It must have the same tokenizer. Rank 0
-    /// alone reads it and holds it whole, with a KV cache of its own; both count for --memory. It is
-    /// used only while that was measured to be faster.
+    /// alone reads it and holds it whole, with a KV cache of its own; both count for --memory. It
+    /// is used only while that was measured to be faster.
     #[arg(long, value_name = "MODEL", conflicts_with = "no_speculation", add = completer())]
     pub draft: Option<OsString>,
     /// Transport between ranks

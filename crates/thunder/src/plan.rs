@@ -47,8 +47,8 @@ pub struct PlanCommand {
     cache: CacheArgs,
     /// Also count a draft model, as --draft of `thunder run` takes it
     ///
-    /// Rank 0 holds it whole, with a KV cache of its own. That its tokens are the model's is checked
-    /// as well.
+    /// Rank 0 holds it whole, with a KV cache of its own. That its tokens are the model's is
+    /// checked as well.
     #[arg(long, value_name = "MODEL", add = completer())]
     draft: Option<OsString>,
     /// The device whose memory is planned for: auto, cpu, gpu or gpu:N

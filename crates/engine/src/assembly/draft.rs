@@ -104,8 +104,8 @@ impl Draft {
         Ok(Self { folder: draft, footprint })
     }
 
-    /// Adds what rank 0's draft model takes, if it has one, to the footprints of all ranks, on every
-    /// rank. All ranks call this together.
+    /// Adds what rank 0's draft model takes, if it has one, to the footprints of all ranks, on
+    /// every rank. All ranks call this together.
     ///
     /// # Errors
     /// When a rank was lost.

@@ -41,7 +41,7 @@ impl<B: Backend> EngineLoop<B> {
         let Self { worker, scheduler, requests, costs, record, candidates, info, buffers, .. } = self;
         candidates.clear();
         let rows = scheduler.decoding().count();
-        if rows == 0 || rows > MAX_ROWS {
+        if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) {
             return Ok(());
         }
         let model = worker.draft_model();

@@ -40,8 +40,8 @@ pub struct Choice {
 }
 
 /// Chooses the drafts with the most tokens per second for a step that has `rows` rows without them,
-/// and at most `most` more: their `count`. `steps` are the times of steps by rows, `passes` those of
-/// the draft model by the requests that it guesses for.
+/// and at most `most` more: their `count`. `steps` are the times of steps by rows, `passes` those
+/// of the draft model by the requests that it guesses for.
 pub fn choose<K>(
     candidates: &mut [Candidate<K>],
     (steps, passes): (&StepCosts, &StepCosts),

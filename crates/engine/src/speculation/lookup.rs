@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{HitRate, MAX_DRAFT, UNKNOWN_SHARE};
+use super::{HitRate, MAX_DRAFT};
 
 /// Tokens that must have occurred before to guess what follows them.
 const GRAM: usize = 3;
@@ -27,7 +27,7 @@ impl PromptLookup {
             tokens: Vec::with_capacity(longest),
             after: HashMap::with_capacity(longest),
             guess: None,
-            rate: HitRate::from_share(UNKNOWN_SHARE),
+            rate: HitRate::quick(),
         };
         prompt.iter().for_each(|token| lookup.extend(*token));
         lookup

@@ -41,7 +41,7 @@ impl ModelRecord {
         }
     }
 
-    /// Notes that the model has read so many tokens.
+    /// Notes the time in which the model has read tokens of a text.
     pub fn note_read(&mut self, tokens: usize, seconds: f32) {
         self.read_s += NEWEST * (seconds / tokens as f32 - self.read_s);
     }

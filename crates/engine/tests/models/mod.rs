@@ -71,8 +71,8 @@ fn changed(layers: usize, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDi
     folder
 }
 
-/// The built-in model with `layers` layers: further ones add nothing to the residual stream. It says
-/// what the built-in model says, and takes longer.
+/// The built-in model with `layers` layers: further ones add nothing to the residual stream. It
+/// says what the built-in model says, and takes longer.
 pub fn thick(layers: usize) -> tempfile::TempDir {
     changed(layers, |tensors| {
         let last = format!("layers.{}.", LAYERS - 1);

@@ -63,5 +63,5 @@ fn place(decoding: &Decoding<'_>, position: usize) -> usize {
 }
 
 fn hash(before: u64, token: u32) -> u64 {
-    (before ^ u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    (before ^ (u64::from(token) + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
