@@ -17,7 +17,9 @@ pub use error::ComputeError;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
 pub use extra::{Extra, Scoring, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;
-pub use spec::{AttentionSpec, DeltaSpec, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope};
+pub use spec::{
+    AttentionSpec, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope,
+};
 
 /// The rows that a backend's product takes.
 pub type InputOf<'a, B> = LinearInput<'a, <B as Device>::Buffer, <B as Device>::Vector>;

@@ -20,7 +20,8 @@ use tokenizers::{
 };
 
 pub(crate) use bpe::{BytePairs, Pairs};
-pub(crate) use sentence_piece::{Scored, piece};
+pub(crate) use ranks::KIMI;
+pub(crate) use sentence_piece::{Spaced, merges_of_scores, piece};
 use stream::PartialText;
 pub use stream::TokenStream;
 use token_bytes::TokenBytes;

@@ -50,7 +50,7 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 13] = [
+const CONVERTED: [&str; 20] = [
     "phi3",
     "olmo2",
     "granite",
@@ -64,6 +64,13 @@ const CONVERTED: [&str; 13] = [
     "minimax-m2",
     "nemotron_h_moe",
     "nemotron_h",
+    "gemma3",
+    "gemma4",
+    "exaone4",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "kimi-linear",
 ];
 
 #[test]

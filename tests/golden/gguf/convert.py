@@ -9,6 +9,7 @@ DIR is as make.py's. Needs g++, PyTorch, transformers 5.23, sentencepiece, numpy
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,21 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+SMALL = {"hidden_size": 48, "head_dim": 16, "intermediate_size": 32}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}
+# llama.cpp has one width of keys and values.
+HYBRID = {
+    "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 16, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "rms_norm_eps": 1e-6,
+}
+# As published; transformers has names of its own.
+KIMI = {
+    "linear_attn_config": {"num_heads": 3, "head_dim": 32, "short_conv_kernel_size": 4, "kda_layers": [1], "full_attn_layers": [2]},
+    "num_shared_experts": 1, "num_experts": 4, "num_experts_per_token": 2, "first_k_dense_replace": 1, "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid", "model_type": "kimi_linear",
+}
 # An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields
 # of config.json that published files have and transformers does not write.
 CASES = {
@@ -48,26 +64,58 @@ CASES = {
     "nemotron_h_moe": ("nemotron_h", {"mamba_head_dim": 32, "n_group": 1, "topk_group": 1, "layers_block_type":
                                       ["moe", "linear_attention", "full_attention"]}, {}),
     "nemotron_h": ("nemotron_h", {"mamba_head_dim": 32, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}, None),
+    # llama.cpp has a window in five layers of six, whose base it takes for 10000.
+    "gemma3": ("gemma3_text", {
+        **SMALL, "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
+        },
+    }, {}),
+    "gemma4": ("gemma4_text", {}, {}),
+    "exaone4": ("exaone4", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": None, "rope_parameters": LLAMA3_ROPE}, {}),
+    "qwen3next": ("qwen3_next", HYBRID, {}),
+    "qwen35": ("qwen3_5", {key: value for key, value in HYBRID.items() if "expert" not in key and "moe" not in key}, None),
+    "qwen35moe": ("qwen3_5_moe", HYBRID, {}),
+    "kimi-linear": ("kimi_linear", {
+        "num_attention_heads": 3, "num_key_value_heads": 3,
+        "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+        "linear_num_heads": 3, "moe_intermediate_size": 32, "num_local_experts": 4, "rms_norm_eps": 1e-6,
+    }, KIMI),
 }
+# Settings with which llama.cpp computes a case; the file has those of CASES. It knows the windows
+# of EXAONE 4 by the number of layers.
+COMPARED = {"exaone4": {"num_hidden_layers": 64, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}}
 # Largest relative difference of llama.cpp's logits from transformers'. ggml's GELU is a table of
 # f16.
 LIMIT = 1e-3
 GELU_LIMIT = 5e-3
 
 
-def write_folder(name: str, folder: Path):
-    """Writes the model as transformers does, with its logits."""
+def write_folder(name: str, folder: Path, compared: bool):
+    """Writes the model as transformers does, with its logits; `compared`: as llama.cpp computes it."""
     from make_transformers import CASES as ALL
     from make_transformers import make
 
+    from safetensors.torch import load_file as load_tensors
+    from safetensors.torch import save_file as save_tensors
+
     case, settings, more = CASES[name]
-    make(f"gguf-{name}", {**ALL[case], **settings}, folder)
+    make(f"gguf-{name}", {**ALL[case], **settings, **(COMPARED.get(name, {}) if compared else {})}, folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if more is None:
         # Models without experts do not say anything of them.
         config = {key: value for key, value in config.items() if "expert" not in key and "moe" not in key and key not in ("n_group", "topk_group")}
     path.write_text(json.dumps({**config, **(more or {})}))
+    if name == "kimi-linear":
+        weights = folder / "model.safetensors"
+        renamed = {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", key): tensor for key, tensor in load_tensors(weights).items()}
+        save_tensors(renamed, weights, metadata={"format": "pt"})
+    if "gemma" in name:
+        # The converter drops rows of the embedding that have no token.
+        tokens = {str(token): token for token in range(config["vocab_size"])}
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
 
 
 def convert(source: Path, folder: Path, out: Path, kind: str):
@@ -85,6 +133,9 @@ def convert(source: Path, folder: Path, out: Path, kind: str):
         # transformers adds experts to every Nemotron-H: the converter gets the config itself.
         more["hparams"] = json.loads((folder / "config.json").read_text())
         model_class._MLP_LAYER_TYPES = {"moe", "mlp"}
+
+    # Layers that predict further tokens are none of these models'.
+    model_class.no_mtp = True
 
     def set_vocab(self):
         self._set_vocab_none()
@@ -115,15 +166,19 @@ def build(llama_cpp: Path, folder: Path) -> tuple:
     return source, program
 
 
-def make_case(name: str, source: Path, program: Path, folder: Path):
-    exact, stored, model = folder / "exact.gguf", folder / "stored.gguf", folder / name
+def write_model(name: str, compared: bool, source: Path, folder: Path, kind: str) -> tuple:
+    """A model's GGUF file, and its folder."""
+    out, model = folder / f"{kind}.gguf", folder / f"{name}-{kind}"
     model.mkdir()
     # Each in a process of its own: the converter's classes keep what they read.
-    calls = [f"write_folder({name!r}, P({str(model)!r}))"]
-    calls += [f"convert(P({str(source)!r}), P({str(model)!r}), P({str(out)!r}), {kind!r})" for kind, out in (("f32", exact), ("bf16", stored))]
-    for call in calls:
+    for call in (f"write_folder({name!r}, P({str(model)!r}), {compared})", f"convert(P({str(source)!r}), P({str(model)!r}), P({str(out)!r}), {kind!r})"):
         code = f"from pathlib import Path as P; from convert import *; {call}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=HERE, capture_output=True)
+    return out, model
+
+
+def make_case(name: str, source: Path, program: Path, folder: Path):
+    exact, model = write_model(name, True, source, folder, "f32")
     golden, worst = load_file(model / "golden.safetensors"), 0.0
     for i in range(3):
         expected = golden[f"logits.{i}"]
@@ -132,6 +187,7 @@ def make_case(name: str, source: Path, program: Path, folder: Path):
     if worst > (GELU_LIMIT if "gemma" in name else LIMIT):
         print(f"{name:16} llama.cpp differs from transformers: {worst:.1e}", flush=True)
         return
+    stored, model = write_model(name, False, source, folder, "bf16")
     out = HERE / "cases"
     shutil.copyfile(stored, out / f"{name}.gguf")
     shutil.copyfile(model / "golden.safetensors", out / f"{name}.safetensors")

@@ -230,6 +230,16 @@ impl<V> LatentSpec<V> {
     }
 }
 
+/// Which value heads of a delta rule share a key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum HeadSharing {
+    /// Those that follow each other: the key heads of 6 value heads are 0 0 0 1 1 1.
+    #[default]
+    Grouped,
+    /// Each of this number: 0 1 0 1 0 1. llama.cpp's files have some families so.
+    Tiled,
+}
+
 /// One layer's gated delta rule on this rank, with the short convolution before it (Gated DeltaNet,
 /// arXiv 2412.06464, as in Qwen3-Next). The state of a sequence is the convolution's last inputs,
 /// `[kernel - 1, channels]`, then for each value head a matrix `[key_dim, value_dim]`.
@@ -237,8 +247,10 @@ impl<V> LatentSpec<V> {
 pub struct DeltaSpec<V> {
     /// Local key heads. Queries have as many.
     pub key_heads: usize,
-    /// Local value heads, a multiple of `key_heads`: consecutive ones share a key head.
+    /// Local value heads, a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Which of them share a key head.
+    pub sharing: HeadSharing,
     /// Width of a query and of a key.
     pub key_dim: usize,
     /// Width of a value.
@@ -268,10 +280,25 @@ impl<V> DeltaSpec<V> {
             norm: self.norm.try_map(f)?,
             key_heads: self.key_heads,
             value_heads: self.value_heads,
+            sharing: self.sharing,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             kernel: self.kernel,
         })
+    }
+
+    /// Value heads that follow each other and share a key head; the next ones have the next key
+    /// head, and after the last one the first.
+    pub fn sharing_run(&self) -> usize {
+        match self.sharing {
+            HeadSharing::Grouped => (self.value_heads / self.key_heads.max(1)).max(1),
+            HeadSharing::Tiled => 1,
+        }
+    }
+
+    /// The key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        value_head / self.sharing_run() % self.key_heads.max(1)
     }
 
     /// Columns that the convolution works on: queries, keys, values.

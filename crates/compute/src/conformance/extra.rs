@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, KvFormat, LatentSpec, Norm,
-    Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, HeadSharing, KvFormat,
+    LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -295,6 +295,7 @@ impl<B: Backend> Suite<'_, B> {
             let spec = DeltaSpec {
                 key_heads: heads,
                 value_heads: heads,
+                sharing: HeadSharing::Grouped,
                 key_dim,
                 value_dim,
                 kernel: 4,

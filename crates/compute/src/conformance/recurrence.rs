@@ -2,7 +2,7 @@
 
 use super::data::{Piece, SLOTS, columns, filled, step, workload};
 use super::{Suite, Work};
-use crate::backend::{Backend, CacheShape, ComputeError, DeltaSpec, KvFormat, Norm};
+use crate::backend::{Backend, CacheShape, ComputeError, DeltaSpec, HeadSharing, KvFormat, Norm};
 
 struct Delta<'a> {
     spec: &'a DeltaSpec<Vec<f32>>,
@@ -65,13 +65,19 @@ impl Work for Delta<'_> {
 
 impl<B: Backend> Suite<'_, B> {
     pub(super) fn recurrence(&mut self) {
-        for (key_heads, value_heads, key_dim, value_dim, kernel) in
-            [(1, 1, 16, 16, 4), (2, 6, 24, 20, 4), (4, 4, 64, 48, 2), (3, 3, 8, 37, 3)]
-        {
+        use HeadSharing::{Grouped, Tiled};
+        for (key_heads, value_heads, sharing, key_dim, value_dim, kernel) in [
+            (1, 1, Grouped, 16, 16, 4),
+            (2, 6, Grouped, 24, 20, 4),
+            (2, 6, Tiled, 24, 20, 4),
+            (4, 4, Grouped, 64, 48, 2),
+            (3, 3, Tiled, 8, 37, 3),
+        ] {
             let channels = 2 * key_heads * key_dim + value_heads * value_dim;
             let spec = DeltaSpec {
                 key_heads,
                 value_heads,
+                sharing,
                 key_dim,
                 value_dim,
                 kernel,
@@ -86,7 +92,7 @@ impl<B: Backend> Suite<'_, B> {
             let (qkv, gates) = (of_slots(channels), of_slots(2 * value_heads));
             let z = of_slots(value_heads * value_dim);
             let case = format!(
-                "delta rule of {value_heads} heads of {key_dim} × {value_dim} on {key_heads} keys, {kernel} taps"
+                "delta rule of {value_heads} heads of {key_dim} × {value_dim} on {key_heads} keys, {sharing:?}, {kernel} taps"
             );
             let work = Delta { spec: &spec, qkv: &qkv, gates: &gates, z: &z };
             self.compare(case, self.limits.rows, work);

@@ -124,7 +124,7 @@ fn delta_rule_by(
     let first_value = 2 * spec.key_heads * key_dim;
     recur((spec.value_heads, spec.conv_numbers()), rows, cache, out, &|row, head| {
         let qkv = &qkv.rows[row];
-        let key_head = head * spec.key_heads / spec.value_heads;
+        let key_head = spec.key_head(head);
         let query = unit(&qkv[key_head * key_dim..][..key_dim]);
         HeadToken {
             query: query.iter().map(|x| x / (key_dim as f32).sqrt()).collect(),

@@ -4,6 +4,8 @@ struct Args {
     first: u32, end: u32, qkv_stride: u32, gates_stride: u32,
     out_stride: u32, key_heads: u32, value_heads: u32, key_dim: u32,
     value_dim: u32, sequences: u32, slot_numbers: u32, state_first: u32,
+    // Value heads that follow each other and share a key head.
+    run: u32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> sequences: array<u32>;
@@ -23,7 +25,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let begin = sequences[at];
     let start = max(begin, args.first);
     let end = min(sequences[at + 1u], args.end);
-    let key_head = head * args.key_heads / args.value_heads;
+    let key_head = head / args.run % args.key_heads;
     let states = sequences[at + 3u] * args.slot_numbers + args.state_first + head * args.key_dim * args.value_dim;
     for (var row = start; row < end; row++) {
         let fresh = sequences[at + 2u] + row - begin == 0u;

@@ -62,6 +62,7 @@ impl GpuBackend {
             tables.sequences as usize,
             numbers,
             spec.conv_numbers(),
+            spec.sharing_run(),
         ]
         .map(|number| number as u32);
         let buffers = [

@@ -4,8 +4,8 @@ use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, ExpertGroups,
-    KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores, SharedExpert,
-    Step,
+    HeadSharing, KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores,
+    SharedExpert, Step,
 };
 
 use super::{Family, Numbers, attend, compare};
@@ -254,6 +254,7 @@ fn recurrence<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError
     let spec = DeltaSpec {
         key_heads,
         value_heads,
+        sharing: HeadSharing::Tiled,
         key_dim,
         value_dim,
         kernel,

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use thunder_compute::HeadSharing;
 
 use crate::spec::DeltaShape;
 
@@ -71,6 +72,7 @@ impl Config {
         Ok((!attends).then_some(DeltaShape {
             key_heads: self.linear_num_key_heads,
             value_heads: self.linear_num_value_heads,
+            sharing: HeadSharing::Grouped,
             key_dim: self.linear_key_head_dim,
             value_dim: self.linear_value_head_dim,
             kernel: self.linear_conv_kernel_dim,

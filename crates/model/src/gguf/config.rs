@@ -1,7 +1,9 @@
 //! A file's metadata in config.json's words. A family of architectures is a row of
 //! [`FAMILIES`].
 
+mod delta;
 mod families;
+mod global_heads;
 mod hybrid;
 mod mixture;
 
@@ -14,7 +16,7 @@ use crate::arch;
 use crate::error::ModelError;
 use crate::spec::{Correction, FeedForwardSpec, MixerSpec, ModelSpec};
 pub(super) use families::Family;
-use families::{FAMILIES, Norm};
+use families::{Delta, FAMILIES, Norm};
 
 /// A key's whole name from what follows the architecture's.
 type Key<'a> = dyn Fn(&str) -> String + 'a;
@@ -31,10 +33,11 @@ const KEYS: [(&str, &str, bool); 7] = [
 ];
 
 /// Numbers, and their fields.
-const FLOATS: [(&str, &str); 3] = [
+const FLOATS: [(&str, &str); 4] = [
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("rope.freq_base", "rope_theta"),
+    ("rope.freq_base_swa", "rope_local_base_freq"),
 ];
 
 /// Factors and limits that few families have, and their fields. 0 stands for none.
@@ -69,8 +72,9 @@ const ROTARY_DIVISORS: &str = "rope_freqs.weight";
 pub(crate) fn spec(files: &GgufFiles) -> Result<ModelSpec, ModelError> {
     let config = config(files).map_err(|reason| files.malformed(reason))?;
     let mut spec = arch::spec(&config, files.path())?;
-    take_rotary_divisors(files, &mut spec)?;
-    take_biases(files, &mut spec);
+    let family = family(files).map_err(|reason| files.malformed(reason))?;
+    take_rotary_divisors(files, family, &mut spec)?;
+    take_biases(files, family, &mut spec);
     Ok(spec)
 }
 
@@ -99,7 +103,7 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     let mut config = Map::new();
     config.insert("model_type".into(), family.model_type.into());
     for (suffix, field, required) in KEYS {
-        if family.hybrid && hybrid::DIFFERS.contains(&suffix) {
+        if family.has_own(suffix) {
             continue;
         }
         match metadata.same_everywhere(&key(suffix))? {
@@ -128,9 +132,10 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     if family.experts {
         mixture::take_experts(metadata, family, &key, has(".exp_probs_b.bias"), &mut config)?;
     }
-    match family.latent {
-        true => mixture::take_latent(metadata, &key, &mut config)?,
-        false => check_heads(metadata, &key, &mut config)?,
+    match (family.latent, family.global_heads) {
+        (true, _) => mixture::take_latent(metadata, &key, &mut config)?,
+        (_, true) => {}
+        _ => check_heads(metadata, &key, &mut config)?,
     }
     if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
         config.insert("model_type".into(), "deepseek_v2".into());
@@ -159,6 +164,14 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         config.insert("intermediate_size".into(), channels);
     }
     take_layers(metadata, family, &key, &mut config)?;
+    match family.delta {
+        Delta::None => {}
+        Delta::Gated(_) => delta::take_gated(metadata, &key, &mut config)?,
+        Delta::Channels => delta::take_channels(metadata, &key, &mut config)?,
+    }
+    if family.global_heads {
+        global_heads::take(metadata, &key, &has_in_layer(files), &mut config)?;
+    }
     take_long_rope(files, &key, &mut config)?;
     let is_long = config.contains_key("rope_scaling");
     if let Some(scaling) = scaling(metadata, family, &key)?.filter(|_| !is_long) {
@@ -316,9 +329,11 @@ fn scaling(metadata: Metadata<'_>, family: &Family, key: &Key<'_>) -> Result<Opt
 }
 
 /// Divides the rotary frequencies by the file's divisors.
-fn take_rotary_divisors(files: &GgufFiles, spec: &mut ModelSpec) -> Result<(), ModelError> {
+fn take_rotary_divisors(files: &GgufFiles, family: &Family, spec: &mut ModelSpec) -> Result<(), ModelError> {
     let Some((info, bytes)) = files.tensor(ROTARY_DIVISORS) else { return Ok(()) };
-    for rope in &mut spec.ropes {
+    // Gemma 4's are those of layers without a window, whose rotation is the first.
+    let ropes = if family.global_heads { 1 } else { spec.ropes.len() };
+    for rope in spec.ropes.iter_mut().take(ropes) {
         let frequencies = &mut rope.inverse_frequencies;
         let expected = vec![frequencies.len()];
         if info.dimensions != expected || info.kind.name != "F32" {
@@ -340,16 +355,18 @@ fn take_rotary_divisors(files: &GgufFiles, spec: &mut ModelSpec) -> Result<(), M
     Ok(())
 }
 
-/// The metadata does not say which projections have biases, and which routers a correction; the
-/// tensors do.
-fn take_biases(files: &GgufFiles, spec: &mut ModelSpec) {
+/// The metadata does not say which projections have biases, which routers a correction and which
+/// layers a scale; the tensors do. The architecture says the order of value heads.
+fn take_biases(files: &GgufFiles, family: &Family, spec: &mut ModelSpec) {
     for (index, layer) in spec.layers.iter_mut().enumerate() {
+        layer.scaled &= files.tensor(&format!("blk.{index}.layer_output_scale.weight")).is_some();
         let has = |name: &str| files.tensor(&format!("blk.{index}.{name}.bias")).is_some();
         match &mut layer.mixer {
             MixerSpec::Attention(attention) => {
                 attention.qkv_bias = has("attn_q") || has("attn_qkv");
                 attention.out_bias = has("attn_output");
             }
+            MixerSpec::Delta(delta) if let Delta::Gated(sharing) = family.delta => delta.sharing = sharing,
             MixerSpec::StateSpace(space) => space.conv_bias = has("ssm_conv1d"),
             _ => {}
         }

@@ -79,7 +79,21 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::SharedUp => &["ffn_up_shexp.weight"],
         LayerRole::SharedDown => &["ffn_down_shexp.weight"],
         LayerRole::SharedExpertGate => &["ffn_gate_inp_shexp.weight"],
-        LayerRole::StateIn => &["ssm_in.weight"],
+        LayerRole::LayerScale => &["layer_output_scale.weight"],
+        // Qwen3-Next's files before 2026 have queries, keys, values and gates in one.
+        LayerRole::StateIn | LayerRole::DeltaQkvz => &["ssm_in.weight"],
+        LayerRole::DeltaQkv => &["attn_qkv.weight"],
+        LayerRole::DeltaGate => &["attn_gate.weight"],
+        LayerRole::DeltaBa => &["ssm_ba.weight"],
+        LayerRole::DeltaBeta => &["ssm_beta.weight"],
+        LayerRole::DeltaDecay => &["ssm_alpha.weight"],
+        LayerRole::QueryConvolution => &["ssm_conv1d_q.weight"],
+        LayerRole::KeyConvolution => &["ssm_conv1d_k.weight"],
+        LayerRole::ValueConvolution => &["ssm_conv1d_v.weight"],
+        LayerRole::DecayDown => &["ssm_f_a.weight"],
+        LayerRole::DecayUp => &["ssm_f_b.weight"],
+        LayerRole::OutputGateDown => &["ssm_g_a.weight"],
+        LayerRole::OutputGateUp => &["ssm_g_b.weight"],
         LayerRole::DeltaConvolution => &["ssm_conv1d.weight"],
         LayerRole::ConvolutionBias => &["ssm_conv1d.bias"],
         LayerRole::DeltaTimeBias => &["ssm_dt.bias"],
@@ -89,8 +103,12 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaOut => &["ssm_out.weight"],
         LayerRole::ExpertsDown => &["ffn_latent_down.weight"],
         LayerRole::ExpertsUp => &["ffn_latent_up.weight"],
-        // The delta rule: GGUF stores some of its tensors in another form.
-        _ => &[],
+        // Indexers: llama.cpp's files have them in another form.
+        LayerRole::IndexQuery
+        | LayerRole::IndexKey
+        | LayerRole::IndexNorm
+        | LayerRole::IndexNormBias
+        | LayerRole::IndexWeights => &[],
     }
 }
 

@@ -4,6 +4,8 @@
 
 use serde_json::{Value, json};
 
+use crate::tokenizer::KIMI;
+
 /// A way to cut texts.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
@@ -36,7 +38,7 @@ const fn plain(names: &'static [&'static str], expressions: &'static [&'static s
     PreTokenizer { names, expressions, nfc: false, whole_first: false, adds_bos: false }
 }
 
-const TABLE: [PreTokenizer; 10] = [
+const TABLE: [PreTokenizer; 11] = [
     PreTokenizer {
         whole_first: true,
         adds_bos: true,
@@ -48,6 +50,7 @@ const TABLE: [PreTokenizer; 10] = [
     PreTokenizer { nfc: true, ..plain(&["qwen35"], &[QWEN35]) },
     plain(&["stablelm2", "hunyuan", "solar-open", "grok-2"], &[QWEN2]),
     PreTokenizer { whole_first: true, adds_bos: true, ..plain(&["tekken"], &[TEKKEN]) },
+    PreTokenizer { whole_first: true, ..plain(&["kimi-k2"], &[KIMI]) },
     plain(&["gpt-4o", "llama4", "minimax-m2"], &[GPT4O]),
     plain(&["deepseek-v3", "hunyuan-dense"], &DEEPSEEK_V3),
     plain(&["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"], &[DIGIT, GPT2]),

@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 use super::files::GgufFiles;
 use super::pre_tokenizers::PreTokenizer;
 use super::values::{Metadata, Value};
-use crate::tokenizer::{BytePairs, Parts, Scored, Tokenizer, TokenizerError, piece};
+use crate::tokenizer::{BytePairs, Parts, Spaced, Tokenizer, TokenizerError, merges_of_scores, piece};
 
 /// Builds the tokenizer of a file.
 ///
@@ -73,11 +73,12 @@ fn parts(metadata: Metadata<'_>) -> Result<Parts, String> {
     match (kind, tokens) {
         (Some("gpt2"), Some(tokens)) => byte_pair(metadata, &tokens),
         (Some("llama"), Some(tokens)) => sentence_piece(metadata, &tokens),
-        (None | Some("no_vocab" | "none"), _) | (Some("gpt2" | "llama"), None) => {
+        (Some("gemma4"), Some(tokens)) => spaced(metadata, &tokens, merges(metadata)?, false),
+        (None | Some("no_vocab" | "none"), _) | (Some("gpt2" | "llama" | "gemma4"), None) => {
             Err("the file has no tokenizer: it can be planned and measured, but not given texts".into())
         }
         (Some(other), _) => Err(format!(
-            "tokenizer.ggml.model is {other:?}, which is not supported: gpt2 (byte pairs) and llama (SentencePiece) are"
+            "tokenizer.ggml.model is {other:?}, which is not supported: gpt2 (byte pairs), gemma4 (byte pairs of whole texts) and llama (SentencePiece) are"
         )),
     }
 }
@@ -90,14 +91,9 @@ fn byte_pair(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, Strin
     let cut = PreTokenizer::named(name).ok_or_else(|| {
         format!("tokenizer.ggml.pre is {name:?}, which is not supported: {} are", PreTokenizer::known())
     })?;
-    let merges = metadata.texts("tokenizer.ggml.merges")?.ok_or("it has no tokenizer.ggml.merges")?;
-    let merges = merges.iter().map(|line| {
-        // The first character of a token may be a space in no file: bytes are printable.
-        line.split_once(' ').ok_or_else(|| format!("the merge {line:?} is not two tokens"))
-    });
     let pairs = BytePairs {
         tokens: &tokens.texts,
-        merges: merges.collect::<Result<_, _>>()?,
+        merges: merges(metadata)?,
         byte_fallback: false,
         whole_first: cut.whole_first,
     };
@@ -111,16 +107,35 @@ fn byte_pair(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, Strin
     })
 }
 
+/// Pairs of tokens that become one, first to last.
+fn merges(metadata: Metadata<'_>) -> Result<Vec<(&str, &str)>, String> {
+    let merges = metadata.texts("tokenizer.ggml.merges")?.ok_or("it has no tokenizer.ggml.merges")?;
+    // No token has a space: bytes are printable, or "▁" stands for it.
+    let two = |line: &str| format!("the merge {line:?} is not two tokens");
+    merges.into_iter().map(|line| line.split_once(' ').ok_or_else(|| two(line))).collect()
+}
+
 /// SentencePiece's byte pairs: tokens have scores instead of merges.
 fn sentence_piece(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, String> {
     let scores = metadata.numbers("tokenizer.ggml.scores")?.ok_or("it has no tokenizer.ggml.scores")?;
     same_count("tokenizer.ggml.scores", scores.len(), tokens.texts.len())?;
     let scores: Vec<f32> =
         scores.map(|score| if let Value::Float(score) = score { score as f32 } else { 0.0 }).collect();
-    Scored {
+    spaced(metadata, tokens, merges_of_scores(&tokens.texts, &scores), true)
+}
+
+/// Byte pairs of whole texts, in which another character stands for a space. `prefix`: a space is
+/// put before a text unless the file says otherwise.
+fn spaced(
+    metadata: Metadata<'_>,
+    tokens: &Tokens<'_>,
+    merges: Vec<(&str, &str)>,
+    prefix: bool,
+) -> Result<Parts, String> {
+    Spaced {
         texts: &tokens.texts,
-        scores: &scores,
-        prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
+        merges,
+        prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(prefix),
         post_processor: post_processor(metadata, tokens, true)?,
         added: tokens.added().collect(),
     }
@@ -161,3 +176,7 @@ fn post_processor(metadata: Metadata<'_>, tokens: &Tokens<'_>, adds_bos: bool) -
         "special_tokens": named.collect::<serde_json::Map<_, _>>(),
     }))
 }
+
+#[cfg(test)]
+#[path = "tokenizer_tests.rs"]
+mod tests;

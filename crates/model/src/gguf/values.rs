@@ -137,10 +137,10 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A number of any kind.
+    /// A finite number of any kind.
     pub fn float(self, key: &str) -> Result<Option<f64>, String> {
-        self.typed(key, "a number", |value| match value {
-            Value::Float(number) => Some(*number),
+        self.typed(key, "a finite number", |value| match value {
+            Value::Float(number) if number.is_finite() => Some(*number),
             Value::Unsigned(number) => Some(*number as f64),
             Value::Signed(number) => Some(*number as f64),
             _ => None,

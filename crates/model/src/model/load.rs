@@ -7,6 +7,7 @@
 mod adapters;
 mod attention;
 mod channel_delta;
+mod columns;
 mod delta;
 mod experts;
 mod footprint;

@@ -6,8 +6,8 @@ use std::path::Path;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Reference, Rope, Scores,
-    Scoring, Step,
+    Activation, Activations, Backend, CpuBackend, CpuConfig, HeadSharing, Isa, KvFormat, Overlap, Reference,
+    Rope, Scores, Scoring, Step,
 };
 
 use super::{Capacity, Model, shard_footprints};
@@ -60,8 +60,14 @@ fn spec() -> ModelSpec {
             selection: None,
         })
     };
-    let delta =
-        MixerSpec::Delta(DeltaShape { key_heads: 3, value_heads: 6, key_dim: 32, value_dim: 32, kernel: 4 });
+    let delta = MixerSpec::Delta(DeltaShape {
+        key_heads: 3,
+        value_heads: 6,
+        sharing: HeadSharing::Grouped,
+        key_dim: 32,
+        value_dim: 32,
+        kernel: 4,
+    });
     let mixers = [delta.clone(), attention, latent(None), delta, latent(Some(64))];
     let mlp = MlpShape { channels: 192, bias: false, activation: Some(Activation::Silu) };
     let router = |scores, correction| RouterShape {

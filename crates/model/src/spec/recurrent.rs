@@ -1,5 +1,7 @@
 //! Mixers whose memory of a sequence is a state of fixed size.
 
+use thunder_compute::HeadSharing;
+
 /// Gated delta rule of a layer, over all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeltaShape {
@@ -7,6 +9,8 @@ pub struct DeltaShape {
     pub key_heads: usize,
     /// Heads of values, a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Which of them share a key head.
+    pub sharing: HeadSharing,
     /// Width of a query and of a key.
     pub key_dim: usize,
     /// Width of a value.

@@ -19,24 +19,20 @@ pub(crate) mod piece {
 /// What stands for a space in tokens.
 const SPACE: &str = "▁";
 
-/// The parts of a tokenizer whose tokens have these texts and scores.
-pub(crate) struct Scored<'a> {
+/// Byte pairs of whole texts, in which [`SPACE`] stands for a space.
+pub(crate) struct Spaced<'a> {
     pub texts: &'a [&'a str],
-    pub scores: &'a [f32],
+    pub merges: Vec<(&'a str, &'a str)>,
     /// A space is put before a text.
     pub prefix: bool,
     pub post_processor: Value,
     pub added: Vec<(String, bool)>,
 }
 
-impl Scored<'_> {
+impl Spaced<'_> {
     pub fn parts(self) -> Result<Parts, String> {
-        let pairs = BytePairs {
-            tokens: self.texts,
-            merges: merges_of_scores(self.texts, self.scores),
-            byte_fallback: true,
-            whole_first: false,
-        };
+        let pairs =
+            BytePairs { tokens: self.texts, merges: self.merges, byte_fallback: true, whole_first: false };
         let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
         let prepend = json!({ "type": "Prepend", "prepend": SPACE });
         let mut decoders = vec![
@@ -64,7 +60,7 @@ const LONGEST_MERGED_BYTES: usize = 1024;
 
 /// The merges that transformers makes of scores: every way to make a token of two others; the
 /// largest score first, then the longest left part.
-fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'a str, &'a str)> {
+pub(crate) fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'a str, &'a str)> {
     let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (*text, id)).collect();
     let mut merges = Vec::new();
     for (id, text) in texts.iter().enumerate() {
@@ -273,5 +269,6 @@ pub(super) fn model(bytes: &[u8], config: &Value) -> Result<Parts, String> {
     let bos = named.unwrap_or("<s>");
     let id = texts.iter().position(|text| *text == bos).filter(|_| begins);
     let post_processor = id.map_or(Value::Null, |id| begins_with(bos, id as u32));
-    Scored { texts: &texts, scores: &scores, prefix: file.prefix, post_processor, added }.parts()
+    let merges = merges_of_scores(&texts, &scores);
+    Spaced { texts: &texts, merges, prefix: file.prefix, post_processor, added }.parts()
 }

@@ -49,7 +49,7 @@ impl<'a> HeadInputs<'a> {
     /// sigmoid.
     fn take_delta(&mut self, spec: &DeltaSpec<Arc<[f32]>>, qkv: &'a [f32], head: usize, beta: f32) {
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
-        let key_head = head * spec.key_heads / spec.value_heads;
+        let key_head = spec.key_head(head);
         let (queries, rest) = qkv.split_at(spec.key_heads * key_dim);
         let (keys, values) = rest.split_at(spec.key_heads * key_dim);
         unit(&queries[key_head * key_dim..][..key_dim], (key_dim as f32).sqrt(), &mut self.query);

@@ -1,5 +1,9 @@
 //! The architectures of GGUF, and what they leave unsaid.
 
+use thunder_compute::HeadSharing;
+
+use super::hybrid;
+
 /// How an architecture of GGUF is called in config.json, and what it leaves unsaid.
 #[derive(Debug)]
 pub(in crate::gguf) struct Family {
@@ -30,6 +34,21 @@ pub(in crate::gguf) struct Family {
     pub(super) plain_shared: bool,
     /// Layers are a mixer or a feed-forward.
     pub hybrid: bool,
+    /// Layers without a window have heads of another width and number (Gemma 4).
+    pub(super) global_heads: bool,
+    /// What layers without attention have.
+    pub(super) delta: Delta,
+}
+
+/// The delta rule of layers without attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delta {
+    /// All layers attend.
+    None,
+    /// A decay for each head; how value heads share a key head.
+    Gated(HeadSharing),
+    /// A decay for each channel.
+    Channels,
 }
 
 /// Whether queries and keys are normed.
@@ -57,6 +76,8 @@ const DENSE: Family = Family {
     wide_scale_layers: None,
     plain_shared: false,
     hybrid: false,
+    global_heads: false,
+    delta: Delta::None,
 };
 
 const fn dense(architecture: &'static str, model_type: &'static str, paired_heads: bool) -> Family {
@@ -67,7 +88,7 @@ const fn experts(architecture: &'static str, model_type: &'static str, renormali
     Family { architecture, model_type, experts: true, renormalise, ..DENSE }
 }
 
-pub(super) const FAMILIES: [Family; 26] = [
+pub(super) const FAMILIES: [Family; 33] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -99,4 +120,26 @@ pub(super) const FAMILIES: [Family; 26] = [
     experts("minimax-m2", "minimax_m2", None),
     Family { hybrid: true, ..dense("nemotron_h", "nemotron_h", false) },
     Family { hybrid: true, plain_shared: true, ..experts("nemotron_h_moe", "nemotron_h", Some(true)) },
+    // The largest has 62 layers.
+    Family { full_every: Some(6), wide_scale_layers: Some(62), ..dense("gemma3", "gemma3_text", false) },
+    Family { global_heads: true, ..dense("gemma4", "gemma4_text", false) },
+    Family { full_every: Some(4), ..dense("exaone4", "exaone4", false) },
+    Family { delta: Delta::Gated(HeadSharing::Grouped), ..experts("qwen3next", "qwen3_next", Some(true)) },
+    // llama.cpp's converter changes the order of value heads.
+    Family { delta: Delta::Gated(HeadSharing::Tiled), ..dense("qwen35", "qwen3_5_text", false) },
+    Family {
+        delta: Delta::Gated(HeadSharing::Tiled),
+        ..experts("qwen35moe", "qwen3_5_moe_text", Some(true))
+    },
+    Family { latent: true, delta: Delta::Channels, ..experts("kimi-linear", "kimi_linear", Some(true)) },
 ];
+
+impl Family {
+    /// True if a key may differ from layer to layer, or means something else than elsewhere.
+    pub(super) fn has_own(&self, key: &str) -> bool {
+        let kv_heads = key == "attention.head_count_kv";
+        (self.hybrid && hybrid::DIFFERS.contains(&key))
+            || (self.global_heads && (kv_heads || key == "attention.key_length"))
+            || (self.delta == Delta::Channels && kv_heads)
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, CacheKind, DeltaSpec, MatrixSource, Norm, PartNorm};
+use thunder_compute::{Backend, CacheKind, DeltaSpec, HeadSharing, MatrixSource, Norm, PartNorm};
 
 use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
@@ -68,6 +68,7 @@ impl<'a> ChannelDeltaSources<'a> {
         let spec = DeltaSpec {
             key_heads: heads.len(),
             value_heads: heads.len(),
+            sharing: HeadSharing::Grouped,
             key_dim: dim,
             value_dim: dim,
             kernel: shape.kernel,
