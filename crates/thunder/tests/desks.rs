@@ -221,6 +221,26 @@ fn memory_and_power_are_shown_changed_with_consent_and_put_back() {
 }
 
 #[test]
+fn rdma_ports_that_come_up_in_a_setup_are_used_by_it() {
+    let desk = Desk::named("line");
+    let before = desk.farm.state();
+    fs::write(desk.farm.desk().join("rdma-after-bridge"), "").unwrap();
+    let (_, plan) = desk.json("setup", &["--dry-run"]);
+    assert!(plan["links"].as_array().unwrap().iter().all(|link| link["rdma"] == false), "{plan}");
+    let (fine, said) = desk.setup(&["--program", &desk.file("bin/thunder")]);
+    assert!(fine && said.contains("RDMA ports that have come up"), "{said}");
+    assert!(said.contains("a – b: RDMA"), "{said}");
+    let kept = desk.farm.desk().join("b/root/Library/Application Support/Thunderhead/cables");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "10.84.72.0/30=rdma_en3,10.84.72.4/30=rdma_en4\n");
+    let (_, again) = desk.setup(&["--no-verify"]);
+    assert!(again.contains("nothing to do"), "{again}");
+    let (fine, said) = desk.undo();
+    assert!(fine && said.contains("Everything is as it was"), "{said}");
+    fs::remove_file(desk.farm.desk().join("rdma-after-bridge")).unwrap();
+    assert_eq!(desk.farm.state(), before);
+}
+
+#[test]
 fn machines_are_undone_one_by_one_if_they_are_named() {
     let desk = Desk::named("line");
     let before = desk.farm.state();

@@ -151,6 +151,17 @@ vanish() {
   done
 }
 
+# RDMA ports that come up once their interfaces are out of the bridge.
+states_after_bridge() {
+  while read -r name guid; do
+    case $name in rdma_*) ;; *) continue ;; esac
+    state='PORT_DOWN (1)'
+    read -r status <"$FAKE/interfaces/${name#rdma_}/status"
+    [ "$status" != active ] || grep -qx "${name#rdma_}" "$FAKE/members" || state='PORT_ACTIVE (4)'
+    printf 'hca_id:\t%s\n\tnode_guid:\t%s\n\t\tport:\t1\n\t\t\tstate:\t\t\t%s\n\n' "$name" "$guid" "$state"
+  done <"$FAKE/devices"
+}
+
 case $me in
   ssh)
     while [ $# -gt 0 ]; do
@@ -206,7 +217,8 @@ case $me in
   ifconfig) ifconfig "$@" ;;
   netstat) cat "$FAKE/routes" ;;
   ibv_devices) cat "$FAKE/devices" ;;
-  ibv_devinfo) cat "$FAKE/states" ;;
+  ibv_devinfo)
+    if [ -f "$DESK/rdma-after-bridge" ]; then states_after_bridge; else cat "$FAKE/states"; fi ;;
   pmset)
     case $1 in
       -g) cat "$FAKE/power" ;;

@@ -16,6 +16,10 @@ use thunder_cables::{Desk, Record, hostfile};
 use super::desk::{DeskArgs, SshArgs, confirm, folder, show, with_sudo};
 use super::verify;
 
+/// A setup goes on this often with what its own changes have made possible: RDMA ports may come up
+/// only once their interfaces are out of the bridge.
+const MOST_ROUNDS: usize = 3;
+
 /// The record, and being asked.
 #[derive(Args, Clone)]
 pub struct ChangeArgs {
@@ -95,8 +99,18 @@ impl SetupCommand {
         }
         let file = self.changes.open()?;
         let mut record = file.load()?;
-        let desk = if plan.is_done() { desk } else { self.carry_out(&desk, &plan, &file, &mut record)? };
-        let plan = Plan::new(&desk)?;
+        let (mut desk, mut plan) = (desk, plan);
+        for round in 1..=MOST_ROUNDS {
+            if plan.is_done() {
+                break;
+            }
+            if round > 1 {
+                println!("\nThe machines show more now than before, such as RDMA ports that have come up.");
+                print_plan(&desk, &plan);
+            }
+            desk = self.carry_out(&desk, &plan, &file, &mut record)?;
+            plan = Plan::new(&desk)?;
+        }
         if let Some(left) = plan.machines.first() {
             let what = left.actions.first().map(|action| action.purpose()).unwrap_or_default();
             bail!("{} has not kept what was set ({what}): run `thunder mac check` there", left.machine);
