@@ -175,7 +175,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Attends by one head of a row in a workgroup: to `splits` parts, or with none of them to rows.
+    /// Attends by one head of a row in a workgroup: to `splits` parts, or with none of them to
+    /// rows.
     fn attend_rows(
         &mut self,
         tables: &StepTables,

@@ -1,5 +1,5 @@
-//! Attention by kernels that share keys and values: among the query heads of a KV head, or among the
-//! rows of a prompt.
+//! Attention by kernels that share keys and values: among the query heads of a KV head, or among
+//! the rows of a prompt.
 
 use std::ops::Range;
 

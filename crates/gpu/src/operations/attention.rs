@@ -159,7 +159,8 @@ impl GpuBackend {
         self.append_vectors(rows, (qkv, spec.value_column(0)), heads, values)
     }
 
-    /// [`Self::prepare_heads_of`] and [`Self::append_heads`] at once. Keys stay unprepared in `qkv`.
+    /// [`Self::prepare_heads_of`] and [`Self::append_heads`] at once. Keys stay unprepared in
+    /// `qkv`.
     pub(super) fn prepare_and_append(
         &mut self,
         spec: &AttentionSpec<Vector>,

@@ -227,8 +227,8 @@ impl GpuBackend {
         Ok(operand)
     }
 
-    /// Records a product with weights, in the form that was proved. With experts, `of_experts` is the
-    /// number of workgroups in the other two directions.
+    /// Records a product with weights, in the form that was proved. With experts, `of_experts` is
+    /// the number of workgroups in the other two directions.
     pub(super) fn run_product(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),

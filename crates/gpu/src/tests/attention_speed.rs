@@ -1,6 +1,7 @@
 //! How long attention of a layer takes: for a person at a GPU, as it prints figures.
 //!
-//! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture speed`
+//! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture
+//! speed`
 
 use std::time::Instant;
 
