@@ -18,7 +18,7 @@ pub(super) const MUCH_WORK: usize = 16 << 30;
 
 /// Work of a dispatch at most, so that none takes longer than a third of a second.
 pub(super) fn most_work(is_discrete: bool) -> usize {
-    // Discrete GPUs do at least 800 billion a second in these kernels, others 200.
+    // Assumed: discrete GPUs do at least 800 billion a second in these kernels, others 200.
     if is_discrete { 256 << 30 } else { 64 << 30 }
 }
 
