@@ -256,7 +256,10 @@ fn read(file: &Gguf) -> Result<(), Box<dyn Error>> {
     result
 }
 
-const GOOD: [(&str, fn() -> Gguf); 7] = [
+/// An architecture, and what makes a good file of it.
+type Good = (&'static str, fn() -> Gguf);
+
+const GOOD: [Good; 7] = [
     ("gemma3", gemma3),
     ("gemma4", gemma4),
     ("exaone4", exaone4),

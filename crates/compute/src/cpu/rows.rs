@@ -46,7 +46,7 @@ pub(super) fn square_sum(x: &[f32]) -> f32 {
 
 /// A vector's gated activation. Types instead of closures: closures do not inherit the enclosing
 /// function's instruction set, so that each operation in one would be a call.
-trait Gate: Copy {
+pub(super) trait Gate: Copy {
     /// # Safety
     /// The CPU has `S`.
     unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F;
@@ -74,7 +74,7 @@ unsafe fn at_most<S: Simd>(x: S::F, limit: f32) -> S::F {
 
 /// [`Activation::Silu`].
 #[derive(Clone, Copy)]
-struct Silu;
+pub(super) struct Silu;
 
 impl Gate for Silu {
     #[inline(always)]

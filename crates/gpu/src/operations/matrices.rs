@@ -227,7 +227,7 @@ impl GpuBackend {
         let tile = form.tile();
         let [kind, alpha, limit] = activation_arguments(product.activation);
         let power = weight_power(chunk.largest);
-        let mut buffers: Vec<_> = chunk.buffers.iter().cloned().collect();
+        let mut buffers = chunk.buffers.to_vec();
         buffers.push(product.bias.unwrap_or(&self.nothing).clone());
         buffers.extend([halves.rows.clone(), halves.scales.clone(), out.memory.clone()]);
         let buffers: Vec<&Memory> = buffers.iter().collect();

@@ -36,7 +36,7 @@ fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> 
         pages: None,
     };
     let count = (BYTES / weight.len()).clamp(2, 16);
-    (0..count).map(|_| backend.matrix(&[source.clone()]).unwrap()).collect()
+    (0..count).map(|_| backend.matrix(std::slice::from_ref(&source)).unwrap()).collect()
 }
 
 /// Microseconds of a dispatch in a chain in which each waits for the one before.

@@ -33,10 +33,8 @@ pub(super) fn take_gated(
     }
     config.insert("linear_value_head_dim".into(), (inner / heads).into());
     let name = key("attention.recurrent_layers");
-    let recurrent = match metadata.numbers(&name)? {
-        Some(list) => Some(list.map(|item| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..)))),
-        None => None,
-    };
+    let is_recurrent = |item: Stored| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..));
+    let recurrent = metadata.numbers(&name)?.map(|list| list.map(is_recurrent));
     match recurrent {
         Some(recurrent) => take_kinds(&name, recurrent, config),
         None => {
