@@ -1,20 +1,13 @@
 //! GGUF files of Gemma 3 and 4, EXAONE 4, Qwen3-Next, Qwen3.5 and Kimi Linear: bad ones and the
 //! errors that they must give, and random metadata, which must not panic or exhaust memory.
 
-use std::error::Error;
+#[path = "common/bad_gguf.rs"]
+mod bad_files;
 
+use bad_files::{Case, check, read};
 use proptest::prelude::*;
-use thunder_compute::KvFormat;
-use thunder_model::model::shard_footprints;
-use thunder_model::{ModelFolder, Parallelism, ShardPlan};
-use thunder_testing::allocations::{self, CountingAllocator};
 use thunder_testing::gguf::Gguf;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-/// More than any table of a test's files may take: they have a few KiB.
-const MOST_BYTES: usize = 8 << 20;
 /// The number of truth values as a list's items.
 const BOOL: u32 = 7;
 
@@ -239,23 +232,6 @@ fn kimi() -> Gguf {
     with_experts(file, "kimi-linear", &[1]).numbers("kimi-linear.attention.head_count_kv", &[0, 1])
 }
 
-/// Reads everything that is read before weights are packed.
-fn read(file: &Gguf) -> Result<(), Box<dyn Error>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("model.gguf");
-    std::fs::write(&path, file.bytes())?;
-    let read = || -> Result<(), Box<dyn Error>> {
-        let folder = ModelFolder::open(&path)?;
-        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?;
-        shard_footprints(&folder, &plan, KvFormat::F16)?;
-        Ok(())
-    };
-    let result = read();
-    let largest = allocations::largest_bytes();
-    assert!(largest < MOST_BYTES, "{largest} bytes were allocated");
-    result
-}
-
 /// An architecture, and what makes a good file of it.
 type Good = (&'static str, fn() -> Gguf);
 
@@ -277,9 +253,6 @@ fn the_good_files_are_good() {
         }
     }
 }
-
-/// What is wrong, the file, and what the error must contain.
-type Case = (&'static str, fn() -> Gguf, &'static [&'static str]);
 
 const CASES: [Case; 38] = [
     ("no head count", || gemma3().without("gemma3.attention.head_count"), &["gemma3.attention.head_count"]),
@@ -448,17 +421,7 @@ const CASES: [Case; 38] = [
 
 #[test]
 fn every_bad_file_gives_its_reason() {
-    let mut wrong = Vec::new();
-    for (what, file, expected) in CASES {
-        let message = match read(&file()) {
-            Ok(()) => "no error".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        if let Some(missing) = expected.iter().find(|part| !message.contains(*part)) {
-            wrong.push(format!("{what}: {message:?} does not contain {missing:?}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    check(&CASES);
 }
 
 /// Keys that these architectures have of their own, after the architecture's name.

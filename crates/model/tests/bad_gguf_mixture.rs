@@ -1,20 +1,13 @@
 //! GGUF files with experts and latent attention: bad ones and the errors that they must give, and
 //! random metadata, which must not panic or exhaust memory.
 
-use std::error::Error;
+#[path = "common/bad_gguf.rs"]
+mod bad_files;
 
+use bad_files::{Case, check, read};
 use proptest::prelude::*;
-use thunder_compute::KvFormat;
-use thunder_model::model::shard_footprints;
-use thunder_model::{ModelFolder, Parallelism, ShardPlan};
-use thunder_testing::allocations::{self, CountingAllocator};
 use thunder_testing::gguf::Gguf;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-/// More than any table of a test's files may take: they have a few KiB.
-const MOST_BYTES: usize = 8 << 20;
 /// The number of Q8_0, and the bytes of its blocks.
 const Q8_0: u32 = 8;
 const Q8_0_BYTES: u64 = 34;
@@ -86,30 +79,10 @@ fn of_architecture(architecture: &str) -> Gguf {
     file.floats("blk.0.ffn_gate_inp.weight", &[32, EXPERTS], &[1.0; 32 * EXPERTS as usize])
 }
 
-/// Reads everything that is read before weights are packed.
-fn read(file: &Gguf) -> Result<(), Box<dyn Error>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("model.gguf");
-    std::fs::write(&path, file.bytes())?;
-    let read = || -> Result<(), Box<dyn Error>> {
-        let folder = ModelFolder::open(&path)?;
-        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 1.0])?;
-        shard_footprints(&folder, &plan, KvFormat::F16)?;
-        Ok(())
-    };
-    let result = read();
-    let largest = allocations::largest_bytes();
-    assert!(largest < MOST_BYTES, "{largest} bytes were allocated");
-    result
-}
-
 #[test]
 fn the_good_file_is_good() {
     read(&good()).expect("it is good");
 }
-
-/// What is wrong, the file, and what the error must contain.
-type Case = (&'static str, fn() -> Gguf, &'static [&'static str]);
 
 const CASES: [Case; 16] = [
     (
@@ -172,17 +145,7 @@ const CASES: [Case; 16] = [
 
 #[test]
 fn every_bad_file_gives_its_reason() {
-    let mut wrong = Vec::new();
-    for (what, file, expected) in CASES {
-        let message = match read(&file()) {
-            Ok(()) => "no error".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        if let Some(missing) = expected.iter().find(|part| !message.contains(*part)) {
-            wrong.push(format!("{what}: {message:?} does not contain {missing:?}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    check(&CASES);
 }
 
 /// Keys that are read, after the architecture's name.
