@@ -65,8 +65,25 @@ impl TryFrom<String> for DeviceChoice {
 /// # Errors
 /// When a GPU is asked for and there is none.
 pub fn available_bytes(choice: DeviceChoice) -> Result<Option<u64>, String> {
+    Ok(of_first_rank(choice)?.available_bytes())
+}
+
+/// Bytes per second that the GPU of a first rank here reads, measured; `None` if that rank takes
+/// the CPU.
+///
+/// # Errors
+/// When a GPU is asked for and there is none, or when it cannot be measured.
+pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
+    match of_first_rank(choice)? {
+        Device::Cpu(_) => Ok(None),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(found) => thunder_gpu::bandwidth(&found).map(Some).map_err(|error| error.to_string()),
+    }
+}
+
+fn of_first_rank(choice: DeviceChoice) -> Result<Device, String> {
     let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
-    Ok(Device::choose(choice, 0, cpu)?.available_bytes())
+    Device::choose(choice, 0, cpu)
 }
 
 /// A device that was chosen.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use thunder_compute::cpu::measure::arithmetic;
+use thunder_engine::assembly::device::gpu_bytes_per_s;
 use thunder_engine::{Request, Sampling, Usage};
 
 use crate::engine_args::EngineArgs;
@@ -17,7 +18,7 @@ use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 use crate::{progress, prompt};
 pub use decode::DecodeCommand;
-use peaks::{Peaks, Threads, gpu_memory};
+use peaks::{Peaks, Threads};
 pub use prefill::PrefillCommand;
 
 /// Options of both commands.
@@ -42,7 +43,7 @@ impl Common {
     /// Loads the model, as [`session::open`] does. Every prompt and, without a draft model, every
     /// token is computed: rounds repeat them.
     fn open(&mut self) -> anyhow::Result<Option<Session>> {
-        self.gpu_memory = gpu_memory(self.engine.device)?;
+        self.gpu_memory = gpu_bytes_per_s(self.engine.device).map_err(anyhow::Error::msg)?;
         self.engine.cache.no_prefix_cache = true;
         self.engine.no_speculation = self.engine.draft.is_none();
         session::open(self.model.name(), &self.engine)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::{Activations, Float, Isa, PackedFormat, memory};
-use thunder_engine::assembly::{DeviceChoice, ThreadCounts};
+use thunder_engine::assembly::ThreadCounts;
 
 use super::ModelWork;
 
@@ -71,23 +71,4 @@ impl Peaks {
             }
         }
     }
-}
-
-/// Memory bandwidth of the GPU that a rank takes by this choice; `None` if it takes none.
-#[cfg(feature = "gpu")]
-pub fn gpu_memory(choice: DeviceChoice) -> anyhow::Result<Option<f64>> {
-    let found = match choice {
-        DeviceChoice::Cpu => return Ok(None),
-        // `auto` takes the CPU where there is no real GPU.
-        DeviceChoice::Auto => thunder_gpu::real(0).ok(),
-        DeviceChoice::Gpu => Some(thunder_gpu::real(0)?),
-        DeviceChoice::Numbered(number) => Some(thunder_gpu::numbered(number)?),
-    };
-    Ok(found.as_ref().map(thunder_gpu::bandwidth).transpose()?)
-}
-
-/// Without GPUs, every rank takes the CPU.
-#[cfg(not(feature = "gpu"))]
-pub fn gpu_memory(_choice: DeviceChoice) -> anyhow::Result<Option<f64>> {
-    Ok(None)
 }
