@@ -241,24 +241,30 @@ fn store(row: u32, quad: u32, level: vec4<i32>) {
 }
 
 fn append(int8: bool) -> String {
-    let (scales, store) = match int8 {
-        false => ("", include_str!("kernel/append_f16.wgsl")),
-        true => (
-            "@group(0) @binding(3) var<storage, read_write> cache_scales: array<f32>;",
-            include_str!("kernel/append_int8.wgsl"),
-        ),
-    };
-    include_str!("kernel/append.wgsl").replace("$SCALES", scales).replace("$STORE", store)
+    let scales = "@group(0) @binding(3) var<storage, read_write> cache_scales: array<f32>;";
+    include_str!("kernel/append.wgsl").replace("$SCALES", if int8 { scales } else { "" }).replace(
+        "$KEEP",
+        &keep(int8, "x[source + ", ["cache[vector * words + i] = word;", "cache_scales[vector] = scale;"]),
+    )
 }
 
 fn prepare_append(int8: bool) -> String {
-    let (scales, store) = match int8 {
-        false => ("", include_str!("kernel/prepare_append_f16.wgsl")),
-        true => (
-            "@group(0) @binding(7) var<storage, read_write> key_scales: array<f32>;
-@group(0) @binding(8) var<storage, read_write> value_scales: array<f32>;",
-            include_str!("kernel/prepare_append_int8.wgsl"),
-        ),
+    let scales = "@group(0) @binding(7) var<storage, read_write> key_scales: array<f32>;
+@group(0) @binding(8) var<storage, read_write> value_scales: array<f32>;";
+    let word =
+        "if (is_value) { values[vector * words + i] = word; } else { keys[vector * words + i] = word; }";
+    let scale = "if (is_value) { value_scales[vector] = scale; } else { key_scales[vector] = scale; }";
+    include_str!("kernel/prepare_append.wgsl")
+        .replace("$SCALES", if int8 { scales } else { "" })
+        .replace("$KEEP", &keep(int8, "head[", [word, scale]))
+}
+
+/// Rounds a vector to a cache's format: its columns follow `value`, the statements `keep` a word of
+/// it and its scale.
+fn keep(int8: bool, value: &str, [word, scale]: [&str; 2]) -> String {
+    let text = match int8 {
+        false => include_str!("kernel/keep_f16.wgsl"),
+        true => include_str!("kernel/keep_int8.wgsl"),
     };
-    include_str!("kernel/prepare_append.wgsl").replace("$SCALES", scales).replace("$STORE", store)
+    text.replace("$VALUE[", value).replace("$KEEP_WORD", word).replace("$KEEP_SCALE", scale)
 }

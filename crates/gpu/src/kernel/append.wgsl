@@ -13,5 +13,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let position = tables[args.table + row * 4u];
     let block = tables[args.blocks + tables[args.table + row * 4u + 1u] + position / 32u];
     let vector = (block * args.heads + id.y) * 32u + position % 32u;
-    $STORE
+    let width = args.width;
+    let words = args.words;
+    $KEEP
 }

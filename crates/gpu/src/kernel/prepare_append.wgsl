@@ -73,5 +73,5 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let kv_head = select(id.y - args.heads, id.y - keyed, is_value);
     let vector = (block * args.kv_heads + kv_head) * 32u + position % 32u;
     let words = select(args.key_words, args.value_words, is_value);
-    $STORE
+    $KEEP
 }

@@ -11,7 +11,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{Input, Kernel, Role};
+use crate::kernel::{BATCHES, Input, Kernel, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 
@@ -285,10 +285,9 @@ impl GpuBackend {
         wanted: Input,
         role: Role,
     ) -> Result<Operand, ComputeError> {
-        let has_form = wanted.has_levels() && self.has_expert_form(set, wanted, role);
-        match has_form {
-            true => self.quantized(x, rows, x.stride() / BLOCK_COLUMNS, wanted, None),
-            false => Ok(floats(x)),
+        match self.proved_input(wanted, set.weights(), role, BATCHES[0])? {
+            Input::Floats => Ok(floats(x)),
+            levels => self.quantized(x, rows, x.stride() / BLOCK_COLUMNS, levels, None),
         }
     }
 }

@@ -197,14 +197,7 @@ impl GpuBackend {
         let read = self.device.read(&results, 0..2 * parts * largest.len(), &mut words);
         for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2 * parts)) {
             let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
-            let larger = |a: Largest, b: Largest| match (a.value.is_nan(), b.value.is_nan()) {
-                (true, _) => a,
-                (false, true) => b,
-                _ if b.value > a.value => b,
-                _ => a,
-            };
-            let mut pairs = words.chunks_exact(2).map(of);
-            *largest = pairs.next().map_or(Largest::NONE, |first| pairs.fold(first, larger));
+            *largest = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
         }
         self.words = words;
         read

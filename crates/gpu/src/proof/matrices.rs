@@ -1,7 +1,7 @@
 //! Products by cooperative matrices, in each form before it is used: compared with the plain form,
 //! which was compared with the CPU.
 
-use thunder_compute::{ComputeError, Device as _, LinearInput};
+use thunder_compute::{ComputeError, LinearInput};
 
 use super::products::gate;
 use super::{Numbers, Weights, compare};
@@ -100,20 +100,15 @@ impl GpuBackend {
         outputs: usize,
         x: &[f32],
     ) -> Result<Vec<f32>, ComputeError> {
-        let width = weights.blocks * BLOCK_COLUMNS;
-        let rows = x.len() / width.max(1);
-        let (mut from, mut out) = (self.buffer(rows, width)?, self.buffer(rows, outputs)?);
-        self.write(x, &mut from)?;
-        out.shape(rows)?;
-        let halves = self.halves(&LinearInput::Plain(&from), 0..rows, weights.blocks)?;
-        let product = MatrixProduct {
-            outputs,
-            first: 0,
-            ..MatrixProduct::of_chunk(weights.chunk, weights.blocks, None, 0..rows)
-        };
-        self.record_matrices(form, &product, &halves, &out)?;
-        let mut found = vec![0.0; rows * outputs];
-        self.read(&out, 0..rows, &mut found)?;
-        Ok(found)
+        self.run_on(x, (weights.blocks, outputs), |backend, from, out| {
+            let rows = 0..out.rows;
+            let halves = backend.halves(&LinearInput::Plain(from), rows.clone(), weights.blocks)?;
+            let product = MatrixProduct {
+                outputs,
+                first: 0,
+                ..MatrixProduct::of_chunk(weights.chunk, weights.blocks, None, rows)
+            };
+            backend.record_matrices(form, &product, &halves, out)
+        })
     }
 }

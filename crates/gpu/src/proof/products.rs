@@ -7,7 +7,7 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
-use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
+use crate::buffer::{BLOCK_COLUMNS, Buffer};
 use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
@@ -39,13 +39,6 @@ const NOTHING_MULTIPLIED: Sum = Sum::Shared;
 
 /// Runs a form of a product: why it is wrong, if it is.
 type Check<'a> = &'a mut dyn FnMut(&mut GpuBackend, Product) -> Result<Result<(), String>, ComputeError>;
-
-/// Inputs of a comparison.
-struct Inputs {
-    x: Buffer,
-    out: Buffer,
-    norm: Vector,
-}
 
 impl GpuBackend {
     /// Proves the plain form against the file's weights.
@@ -189,14 +182,26 @@ impl GpuBackend {
         outputs: usize,
         x: &[f32],
     ) -> Result<Vec<f32>, ComputeError> {
-        let width = weights.blocks * BLOCK_COLUMNS;
+        self.run_on(x, (weights.blocks, outputs), |backend, from, out| {
+            let operand = floats(from);
+            let arguments = ProductArguments::new(weights, outputs, 0..out.rows, operand.stride(), out);
+            backend.record_tiles((weights.chunk, None), &operand, &arguments, &out.memory)
+        })
+    }
+
+    /// What `record` makes of rows `x` of `blocks` blocks: `[rows][outputs]`.
+    pub(super) fn run_on(
+        &mut self,
+        x: &[f32],
+        (blocks, outputs): (usize, usize),
+        record: impl FnOnce(&mut Self, &Buffer, &Buffer) -> Result<(), ComputeError>,
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = blocks * BLOCK_COLUMNS;
         let rows = x.len() / width.max(1);
         let (mut from, mut out) = (self.buffer(rows, width)?, self.buffer(rows, outputs)?);
         self.write(x, &mut from)?;
         out.shape(rows)?;
-        let operand = floats(&from);
-        let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out);
-        self.record_tiles((weights.chunk, None), &operand, &arguments, &out.memory)?;
+        record(self, &from, &out)?;
         let mut found = vec![0.0; rows * outputs];
         self.read(&out, 0..rows, &mut found)?;
         Ok(found)
@@ -253,34 +258,21 @@ impl GpuBackend {
         x: &[f32],
         normed: Option<f32>,
     ) -> Result<Vec<f32>, ComputeError> {
-        let width = weights.blocks * BLOCK_COLUMNS;
-        let rows = x.len() / width.max(1);
-        let mut inputs = Inputs {
-            x: self.buffer(rows, width)?,
-            out: self.buffer(rows, outputs)?,
-            norm: self.vector(&Numbers(9).take(width))?,
-        };
-        self.write(x, &mut inputs.x)?;
-        inputs.out.shape(rows)?;
-        let input = match normed {
-            None => LinearInput::Plain(&inputs.x),
-            Some(eps) => LinearInput::Normed { x: &inputs.x, weight: &inputs.norm, eps },
-        };
-        let mut spare = None;
-        let operand = self.operand(&input, 0..rows, weights.blocks, product.input, &mut spare)?;
-        let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &inputs.out);
-        self.record_product(
-            product,
-            (weights.chunk, None),
-            &operand,
-            &[],
-            &arguments,
-            (&inputs.out.memory, None),
-        )?;
-        let mut found = vec![0.0; rows * outputs];
-        self.read(&inputs.out, 0..rows, &mut found)?;
-        self.spares.extend(spare);
-        Ok(found)
+        let blocks = weights.blocks;
+        let norm = self.vector(&Numbers(9).take(blocks * BLOCK_COLUMNS))?;
+        self.run_on(x, (blocks, outputs), |backend, x, out| {
+            let input = match normed {
+                None => LinearInput::Plain(x),
+                Some(eps) => LinearInput::Normed { x, weight: &norm, eps },
+            };
+            let mut spare = None;
+            let operand = backend.operand(&input, 0..out.rows, blocks, product.input, &mut spare)?;
+            let arguments = ProductArguments::new(weights, outputs, 0..out.rows, operand.stride(), out);
+            let to = (&out.memory, None);
+            backend.record_product(product, (weights.chunk, None), &operand, &[], &arguments, to)?;
+            backend.spares.extend(spare);
+            Ok(())
+        })
     }
 
     /// Proves the products with experts against plain ones with the same weights.
@@ -316,11 +308,6 @@ impl GpuBackend {
             })?;
         }
         Ok(())
-    }
-
-    /// Whether experts have a right form for this input.
-    pub(crate) fn has_expert_form(&self, set: &Set, input: Input, role: Role) -> bool {
-        set.blocks > 0 && matches!(self.forms.get(&(set.chunk.format, input, role, 1)), Some(Some(_)))
     }
 
     /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 and

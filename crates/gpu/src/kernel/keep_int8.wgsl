@@ -1,7 +1,7 @@
     // The largest magnitude, by its bits: a NaN is larger than all numbers, and stays in the scale.
     var largest = 0u;
-    for (var i = thread; i < args.width; i += 64u) {
-        largest = max(largest, bitcast<u32>(x[source + i]) & 0x7fffffffu);
+    for (var i = thread; i < width; i += 64u) {
+        largest = max(largest, bitcast<u32>($VALUE[i]) & 0x7fffffffu);
     }
     most[thread] = largest;
     workgroupBarrier();
@@ -11,11 +11,15 @@
     }
     let limit = bitcast<f32>(most[0]);
     let inverse = select(0.0, 127.0 / limit, most[0] > 0u);
-    if (thread == 0u) { cache_scales[vector] = limit / 127.0; }
-    for (var i = thread; i < args.words; i += 64u) {
+    if (thread == 0u) {
+        let scale = limit / 127.0;
+        $KEEP_SCALE
+    }
+    for (var i = thread; i < words; i += 64u) {
         var four = vec4<f32>(0.0);
         for (var j = 0u; j < 4u; j++) {
-            if (4u * i + j < args.width) { four[j] = x[source + 4u * i + j]; }
+            if (4u * i + j < width) { four[j] = $VALUE[4u * i + j]; }
         }
-        cache[vector * args.words + i] = pack4xI8(vec4<i32>(round(four * inverse)));
+        let word = pack4xI8(vec4<i32>(round(four * inverse)));
+        $KEEP_WORD
     }

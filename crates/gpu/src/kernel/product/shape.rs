@@ -1,0 +1,102 @@
+//! What forms of a product there are, and how their work is divided.
+
+use crate::format::Format;
+
+/// Numbers of input rows that forms exist for, fewest first.
+pub(crate) const BATCHES: [usize; 2] = [1, 4];
+
+/// Lanes that share an output.
+pub(super) const LANES: usize = 32;
+
+/// What the rows of the input are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Input {
+    /// f32.
+    Floats,
+    /// Bytes with a scale for each block, as the kernel `quantize` leaves them.
+    Bytes,
+    /// 16 bits with a scale for each block, as two planes of bytes: nearly as exact as f32, and
+    /// read by the same instruction as bytes.
+    Pairs,
+}
+
+impl Input {
+    /// Vectors of 16 bytes that a block takes.
+    pub fn planes(self) -> usize {
+        match self {
+            Self::Floats => 8,
+            Self::Bytes => 2,
+            Self::Pairs => 4,
+        }
+    }
+
+    pub fn has_levels(self) -> bool {
+        self != Self::Floats
+    }
+}
+
+/// Where the rows of weights are, and what becomes of the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// One matrix.
+    Plain,
+    /// One matrix of gates and ups, whose activation is the output.
+    Gated,
+    /// The gates and ups of the experts that a row chose.
+    ExpertGated,
+    /// From the experts' channels back: the weighted sum over a row's experts.
+    ExpertDown,
+}
+
+/// How lanes add their sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Sum {
+    /// Through workgroup memory.
+    Shared,
+    /// By the hardware's sum over subgroups of 32.
+    Subgroup,
+}
+
+/// How a product's work is divided. It changes no bit of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Outputs of 32 lanes.
+    pub per: usize,
+    /// Blocks of an output that a lane loads before it multiplies.
+    pub unroll: usize,
+    /// Sets of 32 lanes in a workgroup.
+    pub warps: usize,
+}
+
+impl Shape {
+    /// Measured on an H200: docs/lab/2026-11-24-gpu-decode.md.
+    pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+        let bits = format.words().iter().sum::<usize>();
+        // Drivers that compute on the CPU take seconds to compile what is unrolled.
+        if sum == Sum::Shared {
+            return Self { per: 2, unroll: 1, warps: 4 };
+        }
+        let (per, unroll, warps) = match (role, input, batch) {
+            (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
+            (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
+            (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
+            (Role::Plain, Input::Bytes, _) => (2, 2, 4),
+            (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
+            (Role::Plain, Input::Pairs, _) => (4, 2, 4),
+            (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
+            (Role::Gated, _, _) => (1, 4, 4),
+            (Role::ExpertGated | Role::ExpertDown, _, _) => (2, 2, 4),
+        };
+        // Numbers of more than 8 bits take more registers.
+        Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
+    }
+
+    pub fn threads(self) -> usize {
+        self.warps * LANES
+    }
+
+    /// Outputs of a workgroup.
+    pub fn outputs(self) -> usize {
+        self.warps * self.per
+    }
+}
