@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::graph::{Desk, LooseKind};
+use crate::job::{self, KeptEnd};
 use crate::machine::{Attached, Generation, Interface, Kind, Machine, RdmaState, System};
 
 /// The first macOS with RDMA over Thunderbolt.
@@ -69,9 +70,18 @@ pub fn findings(desk: &Desk) -> Vec<Finding> {
         power(machine, &mut add);
     }
     cables(desk, &mut list);
-    // Stable: within a severity, findings stay in the order of the steps.
-    list.sort_by_key(|finding| finding.severity);
+    // Stable: within a severity and a step, findings stay in the order of the machines.
+    list.sort_by_key(|finding| (finding.severity, step(finding.code)));
     list
+}
+
+/// When to go about a finding: an update of macOS, then what takes a restart, then all others.
+fn step(code: &str) -> u8 {
+    match code {
+        "macos-too-old" | "rdma-missing" => 0,
+        "rdma-off" | "rdma-no-device" => 1,
+        _ => 2,
+    }
 }
 
 type Add<'a> = &'a mut dyn FnMut(Severity, &'static str, String, &str);
@@ -90,16 +100,48 @@ pub fn is_new_enough(machine: &Machine) -> Option<bool> {
     }
 }
 
-/// Macs that still need `rdma_ctl enable` in Recovery: new enough, with Thunderbolt 5.
-pub fn needs_recovery(machine: &Machine) -> bool {
-    machine.rdma == RdmaState::Disabled && machine.generation() == Some(Generation::Five)
+/// What a Mac needs of Recovery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recovery {
+    /// `rdma_ctl enable` in Recovery.
+    Needed,
+    /// Nothing: RDMA is on, or no port can carry it.
+    NotNeeded,
+    /// An update of macOS first: this version has no RDMA.
+    UpdateFirst(String),
+    /// It cannot be said, and why.
+    Unknown(String),
+}
+
+/// What a Mac needs of Recovery.
+pub fn recovery(machine: &Machine) -> Recovery {
+    if machine.rdma == RdmaState::Enabled {
+        return Recovery::NotNeeded;
+    }
+    if let Some(why) = machine.ports_unread() {
+        return Recovery::Unknown(why.to_owned());
+    }
+    match machine.generation() {
+        Some(Generation::Five) => {}
+        Some(_) => return Recovery::NotNeeded,
+        None => return Recovery::Unknown("no port has told its speed".to_owned()),
+    }
+    match (is_new_enough(machine), &machine.rdma, &machine.system) {
+        (Some(false), _, System::Macos { version }) => Recovery::UpdateFirst(version.clone()),
+        (Some(true), RdmaState::Disabled, _) => Recovery::Needed,
+        (None, ..) => Recovery::Unknown("sw_vers has not told macOS's version".to_owned()),
+        (_, RdmaState::Unknown(answer), _) => Recovery::Unknown(format!("rdma_ctl status says {answer:?}")),
+        _ => Recovery::Unknown("there is no rdma_ctl: update macOS".to_owned()),
+    }
 }
 
 fn system(machine: &Machine, add: Add<'_>) {
     if is_new_enough(machine) == Some(false) {
         let System::Macos { version } = &machine.system else { return };
+        // Slower ports carry no RDMA with any macOS.
+        let is_five = machine.generation() == Some(Generation::Five);
         add(
-            Severity::Warning,
+            if is_five { Severity::Problem } else { Severity::Warning },
             "macos-too-old",
             format!("macOS {version} has no RDMA over Thunderbolt"),
             "update to macOS 26.2 or later (System Settings, General, Software Update)",
@@ -186,6 +228,15 @@ fn ports(desk: &Desk, index: usize, add: Add<'_>) {
                 remedy,
             );
         }
+        let away = port.interface.as_ref().filter(|name| machine.interface(name).is_none());
+        if let Some(name) = away.filter(|_| is_machine && !machine.interfaces.is_empty()) {
+            add(
+                Severity::Problem,
+                "interface-gone",
+                format!("port {} has a cable, and its interface {name} is not there", port.name),
+                "plug the cable in again, or restart this machine; then `thunder mac setup`",
+            );
+        }
         if port.attached == Attached::Unknown {
             add(
                 Severity::Warning,
@@ -242,18 +293,27 @@ fn network(desk: &Desk, index: usize, add: Add<'_>) {
             );
         }
     }
-    let is_set = |interface: &&&Interface| {
+    let kept = job::kept(machine);
+    let is_set = |interface: &Interface| {
         interface.bridge.is_none() && interface.addresses.iter().any(|address| !address.is_link_local())
     };
-    if let Some(interface) =
-        interfaces.iter().find(is_set).filter(|_| machine.job.possible && machine.job.files.is_empty())
-    {
+    let is_kept = |interface: &Interface| {
+        let holds =
+            |end: &KeptEnd| end.interface == interface.name && interface.addresses.contains(&end.address);
+        kept.iter().any(holds)
+    };
+    let lost: Vec<&str> = interfaces
+        .iter()
+        .filter(|interface| is_set(interface) && !is_kept(interface))
+        .map(|interface| interface.name.as_str())
+        .collect();
+    if !lost.is_empty() && machine.job.possible {
         add(
             Severity::Note,
             "not-kept",
             format!(
-                "{} has an address that no job of `thunder mac setup` keeps: set by a command, it is gone after a restart",
-                interface.name
+                "no job of `thunder mac setup` keeps the address of {}: set by a command, it is gone after a restart",
+                lost.join(" and ")
             ),
             "thunder mac setup",
         );

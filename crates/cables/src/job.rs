@@ -11,7 +11,7 @@
 use std::fmt::Write as _;
 use std::io::Read;
 
-use crate::machine::System;
+use crate::machine::{Machine, System};
 use crate::network::Network;
 
 /// The job's name for launchd.
@@ -98,6 +98,30 @@ pub fn script(system: &System, ends: &[KeptEnd]) -> String {
         let _ = writeln!(text, "cable {} {address} {mask} {mtu}", end.interface);
     }
     text
+}
+
+/// What the job of a machine holds. Lines that are not ours are left out.
+pub fn kept(machine: &Machine) -> Vec<KeptEnd> {
+    let script = Paths::of(&machine.system).and_then(|paths| machine.job.files.get(paths.script));
+    script.map(|text| text.lines().filter_map(kept_end).collect()).unwrap_or_default()
+}
+
+/// Reads a line `cable INTERFACE ADDRESS MASK MTU` of [`script`].
+fn kept_end(line: &str) -> Option<KeptEnd> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ["cable", interface, address, mask, mtu] = words[..] else { return None };
+    // The line is written again into a script that runs as root.
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if !interface.bytes().all(is_name) {
+        return None;
+    }
+    let prefix = match mask.parse::<std::net::Ipv4Addr>() {
+        Ok(mask) => u8::try_from(mask.to_bits().leading_ones()).ok()?,
+        Err(_) => mask.parse().ok()?,
+    };
+    let mtu = if mtu == "-" { None } else { Some(mtu.parse().ok()?) };
+    let address = Network::new(address.parse().ok()?, prefix)?;
+    Some(KeptEnd { interface: interface.to_owned(), address, mtu })
 }
 
 const MACOS_BODY: &str = r#"cable() { # interface, address, mask, MTU or -

@@ -258,6 +258,12 @@ impl Machine {
         self.ports.iter().filter_map(shown).max().map(Generation::of)
     }
 
+    /// Why a Mac's ports are not known.
+    pub fn ports_unread(&self) -> Option<&str> {
+        let is_of_ports = |why: &&String| why.contains("system_profiler");
+        self.unread.iter().find(is_of_ports).map(String::as_str)
+    }
+
     /// Whether it runs macOS.
     pub fn is_mac(&self) -> bool {
         matches!(self.system, System::Macos { .. })

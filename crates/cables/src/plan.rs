@@ -26,6 +26,8 @@ pub struct Plan {
     pub machines: Vec<MachinePlan>,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// Cables that get no network, each with the reason.
+    pub left_out: Vec<String>,
     /// Machines whose own connection the setup would cut, each with what to do instead. Nothing may
     /// be run while there is one.
     pub cuts: Vec<String>,
@@ -78,6 +80,16 @@ pub enum PlanError {
     /// No cable joins two machines of the desk.
     #[error("no cable joins two of these machines: `thunder mac graph` shows what each port sees")]
     NoCable,
+    /// Without its ports, cables of the machine would be taken for none.
+    #[error(
+        "{machine}: {why}. Setup needs to know what each port sees: run `system_profiler SPThunderboltDataType -json` there"
+    )]
+    Ports {
+        /// The machine.
+        machine: String,
+        /// What could not be read.
+        why: String,
+    },
     /// All private networks are in use.
     #[error("{0}")]
     NoNetwork(String),
@@ -96,11 +108,17 @@ impl Plan {
                 return Err(PlanError::Unread { machine: machine.name.clone(), why: why.clone() });
             }
         }
+        for machine in &desk.machines {
+            if let Some(why) = machine.ports_unread() {
+                return Err(PlanError::Ports { machine: machine.name.clone(), why: why.to_owned() });
+            }
+        }
         if desk.cables.is_empty() {
             return Err(PlanError::NoCable);
         }
         let mut notes = Vec::new();
-        let links = links(desk, &mut notes)?;
+        let mut left_out = Vec::new();
+        let links = links(desk, &mut notes, &mut left_out)?;
         let mut machines = Vec::new();
         let mut cuts = Vec::new();
         for (index, machine) in desk.machines.iter().enumerate() {
@@ -110,7 +128,7 @@ impl Plan {
                 machines.push(MachinePlan { machine: machine.name.clone(), actions });
             }
         }
-        Ok(Self { links, machines, notes, cuts })
+        Ok(Self { links, machines, notes, left_out, cuts })
     }
 
     /// Whether nothing is left to do.
@@ -120,7 +138,7 @@ impl Plan {
 }
 
 /// The cables that can be used, with their networks.
-fn links(desk: &Desk, notes: &mut Vec<String>) -> Result<Vec<Link>, PlanError> {
+fn links(desk: &Desk, notes: &mut Vec<String>, left_out: &mut Vec<String>) -> Result<Vec<Link>, PlanError> {
     let mut usable: Vec<&Cable> = Vec::new();
     for cable in &desk.cables {
         match cable.ends.into_iter().find(|end| desk.interface(*end).is_none()) {
@@ -133,13 +151,21 @@ fn links(desk: &Desk, notes: &mut Vec<String>) -> Result<Vec<Link>, PlanError> {
                         "it has no interface: `sudo modprobe thunderbolt-net` makes one".to_owned()
                     }
                 };
-                notes.push(format!("{} is left out: {lacks}", desk.name(end)));
+                left_out.push(format!("{} is left out: {lacks}", desk.name(end)));
             }
         }
     }
     let kept: Vec<Option<([Network; 2], bool)>> =
         usable.iter().map(|cable| kept_addresses(desk, cable)).collect();
-    let used: Vec<Network> = desk.machines.iter().flat_map(Machine::used_networks).collect();
+    let mut used: Vec<Network> = desk.machines.iter().flat_map(Machine::used_networks).collect();
+    // A job may hold networks of interfaces that are away, or of Macs that are not named.
+    for (index, machine) in desk.machines.iter().enumerate() {
+        let ends = usable.iter().filter_map(|cable| cable.end_at(index));
+        let own: Vec<&str> =
+            ends.filter_map(|end| desk.interface(end)).map(|interface| interface.name.as_str()).collect();
+        let kept = job::kept(machine).into_iter().filter(|end| !own.contains(&end.interface.as_str()));
+        used.extend(kept.map(|end| end.address));
+    }
     let wanted = kept.iter().filter(|kept| kept.is_none()).count();
     let mut fresh = network::choose(wanted, &used).map_err(PlanError::NoNetwork)?.into_iter();
     let mut links = Vec::new();
@@ -238,7 +264,17 @@ fn actions(
         }
     }
     let Some(paths) = Paths::of(&machine.system).filter(|_| !ends.is_empty()) else { return actions };
-    let cables = machine_cables(machine, index, links, desk);
+    // Cables that this setup does not see stay in the job: their Macs are not named, or asleep, or
+    // an interface is away.
+    let is_other = |end: &KeptEnd| {
+        let is_own = ends.iter().any(|own| own.interface == end.interface);
+        !is_own && !links.iter().any(|link| link.network().overlaps(&end.address))
+    };
+    let others: Vec<KeptEnd> = job::kept(machine).into_iter().filter(is_other).collect();
+    let others_cables = kept_cables(machine, paths.cables, &others);
+    ends.extend(others);
+    let own_cables = machine_cables(machine, index, links, desk);
+    let cables = [own_cables].into_iter().chain(others_cables).collect::<Vec<_>>().join(",");
     let mut files = vec![(paths.cables, format!("{cables}\n"), false)];
     if machine.job.possible {
         files.push((paths.script, job::script(&machine.system, &ends), true));
@@ -312,6 +348,17 @@ fn cut(machine: &Machine, actions: &[Action]) -> Option<String> {
         machine.name,
         leaves.join(" and ")
     ))
+}
+
+/// The entries of `THUNDER_CABLES` for the ends that a job keeps, as an earlier setup has written
+/// them.
+fn kept_cables(machine: &Machine, path: &str, ends: &[KeptEnd]) -> Vec<String> {
+    let text = machine.job.files.get(path).map(String::as_str).unwrap_or_default();
+    let is_kept = |entry: &&str| {
+        let network = entry.split('=').next().unwrap_or_default();
+        ends.iter().any(|end| end.address.base().to_string() == network)
+    };
+    text.trim().split(',').filter(is_kept).map(str::to_owned).collect()
 }
 
 /// `THUNDER_CABLES` of one machine: its cables, with their devices where both ends have RDMA.

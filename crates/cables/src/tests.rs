@@ -7,6 +7,7 @@ mod fake;
 #[allow(dead_code, reason = "the tests of thunder use the rest")]
 mod farm;
 mod faults;
+mod findings;
 mod linux;
 mod parsers;
 mod random;

@@ -65,7 +65,13 @@ impl Desk {
     /// A loose end in words.
     pub fn loose_words(&self, to: &LooseKind) -> String {
         match to {
-            LooseKind::Stranger { name } => format!("{name}, which is not among --hosts"),
+            LooseKind::Stranger { name } => {
+                let unread = self.machines.iter().find(|machine| machine.ports_unread().is_some());
+                match unread {
+                    Some(machine) => format!("{name}, perhaps {}, whose ports could not be read", machine.name),
+                    None => format!("{name}, which is not among --hosts"),
+                }
+            }
             LooseKind::OneSided { machine } => {
                 format!("{}, which does not see this end", self.machines[*machine].name)
             }

@@ -207,7 +207,9 @@ case $me in
     [ -f "$FAKE/working-set" ] || fail "osascript: no device"
     if [ "$mib" = 0 ]; then cat "$FAKE/working-set"; else echo $((mib << 20)); fi ;;
   rdma_ctl) [ -f "$FAKE/rdma" ] || exit 127; cat "$FAKE/rdma" ;;
-  system_profiler) cat "$FAKE/thunderbolt.json" ;;
+  system_profiler)
+    [ ! -f "$FAKE/no-profile" ] || fail "system_profiler: no answer"
+    cat "$FAKE/thunderbolt.json" ;;
   networksetup)
     case $1 in
       -listallhardwareports) cat "$FAKE/ports" ;;
@@ -224,10 +226,10 @@ case $me in
       -g) cat "$FAKE/power" ;;
       -c) sed -i "s/lowpowermode .*/lowpowermode         $3/" "$FAKE/power" ;;
     esac ;;
-  socketfilterfw) echo "Firewall is disabled. (State = 0)" ;;
+  socketfilterfw) cat "$FAKE/firewall" ;;
   launchctl)
     case $1 in
-      print-disabled) printf '\tdisabled services = {\n\t\t"com.openssh.sshd" => enabled\n\t}\n' ;;
+      print-disabled) cat "$FAKE/services" ;;
       print) [ -f "$FAKE/job" ] || exit 113 ;;
       bootstrap)
         [ -f "$3" ] && ! [ -f "$FAKE/job" ] || fail "Bootstrap failed: 5: Input/output error" 5

@@ -35,6 +35,8 @@ pub struct FakeMac {
     /// `SSH_CONNECTION`; empty if it is not reached over ssh.
     pub reached: String,
     pub low_power: bool,
+    pub firewall: bool,
+    pub remote_login: bool,
     pub job: bool,
     pub folder: bool,
     pub files: BTreeMap<String, String>,
@@ -102,6 +104,8 @@ impl FakeMac {
             working_set: None,
             reached: String::new(),
             low_power: true,
+            firewall: false,
+            remote_login: true,
             job: false,
             folder: false,
             files: BTreeMap::new(),
@@ -129,8 +133,8 @@ impl FakeMac {
         section("devices", 0, &self.ibv_devices());
         section("device-states", 0, &self.ibv_devinfo());
         section("power", 0, &self.pmset());
-        section("firewall", 0, "Firewall is disabled. (State = 0)");
-        section("services", 0, "\tdisabled services = {\n\t\t\"com.openssh.sshd\" => enabled\n\t}");
+        section("firewall", 0, self.firewall_state());
+        section("services", 0, &self.services());
         section("job", if self.job { 0 } else { 113 }, "");
         section("job-folder", i32::from(!self.folder), "");
         let paths = Paths::of(&System::Macos { version: String::new() }).unwrap();
@@ -235,6 +239,16 @@ impl FakeMac {
         format!("AC Power:\n sleep                1\n lowpowermode         {}", u8::from(self.low_power))
     }
 
+    pub fn firewall_state(&self) -> &'static str {
+        if self.firewall { "Firewall is enabled. (State = 1)" } else { "Firewall is disabled. (State = 0)" }
+    }
+
+    /// `launchctl print-disabled system`.
+    pub fn services(&self) -> String {
+        let state = if self.remote_login { "enabled" } else { "disabled" };
+        format!("\tdisabled services = {{\n\t\t\"com.openssh.sshd\" => {state}\n\t}}")
+    }
+
     /// Runs a command of ours, as macOS would. Returns the status and the error.
     pub fn run(&mut self, words: &[&str], input: &str) -> (i32, String) {
         let missing = |name: &str| (1, format!("ifconfig: interface {name} does not exist"));
@@ -308,6 +322,8 @@ impl FakeMac {
         write("devices", &self.ibv_devices());
         write("states", &self.ibv_devinfo());
         write("power", &format!("{}\n", self.pmset()));
+        write("firewall", &format!("{}\n", self.firewall_state()));
+        write("services", &format!("{}\n", self.services()));
         write("members", &self.members.iter().map(|member| format!("{member}\n")).collect::<String>());
         std::fs::create_dir_all(folder.join("root/Library/LaunchDaemons")).unwrap();
         std::fs::create_dir_all(folder.join("root/Library/Application Support")).unwrap();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::fake::FakeMac;
 use super::setups;
 use super::simulation::Simulation;
-use crate::check::{self, Severity, findings};
+use crate::check::{self, Recovery, Severity, findings};
 use crate::graph::{Desk, ShapeKind};
 use crate::hostfile;
 use crate::machine::{Attached, Generation, Kind, Machine, RdmaState};
@@ -179,7 +179,7 @@ fn the_recorded_pair_is_told_which_mac_needs_recovery() {
     let needing: Vec<_> = desk
         .machines
         .iter()
-        .filter(|machine| check::needs_recovery(machine))
+        .filter(|machine| check::recovery(machine) == Recovery::Needed)
         .map(|machine| &machine.name)
         .collect();
     assert_eq!(needing, ["book"]);
@@ -371,7 +371,8 @@ fn thunderbolt_4_is_told_apart_and_takes_part_over_tcp() {
     );
     let codes: Vec<_> = findings(&desk).into_iter().map(|finding| finding.code).collect();
     assert!(codes.contains(&"no-thunderbolt-5") && !codes.contains(&"rdma-no-device"), "{codes:?}");
-    assert!(!desk.machines.iter().any(check::needs_recovery), "Recovery cannot help");
+    let recoveries = desk.machines.iter().map(check::recovery);
+    assert!(recoveries.into_iter().all(|needs| needs == Recovery::NotNeeded), "Recovery cannot help");
     let plan = Plan::new(&desk).unwrap();
     assert!(!plan.links[0].rdma && plan.links[0].mtu == Some(9000));
     assert_eq!(desk.loose.len(), 0, "the display is no machine");

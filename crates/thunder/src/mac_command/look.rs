@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use thunder_cables::check::{self, Finding, Severity, findings};
+use thunder_cables::check::{self, Finding, Recovery, Severity, findings};
 use thunder_cables::machine::{Attached, Machine, RdmaState};
 use thunder_cables::tune::{self, GpuMemory, GpuSource};
 
@@ -54,7 +55,7 @@ impl CheckCommand {
                 None => "test it with `ssh HOST true`; keys: ssh-copy-id HOST",
             };
             unreachable.iter().for_each(|why| println!("✗ {why}\n    → {remedy}\n"));
-            print_findings(&found, &self.desk.hosts_option());
+            print_findings(&found, &self.desk.hosts_option(), unreachable.len());
         }
         Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -149,7 +150,7 @@ fn power(machine: &Machine) -> Option<String> {
 }
 
 /// `hosts` completes the remedies that are commands of ours.
-fn print_findings(found: &[Finding], hosts: &str) {
+fn print_findings(found: &[Finding], hosts: &str, unreachable: usize) {
     for (severity, sign) in [(Severity::Problem, '✗'), (Severity::Warning, '!'), (Severity::Note, 'i')] {
         for finding in found.iter().filter(|finding| finding.severity == severity) {
             let hosts = if ["thunder mac setup", "thunder mac tune"].contains(&finding.remedy.as_str()) {
@@ -161,10 +162,12 @@ fn print_findings(found: &[Finding], hosts: &str) {
         }
     }
     let problems = found.iter().filter(|finding| finding.severity == Severity::Problem).count();
-    match problems {
-        0 => println!("No problem was found."),
-        1 => println!("1 problem."),
-        many => println!("{many} problems."),
+    match (problems, unreachable) {
+        (0, 0) => println!("No problem was found."),
+        (0, away) => println!("{away} machine(s) did not answer. The others have no problem."),
+        (1, 0) => println!("1 problem."),
+        (many, 0) => println!("{many} problems."),
+        (many, away) => println!("{many} problem(s), and {away} machine(s) did not answer."),
     }
 }
 
@@ -194,8 +197,12 @@ impl GraphCommand {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let Looked { desk, unreachable, .. } = self.desk.look(Some(&self.recorded))?;
         unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
+        let unread =
+            desk.machines.iter().filter_map(|machine| Some((&machine.name, machine.ports_unread()?)));
+        let unread: Vec<String> = unread.map(|(name, why)| format!("{name}: {why}")).collect();
+        unread.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         if let Some(path) = &self.svg {
-            std::fs::write(path, desk.svg())?;
+            std::fs::write(path, desk.svg()).with_context(|| format!("--svg {}", path.display()))?;
         }
         if self.dot {
             print!("{}", desk.dot());
@@ -208,7 +215,8 @@ impl GraphCommand {
         } else {
             print!("{}", desk.text());
         }
-        Ok(if unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let is_whole = unreachable.is_empty() && unread.is_empty();
+        Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -225,14 +233,25 @@ impl RecoveryCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let Looked { desk, unreachable, .. } = self.desk.look(Some(&self.recorded))?;
-        unreachable.iter().for_each(|why| eprintln!("thunder mac: {why}"));
         print!("{}", include_str!("../../../../docs/recovery.txt"));
         println!();
+        let mut is_known = true;
         for machine in desk.machines.iter().filter(|machine| machine.is_mac()) {
-            let needs =
-                if check::needs_recovery(machine) { "[ ] needs these steps" } else { "[x] needs nothing" };
+            let needs = match check::recovery(machine) {
+                Recovery::Needed => "[ ] needs these steps".to_owned(),
+                Recovery::NotNeeded => "[x] needs nothing".to_owned(),
+                Recovery::UpdateFirst(version) => {
+                    format!("[ ] has macOS {version}: needs 26.2 or later, then these steps")
+                }
+                Recovery::Unknown(why) => {
+                    is_known = false;
+                    format!("[?] is not known ({why})")
+                }
+            };
             println!("{needs}: {}", machine.name);
         }
-        Ok(ExitCode::SUCCESS)
+        unreachable.iter().for_each(|why| println!("[?] is not known: {why}"));
+        let is_known = is_known && unreachable.is_empty();
+        Ok(if is_known { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

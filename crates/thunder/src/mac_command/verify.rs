@@ -245,7 +245,10 @@ pub fn print(measured: &[Measured]) {
     println!("\n{rows}");
     for one in measured {
         if let Some(error) = &one.error {
-            println!("✗ {} over {}: {error}", one.cable, one.over);
+            println!(
+                "✗ {} over {}: {error}\n    → plug the cable in again; `thunder mac check` shows what each end sees",
+                one.cable, one.over
+            );
         }
         let low =
             one.measured_gbits.zip(one.gbits).filter(|(found, gbits)| *found < f64::from(*gbits) * LOW_SHARE);
