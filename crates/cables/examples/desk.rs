@@ -18,7 +18,8 @@ mod farm;
 #[path = "../src/tests/setups.rs"]
 mod setups;
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use farm::Farm;
@@ -49,13 +50,15 @@ fn main() -> ExitCode {
     std::fs::create_dir(&front).unwrap();
     ["ssh", "thunder"].iter().for_each(|name| symlink("../bin/double", front.join(name)).unwrap());
 
+    write_replug(&farm, &macs, &front.join("replug"));
+
     let names: Vec<&str> = macs.iter().map(|mac| mac.name.as_str()).collect();
     let command: Vec<String> = words.collect();
     if command.is_empty() {
         println!(
             "Try:  thunder mac check --hosts {0}\n      thunder mac setup --hosts {0} --program thunder\n      \
              thunder mac undo\nFaults, before setup or undo: echo 3 >$DESK/drop (ssh drops), or fail, or vanish \
-             (an interface does).\nThe desk is gone when you leave this shell.",
+             (an interface does; `replug` brings it back).\nThe desk is gone when you leave this shell.",
             names.join(",")
         );
     }
@@ -82,4 +85,26 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A command that does what `Farm::come_back` does: macOS makes an interface that is plugged in
+/// again anew, and its bridge takes it back.
+fn write_replug(farm: &Farm, macs: &[fake::FakeMac], path: &Path) {
+    let mut script = "#!/bin/sh\ncd \"$DESK/..\" || exit\n".to_owned();
+    for mac in macs {
+        let fresh = farm.folder().join("fresh").join(&mac.name);
+        mac.write_to(&fresh);
+        for interface in &mac.interfaces {
+            let (mac_name, name) = (&mac.name, &interface.name);
+            let back = format!("cp -r fresh/{mac_name}/interfaces/{name} desk/{mac_name}/interfaces/");
+            let member = format!("echo {name} >>desk/{mac_name}/members");
+            let joins = if mac.members.contains(name) { member } else { "true".to_owned() };
+            let test = format!("[ -d away/{mac_name}/{name} ]");
+            let said = format!("echo '{mac_name}: {name} is back'");
+            script +=
+                &format!("if {test}; then rm -r away/{mac_name}/{name} && {back} && {joins} && {said}; fi\n");
+        }
+    }
+    std::fs::write(path, script).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -169,12 +169,10 @@ pub fn undo(
 ) -> Result<Vec<String>, RecordError> {
     let mut problems = Vec::new();
     for name in record.machines() {
-        let looked = hosts.get(&name).ok_or_else(|| ApplyError::Unknown(name.clone())).and_then(|host| {
-            let transcript = probe(host.shell)?;
-            Ok((host, Machine::read(&name, &transcript)?))
-        });
-        match looked {
-            Ok((host, machine)) => undo_machine(machine, host, record, save, observer, &mut problems)?,
+        let Some(host) = hosts.get(&name) else { continue };
+        let looked = probe(host.shell).map_err(ApplyError::from);
+        match looked.and_then(|transcript| Ok(Machine::read(&name, &transcript)?)) {
+            Ok(machine) => undo_machine(machine, host, record, save, observer, &mut problems)?,
             Err(error) => problems.push(error.to_string()),
         }
     }

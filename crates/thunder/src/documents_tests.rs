@@ -1,5 +1,6 @@
 //! What the documents say exists: commands with their options, and messages.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -115,5 +116,20 @@ fn every_message_in_the_troubleshooting_is_one_of_ours() {
     assert!(messages.len() > 20, "{messages:?}");
     for message in messages {
         assert!(text.contains(message), "docs/troubleshooting.md: no source has the message `{message}`");
+    }
+}
+
+#[test]
+fn every_time_limit_in_a_variable_is_documented() {
+    let mut text = String::new();
+    sources(&repository().join("crates"), &mut text);
+    let document = fs::read_to_string(repository().join("docs/two-machines.md")).expect("the document");
+    let is_name = |letter: char| letter.is_ascii_uppercase() || letter == '_';
+    let names = text.split(|letter| !is_name(letter));
+    let found: BTreeSet<&str> =
+        names.filter(|name| name.starts_with("THUNDER_") && name.ends_with("_LIMIT_MS")).collect();
+    assert!(found.len() >= 3, "{found:?}");
+    for name in found {
+        assert!(document.contains(&format!("| `{name}` |")), "docs/two-machines.md has no row for {name}");
     }
 }

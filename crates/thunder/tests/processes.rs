@@ -136,6 +136,38 @@ fn servers_that_end_leave_no_ranks() {
     }
 }
 
+/// Whether it is alive, as its own endpoint says.
+fn is_alive(server: &Server) -> bool {
+    let mut stream = TcpStream::connect(server.url("")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.starts_with("HTTP/1.1 200")
+}
+
+#[test]
+fn the_limit_of_open_files_is_logged_and_survived() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let dir = tempfile::tempdir().unwrap();
+    let mut node = thunder(&["up", "--no-discovery", "--listen", "127.0.0.1:0", "--port", "0"]);
+    node.env("THUNDER_DATA", dir.path().join("node")).stdout(std::process::Stdio::null());
+    for server in [Server::start(&["--model", "builtin"]), Server::from(node)] {
+        assert!(is_alive(&server));
+        let open = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap().count() as u64;
+        let limit = Rlimit { current: Some(open + 8), maximum: Some(open + 8) };
+        prlimit(Pid::from_raw(server.id()), Resource::Nofile, limit).unwrap();
+        let clients: Vec<TcpStream> = (0..30).map(|_| TcpStream::connect(server.url("")).unwrap()).collect();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !server.log().contains("raise the limit of open files (ulimit -n)") {
+            assert!(Instant::now() < deadline, "nothing is logged: {}", server.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(clients);
+        assert!(is_alive(&server), "{}", server.log());
+    }
+}
+
 #[test]
 fn an_idle_engine_uses_no_processor() {
     let server = Server::start(&["--model", "builtin", "--ranks", "2"]);

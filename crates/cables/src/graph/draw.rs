@@ -68,7 +68,9 @@ impl Desk {
             LooseKind::Stranger { name } => {
                 let unread = self.machines.iter().find(|machine| machine.ports_unread().is_some());
                 match unread {
-                    Some(machine) => format!("{name}, perhaps {}, whose ports could not be read", machine.name),
+                    Some(machine) => {
+                        format!("{name}, perhaps {}, whose ports could not be read", machine.name)
+                    }
                     None => format!("{name}, which is not among --hosts"),
                 }
             }

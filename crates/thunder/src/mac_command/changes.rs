@@ -35,11 +35,14 @@ pub struct ChangeArgs {
 impl ChangeArgs {
     /// Takes the record's file.
     pub fn open(&self) -> Result<RecordFile> {
-        let path = match &self.record {
-            Some(path) => path.clone(),
-            None => folder()?.join("record.json"),
-        };
-        Ok(RecordFile::open(&path)?)
+        Ok(RecordFile::open(&self.path()?)?)
+    }
+
+    fn path(&self) -> Result<PathBuf> {
+        match &self.record {
+            Some(path) => Ok(path.clone()),
+            None => Ok(folder()?.join("record.json")),
+        }
     }
 }
 
@@ -123,7 +126,7 @@ impl SetupCommand {
         let measured =
             verify::measure_all(&desk, &plan.links, &verify::Through::Ssh(&self.desk), &self.verify)?;
         verify::print(&measured);
-        Ok(if is_whole && measured.iter().all(verify::Measured::works) {
+        Ok(if is_whole && measured.iter().all(verify::Measured::is_good) {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
@@ -300,13 +303,16 @@ pub struct UndoCommand {
 impl UndoCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode> {
-        let file = self.changes.open()?;
-        let mut record = file.load()?;
-        if record.is_undone() {
-            println!("There is nothing to undo.");
+        let path = self.changes.path()?;
+        // Opening would make its folder.
+        if !path.try_exists().with_context(|| format!("--record {}", path.display()))? {
+            println!("There is nothing to undo: {} is not there.", path.display());
             return Ok(ExitCode::SUCCESS);
         }
+        let file = self.changes.open()?;
+        let mut record = file.load()?;
         let names = self.names(&record)?;
+        let is_whole = record.machines().iter().all(|machine| names.contains(machine));
         println!("These changes are taken back, newest first:");
         let is_done = |entry: &&Entry| {
             names.contains(&entry.machine) && matches!(entry.state, State::Begun | State::Done)
@@ -314,7 +320,9 @@ impl UndoCommand {
         for entry in record.entries.iter().rev().filter(is_done) {
             println!("  {}: {}", entry.machine, entry.action.purpose());
         }
-        record.files.iter().for_each(|file| println!("  this machine: write {}", file.path.display()));
+        if is_whole {
+            record.files.iter().for_each(|file| println!("  this machine: write {}", file.path.display()));
+        }
         if !confirm("Undo this?", self.changes.yes)? {
             bail!("nothing was changed");
         }
@@ -322,20 +330,30 @@ impl UndoCommand {
         let hosts = with_sudo(&shells, &names)?;
         let mut save = |record: &Record| file.save(record);
         let left = apply::undo(&hosts, &mut record, &mut save, &mut show)?;
-        if left.is_empty() {
+        left.iter().for_each(|why| eprintln!("thunder mac: {why}"));
+        let waiting = record.machines();
+        if waiting.is_empty() {
             restore_files(&mut record)?;
             file.save(&record)?;
-        }
-        left.iter().for_each(|why| eprintln!("thunder mac: {why}"));
-        if left.is_empty() {
             println!("Everything is as it was.");
             return Ok(ExitCode::SUCCESS);
         }
-        println!(
-            "{} change(s) are left: run `thunder mac undo` again when the reasons above are gone.",
-            left.len()
-        );
-        Ok(ExitCode::FAILURE)
+        match record.entries.iter().filter(is_done).count() {
+            0 => {
+                println!(
+                    "{}: as before. Still set up: {}; `thunder mac undo` takes that back too.",
+                    names.join(", "),
+                    waiting.join(", ")
+                );
+                Ok(ExitCode::SUCCESS)
+            }
+            count => {
+                println!(
+                    "{count} change(s) are left: run `thunder mac undo` again when the reasons above are gone."
+                );
+                Ok(ExitCode::FAILURE)
+            }
+        }
     }
 }
 

@@ -47,8 +47,12 @@ pub struct Server {
 impl Server {
     /// Starts a server on a free port and waits until it listens.
     pub fn start(args: &[&str]) -> Self {
-        let mut child =
-            thunder(&[&["serve", "--port", "0"], args].concat()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::from(thunder(&[&["serve", "--port", "0"], args].concat()))
+    }
+
+    /// Starts a command that says at which address it serves, and waits until it does.
+    pub fn from(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut text = String::new();
         let address = loop {
@@ -74,6 +78,11 @@ impl Server {
 
     pub fn id(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// What it has logged since it listens.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     /// Process ids of the ranks that the server started, in rank order.
