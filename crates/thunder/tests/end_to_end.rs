@@ -338,3 +338,29 @@ fn benchmarks_report_what_they_measured() {
         memory["rows"].as_array().unwrap().iter().map(|row| row["bytes_per_s"].as_f64().unwrap()).collect();
     assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 1e8), "{memory}");
 }
+
+/// Requests that are read first must not wait, within the time that is measured, for the others to
+/// be read.
+#[test]
+fn the_speed_of_a_batch_does_not_count_its_prompts() {
+    let speed = |prompt: &str| {
+        let options = [
+            "bench",
+            "decode",
+            "builtin",
+            "--batch",
+            "16",
+            "--tokens",
+            "8",
+            "--repeat",
+            "1",
+            "--threads",
+            "1",
+        ];
+        let measured = run_json(&[&options[..], &["--prompt", prompt, "--json"]].concat());
+        measured["rows"][0]["tokens_per_s"].as_f64().unwrap()
+    };
+    // Reading 15 prompts of 500 tokens takes far longer than 8 steps; attention to them does not.
+    let (short, long) = (speed("16"), speed("500"));
+    assert!(long > 0.2 * short, "{long:.0} tokens/s after long prompts, {short:.0} after short ones");
+}

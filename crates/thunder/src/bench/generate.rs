@@ -40,11 +40,11 @@ struct Common {
 }
 
 impl Common {
-    /// Loads the model, as [`session::open`] does. Every prompt and, without a draft model, every
-    /// token is computed: rounds repeat them.
-    fn open(&mut self) -> anyhow::Result<Option<Session>> {
+    /// Loads the model, as [`session::open`] does. Without a draft model, every token is computed:
+    /// rounds repeat them.
+    fn open(&mut self, prefix_cache: bool) -> anyhow::Result<Option<Session>> {
         self.gpu_memory = gpu_bytes_per_s(self.engine.device).map_err(anyhow::Error::msg)?;
-        self.engine.cache.no_prefix_cache = true;
+        self.engine.cache.no_prefix_cache = !prefix_cache;
         self.engine.no_speculation = self.engine.draft.is_none();
         session::open(self.model.name(), &self.engine)
     }
@@ -185,24 +185,33 @@ fn measure(
 fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Result<(Vec<Usage>, f64)> {
     let engine = &session.head.engine;
     let vocab = engine.info().vocab_size as u32;
-    let request = |index: u16| Request {
-        // Different prompts, so that the prefix cache has none of them.
-        prompt: (0..work.prompt as u32)
-            .map(|i| (i * 97 + 31 * round + u32::from(index) * 7) % vocab)
-            .collect(),
+    // Different prompts, so that the prefix cache has none of them before.
+    let seed = 31 * round + 1009 * u32::from(batch);
+    let request = |index: u16, tokens: usize| Request {
+        prompt: (0..work.prompt as u32).map(|i| (i * 97 + seed + u32::from(index) * 7) % vocab).collect(),
         sampling: Sampling::default(),
-        max_tokens: Some(work.tokens),
+        max_tokens: Some(tokens),
         stop: Vec::new(),
         ignore_eos: true,
         logprobs: None,
         ..Request::default()
     };
-    let before = engine.counters().times();
-    let streams = (0..batch).map(|index| engine.submit(request(index))).collect::<Result<Vec<_>, _>>()?;
-    let usages = streams
-        .into_iter()
-        .map(|stream| Ok(prompt::read(stream, || false, |_| Ok(()))?.usage))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let answer = |tokens: usize| -> anyhow::Result<Vec<Usage>> {
+        let submit = |index| engine.submit(request(index, tokens));
+        let streams = (0..batch).map(submit).collect::<Result<Vec<_>, _>>()?;
+        let read = |stream| Ok(prompt::read(stream, || false, |_| Ok(()))?.usage);
+        streams.into_iter().map(read).collect()
+    };
+    let mut before = engine.counters().times();
+    let mut usages = answer(1)?;
+    if work.tokens > 1 {
+        // The prompts are in the cache now. Else those that are read first would wait, between
+        // their tokens, for the others to be read.
+        let time_to_first_token = usages[0].time_to_first_token;
+        before = engine.counters().times();
+        usages = answer(work.tokens)?;
+        usages[0].time_to_first_token = time_to_first_token;
+    }
     Ok((usages, engine.counters().reduce_share_since(before)))
 }
 

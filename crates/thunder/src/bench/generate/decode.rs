@@ -13,7 +13,8 @@ use crate::table;
 
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
 ///
-/// Prompts are noise. With --draft, the speed depends on how often the draft model is right about
+/// Prompts are noise. They are read before the clock starts, all at once: "first token" is the time
+/// that the first of them takes. With --draft, the speed depends on how often the draft model is right about
 /// what follows them, and shares of the machine's limits are left out.
 #[derive(Args)]
 pub struct DecodeCommand {
@@ -37,7 +38,7 @@ impl DecodeCommand {
         // All sequences run at once: waiting sequences would count as slow ones.
         self.common.engine.cache.max_batch =
             self.batch.iter().fold(self.common.engine.cache.max_batch, |most, &batch| most.max(batch));
-        let Some(session) = self.common.open()? else {
+        let Some(session) = self.common.open(true)? else {
             return Ok(());
         };
         let room = session.head.engine.info().context_length;

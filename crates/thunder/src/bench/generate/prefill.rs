@@ -36,7 +36,7 @@ impl PrefillCommand {
         if self.common.engine.draft.is_some() {
             bail!("--draft is for generating, and bench prefill only reads a prompt: leave it out");
         }
-        let Some(session) = self.common.open()? else {
+        let Some(session) = self.common.open(false)? else {
             return Ok(());
         };
         let model = ModelWork::of(self.common.model.name())?;
