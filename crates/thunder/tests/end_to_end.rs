@@ -360,7 +360,7 @@ fn the_speed_of_a_batch_does_not_count_its_prompts() {
         let measured = run_json(&[&options[..], &["--prompt", prompt, "--json"]].concat());
         measured["rows"][0]["tokens_per_s"].as_f64().unwrap()
     };
-    // Reading 15 prompts of 500 tokens takes far longer than 8 steps; attention to them does not.
+    // Reading 15 prompts of 500 tokens takes far longer than a step; attention to them does not.
     let (short, long) = (speed("16"), speed("500"));
     assert!(long > 0.2 * short, "{long:.0} tokens/s after long prompts, {short:.0} after short ones");
 }
