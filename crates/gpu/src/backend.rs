@@ -169,7 +169,8 @@ impl GpuBackend {
 
     /// Uploads the tables of a step.
     pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
-        self.device.clear_tables()?;
+        let generated = (step.generated() == step.rows()).then_some(step.rows());
+        self.device.clear_tables(generated)?;
         let words = &mut self.words;
         words.clear();
         for sequence in &step.sequences {

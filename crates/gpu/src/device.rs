@@ -16,6 +16,7 @@ use wgpu::{
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::buffer::Memory;
 use crate::kernel::{Access, Kernel};
+use crate::profile::{TIMING, Timer, named};
 
 /// Bytes of a kernel's arguments at most: what every Vulkan driver has.
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
@@ -69,6 +70,7 @@ pub(crate) struct Device {
     staging: Option<wgpu::Buffer>,
     upload_bytes: usize,
     next_id: u64,
+    timer: Timer,
     /// The first error that the driver reported.
     failure: Arc<Mutex<Option<String>>>,
     /// Makes kernels wrong, to test that proofs find it.
@@ -86,7 +88,7 @@ impl Device {
     /// Opens a device with the features that kernels can use.
     pub fn open(found: &Found) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
-        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP;
+        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;
@@ -137,6 +139,7 @@ impl Device {
             staging: None,
             upload_bytes: 0,
             next_id: 0,
+            timer: Timer::default(),
             failure,
             #[cfg(test)]
             sabotage: None,
@@ -218,9 +221,11 @@ impl Device {
         self.upload(memory, first, words)
     }
 
-    /// Forgets the tables of the step before.
-    pub fn clear_tables(&mut self) -> Result<(), ComputeError> {
+    /// Forgets the tables of the step before. A step of nothing but `generated` rows may be
+    /// measured.
+    pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
         self.submit()?;
+        self.timer.begin_step(&self.device, generated);
         self.most_dispatches = FIRST_DISPATCHES;
         if let Some((_, used)) = &mut self.tables {
             *used = 0;
@@ -277,7 +282,9 @@ impl Device {
             let device = &self.device;
             let encoder =
                 self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
-            self.pass = Some(encoder.begin_compute_pass(&Default::default()).forget_lifetime());
+            let mut pass = encoder.begin_compute_pass(&Default::default()).forget_lifetime();
+            self.timer.mark(device, &mut pass, || None);
+            self.pass = Some(pass);
         }
         let (Some(pass), Some(pipeline)) = (&mut self.pass, self.pipelines.get(kernel)) else {
             unreachable!("the pass was begun and the pipeline made")
@@ -286,6 +293,7 @@ impl Device {
         pass.set_bind_group(0, self.bindings.get(&binding_of(kernel, buffers)), &[]);
         pass.set_immediates(0, bytemuck::cast_slice(arguments));
         pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+        self.timer.mark(&self.device, pass, || Some(named(kernel, arguments, groups)));
         self.dispatches += 1;
         if self.dispatches >= self.most_dispatches {
             self.most_dispatches = (2 * self.most_dispatches).min(MOST_DISPATCHES);
@@ -316,6 +324,9 @@ impl Device {
     pub fn submit(&mut self) -> Result<(), ComputeError> {
         self.pass = None;
         self.dispatches = 0;
+        if let Some(encoder) = &mut self.encoder {
+            self.timer.resolve(&self.device, encoder);
+        }
         let commands = self.encoder.take().map(CommandEncoder::finish);
         if commands.is_some() || self.upload_bytes > 0 {
             self.queue.submit(commands);
@@ -327,7 +338,9 @@ impl Device {
     /// Waits until the device has done all that was submitted.
     pub fn wait(&mut self) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
+        self.timer.ask();
         let waited = self.device.poll(PollType::Wait { submission_index: None, timeout });
+        self.timer.collect(&self.queue);
         self.check()?;
         match waited {
             Ok(_) => Ok(()),

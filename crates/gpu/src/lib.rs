@@ -24,6 +24,7 @@ mod kernel;
 mod matrix;
 mod memory;
 mod operations;
+mod profile;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -35,3 +36,4 @@ pub use buffer::{Buffer, Vector};
 pub use caches::Caches;
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
+pub use profile::{KernelTime, Profile, start_profile, take_profile};

@@ -2,6 +2,8 @@
 //! limits them.
 
 mod decode;
+#[cfg(feature = "gpu")]
+mod gpu_kernels;
 mod peaks;
 mod prefill;
 

@@ -30,6 +30,11 @@ pub struct DecodeCommand {
     /// first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
+    /// Also time each kernel of a GPU: how often a step runs it, how long that takes, and the share
+    /// of memory bandwidth with which it reads weights
+    #[cfg(feature = "gpu")]
+    #[arg(long)]
+    kernels: bool,
 }
 
 impl DecodeCommand {
@@ -56,6 +61,11 @@ impl DecodeCommand {
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
             tokens as f64 / slowest.as_secs_f64().max(1e-9)
         });
+        #[cfg(feature = "gpu")]
+        let profiles = match self.kernels {
+            true => super::gpu_kernels::profiles(&session, &work)?,
+            false => Vec::new(),
+        };
         let context = self.prompt + self.tokens / 2;
         let bytes: Vec<u64> =
             self.batch.iter().map(|&batch| bytes_per_step(&session, &model, context, batch.into())).collect();
@@ -77,6 +87,10 @@ impl DecodeCommand {
                 object["guessed"] = guessed.into();
                 object["guesses_right"] = right.into();
             }
+            #[cfg(feature = "gpu")]
+            if self.kernels {
+                object["kernels"] = super::gpu_kernels::json(&profiles);
+            }
             println!("{object}");
             return Ok(());
         }
@@ -84,6 +98,10 @@ impl DecodeCommand {
         println!("{}", decode_table(&rows, drafts.is_none()));
         if let Some((guessed, right)) = drafts {
             println!("{right} of {guessed} verified guesses were right, in all rounds");
+        }
+        #[cfg(feature = "gpu")]
+        for (batch, profile) in &profiles {
+            super::gpu_kernels::print(*batch, profile, rows[0].memory_bytes_per_s);
         }
         Ok(())
     }
