@@ -94,6 +94,8 @@ struct Measured {
     per_operation: Option<f64>,
     /// A sequence's speed as a share of its speed in the first batch size.
     kept: f64,
+    /// Most tokens of a prompt that were read while the clock ran.
+    prompt_tokens: usize,
 }
 
 impl Measured {
@@ -113,6 +115,7 @@ impl Measured {
             per_operation: (rounds.iter().all(|round| round.per_operation.is_some()))
                 .then(|| median(|round| round.per_operation.unwrap_or_default())),
             kept: median(|round| round.kept),
+            prompt_tokens: rounds.iter().map(|round| round.prompt_tokens).max().unwrap_or_default(),
         }
     }
 }
@@ -176,11 +179,17 @@ fn measure(
                 per_byte: tokens_per_s / memory,
                 per_operation: operations.map(|operations| tokens_per_s / operations),
                 kept: speed / *first_speed.get_or_insert(speed),
+                prompt_tokens: usages.iter().map(computed_of_prompt).max().unwrap_or_default(),
             });
         }
     }
     bar.finish_and_clear();
     Ok(rounds.iter().map(|rounds| Measured::medians(rounds)).collect())
+}
+
+/// Tokens of a request's prompt that were computed for it, not found in the prefix cache.
+fn computed_of_prompt(usage: &Usage) -> usize {
+    usage.prompt_tokens - usage.cached_tokens
 }
 
 /// Runs a batch of requests. Returns their usages and the share of time spent in all-reduces.

@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
+use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
@@ -14,13 +15,13 @@ use crate::table;
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
 ///
 /// Prompts are noise. They are read before the clock starts, all at once: "first token" is the time
-/// that the first of them takes. With --draft, the speed depends on how often the draft model is right about
-/// what follows them, and shares of the machine's limits are left out.
+/// that the first of them takes. With --draft, the speed depends on how often the draft model is
+/// right about what follows them, and shares of the machine's limits are left out.
 #[derive(Args)]
 pub struct DecodeCommand {
     #[command(flatten)]
     common: Common,
-    /// Tokens of each prompt
+    /// Tokens of each prompt, rounded up to whole blocks of the KV cache (32 tokens) plus two
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = at_least::<1>)]
     prompt: usize,
     /// Tokens to generate for each prompt
@@ -46,16 +47,18 @@ impl DecodeCommand {
         let Some(session) = self.common.open(true)? else {
             return Ok(());
         };
+        // The prefix cache has whole blocks, and leaves two tokens at least to be read.
+        let prompt = self.prompt.next_multiple_of(KV_BLOCK_TOKENS) + 2;
         let room = session.head.engine.info().context_length;
-        if self.prompt + self.tokens > room {
+        if prompt + self.tokens > room {
             bail!(
-                "--prompt {} and --tokens {} are more than the context of {room} tokens",
+                "--prompt {} (with its last block: {prompt}) and --tokens {} are more than the context of {room} tokens",
                 self.prompt,
                 self.tokens
             );
         }
         let model = ModelWork::of(self.common.model.name())?;
-        let work = Work { prompt: self.prompt, tokens: self.tokens, batches: &self.batch };
+        let work = Work { prompt, tokens: self.tokens, batches: &self.batch };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
@@ -66,7 +69,7 @@ impl DecodeCommand {
             true => super::gpu_kernels::profiles(&session, &work)?,
             false => Vec::new(),
         };
-        let context = self.prompt + self.tokens / 2;
+        let context = prompt + self.tokens / 2;
         let bytes: Vec<u64> =
             self.batch.iter().map(|&batch| bytes_per_step(&session, &model, context, batch.into())).collect();
         let counters = session.head.engine.counters();
@@ -115,6 +118,8 @@ struct DecodeRow {
     tokens_per_s: f64,
     kept_per_sequence: f64,
     time_to_first_token_s: f64,
+    /// Tokens of each prompt that were read while the clock ran: the prefix cache has the others.
+    prompt_tokens_in_time: usize,
     bytes_per_step: u64,
     bytes_per_s: f64,
     memory_bytes_per_s: f64,
@@ -132,6 +137,7 @@ impl DecodeRow {
             tokens_per_s: measured.tokens_per_s,
             kept_per_sequence: measured.kept,
             time_to_first_token_s: measured.time_to_first_token.as_secs_f64(),
+            prompt_tokens_in_time: measured.prompt_tokens,
             bytes_per_step,
             bytes_per_s: bytes_per_token * measured.tokens_per_s,
             memory_bytes_per_s: measured.memory,
