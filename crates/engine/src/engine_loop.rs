@@ -13,7 +13,7 @@ use thunder_compute::Backend;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
 use crate::error::EngineError;
-use crate::event::Event;
+use crate::event::{Event, FinishReason};
 use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
@@ -54,6 +54,8 @@ pub struct EngineLoop<B: Backend> {
     events: Vec<TokenEvent>,
     /// Requests whose logits are not finite.
     damaged: Vec<RequestId>,
+    /// Requests that the step has ended; `None` if their logits are not finite.
+    ended: Vec<(ActiveRequest, Option<FinishReason>)>,
 }
 
 /// The scheduler's load, as last added to the shared counters.
@@ -99,6 +101,7 @@ impl<B: Backend> EngineLoop<B> {
             tokens: Vec::new(),
             events: Vec::new(),
             damaged: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -273,9 +276,7 @@ impl<B: Backend> EngineLoop<B> {
         }
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
-            if let Some(request) = self.requests.remove(&id) {
-                request.fail(NOT_FINITE);
-            }
+            self.ended.extend(self.requests.remove(&id).map(|request| (request, None)));
         }
         self.scheduler.apply(&self.tokens, &mut self.events);
         self.inbox.counters.generated_tokens.fetch_add(self.events.len() as u64, Ordering::Relaxed);
@@ -288,7 +289,15 @@ impl<B: Backend> EngineLoop<B> {
                 // For a stop text, which the scheduler does not know of.
                 self.scheduler.cancel(event.request);
                 self.record.note_answer(request.generated());
-                request.finish(reason);
+                self.ended.push((request, Some(reason)));
+            }
+        }
+        // Counters first: a client that has read its last event is counted no more.
+        self.publish_load();
+        for (request, reason) in self.ended.drain(..) {
+            match reason {
+                Some(reason) => request.finish(reason),
+                None => request.fail(NOT_FINITE),
             }
         }
         Ok(())

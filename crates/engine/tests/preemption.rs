@@ -86,7 +86,7 @@ fn cancelled_requests_leave_their_blocks_to_others() {
             let mut long = request(&engine, 0);
             long.max_tokens = None;
             assert!(read(engine.submit(long).unwrap()).unwrap().starts_with(&expected));
-            // A slot is counted as free a moment after its answer's last event.
+            // A cancelled request's slot is counted as free when the engine next looks.
             let deadline = Instant::now() + PATIENCE;
             while engine.load() != (0, 0) {
                 assert!(Instant::now() < deadline, "{:?} requests are still counted", engine.load());
