@@ -32,6 +32,9 @@ pub struct GpuConfig {
 /// A product's form but for how lanes add up.
 pub(crate) type FormKey = (Format, Input, Role, usize);
 
+/// The table of blocks ends at a multiple of this.
+const TABLE_UNIT: usize = 256;
+
 /// One rank's GPU.
 pub struct GpuBackend {
     pub(crate) device: Device,
@@ -182,6 +185,8 @@ impl GpuBackend {
         }
         let blocks = words.len();
         words.extend(&step.blocks);
+        // What follows stays where it is while sequences grow: most steps dispatch the same.
+        words.resize(words.len().next_multiple_of(TABLE_UNIT), 0);
         let sequences = words.len();
         for sequence in &step.sequences {
             let numbers = [sequence.rows.start, sequence.rows.end, sequence.start, sequence.slot];

@@ -8,12 +8,14 @@ use std::time::Duration;
 use thunder_compute::ComputeError;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindGroupLayoutDescriptor,
-    BindGroupLayoutEntry, BindingType, BufferBindingType, BufferDescriptor, BufferUsages, CommandEncoder,
-    ComputePass, ComputePipeline, ComputePipelineDescriptor, Features, PipelineCompilationOptions,
-    PipelineLayoutDescriptor, PollType, ShaderModuleDescriptor, ShaderSource, ShaderStages,
+    BindGroupLayoutEntry, BindingType, BufferBindingType, BufferDescriptor, BufferUsages, CommandBuffer,
+    CommandEncoder, ComputePass, ComputePipeline, ComputePipelineDescriptor, Features,
+    PipelineCompilationOptions, PipelineLayoutDescriptor, PollType, ShaderModuleDescriptor, ShaderSource,
+    ShaderStages, SubmissionIndex,
 };
 
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
+use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::kernel::{Access, Kernel};
 use crate::profile::{TIMING, Timer, named};
@@ -43,9 +45,6 @@ struct Pipeline {
     layout: BindGroupLayout,
 }
 
-/// A kernel and the buffers that it is bound to.
-type Binding = (Kernel, [u64; 12]);
-
 /// An open device.
 pub(crate) struct Device {
     pub name: String,
@@ -65,8 +64,16 @@ pub(crate) struct Device {
     dispatches: usize,
     /// Of the submission that is recorded.
     most_dispatches: usize,
+    /// Of the step.
+    #[cfg(test)]
+    pub submissions: usize,
+    ahead: Ahead,
+    /// The last two submissions.
+    earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
     tables: Option<(Memory, usize)>,
+    /// The end of the used tables, which the device does not have yet.
+    new_tables: Vec<u32>,
     staging: Option<wgpu::Buffer>,
     upload_bytes: usize,
     next_id: u64,
@@ -135,7 +142,12 @@ impl Device {
             pass: None,
             dispatches: 0,
             most_dispatches: FIRST_DISPATCHES,
+            #[cfg(test)]
+            submissions: 0,
+            ahead: Ahead::default(),
+            earlier: [None, None],
             tables: None,
+            new_tables: Vec::new(),
             staging: None,
             upload_bytes: 0,
             next_id: 0,
@@ -226,7 +238,12 @@ impl Device {
     pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
         self.submit()?;
         self.timer.begin_step(&self.device, generated);
+        self.ahead.begin(generated.is_some() && !self.timer.is_on());
         self.most_dispatches = FIRST_DISPATCHES;
+        #[cfg(test)]
+        {
+            self.submissions = 0;
+        }
         if let Some((_, used)) = &mut self.tables {
             *used = 0;
         }
@@ -246,18 +263,30 @@ impl Device {
         Ok(())
     }
 
-    /// Uploads a table for kernels of this step; returns where it is.
+    /// Adds a table for kernels of this step; returns where it is.
     pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
         let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
         if !self.tables.as_ref().is_some_and(fits) {
+            self.upload_tables();
             let bytes = TABLE_BYTES.max(2 * size_of_val(words));
             self.tables = Some((self.memory(bytes, "a step's tables")?, 0));
         }
         let Some((memory, used)) = &mut self.tables else { unreachable!("there are tables now") };
         let (memory, first) = (memory.clone(), *used);
         *used += words.len();
-        self.upload(&memory, first, words)?;
+        self.new_tables.extend_from_slice(words);
         Ok((memory, first as u32))
+    }
+
+    /// Uploads what was added to the tables: at once, as each upload costs the host some µs.
+    fn upload_tables(&mut self) {
+        let Some((memory, used)) = self.tables.as_ref().filter(|_| !self.new_tables.is_empty()) else {
+            return;
+        };
+        let first = (used - self.new_tables.len()) as u64 * 4;
+        self.queue.write_buffer(&memory.buffer, first, bytemuck::cast_slice(&self.new_tables));
+        self.upload_bytes += size_of_val(&*self.new_tables);
+        self.new_tables.clear();
     }
 
     /// Records a kernel: bound to these buffers, with these arguments, for this many workgroups.
@@ -276,8 +305,37 @@ impl Device {
             let (what, needs) = ("the number of a kernel's workgroups", "at most 65535");
             return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
         }
+        let binding = binding_of(kernel, buffers);
+        if self.ahead.matches(&binding, arguments, groups) {
+            let Some(commands) = self.ahead.hold_back() else { return Ok(()) };
+            self.most_dispatches = 2 * AHEAD;
+            return self.submit_commands(Some(commands));
+        }
         self.prepare(kernel)?;
-        self.bind(kernel, buffers)?;
+        let group = self.bind(binding, buffers)?;
+        if self.ahead.begins() {
+            let held_back = self.ahead.release();
+            self.record_all(&held_back)?;
+            let arguments = arguments.to_vec();
+            self.ahead.note(Dispatch { binding, group: group.clone(), arguments, groups });
+        }
+        self.record(kernel, &group, arguments, groups)
+    }
+
+    fn record_all(&mut self, dispatches: &[Dispatch]) -> Result<(), ComputeError> {
+        for Dispatch { binding: (kernel, _), group, arguments, groups } in dispatches {
+            self.record(kernel, group, arguments, *groups)?;
+        }
+        Ok(())
+    }
+
+    fn record(
+        &mut self,
+        kernel: &Kernel,
+        group: &BindGroup,
+        arguments: &[u32],
+        groups: [u32; 3],
+    ) -> Result<(), ComputeError> {
         if self.pass.is_none() {
             let device = &self.device;
             let encoder =
@@ -289,17 +347,29 @@ impl Device {
         let (Some(pass), Some(pipeline)) = (&mut self.pass, self.pipelines.get(kernel)) else {
             unreachable!("the pass was begun and the pipeline made")
         };
-        pass.set_pipeline(&pipeline.pipeline);
-        pass.set_bind_group(0, self.bindings.get(&binding_of(kernel, buffers)), &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(arguments));
-        pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+        add_dispatch(pass, pipeline, group, arguments, groups);
         self.timer.mark(&self.device, pass, || Some(named(kernel, arguments, groups)));
         self.dispatches += 1;
         if self.dispatches >= self.most_dispatches {
             self.most_dispatches = (2 * self.most_dispatches).min(MOST_DISPATCHES);
-            self.submit()?;
+            self.submit_recorded()?;
         }
         Ok(())
+    }
+
+    /// Records the beginning of the next step, if it will probably be like this one's.
+    fn record_ahead(&mut self) {
+        let Some(dispatches) = self.ahead.wanted() else { return };
+        let mut encoder = self.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for Dispatch { binding: (kernel, _), group, arguments, groups } in dispatches {
+            let Some(pipeline) = self.pipelines.get(kernel) else {
+                unreachable!("pipelines of recorded kernels were made")
+            };
+            add_dispatch(&mut pass, pipeline, group, arguments, *groups);
+        }
+        drop(pass);
+        self.ahead.keep(encoder.finish());
     }
 
     /// Records a copy of words.
@@ -312,6 +382,8 @@ impl Device {
         if words == 0 {
             return Ok(());
         }
+        let held_back = self.ahead.end();
+        self.record_all(&held_back)?;
         self.pass = None;
         let encoder =
             self.encoder.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
@@ -322,14 +394,30 @@ impl Device {
 
     /// Submits what was recorded.
     pub fn submit(&mut self) -> Result<(), ComputeError> {
+        let held_back = self.ahead.end();
+        self.record_all(&held_back)?;
+        self.submit_recorded()
+    }
+
+    fn submit_recorded(&mut self) -> Result<(), ComputeError> {
         self.pass = None;
         self.dispatches = 0;
         if let Some(encoder) = &mut self.encoder {
             self.timer.resolve(&self.device, encoder);
         }
         let commands = self.encoder.take().map(CommandEncoder::finish);
+        self.submit_commands(commands)
+    }
+
+    fn submit_commands(&mut self, commands: Option<CommandBuffer>) -> Result<(), ComputeError> {
+        self.upload_tables();
         if commands.is_some() || self.upload_bytes > 0 {
-            self.queue.submit(commands);
+            #[cfg(test)]
+            {
+                self.submissions += 1;
+            }
+            let [_, last] = std::mem::take(&mut self.earlier);
+            self.earlier = [last, Some(self.queue.submit(commands))];
             self.upload_bytes = 0;
         }
         self.check()
@@ -339,6 +427,12 @@ impl Device {
     pub fn wait(&mut self) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
         self.timer.ask();
+        let [earlier, _] = std::mem::take(&mut self.earlier);
+        if earlier.is_some() {
+            // What earlier submissions held is freed while the last one runs. The wait for that one
+            // tells the same errors.
+            let _ = self.device.poll(PollType::Wait { submission_index: earlier, timeout });
+        }
         let waited = self.device.poll(PollType::Wait { submission_index: None, timeout });
         self.timer.collect(&self.queue);
         self.check()?;
@@ -370,6 +464,7 @@ impl Device {
         let to = Memory { buffer: staging.clone(), id: 0 };
         self.copy((memory, words.start), (&to, 0), words.len())?;
         self.submit()?;
+        self.record_ahead();
         let mapped = Arc::new(Mutex::new(None));
         let told = Arc::clone(&mapped);
         staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
@@ -461,11 +556,11 @@ impl Device {
         }
     }
 
-    fn bind(&mut self, kernel: &Kernel, buffers: &[&Memory]) -> Result<(), ComputeError> {
-        let binding = binding_of(kernel, buffers);
-        if self.bindings.contains_key(&binding) {
-            return Ok(());
+    fn bind(&mut self, binding: Binding, buffers: &[&Memory]) -> Result<BindGroup, ComputeError> {
+        if let Some(group) = self.bindings.get(&binding) {
+            return Ok(group.clone());
         }
+        let kernel = &binding.0;
         let Some(pipeline) = self.pipelines.get(kernel) else { unreachable!("the pipeline was made") };
         debug_assert_eq!(buffers.len(), kernel.bindings().len(), "{kernel:?}");
         let resources = buffers.iter().map(|memory| memory.buffer.as_entire_binding());
@@ -480,14 +575,28 @@ impl Device {
         if self.bindings.len() >= MAX_BIND_GROUPS {
             self.bindings.clear();
         }
-        self.bindings.insert(binding, group);
-        Ok(())
+        self.bindings.insert(binding, group.clone());
+        Ok(group)
     }
 
     /// Lets go of bind groups, which keep their buffers alive.
     pub fn forget_bindings(&mut self) {
         self.bindings.clear();
+        self.ahead = Ahead::default();
     }
+}
+
+fn add_dispatch(
+    pass: &mut ComputePass<'_>,
+    pipeline: &Pipeline,
+    group: &BindGroup,
+    arguments: &[u32],
+    groups: [u32; 3],
+) {
+    pass.set_pipeline(&pipeline.pipeline);
+    pass.set_bind_group(0, group, &[]);
+    pass.set_immediates(0, bytemuck::cast_slice(arguments));
+    pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
 }
 
 fn binding_of(kernel: &Kernel, buffers: &[&Memory]) -> Binding {

@@ -14,6 +14,7 @@
 //! ```
 
 mod adapter;
+mod ahead;
 mod backend;
 mod bandwidth;
 mod buffer;

@@ -88,6 +88,11 @@ impl Timer {
         }
     }
 
+    /// True in a step that is measured.
+    pub fn is_on(&self) -> bool {
+        self.step.is_some()
+    }
+
     /// Writes a timestamp: where a pass begins, or after a dispatch.
     pub fn mark(
         &mut self,

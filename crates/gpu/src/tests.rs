@@ -5,6 +5,7 @@ mod attention_speed;
 mod conformance;
 mod families;
 mod matrices;
+mod recording;
 mod refusals;
 mod speed;
 mod translation;
