@@ -50,11 +50,9 @@ LATENT = {
 }
 DENSE = {**BASE, "moe_intermediate_size": None, "num_experts_per_tok": None}
 WINDOW_FIRST = ["sliding_attention", "full_attention"]
-# Two of three layers have the delta rule, and twice as many values as keys. The delta rule's own
-# norm adds 1e-6 to the sum of squares: this rms_norm_eps shows where one is taken for the other.
+# Two of three layers have the delta rule, and twice as many values as keys.
 DELTA = {
     **BASE,
-    "rms_norm_eps": 0.01,
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 3,
@@ -234,7 +232,7 @@ CASES = {
     # Two of three layers have the delta rule with a decay for each channel. Attention does not
     # rotate.
     "kimi_linear": {
-        **LATENT, "model_type": "kimi_linear", "rms_norm_eps": 0.01, "head_dim": None, "q_lora_rank": None, "num_hidden_layers": 3, "n_routed_experts": None,
+        **LATENT, "model_type": "kimi_linear", "head_dim": None, "q_lora_rank": None, "num_hidden_layers": 3, "n_routed_experts": None,
         "num_local_experts": 6, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "routed_scaling_factor": 2.4,
         "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
         "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
