@@ -2,8 +2,8 @@
 //!
 //! What a decode step dispatches is often what the one before did: other numbers are in the tables.
 //! So the first dispatches of a step that repeated the step before are recorded once more, before
-//! its results are waited for. The next step's dispatches are compared with them one by one and held
-//! back meanwhile. If all are the same, the commands are submitted; else those held back are
+//! its results are waited for. The next step's dispatches are compared with them one by one and
+//! held back meanwhile. If all are the same, the commands are submitted; else those held back are
 //! recorded as usual.
 
 use wgpu::{BindGroup, CommandBuffer};

@@ -1,6 +1,7 @@
 //! Steps whose beginnings are recorded ahead, and how long the host takes for a step, part by part:
 //! what a device waits for between two steps.
-//! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored all --no-capture step_of_the_host`
+//! `cargo nextest run --release -p thunder-gpu --run-ignored all --no-capture step_of_the_host`,
+//! with THUNDER_TEST_GPU=0 for a real GPU
 
 use std::time::{Duration, Instant};
 
