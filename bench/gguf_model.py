@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of a true shape with random weights: gguf_model.py SHAPE TYPE FILE (see llama_cpp.sh).
 
-The blocks' bytes are random and their scales all the same, so that gigabytes take seconds. Every matrix, the embedding too,
+The blocks' bytes are random and their scales all the same, so that gigabytes take seconds. Unless TYPE is a mixture, every matrix, the embedding too,
 has the same type, so that the bits a weight are those of Thunderhead's folder of the same shape.
 """
 
@@ -16,19 +16,26 @@ SHAPES = {
     "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 500000.0),
     "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 1000000.0),
     "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, 1000000.0),
-    # A quarter of its layers.
-    "qwen3-30b-a3b-12": ("qwen3moe", 12, 2048, 6144, 32, 4, 128, 151936, 1000000.0),
+    "gpt-oss-20b": ("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, 150000.0),
+    "deepseek-v2-lite": ("deepseek2", 27, 2048, 10944, 16, 1, 192, 102400, 10000.0),
 }
 # Shapes with a separate output head.
-UNTIED = {"llama-8b", "qwen3-30b-a3b", "qwen3-30b-a3b-12"}
+UNTIED = {"llama-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"}
 # Experts, experts that a token takes, channels of an expert.
-EXPERTS = {"qwen3moe": (128, 8, 768)}
+EXPERTS = {"qwen3moe": (128, 8, 768), "gpt-oss": (32, 4, 2880), "deepseek2": (64, 6, 1408)}
+# Latent attention of DeepSeek V2: width of the compressed vector, of the rotated part, of a value.
+LATENT, ROTATED, VALUE = 512, 64, 128
+# Experts that every token takes, and layers without experts (DeepSeek V2).
+SHARED, LEADING_DENSE = 2, 1
 TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_k": gguf.GGMLQuantizationType.Q4_K,
     "q6_k": gguf.GGMLQuantizationType.Q6_K,
+    # Mixtures: most matrices have this type, see `kind_of`.
+    "q4_k_m": gguf.GGMLQuantizationType.Q4_K,
+    "mxfp4": gguf.GGMLQuantizationType.MXFP4,
 }
 
 
@@ -38,6 +45,10 @@ def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     data = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), dtype=np.uint8)
     types = gguf.GGMLQuantizationType
     levels = {types.Q8_0: 256, types.Q6_K: 64}.get(kind, 16)
+    if kind == types.MXFP4:
+        # A power of two for each group; the 16 levels have a standard deviation of 2.9.
+        data[..., 0] = 127 + round(float(np.log2(1 / np.sqrt(columns) / 2.9)))
+        return data.reshape(rows, -1)
     # A uniform variable over n levels has a standard deviation of n / sqrt(12) steps.
     step = np.sqrt(12 / columns) / levels
     # The groups' scales are 32 in units of the block's.
@@ -54,6 +65,25 @@ def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     return data.reshape(rows, -1)
 
 
+def kind_of(mixture: str, name: str, layers: int, tied: bool):
+    """The type of matrix `name` (without `.weight`): as llama.cpp's quantizer mixes them.
+
+    Q4_K_M has Q6_K for the head, and for values and down projections of the first and last eighth of the
+    layers and every third between. Files of gpt-oss have MXFP4 for experts and Q8_0 for the rest.
+    """
+    types = gguf.GGMLQuantizationType
+    if mixture == "mxfp4":
+        return types.MXFP4 if "_exps" in name else types.Q8_0
+    if mixture == "q4_k_m":
+        if name == ("token_embd" if tied else "output"):
+            return types.Q6_K
+        if name.endswith(("attn_v", "ffn_down")):
+            layer, eighth = int(name.split(".")[1]), layers // 8
+            if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2:
+                return types.Q6_K
+    return TYPES[mixture]
+
+
 def vocabulary(size: int) -> list:
     """Byte-level tokens: one of each byte, then words."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -63,10 +93,12 @@ def vocabulary(size: int) -> list:
 
 
 def main():
-    if len(sys.argv) != 4 or sys.argv[1] not in SHAPES or sys.argv[2] not in TYPES:
-        sys.exit(f"{__doc__}\nSHAPE: {', '.join(SHAPES)}; TYPE: {', '.join(TYPES)}")
-    shape, kind, path = sys.argv[1], TYPES[sys.argv[2]], sys.argv[3]
+    shape, _, cut = sys.argv[1].rpartition("-") if len(sys.argv) == 4 and sys.argv[1] not in SHAPES else (*sys.argv[1:2], "", "")
+    if len(sys.argv) != 4 or shape not in SHAPES or sys.argv[2] not in TYPES or not (cut or "1").isdigit():
+        sys.exit(f"{__doc__}\nSHAPE: {', '.join(SHAPES)}, also with -LAYERS; TYPE: {', '.join(TYPES)}")
+    mixture, path = sys.argv[2:]
     architecture, layers, hidden, channels, heads, kv_heads, width, vocab, base = SHAPES[shape]
+    layers = int(cut or layers)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(32768)
@@ -74,9 +106,27 @@ def main():
     writer.add_feed_forward_length(channels)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
+    if architecture == "deepseek2":
+        writer.add_key_length(LATENT + ROTATED)
+        writer.add_value_length(LATENT)
+        writer.add_key_length_mla(width)
+        writer.add_value_length_mla(VALUE)
+        writer.add_kv_lora_rank(LATENT)
+        writer.add_rope_dimension_count(ROTATED)
+        writer.add_leading_dense_block_count(LEADING_DENSE)
+        writer.add_expert_shared_count(SHARED)
+        writer.add_expert_weights_scale(1.0)
+        writer.add_expert_weights_norm(False)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+    else:
+        writer.add_key_length(width)
+        writer.add_value_length(width)
+        writer.add_rope_dimension_count(width)
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(128)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     writer.add_rope_freq_base(base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocab)
@@ -95,11 +145,21 @@ def main():
 
     rng = np.random.default_rng(0)
 
-    def matrix(name, rows, columns):
-        writer.add_tensor(f"{name}.weight", blocks(rng, rows, columns, kind), raw_dtype=kind)
+    def matrix(name, rows, columns, stack=()):
+        kind = kind_of(mixture, name, layers, shape not in UNTIED)
+        data = blocks(rng, int(np.prod(stack)) * rows, columns, kind)
+        writer.add_tensor(f"{name}.weight", data.reshape(*stack, rows, -1), raw_dtype=kind)
+
+    def vector(name, *shape, value=0.0):
+        writer.add_tensor(name, np.full(shape, value, np.float32))
 
     def norm(name, size):
-        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+        vector(f"{name}.weight", size, value=1.0)
+
+    def feed_forward(i, suffix, channels, stack=()):
+        matrix(f"blk.{i}.ffn_gate{suffix}", channels, hidden, stack)
+        matrix(f"blk.{i}.ffn_up{suffix}", channels, hidden, stack)
+        matrix(f"blk.{i}.ffn_down{suffix}", hidden, channels, stack)
 
     matrix("token_embd", vocab, hidden)
     norm("output_norm", hidden)
@@ -108,26 +168,36 @@ def main():
     for i in range(layers):
         norm(f"blk.{i}.attn_norm", hidden)
         matrix(f"blk.{i}.attn_q", heads * width, hidden)
-        matrix(f"blk.{i}.attn_k", kv_heads * width, hidden)
-        matrix(f"blk.{i}.attn_v", kv_heads * width, hidden)
-        matrix(f"blk.{i}.attn_output", hidden, heads * width)
+        if architecture == "deepseek2":
+            matrix(f"blk.{i}.attn_kv_a_mqa", LATENT + ROTATED, hidden)
+            norm(f"blk.{i}.attn_kv_a_norm", LATENT)
+            matrix(f"blk.{i}.attn_k_b", LATENT, width - ROTATED, (heads,))
+            matrix(f"blk.{i}.attn_v_b", VALUE, LATENT, (heads,))
+            matrix(f"blk.{i}.attn_output", hidden, heads * VALUE)
+        else:
+            matrix(f"blk.{i}.attn_k", kv_heads * width, hidden)
+            matrix(f"blk.{i}.attn_v", kv_heads * width, hidden)
+            matrix(f"blk.{i}.attn_output", hidden, heads * width)
         if architecture in ("qwen3", "qwen3moe"):
             norm(f"blk.{i}.attn_q_norm", width)
             norm(f"blk.{i}.attn_k_norm", width)
-        norm(f"blk.{i}.ffn_norm", hidden)
-        if architecture in EXPERTS:
-            # Scores as far apart as a trained router's; f32, as llama.cpp's converter keeps them.
-            router = rng.standard_normal((experts, hidden), np.float32) / np.float32(np.sqrt(hidden))
-            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
-            for name, rows, columns in [
-                ("gate", expert_channels, hidden), ("up", expert_channels, hidden), ("down", hidden, expert_channels)
-            ]:
-                data = blocks(rng, experts * rows, columns, kind).reshape(experts, rows, -1)
-                writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", data, raw_dtype=kind)
+        norm(f"blk.{i}.{'post_attention_norm' if architecture == 'gpt-oss' else 'ffn_norm'}", hidden)
+        if architecture not in EXPERTS or (architecture == "deepseek2" and i < LEADING_DENSE):
+            feed_forward(i, "", channels)
             continue
-        matrix(f"blk.{i}.ffn_gate", channels, hidden)
-        matrix(f"blk.{i}.ffn_up", channels, hidden)
-        matrix(f"blk.{i}.ffn_down", hidden, channels)
+        # Scores as far apart as a trained router's; f32, as llama.cpp's converter keeps them.
+        router = rng.standard_normal((experts, hidden), np.float32) / np.float32(np.sqrt(hidden))
+        writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
+        feed_forward(i, "_exps", expert_channels, (experts,))
+        if architecture == "deepseek2":
+            feed_forward(i, "_shexp", SHARED * expert_channels)
+        if architecture == "gpt-oss":
+            for name, size in [("q", heads * width), ("k", kv_heads * width), ("v", kv_heads * width), ("output", hidden)]:
+                vector(f"blk.{i}.attn_{name}.bias", size)
+            vector(f"blk.{i}.attn_sinks.weight", heads)
+            vector(f"blk.{i}.ffn_gate_inp.bias", experts)
+            for name, size in [("gate", expert_channels), ("up", expert_channels), ("down", hidden)]:
+                vector(f"blk.{i}.ffn_{name}_exps.bias", experts, size)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
