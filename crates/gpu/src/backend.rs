@@ -14,6 +14,7 @@ use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Role, Sum};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
+use crate::sums::{Mailboxes, Sums};
 
 /// How a [`GpuBackend`] works.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,6 +28,8 @@ pub struct GpuConfig {
     pub overlap: Overlap,
     /// Remembers proofs of kernels in the user's cache folder.
     pub remembers: bool,
+    /// Whether sums over ranks are exchanged inside of a submission.
+    pub mailboxes: Mailboxes,
 }
 
 /// A product's form but for how lanes add up.
@@ -38,7 +41,7 @@ const TABLE_UNIT: usize = 256;
 /// One rank's GPU.
 pub struct GpuBackend {
     pub(crate) device: Device,
-    pub(crate) group: Group,
+    pub(crate) sums: Sums,
     pub(crate) config: GpuConfig,
     /// How lanes add up in the forms that were proved; `None` where all are wrong.
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
@@ -127,6 +130,7 @@ impl GpuBackend {
     pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut backend = Self::unproved(found, config, group)?;
         backend.prove(Family::Rows)?;
+        backend.sums.prove(&mut backend.device, &found.info, config.mailboxes)?;
         Ok(backend)
     }
 
@@ -137,7 +141,7 @@ impl GpuBackend {
         let info = &found.info;
         Ok(Self {
             device,
-            group,
+            sums: Sums::new(group),
             config,
             forms: HashMap::new(),
             tiles: HashMap::new(),
@@ -168,6 +172,11 @@ impl GpuBackend {
     /// Kernel forms that were refused because they are wrong on this device, and how.
     pub fn refusals(&self) -> &[String] {
         &self.refusals
+    }
+
+    /// Whether sums over ranks are exchanged inside of submissions.
+    pub fn has_mailbox(&self) -> bool {
+        self.sums.has_mailbox()
     }
 
     /// Uploads the tables of a step.

@@ -1,5 +1,7 @@
 //! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
 
+pub(crate) mod shared;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +26,7 @@ use crate::profile::{TIMING, Timer, named};
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
 
 /// How long the device may take for what was submitted.
-const ANSWER_LIMIT_S: u64 = 60;
+pub(crate) const ANSWER_LIMIT_S: u64 = 60;
 
 /// Dispatches after which a part of a step is submitted, so that the device computes while the rest
 /// is recorded, and no submission lasts long: few at first, then twice as many each time.
@@ -95,7 +97,8 @@ impl Device {
     /// Opens a device with the features that kernels can use.
     pub fn open(found: &Found) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
-        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
+        let mut wanted =
+            Features::IMMEDIATES | Features::SUBGROUP | Features::MAPPABLE_PRIMARY_BUFFERS | TIMING;
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;
@@ -158,7 +161,7 @@ impl Device {
         })
     }
 
-    fn failed(&self, reason: impl Into<String>) -> ComputeError {
+    pub fn failed(&self, reason: impl Into<String>) -> ComputeError {
         ComputeError::Device { device: self.name.clone(), reason: reason.into() }
     }
 

@@ -4,6 +4,7 @@ mod attend;
 mod attend_many;
 mod attend_tiles;
 mod decode;
+mod exchange;
 mod matrices;
 mod product;
 mod tiles;
@@ -11,6 +12,7 @@ mod tiles;
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
+pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
@@ -68,6 +70,8 @@ pub(crate) enum Kernel {
     NormGated,
     /// Reads a buffer: what the device's memory gives.
     ReadAll,
+    /// A sum over ranks.
+    Exchange(Exchange),
 }
 
 impl Kernel {
@@ -91,6 +95,7 @@ impl Kernel {
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
                 all
             }
+            Self::Exchange(exchange) => exchange.bindings(),
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
@@ -126,6 +131,7 @@ impl Kernel {
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
             Self::Combine => attend::combine(),
+            Self::Exchange(exchange) => exchange.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
             Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
@@ -165,6 +171,7 @@ impl Kernel {
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
+        all.extend(Exchange::all().into_iter().map(Self::Exchange));
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));

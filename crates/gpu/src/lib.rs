@@ -22,15 +22,17 @@ mod caches;
 mod device;
 mod format;
 mod kernel;
+mod mailbox;
 mod matrix;
 mod memory;
 mod operations;
 mod profile;
 mod proof;
+mod sums;
 #[cfg(test)]
 mod tests;
 
-pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real};
+pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real, real_count};
 pub use backend::{GpuBackend, GpuConfig};
 pub use bandwidth::bandwidth;
 pub use buffer::{Buffer, Vector};
@@ -38,3 +40,4 @@ pub use caches::Caches;
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
+pub use sums::Mailboxes;

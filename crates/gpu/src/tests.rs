@@ -4,10 +4,13 @@ mod attention;
 mod attention_speed;
 mod conformance;
 mod families;
+mod latency;
 mod matrices;
 mod recording;
 mod refusals;
 mod speed;
+mod stress;
+mod sums;
 mod translation;
 
 use thunder_collectives::Group;
@@ -16,7 +19,7 @@ use thunder_compute::Activations;
 use crate::{Found, GpuBackend, GpuConfig};
 
 /// The device to test on. Notes a skipped test if there is none.
-pub(super) fn device(test: &str) -> Option<Found> {
+pub(crate) fn device(test: &str) -> Option<Found> {
     let found = crate::for_tests();
     if found.is_none() {
         thunder_testing::skip(test, thunder_testing::NO_VULKAN);

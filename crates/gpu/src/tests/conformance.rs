@@ -4,6 +4,7 @@ use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, conformance};
 
 use super::{backend, device};
+use crate::{GpuBackend, GpuConfig, Mailboxes};
 use conformance::Limits;
 
 /// f32 activations; what an f16 and an int8 cache cost remains.
@@ -49,7 +50,12 @@ fn sums_over_ranks_conform() {
     for ranks in if thunder_testing::is_long() { 1..4 } else { 3..4 } {
         let reports = local::run(ranks, TransportChoice::Shm, |mut group| {
             let own = group.split(0, group.rank() as u32).unwrap();
-            conformance::run_on_rank(&mut backend(&found, Activations::F32, own), group, &F32)
+            // Ranks that sum in mailboxes, and ranks that do not. None do if they share a real GPU.
+            let has_mailbox = group.rank() % 2 == 0 && !found.info.is_real();
+            let mailboxes = if has_mailbox { Mailboxes::Always } else { Mailboxes::Never };
+            let config = GpuConfig { activations: Activations::F32, mailboxes, ..GpuConfig::default() };
+            let mut backend = GpuBackend::new(&found, config, own).unwrap();
+            conformance::run_on_rank(&mut backend, group, &F32)
         });
         for report in reports.unwrap() {
             assert!(report.failures.is_empty(), "{ranks} ranks: {report}");
