@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use thunder_collectives::Group;
+use thunder_compute::step::{KV_BLOCK_TOKENS, StepSequence};
 use thunder_compute::{Activations, ComputeError, Overlap, Rope, Step};
 
 use crate::adapter::Found;
@@ -38,6 +39,10 @@ pub(crate) type FormKey = (Format, Input, Role, usize);
 /// The table of blocks ends at a multiple of this.
 const TABLE_UNIT: usize = 256;
 
+/// Splits of attention suffice for a multiple of this many tokens: those that a row does not need
+/// cost little, and most steps dispatch the same.
+const LONGEST_UNIT: usize = 512;
+
 /// One rank's GPU.
 pub struct GpuBackend {
     pub(crate) device: Device,
@@ -59,6 +64,9 @@ pub struct GpuBackend {
     /// Forms that were wrong on this device, and how.
     pub(crate) refusals: Vec<String>,
     pub(crate) step: Option<StepTables>,
+    /// The first table of the step after this one, if that one only adds a token to each sequence;
+    /// and where the tokens of this step are.
+    pub(crate) next: Option<(Vec<u32>, Option<u32>)>,
     /// Buffers between uses as scratch.
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels, and their scales.
@@ -98,7 +106,7 @@ pub(crate) struct StepTables {
     /// All rows, and those of generated tokens, which come first.
     pub all: usize,
     pub generated: usize,
-    /// The largest position of a generated token, and one.
+    /// No position of a generated token is this large.
     pub longest: usize,
     /// Prompts' rows, and where they are in the buffer.
     pub tiles: Arc<[Tile]>,
@@ -152,6 +160,7 @@ impl GpuBackend {
             proving: false,
             refusals: Vec::new(),
             step: None,
+            next: None,
             spares: Vec::new(),
             levels: None,
             halves: None,
@@ -183,6 +192,36 @@ impl GpuBackend {
     pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
+        self.next = None;
+        let mut tables = self.words_of(step, ropes);
+        let (memory, first) = self.device.table(&self.words)?;
+        if let Some(next) = next_of(step).filter(|_| self.sums.size() == 1) {
+            let mut table = std::mem::take(&mut self.words);
+            let after = self.words_of(&next, ropes);
+            std::mem::swap(&mut table, &mut self.words);
+            // Then all dispatches are the same.
+            if after.longest == tables.longest {
+                self.next = Some((table, None));
+            }
+        }
+        for table in &mut tables.ropes {
+            table.first += first / 2;
+        }
+        tables.memory = memory;
+        for place in [
+            &mut tables.rows,
+            &mut tables.blocks,
+            &mut tables.sequences,
+            &mut tables.first_tile,
+        ] {
+            *place += first;
+        }
+        self.step = Some(tables);
+        Ok(())
+    }
+
+    /// Writes a step's tables to `words`; where they are, from their first word on.
+    fn words_of(&mut self, step: &Step, ropes: &[Rope]) -> StepTables {
         let words = &mut self.words;
         words.clear();
         for sequence in &step.sequences {
@@ -216,7 +255,7 @@ impl GpuBackend {
         for rope in ropes {
             words.resize(words.len().next_multiple_of(2), 0);
             tables.push(RopeTable {
-                first: words.len() as u32,
+                first: words.len() as u32 / 2,
                 pairs: rope.inverse_frequencies.len() as u32,
                 interleaved: rope.interleaved,
             });
@@ -224,25 +263,20 @@ impl GpuBackend {
         }
         // The table's first word must be even too, for the pairs of rotations.
         words.resize(words.len().next_multiple_of(2), 0);
-        let (memory, first) = self.device.table(words)?;
-        for table in &mut tables {
-            table.first = (table.first + first) / 2;
-        }
         let ends = step.sequences.iter().filter(|s| s.rows.end <= generated).map(|s| s.start + s.rows.len());
-        self.step = Some(StepTables {
-            memory,
-            rows: first,
-            blocks: first + blocks as u32,
-            sequences: first + sequences as u32,
+        StepTables {
+            memory: self.nothing.clone(),
+            rows: 0,
+            blocks: blocks as u32,
+            sequences: sequences as u32,
             sequence_count: step.sequences.len() as u32,
             ropes: tables,
             all: step.rows(),
             generated,
-            longest: ends.max().unwrap_or(0),
+            longest: ends.max().unwrap_or(0).next_multiple_of(LONGEST_UNIT),
             tiles: tiles.into(),
-            first_tile: first + first_tile as u32,
-        });
-        Ok(())
+            first_tile: first_tile as u32,
+        }
     }
 
     /// The current step's tables.
@@ -280,6 +314,20 @@ impl GpuBackend {
             }
         }
     }
+}
+
+/// The step after `step` but for its tokens, if all rows are generated tokens that are continued and
+/// need no new block.
+fn next_of(step: &Step) -> Option<Step> {
+    let is_continued = |s: &StepSequence| {
+        !s.prompt && s.rows.len() == 1 && s.start + 1 < s.blocks.len() * KV_BLOCK_TOKENS
+    };
+    let all = step.logit_rows.len() == step.rows() && step.sequences.iter().all(is_continued);
+    all.then(|| {
+        let mut next = step.clone();
+        next.sequences.iter_mut().for_each(|sequence| sequence.start += 1);
+        next
+    })
 }
 
 /// Appends cosine and sine of each pair of each row, as the reference computes them.

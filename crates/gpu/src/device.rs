@@ -19,6 +19,7 @@ use wgpu::{
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
+use crate::follow::{Follow, Given, Next};
 use crate::kernel::{Access, Kernel};
 use crate::profile::{TIMING, Timer, named};
 
@@ -69,14 +70,19 @@ pub(crate) struct Device {
     /// Of the step.
     #[cfg(test)]
     pub submissions: usize,
+    /// Steps that the device was given ahead.
+    #[cfg(test)]
+    pub followed: usize,
     ahead: Ahead,
+    follow: Follow,
     /// The last two submissions.
     earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
     tables: Option<(Memory, usize)>,
     /// The end of the used tables, which the device does not have yet.
     new_tables: Vec<u32>,
-    staging: Option<wgpu::Buffer>,
+    /// Buffers for results between uses.
+    staging: Vec<wgpu::Buffer>,
     upload_bytes: usize,
     next_id: u64,
     timer: Timer,
@@ -147,11 +153,14 @@ impl Device {
             most_dispatches: FIRST_DISPATCHES,
             #[cfg(test)]
             submissions: 0,
+            #[cfg(test)]
+            followed: 0,
             ahead: Ahead::default(),
+            follow: Follow::default(),
             earlier: [None, None],
             tables: None,
             new_tables: Vec::new(),
-            staging: None,
+            staging: Vec::new(),
             upload_bytes: 0,
             next_id: 0,
             timer: Timer::default(),
@@ -221,6 +230,7 @@ impl Device {
         if words.is_empty() {
             return Ok(());
         }
+        self.interrupt()?;
         self.queue.write_buffer(&memory.buffer, first as u64 * 4, bytemuck::cast_slice(words));
         self.upload_bytes += size_of_val(words);
         if self.upload_bytes > MAX_UPLOAD_BYTES {
@@ -239,9 +249,20 @@ impl Device {
     /// Forgets the tables of the step before. A step of nothing but `generated` rows may be
     /// measured.
     pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
-        self.submit()?;
+        if self.follow.is_comparing() {
+            // The step before was not read.
+            self.interrupt()?;
+        }
+        if !self.follow.has_given() {
+            self.submit()?;
+        }
         self.timer.begin_step(&self.device, generated);
-        self.ahead.begin(generated.is_some() && !self.timer.is_on());
+        if self.timer.is_on() {
+            self.follow = Follow::default();
+        }
+        let may_repeat = generated.is_some() && !self.timer.is_on();
+        self.follow.begin(may_repeat);
+        self.ahead.begin(may_repeat && !self.follow.has_given());
         self.most_dispatches = FIRST_DISPATCHES;
         #[cfg(test)]
         {
@@ -268,6 +289,10 @@ impl Device {
 
     /// Adds a table for kernels of this step; returns where it is.
     pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
+        if let (Some(first), Some((memory, _))) = (self.follow.table(words), &self.tables) {
+            return Ok((memory.clone(), first as u32));
+        }
+        self.interrupt()?;
         let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
         if !self.tables.as_ref().is_some_and(fits) {
             self.upload_tables();
@@ -278,6 +303,7 @@ impl Device {
         let (memory, first) = (memory.clone(), *used);
         *used += words.len();
         self.new_tables.extend_from_slice(words);
+        self.follow.note_table(words, first);
         Ok((memory, first as u32))
     }
 
@@ -309,19 +335,32 @@ impl Device {
             return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
         }
         let binding = binding_of(kernel, buffers);
+        if self.follow.dispatch(&binding, arguments, groups) {
+            return Ok(());
+        }
+        self.interrupt()?;
+        let bound = self.bindings.get(&binding).cloned();
+        let dispatch = |group| Dispatch { binding, group, arguments: arguments.to_vec(), groups };
         if self.ahead.matches(&binding, arguments, groups) {
+            match bound {
+                Some(group) => self.follow.note(|| dispatch(group)),
+                None => self.follow.spoil(),
+            }
             let Some(commands) = self.ahead.hold_back() else { return Ok(()) };
             self.most_dispatches = 2 * AHEAD;
             return self.submit_commands(Some(commands));
         }
         self.prepare(kernel)?;
-        let group = self.bind(binding, buffers)?;
+        let group = match bound {
+            Some(group) => group,
+            None => self.bind(binding, buffers)?,
+        };
         if self.ahead.begins() {
             let held_back = self.ahead.release();
             self.record_all(&held_back)?;
-            let arguments = arguments.to_vec();
-            self.ahead.note(Dispatch { binding, group: group.clone(), arguments, groups });
+            self.ahead.note(dispatch(group.clone()));
         }
+        self.follow.note(|| dispatch(group.clone()));
         self.record(kernel, &group, arguments, groups)
     }
 
@@ -385,6 +424,17 @@ impl Device {
         if words == 0 {
             return Ok(());
         }
+        self.interrupt()?;
+        self.follow.spoil();
+        self.copy_recorded((from, from_word), (to, to_word), words)
+    }
+
+    fn copy_recorded(
+        &mut self,
+        (from, from_word): (&Memory, usize),
+        (to, to_word): (&Memory, usize),
+        words: usize,
+    ) -> Result<(), ComputeError> {
         let held_back = self.ahead.end();
         self.record_all(&held_back)?;
         self.pass = None;
@@ -397,6 +447,11 @@ impl Device {
 
     /// Submits what was recorded.
     pub fn submit(&mut self) -> Result<(), ComputeError> {
+        self.interrupt()?;
+        self.submit_all()
+    }
+
+    fn submit_all(&mut self) -> Result<(), ComputeError> {
         let held_back = self.ahead.end();
         self.record_all(&held_back)?;
         self.submit_recorded()
@@ -452,28 +507,49 @@ impl Device {
         words: Range<usize>,
         out: &mut Vec<u32>,
     ) -> Result<(), ComputeError> {
+        self.interrupt()?;
+        self.follow.spoil();
+        self.read_step(memory, words, out, None)
+    }
+
+    /// [`Self::read`] of the last thing that a step has: the largest number of each part of `rows`
+    /// rows. If what is known of the `next` step suffices, the device gets it meanwhile.
+    pub fn read_step(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        out: &mut Vec<u32>,
+        next: Option<(Next, usize)>,
+    ) -> Result<(), ComputeError> {
         out.clear();
         let bytes = words.len() as u64 * 4;
         if bytes == 0 {
             return Ok(());
         }
-        let staging = match self.staging.take() {
-            Some(staging) if staging.size() >= bytes => staging,
-            _ => {
-                let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-                self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer
+        let (staging, submission) = match self.follow.finish(&(memory.id, words.clone())) {
+            Some(given) => (given.staging, given.submission),
+            None => {
+                self.interrupt()?;
+                let staging = self.staging_of(bytes)?;
+                let to = Memory { buffer: staging.clone(), id: 0 };
+                self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
+                self.submit_all()?;
+                (staging, self.earlier[1].clone())
             }
         };
-        let to = Memory { buffer: staging.clone(), id: 0 };
-        self.copy((memory, words.start), (&to, 0), words.len())?;
-        self.submit()?;
-        self.record_ahead();
+        let follows = match next {
+            Some((next, rows)) => self.submit_next(next, rows, memory, words)?,
+            None => false,
+        };
+        if !follows {
+            self.record_ahead();
+        }
         let mapped = Arc::new(Mutex::new(None));
         let told = Arc::clone(&mapped);
         staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         });
-        self.wait()?;
+        if follows { self.wait_for(submission)? } else { self.wait()? }
         match mapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(self.failed(error.to_string())),
@@ -485,8 +561,95 @@ impl Device {
         out.extend(view.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
         drop(view);
         staging.unmap();
-        self.staging = Some(staging);
+        self.staging.push(staging);
         Ok(())
+    }
+
+    fn staging_of(&mut self, bytes: u64) -> Result<wgpu::Buffer, ComputeError> {
+        if let Some(index) = self.staging.iter().position(|staging| staging.size() >= bytes) {
+            return Ok(self.staging.swap_remove(index));
+        }
+        self.staging.clear();
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        Ok(self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer)
+    }
+
+    /// Submits the step after the current one, if it is known but for its tokens: the columns of
+    /// the largest numbers of `rows` rows, whose parts are in `words` of `memory`.
+    fn submit_next(
+        &mut self,
+        next: Next,
+        rows: usize,
+        memory: &Memory,
+        words: Range<usize>,
+    ) -> Result<bool, ComputeError> {
+        let Some((tables, tokens)) = self.follow.wanted(next) else { return Ok(false) };
+        let Some((of_tables, _)) = self.tables.clone() else { return Ok(false) };
+        let first: usize = tables[..tokens].iter().map(Vec::len).sum();
+        let arguments = [(words.len() / 2 / rows) as u32, first as u32];
+        let buffers = [memory, &of_tables];
+        self.prepare(&Kernel::NextTokens)?;
+        let binding = binding_of(&Kernel::NextTokens, &buffers);
+        let group = self.bind(binding, &buffers)?;
+        let of_tokens = Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
+        let staging = self.staging_of(words.len() as u64 * 4)?;
+        self.queue.write_buffer(&of_tables.buffer, 0, bytemuck::cast_slice(&tables.concat()));
+        let dispatches: Vec<_> = std::iter::once(&of_tokens).chain(self.follow.dispatches()).collect();
+        let parts = dispatches.chunks(MOST_DISPATCHES);
+        let last = parts.len() - 1;
+        for (index, part) in parts.enumerate() {
+            let mut encoder = self.device.create_command_encoder(&Default::default());
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for Dispatch { binding: (kernel, _), group, arguments, groups } in part {
+                let Some(pipeline) = self.pipelines.get(kernel) else {
+                    unreachable!("pipelines of recorded kernels were made")
+                };
+                add_dispatch(&mut pass, pipeline, group, arguments, *groups);
+            }
+            drop(pass);
+            if index == last {
+                let (from, bytes) = (words.start as u64 * 4, words.len() as u64 * 4);
+                encoder.copy_buffer_to_buffer(&memory.buffer, from, &staging, 0, Some(bytes));
+            }
+            #[cfg(test)]
+            {
+                self.followed += usize::from(index == last);
+            }
+            let [_, before] = std::mem::take(&mut self.earlier);
+            self.earlier = [before, Some(self.queue.submit([encoder.finish()]))];
+        }
+        let (read, submission) = ((memory.id, words), self.earlier[1].clone());
+        self.follow.give(Given { tables, tokens, read, staging, submission });
+        self.check()?;
+        Ok(true)
+    }
+
+    /// Tells the tokens of the step that was given to the device ahead.
+    pub fn tell_tokens(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.follow.tell(tokens);
+    }
+
+    /// Before something that was not foreseen: what the current step asked for is recorded again.
+    fn interrupt(&mut self) -> Result<(), ComputeError> {
+        let Some(again) = self.follow.take_back() else { return Ok(()) };
+        let words = again.tables.concat();
+        if let Some((memory, used)) = &mut self.tables {
+            self.queue.write_buffer(&memory.buffer, 0, bytemuck::cast_slice(&words));
+            *used = words.len();
+            self.upload_bytes += size_of_val(&*words);
+        }
+        self.record_all(&again.dispatches)
+    }
+
+    /// Waits until the device has done a submission and all before.
+    fn wait_for(&mut self, submission: Option<SubmissionIndex>) -> Result<(), ComputeError> {
+        let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
+        let waited = self.device.poll(PollType::Wait { submission_index: submission, timeout });
+        self.check()?;
+        match waited {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(format!("no answer within {ANSWER_LIMIT_S} s: {error}"))),
+        }
     }
 
     /// Makes a kernel's pipeline, if it was not made before.
@@ -586,6 +749,7 @@ impl Device {
     pub fn forget_bindings(&mut self) {
         self.bindings.clear();
         self.ahead = Ahead::default();
+        self.follow = Follow::default();
     }
 }
 

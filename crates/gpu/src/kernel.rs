@@ -68,6 +68,8 @@ pub(crate) enum Kernel {
     ShortConv,
     DeltaRule,
     NormGated,
+    /// The tokens of the next step.
+    NextTokens,
     /// Reads a buffer: what the device's memory gives.
     ReadAll,
     /// A sum over ranks.
@@ -100,7 +102,12 @@ impl Kernel {
                 vec![Read, Read, Write]
             }
             Self::Quantize { .. } | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add | Self::Gate | Self::Largest | Self::ReadAll | Self::SquareSums => vec![Read, Write],
+            Self::Add
+            | Self::Gate
+            | Self::Largest
+            | Self::NextTokens
+            | Self::ReadAll
+            | Self::SquareSums => vec![Read, Write],
             Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
@@ -120,6 +127,7 @@ impl Kernel {
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
+            Self::NextTokens => include_str!("kernel/next_tokens.wgsl").to_owned(),
             Self::Product(product) => product.source(),
             Self::Tiles(format) => tiles::source(*format),
             Self::Matrices(matrices) => matrices.source(),
@@ -154,6 +162,7 @@ impl Kernel {
             Self::TakeRows,
             Self::Gate,
             Self::Largest,
+            Self::NextTokens,
             Self::Prepare,
             Self::Append { int8: false },
             Self::Append { int8: true },

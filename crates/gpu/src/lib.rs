@@ -20,6 +20,7 @@ mod bandwidth;
 mod buffer;
 mod caches;
 mod device;
+mod follow;
 mod format;
 mod kernel;
 mod mailbox;

@@ -44,6 +44,7 @@ impl Family {
                 Kernel::TakeRows,
                 Kernel::Gate,
                 Kernel::Largest,
+                Kernel::NextTokens,
             ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });

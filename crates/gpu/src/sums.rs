@@ -10,6 +10,7 @@ use crate::adapter::DeviceInfo;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
+use crate::follow::Next;
 use crate::mailbox::{Failure, Mailbox, Poison, Rows, Summer};
 
 /// Whether sums over ranks are exchanged inside of a submission.
@@ -190,6 +191,18 @@ impl GpuBackend {
     /// Submits what was recorded, waits for it and reads words, unless a sum was lost before.
     pub(crate) fn read_words(&mut self, memory: &Memory, range: Range<usize>, out: &mut Vec<u32>) -> Outcome {
         self.device.read(memory, range, out)?;
+        self.sums.check(&self.device)
+    }
+
+    /// [`Self::read_words`] of what a step ends with; the device may get the `next` one.
+    pub(crate) fn read_largest_words(
+        &mut self,
+        memory: &Memory,
+        range: Range<usize>,
+        out: &mut Vec<u32>,
+        next: Option<(Next, usize)>,
+    ) -> Outcome {
+        self.device.read_step(memory, range, out, next)?;
         self.sums.check(&self.device)
     }
 }

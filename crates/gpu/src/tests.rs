@@ -4,6 +4,7 @@ mod attention;
 mod attention_speed;
 mod conformance;
 mod families;
+mod following;
 mod latency;
 mod matrices;
 mod recording;

@@ -10,7 +10,7 @@ use thunder_compute::{
 
 use super::{Family, Numbers, attend, compare};
 use crate::backend::GpuBackend;
-use crate::kernel::{AttendMany, AttendTiles};
+use crate::kernel::{AttendMany, AttendTiles, Kernel};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
@@ -19,6 +19,11 @@ const TOKENS: usize = 300;
 pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
     let found = run(backend, family)?;
     let expected = run(&mut Reference::new(Group::solo()), family)?;
+    if family == Family::Rows
+        && let Err(reason) = next_tokens(backend)?
+    {
+        return Ok(Err(reason));
+    }
     let limit = match family {
         Family::Rows | Family::Experts | Family::State => 1e-4,
         // What numbers of the cache cost.
@@ -100,6 +105,23 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let of = |l: &Largest| [l.column as f32, if l.value.is_nan() { 9.0 } else { l.value }];
     results.push(largest.iter().flat_map(of).collect());
     Ok(results)
+}
+
+/// The columns of the largest of a row's parts, which no operation shows.
+fn next_tokens(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
+    let part = |column: u32, value: f32| [column, value.to_bits()];
+    let parts = [
+        [part(5, 1.0), part(70, f32::NAN), part(130, 2.0)],
+        [part(9, -2.0), part(80, -1.0), part(140, -1.0)],
+        [part(0, 0.5), part(90, -0.0), part(139, 0.75)],
+    ];
+    let parts = backend.device.filled(parts.as_flattened().as_flattened(), "a proof")?;
+    let tokens = backend.device.filled(&[7; 4], "a proof")?;
+    backend.device.dispatch(&Kernel::NextTokens, &[&parts, &tokens], &[3, 1], [3, 1, 1])?;
+    let mut found = Vec::new();
+    backend.device.read(&tokens, 0..4, &mut found)?;
+    let is_right = found == [7, 70, 80, 139];
+    Ok(if is_right { Ok(()) } else { Err(format!("the tokens of a next step are {found:?}")) })
 }
 
 /// Rows after two norms of parts, of which the second does not count its last column.
