@@ -13,6 +13,7 @@ use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Role, Sum};
+use crate::operations::products::Left;
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::sums::{Mailboxes, Sums};
@@ -71,6 +72,8 @@ pub struct GpuBackend {
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels, and their scales.
     pub(crate) levels: Option<(Memory, Memory)>,
+    /// The rows whose levels these are, if a kernel left them next to its results.
+    pub(crate) left: Option<Left>,
     /// How much of the arithmetic that a submission may have is recorded and not submitted.
     pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
@@ -163,6 +166,7 @@ impl GpuBackend {
             next: None,
             spares: Vec::new(),
             levels: None,
+            left: None,
             halves: None,
             recorded_share: 0.0,
             parts: None,

@@ -64,6 +64,8 @@ pub(crate) struct Device {
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
     pass: Option<ComputePass<'static>>,
+    /// Dispatches, copies and uploads so far.
+    pub recorded: u64,
     dispatches: usize,
     /// Of the submission that is recorded.
     most_dispatches: usize,
@@ -149,6 +151,7 @@ impl Device {
             bindings: HashMap::new(),
             encoder: None,
             pass: None,
+            recorded: 0,
             dispatches: 0,
             most_dispatches: FIRST_DISPATCHES,
             #[cfg(test)]
@@ -231,6 +234,7 @@ impl Device {
             return Ok(());
         }
         self.interrupt()?;
+        self.recorded += 1;
         self.queue.write_buffer(&memory.buffer, first as u64 * 4, bytemuck::cast_slice(words));
         self.upload_bytes += size_of_val(words);
         if self.upload_bytes > MAX_UPLOAD_BYTES {
@@ -330,6 +334,7 @@ impl Device {
             return Ok(());
         }
         debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
+        self.recorded += 1;
         if let Some(&value) = groups.iter().find(|count| **count > self.max_groups) {
             let (what, needs) = ("the number of a kernel's workgroups", "at most 65535");
             return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
@@ -426,6 +431,7 @@ impl Device {
         }
         self.interrupt()?;
         self.follow.spoil();
+        self.recorded += 1;
         self.copy_recorded((from, from_word), (to, to_word), words)
     }
 

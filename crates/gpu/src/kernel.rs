@@ -16,7 +16,7 @@ pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
+pub(crate) use product::{BATCHES, Input, MAX_CHOICES, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -63,7 +63,10 @@ pub(crate) enum Kernel {
     AttendMany(AttendMany),
     /// Attention of prompts' rows.
     AttendTiles(AttendTiles),
-    Combine,
+    /// Splits of attention, added; leaves levels of the sums too.
+    Combine {
+        levels: bool,
+    },
     Route,
     ShortConv,
     DeltaRule,
@@ -108,7 +111,8 @@ impl Kernel {
             | Self::NextTokens
             | Self::ReadAll
             | Self::SquareSums => vec![Read, Write],
-            Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
+            Self::Prepare | Self::Combine { levels: false } => vec![Read, Read, Read, Write],
+            Self::Combine { levels: true } => vec![Read, Read, Read, Write, Write, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
             Self::DeltaRule => vec![Read, Read, Read, Read, Read, Write, Write],
@@ -138,7 +142,7 @@ impl Kernel {
             Self::Attend(attend) => attend.source(),
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
-            Self::Combine => attend::combine(),
+            Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
@@ -168,7 +172,8 @@ impl Kernel {
             Self::Append { int8: true },
             Self::PrepareAppend { int8: false },
             Self::PrepareAppend { int8: true },
-            Self::Combine,
+            Self::Combine { levels: false },
+            Self::Combine { levels: true },
             Self::Route,
             Self::ShortConv,
             Self::DeltaRule,
@@ -230,6 +235,18 @@ fn embed(format: Format) -> String {
 }
 
 fn quantize(pairs: bool) -> String {
+    include_str!("kernel/quantize.wgsl").replace("$LEVELS", &store_levels(pairs))
+}
+
+/// What leaves blocks of a workgroup's numbers as levels; `blocks` of them, at once.
+fn leave_levels(pairs: bool, blocks: usize) -> String {
+    include_str!("kernel/leave_levels.wgsl")
+        .replace("$LEVELS", &store_levels(pairs))
+        .replace("$QUADS", &(8 * blocks).to_string())
+}
+
+/// How levels are stored.
+fn store_levels(pairs: bool) -> String {
     // Levels of 16 bits are a signed high byte and a signed low one; planes of words, as products
     // read them, in quads of blocks' halves.
     let levels = match pairs {
@@ -249,11 +266,11 @@ fn store(row: u32, quad: u32, level: vec4<i32>) {
         }
     };
     let place = "fn place(row: u32, quad: u32, plane: u32, planes: u32) -> u32 {
-    let vector = (row * planes + plane + quad / 4u % 2u) * args.blocks + quad / 8u;
+    let vector = (row * planes + plane + quad / 4u % 2u) * args.x_blocks + quad / 8u;
     return vector * 4u + quad % 4u;
 }
 ";
-    include_str!("kernel/quantize.wgsl").replace("$LEVELS", &format!("{place}{levels}"))
+    format!("{place}{levels}")
 }
 
 fn append(int8: bool) -> String {

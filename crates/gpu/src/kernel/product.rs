@@ -13,6 +13,9 @@ use crate::format::Format;
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Role, Shape, Sum};
 
+/// Experts of a row at most, the shared one included.
+pub(crate) const MAX_CHOICES: usize = 65;
+
 /// One compiled form of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
@@ -120,6 +123,13 @@ impl Product {
         if self.sum == Sum::Shared {
             text += &format!("var<workgroup> partial: array<f32, {}>;\n", threads * sums);
         }
+        if self.role == Role::ExpertDown {
+            text += &format!(
+                "var<workgroup> chosen: array<vec2<u32>, {MAX_CHOICES}>;
+var<workgroup> shares: array<f32, {MAX_CHOICES}>;
+"
+            );
+        }
         text += &format!(
             "@compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
@@ -147,20 +157,7 @@ let outputs = entry.y;
                 text += &self.rows_of_input("args.x_row + id.z");
                 text += &self.accumulate("1.0");
             }
-            Role::ExpertDown => {
-                text += "let outputs = args.outputs;
-for (var choice = 0u; choice < args.choices; choice++) {
-let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
-let expert = u32(choices[choice_at]);
-let entry = experts[expert];
-let weight = select(0.0, choices[choice_at + args.choices], entry.z == 1u);
-let base = entry.x;
-let blocks = select(0u, entry.y, entry.z == 1u);
-";
-                text += &self.rows_of_input("id.z * args.choices + choice");
-                text += &self.accumulate("weight");
-                text += "}\n";
-            }
+            Role::ExpertDown => text += &self.accumulate_choices(),
         }
         text += &self.add_lanes();
         text + &self.finish()
@@ -205,13 +202,7 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             };
             for line in 0..lines {
                 text += &format!("let block{line}_{u} = row{line} + b{u};\n");
-                text += &load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
-                if self.format.has_scales() {
-                    for half in 0..self.halves() {
-                        let group = group(self.format, &format!("block{line}_{u}"), half);
-                        text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
-                    }
-                }
+                text += &self.load_block(line, u);
             }
         }
         for u in 0..unroll {
@@ -230,6 +221,73 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             text += "}\n";
         }
         text + "}\n"
+    }
+
+    /// The lanes' loop over the blocks of all experts of a row, one behind the other.
+    fn accumulate_choices(self) -> String {
+        let Shape { per, unroll, .. } = self.shape;
+        let width = if self.input == Input::Floats { "args.x_stride / 8u" } else { "args.x_stride" };
+        let mut text = format!(
+            "for (var i = thread; i < args.choices; i += {threads}u) {{
+    let choice_at = (args.choice_row + id.z) * args.choice_stride + i;
+    let entry = experts[u32(choices[choice_at])];
+    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.z == 1u));
+    shares[i] = choices[choice_at + args.choices];
+}}
+workgroupBarrier();
+let outputs = args.outputs;
+let width = {width};
+let end = args.choices * width;
+",
+            threads = self.shape.threads()
+        );
+        for line in 0..per {
+            text += &format!("let output{line} = min(first + {line}u, max(outputs, 1u) - 1u);\n");
+        }
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
+        for u in 0..unroll {
+            text += &format!(
+                "let item{u} = min(turn + {}u, end - 1u);
+let choice{u} = item{u} / width;
+let b{u} = item{u} % width;
+let chosen{u} = chosen[choice{u}];
+",
+                LANES * u
+            );
+            for line in 0..per {
+                text += &format!(
+                    "let block{line}_{u} = chosen{u}.x + output{line} * chosen{u}.y + min(b{u}, max(chosen{u}.y, 1u) - 1u);\n"
+                );
+                text += &self.load_block(line, u);
+            }
+        }
+        for u in 0..unroll {
+            text += &format!(
+                "if (turn + {}u < end && b{u} < chosen{u}.y) {{
+let weight = shares[choice{u}];
+",
+                LANES * u
+            );
+            text += &self.rows_of_input(&format!("id.z * args.choices + choice{u}"));
+            text += &match self.input {
+                Input::Floats => self.floats(u, 0, per, "weight"),
+                Input::Bytes | Input::Pairs => self.levels(u, 0, per, "weight"),
+            };
+            text += "}\n";
+        }
+        text + "}\n"
+    }
+
+    /// Asks for a block's weights and scales.
+    fn load_block(self, line: usize, u: usize) -> String {
+        let mut text = load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
+        if self.format.has_scales() {
+            for half in 0..self.halves() {
+                let group = group(self.format, &format!("block{line}_{u}"), half);
+                text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
+            }
+        }
+        text
     }
 
     /// Groups of weights that a block touches.

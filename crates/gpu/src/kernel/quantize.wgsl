@@ -1,7 +1,7 @@
 // Rows as levels with a scale for each block of 32 columns, after an RMS norm if args.norm is 1.
 // For each block the scale, and the scale times the sum of the levels; then the same sums of its first
 // and its second half. A workgroup takes 64 blocks of a row: each finds the row's norm for itself.
-struct Args { width: u32, row: u32, x_stride: u32, blocks: u32, eps: f32, norm: u32 }
+struct Args { width: u32, row: u32, x_stride: u32, x_blocks: u32, eps: f32, norm: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -20,7 +20,7 @@ $LEVELS
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = args.row + id.x;
     let source = row * args.x_stride;
-    let quads = args.blocks * 8u;
+    let quads = args.x_blocks * 8u;
     let quad = id.y * THREADS + thread;
     if (thread < 64u) { atomicStore(&largest[thread], 0u); }
     if (thread < 128u) { atomicStore(&totals[thread], 0); }
@@ -62,8 +62,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         let scale = most / MOST;
         let low = atomicLoad(&totals[half]);
         let high = atomicLoad(&totals[half + 1u]);
-        let at = row * args.blocks * 2u + quad / 8u;
+        let at = row * args.x_blocks * 2u + quad / 8u;
         scales[at] = vec2<f32>(scale, scale * f32(low + high));
-        scales[at + args.blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
+        scales[at + args.x_blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
     }
 }

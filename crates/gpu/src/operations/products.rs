@@ -23,9 +23,21 @@ const QUANTIZED_BLOCKS: usize = 64;
 pub(crate) struct Operand {
     pub input: Input,
     /// The rows, and with levels their scales.
-    buffers: Vec<Memory>,
+    pub buffers: Vec<Memory>,
     /// From row to row: quads of floats, or blocks of levels.
     stride: u32,
+}
+
+/// Rows that a dispatch has left as levels, in [`GpuBackend::levels`].
+#[derive(Debug)]
+pub(crate) struct Left {
+    /// The id of the rows' buffer.
+    of: u64,
+    rows: Range<usize>,
+    blocks: usize,
+    input: Input,
+    /// What the device had recorded by then.
+    after: u64,
 }
 
 /// The arguments that products have in common.
@@ -200,15 +212,14 @@ impl GpuBackend {
         input: Input,
         norm: Option<(&Vector, f32)>,
     ) -> Result<Operand, ComputeError> {
-        let all = x.capacity() * blocks;
-        let levels = all * input.planes() * 16;
-        let (levels, scales) = match self.levels.take() {
-            Some(both) if both.0.bytes() >= levels as u64 && both.1.bytes() >= all as u64 * 16 => both,
-            _ => (
-                self.device.memory(levels, "activations as levels")?,
-                self.device.memory(all * 16, "scales of activations")?,
-            ),
-        };
+        let are_left = norm.is_none() && self.are_left(x, &rows, blocks, input);
+        let (levels, scales) = self.take_levels(x, blocks, input)?;
+        if are_left {
+            let operand =
+                Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
+            self.levels = Some((levels, scales));
+            return Ok(operand);
+        }
         let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
         let arguments = [
             x.width as u32,
@@ -225,6 +236,39 @@ impl GpuBackend {
         let operand = Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
         self.levels = Some((levels, scales));
         Ok(operand)
+    }
+
+    /// Buffers for levels of all rows of `x` and their scales. What they hold stays until something
+    /// else is left there.
+    pub(super) fn take_levels(
+        &mut self,
+        x: &Buffer,
+        blocks: usize,
+        input: Input,
+    ) -> Result<(Memory, Memory), ComputeError> {
+        let all = x.capacity() * blocks;
+        let levels = all * input.planes() * 16;
+        match self.levels.take() {
+            Some(both) if both.0.bytes() >= levels as u64 && both.1.bytes() >= all as u64 * 16 => Ok(both),
+            _ => Ok((
+                self.device.memory(levels, "activations as levels")?,
+                self.device.memory(all * 16, "scales of activations")?,
+            )),
+        }
+    }
+
+    /// Notes that the last dispatch has left these rows of `x` as levels too.
+    pub(super) fn note_levels(&mut self, x: &Buffer, rows: Range<usize>, blocks: usize, input: Input) {
+        self.left = Some(Left { of: x.memory.id, rows, blocks, input, after: self.device.recorded });
+    }
+
+    /// Whether the last dispatch has left these rows as levels.
+    fn are_left(&self, x: &Buffer, rows: &Range<usize>, blocks: usize, input: Input) -> bool {
+        self.left.as_ref().is_some_and(|left| {
+            left.after == self.device.recorded
+                && (left.of, left.blocks, left.input) == (x.memory.id, blocks, input)
+                && left.rows == *rows
+        })
     }
 
     /// Records a product with weights, in the form that was proved. With experts, `of_experts` is

@@ -8,7 +8,7 @@ use thunder_compute::{
     SharedExpert, Step,
 };
 
-use super::{Family, Numbers, attend, compare};
+use super::{Family, Numbers, attend, compare, levels};
 use crate::backend::GpuBackend;
 use crate::kernel::{AttendMany, AttendTiles, Kernel};
 
@@ -17,6 +17,9 @@ const TOKENS: usize = 300;
 
 /// Runs a family on the device and on the reference. The inner result says how it is wrong.
 pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
+    if family == Family::CombinedLevels {
+        return levels::combined(backend);
+    }
     let found = run(backend, family)?;
     let expected = run(&mut Reference::new(Group::solo()), family)?;
     if family == Family::Rows
@@ -25,7 +28,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         return Ok(Err(reason));
     }
     let limit = match family {
-        Family::Rows | Family::Experts | Family::State => 1e-4,
+        Family::Rows | Family::Experts | Family::State | Family::CombinedLevels => 1e-4,
         // What numbers of the cache cost.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
@@ -49,6 +52,7 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Many(form) => attend::many(backend, form),
         Family::Tiles(form) => attend::tiles(backend, form),
         Family::Experts => route(backend),
+        Family::CombinedLevels => unreachable!("levels are compared with those of another kernel"),
         Family::State => recurrence(backend),
     }
 }

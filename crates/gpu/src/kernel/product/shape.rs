@@ -85,7 +85,9 @@ impl Shape {
             (Role::Plain, Input::Pairs, _) => (4, 2, 4),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::Gated, _, _) => (1, 4, 4),
-            (Role::ExpertGated | Role::ExpertDown, _, _) => (2, 2, 4),
+            (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
+            (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
+            (Role::ExpertDown, _, _) => (1, 3, 8),
         };
         // Numbers of more than 8 bits take more registers.
         Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
