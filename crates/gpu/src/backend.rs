@@ -12,8 +12,8 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Role, Sum};
-use crate::operations::products::Left;
+use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Product, Role, Sum};
+use crate::operations::products::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::sums::{Mailboxes, Sums};
@@ -70,10 +70,16 @@ pub struct GpuBackend {
     pub(crate) next: Option<(Vec<u32>, Option<u32>)>,
     /// Buffers between uses as scratch.
     pub(crate) spares: Vec<Buffer>,
-    /// Activations as levels, and their scales.
-    pub(crate) levels: Option<(Memory, Memory)>,
-    /// The rows whose levels these are, if a kernel left them next to its results.
+    /// Activations as levels.
+    pub(crate) levels: [Option<Levels>; 2],
+    /// The rows whose levels a kernel left next to its results.
     pub(crate) left: Option<Left>,
+    /// The product that was added last.
+    pub(crate) added: Option<Added>,
+    /// Weights of the norms that followed products when they were added the last time.
+    pub(crate) norms_after: HashMap<u64, Memory>,
+    /// Whether products that leave levels are right.
+    pub(crate) leaving: HashMap<Product, bool>,
     /// How much of the arithmetic that a submission may have is recorded and not submitted.
     pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
@@ -165,8 +171,11 @@ impl GpuBackend {
             step: None,
             next: None,
             spares: Vec::new(),
-            levels: None,
+            levels: [None, None],
             left: None,
+            added: None,
+            norms_after: HashMap::new(),
+            leaving: HashMap::new(),
             halves: None,
             recorded_share: 0.0,
             parts: None,

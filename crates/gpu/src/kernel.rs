@@ -16,7 +16,7 @@ pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, Input, MAX_CHOICES, Product, Role, Sum};
+pub(crate) use product::{BATCHES, Input, Leaves, MAX_CHOICES, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -104,7 +104,8 @@ impl Kernel {
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
-            Self::Quantize { .. } | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
+            Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
             Self::Add
             | Self::Gate
             | Self::Largest
@@ -207,6 +208,14 @@ impl Kernel {
                     for role in [Role::ExpertGated, Role::ExpertDown] {
                         all.push(Self::Product(Product::new(format, input, role, sum, 1)));
                     }
+                    let leaving = [
+                        (Role::Plain, Leaves::Normed),
+                        (Role::Gated, Leaves::Bytes),
+                        (Role::Gated, Leaves::Pairs),
+                    ];
+                    for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
+                        all.push(Self::Product(Product::leaving(format, input, role, sum, leaves)));
+                    }
                 }
             }
         }
@@ -238,11 +247,19 @@ fn quantize(pairs: bool) -> String {
     include_str!("kernel/quantize.wgsl").replace("$LEVELS", &store_levels(pairs))
 }
 
-/// What leaves blocks of a workgroup's numbers as levels; `blocks` of them, at once.
-fn leave_levels(pairs: bool, blocks: usize) -> String {
+/// What leaves `blocks` blocks of a workgroup's numbers as levels. `row_blocks` are the blocks of a
+/// row. With `normed`, the numbers are weighed first.
+fn leave_levels(pairs: bool, blocks: usize, row_blocks: &str, normed: bool) -> String {
+    let weigh = "value = value * left_norm[first * 8u + quad];";
+    let square = "var square = left_squares[quad];
+        for (var i = 1u; i < 8u; i++) { square += left_squares[quad + i]; }
+        squares_out[row * args.x_blocks + block] = square;";
     include_str!("kernel/leave_levels.wgsl")
         .replace("$LEVELS", &store_levels(pairs))
         .replace("$QUADS", &(8 * blocks).to_string())
+        .replace("$WEIGH", if normed { weigh } else { "" })
+        .replace("$SQUARE", if normed { square } else { "" })
+        .replace("args.x_blocks", row_blocks)
 }
 
 /// How levels are stored.
@@ -253,21 +270,25 @@ fn store_levels(pairs: bool) -> String {
         false => {
             "const MOST = 127.0;
 fn store(row: u32, quad: u32, level: vec4<i32>) {
-    levels[place(row, quad, 0u, 2u)] = pack4xI8(level);
+    levels_out[place(row, quad, 0u, 2u)] = pack4xI8(level);
 }"
         }
         true => {
             "const MOST = 32512.0;
 fn store(row: u32, quad: u32, level: vec4<i32>) {
     let low = ((level + vec4<i32>(128)) & vec4<i32>(255)) - vec4<i32>(128);
-    levels[place(row, quad, 0u, 4u)] = pack4xI8((level - low) / vec4<i32>(256));
-    levels[place(row, quad, 2u, 4u)] = pack4xI8(low);
+    levels_out[place(row, quad, 0u, 4u)] = pack4xI8((level - low) / vec4<i32>(256));
+    levels_out[place(row, quad, 2u, 4u)] = pack4xI8(low);
 }"
         }
     };
     let place = "fn place(row: u32, quad: u32, plane: u32, planes: u32) -> u32 {
     let vector = (row * planes + plane + quad / 4u % 2u) * args.x_blocks + quad / 8u;
     return vector * 4u + quad % 4u;
+}
+// Each step is one rounding, whatever a compiler makes of sums of products.
+fn square_of(v: vec4<f32>) -> f32 {
+    return fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, v.x * v.x)));
 }
 ";
     format!("{place}{levels}")

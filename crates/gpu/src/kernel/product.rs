@@ -11,7 +11,7 @@ use super::Access;
 use super::decode::{self, bytes, group, load, quad};
 use crate::format::Format;
 use shape::LANES;
-pub(crate) use shape::{BATCHES, Input, Role, Shape, Sum};
+pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 
 /// Experts of a row at most, the shared one included.
 pub(crate) const MAX_CHOICES: usize = 65;
@@ -26,6 +26,7 @@ pub(crate) struct Product {
     /// Rows of input that are computed together.
     pub batch: usize,
     pub shape: Shape,
+    pub leaves: Leaves,
 }
 
 /// The arguments, in this order; `first_column` and `stride`s of floats are in quads.
@@ -35,7 +36,7 @@ struct Args {
     rows: u32, x_row: u32, x_stride: u32, x_first: u32,
     out_row: u32, out_stride: u32, out_first: u32, activation: u32,
     alpha: f32, limit: f32, choices: u32, choice_stride: u32,
-    choice_row: u32, bias_stride: u32,
+    choice_row: u32, bias_stride: u32, norm_width: u32, norm_eps: f32,
 }
 var<immediate> args: Args;
 ";
@@ -60,7 +61,20 @@ fn activate(gate: f32, up: f32) -> f32 {
 
 impl Product {
     pub fn new(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
-        Self { format, input, role, sum, batch, shape: Shape::of(format, input, role, sum, batch) }
+        let shape = Shape::of(format, input, role, sum, batch);
+        Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
+    }
+
+    /// A product of one row at a time that leaves its outputs as levels too. A workgroup has a block
+    /// of them.
+    pub fn leaving(format: Format, input: Input, role: Role, sum: Sum, leaves: Leaves) -> Self {
+        let shape = Shape::of_block(format, input, role, sum);
+        Self { shape, leaves, ..Self::new(format, input, role, sum, BATCHES[0]) }
+    }
+
+    /// True if the input may be levels of rows times a norm's weights, not yet divided by the norm.
+    pub fn takes_norm(self) -> bool {
+        self.input.has_levels() && !self.has_experts()
     }
 
     /// True if the rows of weights come in pairs of a gate's and an up's.
@@ -75,10 +89,15 @@ impl Product {
     pub fn bindings(self) -> Vec<Access> {
         // Weights, bias, input.
         let mut reads = decode::buffers(self.format) + 2;
-        reads += usize::from(self.input.has_levels());
+        reads += usize::from(self.input.has_levels()) + usize::from(self.takes_norm());
         reads += if self.has_experts() { 2 } else { 0 };
         let mut all = vec![Access::Read; reads];
         all.push(Access::Write);
+        match self.leaves {
+            Leaves::Nothing => {}
+            Leaves::Bytes | Leaves::Pairs => all.extend([Access::Write; 2]),
+            Leaves::Normed => all.extend([Access::Read, Access::Write, Access::Write, Access::Write]),
+        }
         all
     }
 
@@ -99,16 +118,35 @@ impl Product {
                 text += &declare("read", "x_scales", "vec2<f32>");
             }
         }
+        if self.takes_norm() {
+            text += &declare("read", "x_squares", "f32");
+        }
         if self.has_experts() {
             text += &declare("read", "experts", "vec4<u32>");
             text += &declare("read", "choices", "f32");
         }
-        text + &declare("read_write", "out", "f32")
+        text += &declare("read_write", "out", "f32");
+        if self.leaves == Leaves::Normed {
+            text += &declare("read", "left_norm", "vec4<f32>");
+        }
+        if self.leaves != Leaves::Nothing {
+            text += &declare("read_write", "levels_out", "u32");
+            text += &declare("read_write", "scales_out", "vec2<f32>");
+        }
+        if self.leaves == Leaves::Normed {
+            text += &declare("read_write", "squares_out", "f32");
+        }
+        text
     }
 
-    /// Sums that a lane has.
-    fn sums(self) -> usize {
+    /// Sums of products that a lane has.
+    fn products(self) -> usize {
         self.shape.per * self.batch * if self.is_gated() { 2 } else { 1 }
+    }
+
+    /// All sums that a lane has: behind those of products, of each row's squares.
+    fn sums(self) -> usize {
+        self.products() + if self.takes_norm() { self.batch } else { 0 }
     }
 
     pub fn source(self) -> String {
@@ -117,6 +155,10 @@ impl Product {
         text += ARGUMENTS;
         if self.is_gated() {
             text += ACTIVATE;
+        }
+        let (pairs, normed) = (self.leaves == Leaves::Pairs, self.leaves == Leaves::Normed);
+        if self.leaves != Leaves::Nothing {
+            text += &super::leave_levels(pairs, 1, "(args.out_stride / 32u)", normed);
         }
         let Shape { per, warps, .. } = self.shape;
         let threads = self.shape.threads();
@@ -145,6 +187,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             Role::Plain | Role::Gated => {
                 text += "let base = 0u;\nlet blocks = args.blocks;\nlet outputs = args.outputs;\n";
                 text += &self.rows_of_input("args.x_row + min(id.y * BATCH + B, args.rows - 1u)");
+                text += &self.add_squares();
                 text += &self.accumulate("1.0");
             }
             Role::ExpertGated => {
@@ -276,6 +319,46 @@ let weight = shares[choice{u}];
             text += "}\n";
         }
         text + "}\n"
+    }
+
+    /// Adds the squares of a norm's rows, where the input is a norm's.
+    fn add_squares(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let (products, mut adds) = (self.products(), String::new());
+        for b in 0..self.batch {
+            adds += &format!("acc{} += x_squares[x{b} + i];\n", products + b);
+        }
+        format!(
+            "if ((args.flags & 4u) != 0u) {{\nfor (var i = lane; i < args.blocks; i += {LANES}u) {{\n{adds}}}\n}}\n"
+        )
+    }
+
+    /// Divides by the root of the mean square, where the input is a norm's.
+    fn divide(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let (products, sums, batch) = (self.products(), self.sums(), self.batch);
+        let mut text = match self.sum {
+            Sum::Shared => {
+                format!("let square = partial[(warp * {sums}u + {products}u + b) * {LANES}u];\n")
+            }
+            Sum::Subgroup => format!("var square = all{products};\n"),
+        };
+        for b in (1..batch).filter(|_| self.sum == Sum::Subgroup) {
+            text += &format!("if (b == {b}u) {{ square = all{}; }}\n", products + b);
+        }
+        let up = if self.is_gated() { "up = up / root;" } else { "" };
+        text + &format!(
+            "if ((args.flags & 4u) != 0u) {{
+    let root = sqrt(square / f32(args.norm_width) + args.norm_eps);
+    value = value / root;
+    {up}
+}}
+"
+        )
     }
 
     /// Asks for a block's weights and scales.
@@ -435,6 +518,8 @@ if (b < {batch}u && output < outputs) {{
         if self.is_gated() {
             text += &self.take("up", per * batch);
         }
+        text += &self.divide();
+        let keep = if self.leaves == Leaves::Nothing { "" } else { "left[warp * PERu + per] = value;\n" };
         match self.role {
             Role::Plain => {
                 text += "let row = id.y * BATCHu + b;
@@ -443,16 +528,19 @@ if (row < args.rows) {
     let place = (args.out_row + row) * args.out_stride + args.out_first + output;
     if ((args.flags & 2u) != 0u) { value += out[place]; }
     out[place] = value;
-}
 ";
+                text += keep;
+                text += "}\n";
             }
             Role::Gated => {
                 text += "let row = id.y * BATCHu + b;
 if (row < args.rows) {
     if ((args.flags & 1u) != 0u) { value += bias[output]; up += bias[outputs + output]; }
-    out[(args.out_row + row) * args.out_stride + output] = activate(value, up);
-}
+    value = activate(value, up);
+    out[(args.out_row + row) * args.out_stride + output] = value;
 ";
+                text += keep;
+                text += "}\n";
             }
             Role::ExpertGated => {
                 text += "if ((args.flags & 1u) != 0u) { value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }
@@ -473,6 +561,11 @@ out[place] = value;
 ";
             }
         }
-        text.replace("BATCHu", &format!("{batch}u")) + "}\n}\n"
+        let leave = match self.leaves {
+            Leaves::Nothing => "",
+            _ => "leave_levels(args.out_row + id.y, id.x, thread);\n",
+        };
+        text.replace("BATCHu", &format!("{batch}u")).replace("PERu", &format!("{per}u"))
+            + &format!("}}\n{leave}}}\n")
     }
 }

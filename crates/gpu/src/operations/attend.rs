@@ -5,6 +5,7 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
 
 use super::Outcome;
+use super::products::Levels;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
@@ -260,12 +261,11 @@ impl GpuBackend {
             return self.device.dispatch(&Kernel::Combine { levels: false }, &buffers, &arguments, groups);
         }
         let blocks = attention.out.stride() / BLOCK_COLUMNS;
-        let (levels, scales) = self.take_levels(attention.out, blocks, Input::Bytes)?;
+        let Levels { levels, scales, .. } = self.levels_at(0, attention.out, blocks, Input::Bytes)?;
         let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
         let buffers = [&tables.memory, sinks, parts, &attention.out.memory, &levels, &scales];
         self.device.dispatch(&Kernel::Combine { levels: true }, &buffers, &arguments, groups)?;
-        self.levels = Some((levels, scales));
-        self.note_levels(attention.out, rows, blocks, Input::Bytes);
+        self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);
         Ok(())
     }
 

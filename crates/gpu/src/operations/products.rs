@@ -9,7 +9,7 @@ use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
-use crate::kernel::{BATCHES, Input, Kernel, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
@@ -26,6 +26,28 @@ pub(crate) struct Operand {
     pub buffers: Vec<Memory>,
     /// From row to row: quads of floats, or blocks of levels.
     stride: u32,
+    /// If the levels are a norm's, and not yet divided by it.
+    norm: Option<RowNorm>,
+    /// Where the levels are in [`GpuBackend::levels`].
+    place: usize,
+}
+
+/// What a product divides its sums by.
+#[derive(Clone)]
+struct RowNorm {
+    /// Of the rows' blocks.
+    squares: Memory,
+    width: u32,
+    eps: f32,
+}
+
+/// Buffers for rows as levels.
+#[derive(Debug, Clone)]
+pub(crate) struct Levels {
+    pub levels: Memory,
+    pub scales: Memory,
+    /// Sums of the squares of blocks, if a norm follows.
+    pub squares: Memory,
 }
 
 /// Rows that a dispatch has left as levels, in [`GpuBackend::levels`].
@@ -36,7 +58,20 @@ pub(crate) struct Left {
     rows: Range<usize>,
     blocks: usize,
     input: Input,
+    /// The id of the norm's weights.
+    norm: Option<u64>,
+    place: usize,
     /// What the device had recorded by then.
+    after: u64,
+}
+
+/// A product that was added to rows.
+#[derive(Debug)]
+pub(crate) struct Added {
+    /// The id of the weights.
+    weights: u64,
+    /// The id of the rows' buffer.
+    to: u64,
     after: u64,
 }
 
@@ -97,7 +132,7 @@ impl ProductArguments {
         }
     }
 
-    pub fn words(&self) -> [u32; 18] {
+    pub fn words(&self) -> [u32; 20] {
         let [kind, alpha, limit] = activation_arguments(self.activation);
         [
             self.blocks as u32,
@@ -118,6 +153,8 @@ impl ProductArguments {
             self.choice_stride as u32,
             self.choice_row as u32,
             self.bias as u32,
+            0,
+            0,
         ]
     }
 }
@@ -197,8 +234,7 @@ impl GpuBackend {
             _ => None,
         };
         let from = normed.as_ref().unwrap_or(buffer);
-        let operand =
-            Operand { input, buffers: vec![from.memory.clone()], stride: (from.stride() / 4) as u32 };
+        let operand = floats(from);
         *spare = normed;
         Ok(operand)
     }
@@ -212,63 +248,89 @@ impl GpuBackend {
         input: Input,
         norm: Option<(&Vector, f32)>,
     ) -> Result<Operand, ComputeError> {
-        let are_left = norm.is_none() && self.are_left(x, &rows, blocks, input);
-        let (levels, scales) = self.take_levels(x, blocks, input)?;
-        if are_left {
-            let operand =
-                Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
-            self.levels = Some((levels, scales));
+        let of_norm = norm.map(|(weight, _)| weight.memory.id);
+        let left = self.left(x, &rows, (blocks, input, of_norm));
+        let place = left.unwrap_or(0);
+        let all = self.levels_at(place, x, blocks, input)?;
+        let Levels { levels, scales, squares } = &all;
+        let norm_of = |(_, eps)| RowNorm { squares: squares.clone(), width: x.width as u32, eps };
+        let operand = Operand {
+            input,
+            buffers: vec![levels.clone(), scales.clone()],
+            stride: blocks as u32,
+            norm: norm.map(norm_of),
+            place,
+        };
+        if left.is_some() {
             return Ok(operand);
         }
-        let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
+        if let (Some((weight, _)), Some(added)) = (norm, &self.added)
+            && (added.after, added.to) == (self.device.recorded, x.memory.id)
+        {
+            self.norms_after.insert(added.weights, weight.memory.clone());
+        }
+        let weight = norm.map_or(&self.nothing, |(weight, _)| &weight.memory);
         let arguments = [
-            x.width as u32,
             rows.start as u32,
             (x.stride() / 4) as u32,
             blocks as u32,
-            eps.to_bits(),
             u32::from(norm.is_some()),
         ];
-        let buffers = [weight, &x.memory, &levels, &scales];
+        let buffers = [weight, &x.memory, levels, scales, squares];
         let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
         let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
         self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
-        let operand = Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
-        self.levels = Some((levels, scales));
         Ok(operand)
     }
 
-    /// Buffers for levels of all rows of `x` and their scales. What they hold stays until something
-    /// else is left there.
-    pub(super) fn take_levels(
+    /// Buffers for levels of all rows of `x`. There are two places: a product that leaves levels
+    /// reads others.
+    pub(super) fn levels_at(
         &mut self,
+        place: usize,
         x: &Buffer,
         blocks: usize,
         input: Input,
-    ) -> Result<(Memory, Memory), ComputeError> {
+    ) -> Result<Levels, ComputeError> {
         let all = x.capacity() * blocks;
-        let levels = all * input.planes() * 16;
-        match self.levels.take() {
-            Some(both) if both.0.bytes() >= levels as u64 && both.1.bytes() >= all as u64 * 16 => Ok(both),
-            _ => Ok((
-                self.device.memory(levels, "activations as levels")?,
-                self.device.memory(all * 16, "scales of activations")?,
-            )),
+        let bytes = all * input.planes() * 16;
+        let fits = |one: &&Levels| {
+            one.levels.bytes() >= bytes as u64 && one.squares.bytes() >= all as u64 * 4
+        };
+        if let Some(levels) = self.levels[place].as_ref().filter(fits) {
+            return Ok(levels.clone());
         }
+        let levels = Levels {
+            levels: self.device.memory(bytes, "activations as levels")?,
+            scales: self.device.memory(all * 16, "scales of activations")?,
+            squares: self.device.memory(all * 4, "squares of activations")?,
+        };
+        Ok(self.levels[place].insert(levels).clone())
     }
 
     /// Notes that the last dispatch has left these rows of `x` as levels too.
-    pub(super) fn note_levels(&mut self, x: &Buffer, rows: Range<usize>, blocks: usize, input: Input) {
-        self.left = Some(Left { of: x.memory.id, rows, blocks, input, after: self.device.recorded });
+    pub(super) fn note_levels(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        (blocks, input, norm): (usize, Input, Option<u64>),
+        place: usize,
+    ) {
+        let after = self.device.recorded;
+        self.left = Some(Left { of: x.memory.id, rows, blocks, input, norm, place, after });
     }
 
-    /// Whether the last dispatch has left these rows as levels.
-    fn are_left(&self, x: &Buffer, rows: &Range<usize>, blocks: usize, input: Input) -> bool {
-        self.left.as_ref().is_some_and(|left| {
-            left.after == self.device.recorded
-                && (left.of, left.blocks, left.input) == (x.memory.id, blocks, input)
-                && left.rows == *rows
-        })
+    /// Where the last dispatch has left these rows as levels.
+    fn left(
+        &self,
+        x: &Buffer,
+        rows: &Range<usize>,
+        (blocks, input, norm): (usize, Input, Option<u64>),
+    ) -> Option<usize> {
+        let left = self.left.as_ref().filter(|left| left.after == self.device.recorded)?;
+        let is_same = (left.of, left.blocks, left.input, left.norm) == (x.memory.id, blocks, input, norm)
+            && left.rows == *rows;
+        is_same.then_some(left.place)
     }
 
     /// Records a product with weights, in the form that was proved. With experts, `of_experts` is
@@ -301,14 +363,67 @@ impl GpuBackend {
         arguments: &ProductArguments,
         (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
+        self.record_leaving(product, (chunk, bias), operand, extra, arguments, (out, of_experts), &[])
+    }
+
+    /// [`Self::record_product`] of a form that leaves levels, in these buffers.
+    #[expect(clippy::too_many_arguments, reason = "a product has many parts")]
+    pub(crate) fn record_leaving(
+        &mut self,
+        product: Product,
+        (chunk, bias): (&Chunk, Option<&Memory>),
+        operand: &Operand,
+        extra: &[&Memory],
+        arguments: &ProductArguments,
+        (out, of_experts): (&Memory, Option<[u32; 2]>),
+        left: &[&Memory],
+    ) -> Outcome {
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
         buffers.push(bias.unwrap_or(&self.nothing));
         buffers.extend(&operand.buffers);
+        let mut words = arguments.words();
+        if product.takes_norm() {
+            buffers.push(operand.norm.as_ref().map_or(&self.nothing, |norm| &norm.squares));
+            if let Some(RowNorm { width, eps, .. }) = operand.norm {
+                words[3] |= 4;
+                words[18..].copy_from_slice(&[width, eps.to_bits()]);
+            }
+        }
         buffers.extend(extra);
         buffers.push(out);
+        buffers.extend(left);
         let [y, z] = of_experts.unwrap_or([arguments.rows.len().div_ceil(product.batch) as u32, 1]);
         let groups = [arguments.outputs.div_ceil(product.shape.outputs()) as u32, y, z];
-        self.device.dispatch(&Kernel::Product(product), &buffers, &arguments.words(), groups)
+        self.device.dispatch(&Kernel::Product(product), &buffers, &words, groups)
+    }
+
+    /// A product of one row that leaves its outputs as levels: for a product that reads them as
+    /// `wanted`, after a norm with these weights if there are any. False if no such form is right.
+    fn run_leaving(
+        &mut self,
+        (weights, bias): (Weights<'_>, Option<&Memory>),
+        (x, rows): (&InputOf<'_, Self>, &Range<usize>),
+        (role, leaves, wanted): (Role, Leaves, Input),
+        norm: Option<&Memory>,
+        (arguments, out): (ProductArguments, &Buffer),
+    ) -> Result<bool, ComputeError> {
+        let fills = arguments.outputs == out.stride() && arguments.out_first == 0;
+        if rows.len() != 1 || !fills {
+            return Ok(false);
+        }
+        let input = self.input_for(x, 1, weights, role)?;
+        let Some(product) = self.leaving_form(weights, input, role, leaves)? else { return Ok(false) };
+        let operand = self.operand(x, rows.clone(), weights.blocks, input, &mut None)?;
+        let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
+        let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, wanted)?;
+        let mut left: Vec<_> = norm.into_iter().collect();
+        left.extend([&levels, &scales]);
+        left.extend(norm.map(|_| &squares));
+        let arguments = ProductArguments { x_stride: operand.stride, ..arguments };
+        let to = (&out.memory, None);
+        self.record_leaving(product, (weights.chunk, bias), &operand, &[], &arguments, to, &left)?;
+        self.note_levels(out, rows.clone(), (blocks, wanted, norm.map(|norm| norm.id)), place);
+        Ok(true)
     }
 
     /// `out[r] = W · x[r] + bias`, or added to what is there.
@@ -335,6 +450,9 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
+        if adds && self.add_leaving(&x, &rows, w, out)? {
+            return Ok(());
+        }
         // Before any operand is made: a proof uses the same buffers for levels.
         let mut inputs = Vec::with_capacity(w.chunks.len());
         for chunk in &w.chunks {
@@ -357,7 +475,38 @@ impl GpuBackend {
             self.run_product(weights, operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
         }
         self.spares.extend(spare);
+        if let ([chunk], true) = (w.chunks.as_slice(), adds) {
+            self.note_added(chunk, out);
+        }
         Ok(())
+    }
+
+    /// Notes that a product was added to `out`: what is normed next may be what always is.
+    fn note_added(&mut self, chunk: &Chunk, out: &Buffer) {
+        let weights = chunk.buffers[0].id;
+        self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
+    }
+
+    /// Adds a product of one row, and leaves the norm that followed the last time. False if that is
+    /// not known, or cannot be.
+    fn add_leaving(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: &Range<usize>,
+        w: &Matrix,
+        out: &Buffer,
+    ) -> Result<bool, ComputeError> {
+        let ([chunk], Input::Bytes) = (w.chunks.as_slice(), self.plain_input()) else { return Ok(false) };
+        let Some(norm) = self.norms_after.get(&chunk.buffers[0].id).cloned() else { return Ok(false) };
+        let arguments =
+            ProductArguments { adds: true, ..ProductArguments::with_chunk(w, chunk, rows.clone(), 0, out) };
+        let weights = (Weights { chunk, blocks: w.blocks }, w.bias.as_ref());
+        let form = (Role::Plain, Leaves::Normed, Input::Bytes);
+        let leaves = self.run_leaving(weights, (x, rows), form, Some(&norm), (arguments, out))?;
+        if leaves {
+            self.note_added(chunk, out);
+        }
+        Ok(leaves)
     }
 
     /// Generated tokens among a buffer's `rows`; they come first. Prompts' are multiplied in tiles,
@@ -467,6 +616,23 @@ impl GpuBackend {
         let channels = w.rows / 2;
         fits("the channels of a gate", channels, out.width, "no more than its buffer has columns")?;
         let weights = Weights { chunk, blocks: w.blocks };
+        let leaves = match self.gated_input() {
+            Input::Pairs => Leaves::Pairs,
+            Input::Bytes => Leaves::Bytes,
+            Input::Floats => Leaves::Nothing,
+        };
+        if leaves != Leaves::Nothing {
+            let arguments = ProductArguments {
+                outputs: channels,
+                activation,
+                ..ProductArguments::with_chunk(w, chunk, rows.clone(), 0, out)
+            };
+            let form = (Role::Gated, leaves, self.gated_input());
+            let weights = (weights, w.bias.as_ref());
+            if self.run_leaving(weights, (&x, &rows), form, None, (arguments, out))? {
+                return Ok(());
+            }
+        }
         let input = self.input_for(&x, rows.len(), weights, Role::Gated)?;
         let mut spare = None;
         let operand = self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?;
@@ -515,11 +681,17 @@ fn batch_of(rows: usize) -> usize {
 
 /// All rows of a buffer, as floats.
 pub(crate) fn floats(x: &Buffer) -> Operand {
-    Operand { input: Input::Floats, buffers: vec![x.memory.clone()], stride: (x.stride() / 4) as u32 }
+    let (buffers, stride) = (vec![x.memory.clone()], (x.stride() / 4) as u32);
+    Operand { input: Input::Floats, buffers, stride, norm: None, place: 0 }
 }
 
 impl Operand {
     pub fn stride(&self) -> u32 {
         self.stride
+    }
+
+    /// Sums of squares of the rows' blocks, if a norm is not yet applied.
+    pub fn squares(&self) -> Option<&Memory> {
+        self.norm.as_ref().map(|norm| &norm.squares)
     }
 }
