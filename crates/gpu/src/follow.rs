@@ -14,6 +14,7 @@ use wgpu::SubmissionIndex;
 
 use crate::ahead::{Binding, Dispatch, is_same};
 use crate::kernel::Kernel;
+use crate::without::{Way, without};
 
 /// Steps in a row that must have been foreseen before one is followed: at first, and at most, after
 /// steps that were followed in vain.
@@ -189,6 +190,9 @@ impl Follow {
     /// The tables of the step after the current one, which is to be given to the device with the
     /// dispatches of the current one; and which of them has the tokens.
     pub fn wanted(&mut self, next: Next) -> Option<(Vec<Vec<u32>>, usize)> {
+        if without(Way::Ahead) {
+            return None;
+        }
         self.foreseen = Some(next.table.clone());
         let script = self.now.as_ref().filter(|_| self.given.is_none() && self.in_a_row >= self.needed)?;
         let repeats = || {

@@ -32,6 +32,7 @@ mod proof;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod without;
 
 pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real, real_count};
 pub use backend::{GpuBackend, GpuConfig};

@@ -11,6 +11,7 @@ use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
 use crate::kernel::{Attend, COMBINED, Input, Kernel, splits_of};
 use crate::proof::Family;
+use crate::without::{Way, without};
 
 /// Bytes of splits at most. More rows than fit are attended in turns.
 const MAX_SPLIT_BYTES: usize = 64 << 20;
@@ -255,6 +256,7 @@ impl GpuBackend {
             && attention.out_first == 0
             && heads * attention.out_dim == attention.out.stride();
         let is_wanted = has_blocks && !self.proving && self.plain_input() == Input::Bytes;
+        let is_wanted = is_wanted && !without(Way::Levels);
         if !(is_wanted && self.takes(Family::CombinedLevels)?) {
             let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
             let buffers = [&tables.memory, sinks, parts, &attention.out.memory];

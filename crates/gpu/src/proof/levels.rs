@@ -7,6 +7,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
 use crate::operations::products::ProductArguments;
+use crate::without::{Way, without};
 
 /// Outputs of a proof: two blocks.
 const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
@@ -20,7 +21,7 @@ impl GpuBackend {
         role: Role,
         leaves: Leaves,
     ) -> Result<Option<Product>, ComputeError> {
-        if !input.has_levels() || weights.blocks == 0 {
+        if !input.has_levels() || weights.blocks == 0 || without(Way::Levels) {
             return Ok(None);
         }
         let Some(sum) = self.form_of(weights, input, role, BATCHES[0])? else { return Ok(None) };
