@@ -629,7 +629,7 @@ impl GpuBackend {
             };
             let form = (Role::Gated, leaves, self.gated_input());
             let weights = (weights, w.bias.as_ref());
-            if self.run_leaving(weights, (&x, &rows), form, None, (arguments, out))? {
+            if self.run_leaving(weights, (&x, &rows), form, None, (arguments, &*out))? {
                 return Ok(());
             }
         }
