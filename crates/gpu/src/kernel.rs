@@ -16,7 +16,7 @@ pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, Input, Leaves, MAX_CHOICES, Product, Role, Sum};
+pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 

@@ -14,7 +14,7 @@ use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 
 /// Experts of a row at most, the shared one included.
-pub(crate) const MAX_CHOICES: usize = 65;
+const MAX_CHOICES: usize = 65;
 
 /// One compiled form of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -105,7 +105,10 @@ impl GpuBackend {
 
 /// Levels of attention's results, of two query heads of 64 columns.
 pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
-    const [ROWS, HEADS, SPLITS, WIDTH]: [usize; 4] = [2, 2, 3, 64];
+    const ROWS: usize = 2;
+    const HEADS: usize = 2;
+    const SPLITS: usize = 3;
+    const WIDTH: usize = 64;
     const BLOCKS: usize = HEADS * WIDTH / 32;
     let mut numbers = Numbers(12).take(ROWS * HEADS * SPLITS * (WIDTH + 2));
     // Sums of weights are positive.
