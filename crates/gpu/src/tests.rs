@@ -28,6 +28,17 @@ pub(crate) fn device(test: &str) -> Option<Found> {
     found
 }
 
+/// Devices for `count` ranks of which some wait for others within a kernel: with one software driver,
+/// each its own threads; GPUs of their own otherwise. `None`: they would share a GPU.
+pub(super) fn devices_apart(found: &Found, count: usize) -> Option<Vec<Found>> {
+    match found.info.is_real() {
+        false => (0..count).map(|_| crate::for_tests()).collect(),
+        true if count == 1 => Some(vec![found.clone()]),
+        true if count > crate::real_count() => None,
+        true => (0..count).map(|turn| crate::real(turn).ok()).collect(),
+    }
+}
+
 pub(super) fn backend(found: &Found, activations: Activations, group: Group) -> GpuBackend {
     let config = GpuConfig { activations, ..GpuConfig::default() };
     GpuBackend::new(found, config, group).unwrap()

@@ -3,7 +3,7 @@
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, conformance};
 
-use super::{backend, device};
+use super::{backend, device, devices_apart};
 use crate::{GpuBackend, GpuConfig, Mailboxes};
 use conformance::Limits;
 
@@ -48,13 +48,15 @@ fn bytes_conform() {
 fn sums_over_ranks_conform() {
     let Some(found) = device("sums_over_ranks_conform") else { return };
     for ranks in if thunder_testing::is_long() { 1..4 } else { 3..4 } {
+        let apart = devices_apart(&found, ranks);
         let reports = local::run(ranks, TransportChoice::Shm, |mut group| {
             let own = group.split(0, group.rank() as u32).unwrap();
-            // Ranks that sum in mailboxes, and ranks that do not. None do if they share a real GPU.
-            let has_mailbox = group.rank() % 2 == 0 && !found.info.is_real();
+            // Ranks that sum in mailboxes, and ranks that do not. None do if they share a GPU.
+            let has_mailbox = group.rank() % 2 == 0 && apart.is_some();
+            let found = apart.as_ref().map_or(&found, |devices| &devices[group.rank()]);
             let mailboxes = if has_mailbox { Mailboxes::Always } else { Mailboxes::Never };
             let config = GpuConfig { activations: Activations::F32, mailboxes, ..GpuConfig::default() };
-            let mut backend = GpuBackend::new(&found, config, own).unwrap();
+            let mut backend = GpuBackend::new(found, config, own).unwrap();
             conformance::run_on_rank(&mut backend, group, &F32)
         });
         for report in reports.unwrap() {
