@@ -46,7 +46,7 @@ for part in $parts; do
     case $part in
     tests)
         export THUNDER_TEST_GPU=0
-        LINES_SHOWN=8 step tests-follow 60 "$tests" --test-threads 1 following recording
+        LINES_SHOWN=8 step tests-follow 60 "$tests" --test-threads 1 following recording leaving
         LINES_SHOWN=8 step tests-proof 100 "$tests" --test-threads 2 refusals families conformance::bytes mailbox
         ;;
     decode)

@@ -5,6 +5,7 @@ mod attention_speed;
 mod conformance;
 mod families;
 mod following;
+mod leaving;
 mod latency;
 mod matrices;
 mod recording;
