@@ -13,7 +13,7 @@ use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Product, Role, Sum};
-use crate::operations::products::{Added, Left, Levels};
+use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::sums::{Mailboxes, Sums};

@@ -5,6 +5,7 @@ mod attend_many;
 mod attention;
 mod device;
 pub(crate) mod experts;
+pub(crate) mod leaving;
 pub(crate) mod matrices;
 pub(crate) mod products;
 mod recurrence;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
 
 use super::Outcome;
-use super::products::Levels;
+use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
