@@ -221,12 +221,7 @@ impl GpuBackend {
             table.first += first / 2;
         }
         tables.memory = memory;
-        for place in [
-            &mut tables.rows,
-            &mut tables.blocks,
-            &mut tables.sequences,
-            &mut tables.first_tile,
-        ] {
+        for place in [&mut tables.rows, &mut tables.blocks, &mut tables.sequences, &mut tables.first_tile] {
             *place += first;
         }
         self.step = Some(tables);
@@ -332,9 +327,8 @@ impl GpuBackend {
 /// The step after `step` but for its tokens, if all rows are generated tokens that are continued and
 /// need no new block.
 fn next_of(step: &Step) -> Option<Step> {
-    let is_continued = |s: &StepSequence| {
-        !s.prompt && s.rows.len() == 1 && s.start + 1 < s.blocks.len() * KV_BLOCK_TOKENS
-    };
+    let is_continued =
+        |s: &StepSequence| !s.prompt && s.rows.len() == 1 && s.start + 1 < s.blocks.len() * KV_BLOCK_TOKENS;
     let all = step.logit_rows.len() == step.rows() && step.sequences.iter().all(is_continued);
     all.then(|| {
         let mut next = step.clone();

@@ -106,12 +106,9 @@ impl Kernel {
             }
             Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
             Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add
-            | Self::Gate
-            | Self::Largest
-            | Self::NextTokens
-            | Self::ReadAll
-            | Self::SquareSums => vec![Read, Write],
+            Self::Add | Self::Gate | Self::Largest | Self::NextTokens | Self::ReadAll | Self::SquareSums => {
+                vec![Read, Write]
+            }
             Self::Prepare | Self::Combine { levels: false } => vec![Read, Read, Read, Write],
             Self::Combine { levels: true } => vec![Read, Read, Read, Write, Write, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],

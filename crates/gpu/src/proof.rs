@@ -51,7 +51,8 @@ impl Family {
             ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });
-                let mut all = vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine { levels: false }];
+                let mut all =
+                    vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine { levels: false }];
                 all.extend((!latent).then_some(Kernel::PrepareAppend { int8 }));
                 all
             }

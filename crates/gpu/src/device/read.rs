@@ -64,7 +64,11 @@ impl Device {
         staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         });
-        if follows { self.wait_for(submission)? } else { self.wait()? }
+        if follows {
+            self.wait_for(submission)?
+        } else {
+            self.wait()?
+        }
         match mapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(self.failed(error.to_string())),
@@ -106,7 +110,8 @@ impl Device {
         self.prepare(&Kernel::NextTokens)?;
         let binding = binding_of(&Kernel::NextTokens, &buffers);
         let group = self.bind(binding, &buffers)?;
-        let of_tokens = Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
+        let of_tokens =
+            Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
         let staging = self.staging_of(words.len() as u64 * 4)?;
         self.queue.write_buffer(&of_tables.buffer, 0, bytemuck::cast_slice(&tables.concat()));
         let dispatches: Vec<_> = std::iter::once(&of_tokens).chain(self.follow.dispatches()).collect();

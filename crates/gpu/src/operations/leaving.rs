@@ -81,12 +81,8 @@ impl GpuBackend {
             self.norms_after.insert(added.weights, weight.memory.clone());
         }
         let weight = norm.map_or(&self.nothing, |(weight, _)| &weight.memory);
-        let arguments = [
-            rows.start as u32,
-            (x.stride() / 4) as u32,
-            blocks as u32,
-            u32::from(norm.is_some()),
-        ];
+        let arguments =
+            [rows.start as u32, (x.stride() / 4) as u32, blocks as u32, u32::from(norm.is_some())];
         let buffers = [weight, &x.memory, levels, scales, squares];
         let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
         let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
@@ -105,9 +101,8 @@ impl GpuBackend {
     ) -> Result<Levels, ComputeError> {
         let all = x.capacity() * blocks;
         let bytes = all * input.planes() * 16;
-        let fits = |one: &&Levels| {
-            one.levels.bytes() >= bytes as u64 && one.squares.bytes() >= all as u64 * 4
-        };
+        let fits =
+            |one: &&Levels| one.levels.bytes() >= bytes as u64 && one.squares.bytes() >= all as u64 * 4;
         if let Some(levels) = self.levels[place].as_ref().filter(fits) {
             return Ok(levels.clone());
         }

@@ -80,7 +80,14 @@ impl GpuBackend {
         };
         let Product { format, input, role, sum, .. } = product;
         let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
-        self.record_product(of_usual, (weights.chunk, None), &operand, &[], &arguments, (&usual.memory, None))?;
+        self.record_product(
+            of_usual,
+            (weights.chunk, None),
+            &operand,
+            &[],
+            &arguments,
+            (&usual.memory, None),
+        )?;
         let bytes = ROWS * BLOCKS * wanted.planes() * 16;
         let levels = self.device.memory(bytes, "a proof")?;
         let scales = self.device.memory(ROWS * BLOCKS * 16, "a proof")?;

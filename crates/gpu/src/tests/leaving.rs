@@ -2,7 +2,8 @@
 
 use thunder_collectives::Group;
 use thunder_compute::{
-    Activation, Activations, Backend, Device, Encoding, Float, LinearInput, MatrixSource, Norm, RowOrder, Strided,
+    Activation, Activations, Backend, Device, Encoding, Float, LinearInput, MatrixSource, Norm, RowOrder,
+    Strided,
 };
 
 use super::{backend, device};
@@ -47,7 +48,8 @@ struct Layers {
 impl Layers {
     fn new(backend: &mut GpuBackend) -> Self {
         let mut numbers = Numbers(3);
-        let norms = [(); 2].map(|()| Norm { weight: backend.vector(&numbers.take(WIDTH)).unwrap(), eps: 1e-5 });
+        let norms =
+            [(); 2].map(|()| Norm { weight: backend.vector(&numbers.take(WIDTH)).unwrap(), eps: 1e-5 });
         let gate_up = [(); 2].map(|()| matrix(backend, CHANNELS, WIDTH, 2));
         let down = [(); 2].map(|()| matrix(backend, WIDTH, CHANNELS, 1));
         Self { norms, gate_up, down, channels: backend.buffer(4, CHANNELS).unwrap() }

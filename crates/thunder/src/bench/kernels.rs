@@ -149,7 +149,10 @@ impl KernelsCommand {
     #[cfg(feature = "gpu")]
     fn run_on_gpu(self) -> anyhow::Result<()> {
         if !self.kernels.is_empty() {
-            anyhow::bail!("--kernel names instruction sets of the CPU: leave it out with --device {}", self.device);
+            anyhow::bail!(
+                "--kernel names instruction sets of the CPU: leave it out with --device {}",
+                self.device
+            );
         }
         let operations = if self.operations.is_empty() { Operation::all() } else { self.operations };
         let work = (&*operations, &*self.rows, self.activations.into());

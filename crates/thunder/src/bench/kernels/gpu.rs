@@ -8,8 +8,8 @@ use thunder_compute::{Activations, ComputeError, Isa};
 use thunder_engine::assembly::device::{DeviceChoice, first_gpu};
 use thunder_gpu::{GpuBackend, GpuConfig};
 
-use super::operations::{Operation, Subject};
 use super::Row;
+use super::operations::{Operation, Subject};
 use crate::progress;
 
 /// Runs of an operation in the shorter of two series. What each series costs once falls out of

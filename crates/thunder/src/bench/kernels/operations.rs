@@ -7,7 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
+    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Encoding, Float,
+    Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
 };
 
 /// Most rows of a step.
