@@ -5,6 +5,7 @@
 //! step is lost, the device is not.
 
 mod boxes;
+mod measure;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
+pub use measure::{ExchangeTime, exchange_times};
 pub(crate) use boxes::{MAX_WORDS, Poison};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};

@@ -2,7 +2,6 @@
 //! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture
 //! latency`.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use thunder_collectives::{Op, TransportChoice, local};
@@ -12,8 +11,6 @@ use thunder_compute::{
 };
 
 use super::device;
-use crate::device::Device;
-use crate::mailbox::{Mailbox, Rows, Summer};
 use crate::{GpuBackend, GpuConfig, Mailboxes};
 
 /// Exchanges of a submission: the sums of a token with 32 layers.
@@ -21,55 +18,18 @@ const SUMS: usize = 64;
 const SUBMISSIONS: usize = 60;
 const HIDDEN: usize = 4096;
 
-/// When the host answered.
-static ANSWERED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
-
-fn note(_: &mut [f32], _: u32) {
-    ANSWERED.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
-}
-
 fn median_and_p99(mut us: Vec<f64>) -> String {
     us.sort_by(f64::total_cmp);
     let at = |share: f64| us[((us.len() - 1) as f64 * share) as usize];
     format!("median {:.1} us, p99 {:.1} us", at(0.5), at(0.99))
 }
 
-/// Times from one answer of a submission to the next, without the first half of all.
-fn cycles() -> Vec<f64> {
-    let answered = std::mem::take(&mut *ANSWERED.lock().unwrap());
-    let of_submissions = answered.chunks_exact(SUMS).skip(SUBMISSIONS / 2);
-    of_submissions
-        .flat_map(|answers| answers.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e6))
-        .collect()
-}
-
 #[test]
 #[ignore = "a measurement"]
 fn latency_of_exchanges() {
     let Some(found) = device("latency_of_exchanges") else { return };
-    let mut device = Device::open(&found).unwrap();
-    for kib in [1, 8, 16, 32, 64, 256] {
-        let words = kib * 256;
-        let x = device.memory(4 * words, "a measurement").unwrap();
-        for words_at_once in [usize::MAX, 0] {
-            let began = Instant::now();
-            let mut mailbox = Mailbox::proved(&mut device, found.info.is_real()).unwrap().unwrap();
-            let proof = began.elapsed();
-            mailbox.words_at_once = words_at_once;
-            mailbox.begin(Summer::Stand(note));
-            ANSWERED.lock().unwrap().clear();
-            for _ in 0..SUBMISSIONS {
-                for _ in 0..SUMS {
-                    let rows = Rows { x: &x, first: 0, rows: 1, width: words, stride: words };
-                    mailbox.record(&mut device, rows, None).unwrap();
-                }
-                device.submit().unwrap();
-                device.wait().unwrap();
-            }
-            mailbox.take_back(&device).1.unwrap();
-            let kernels = if words_at_once > 0 { "one kernel" } else { "two kernels" };
-            println!("{kib} KiB, {kernels}: {} (proof {proof:?})", median_and_p99(cycles()));
-        }
+    for time in crate::exchange_times(&found, &[1, 8, 16, 32, 64, 256]).unwrap().unwrap() {
+        println!("{time:?}");
     }
 }
 
