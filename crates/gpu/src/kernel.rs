@@ -209,6 +209,8 @@ impl Kernel {
                         (Role::Plain, Leaves::Normed),
                         (Role::Gated, Leaves::Bytes),
                         (Role::Gated, Leaves::Pairs),
+                        (Role::ExpertGated, Leaves::Bytes),
+                        (Role::ExpertGated, Leaves::Pairs),
                     ];
                     for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
                         all.push(Self::Product(Product::leaving(format, input, role, sum, leaves)));

@@ -544,8 +544,10 @@ if (row < args.rows) {
             }
             Role::ExpertGated => {
                 text += "if ((args.flags & 1u) != 0u) { value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }
-out[(id.z * args.choices + id.y) * args.out_stride + output] = activate(value, up);
+value = activate(value, up);
+out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
 ";
+                text += keep;
             }
             Role::ExpertDown => {
                 text += "for (var choice = 0u; choice < args.choices; choice++) {
@@ -561,8 +563,9 @@ out[place] = value;
 ";
             }
         }
-        let leave = match self.leaves {
-            Leaves::Nothing => "",
+        let leave = match (self.leaves, self.role) {
+            (Leaves::Nothing, _) => "",
+            (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, id.x, thread);\n",
             _ => "leave_levels(args.out_row + id.y, id.x, thread);\n",
         };
         text.replace("BATCHu", &format!("{batch}u")).replace("PERu", &format!("{per}u"))

@@ -30,7 +30,7 @@ impl GpuBackend {
             return Ok(right.then_some(product));
         }
         let kernel = Kernel::Product(product);
-        let lines = if role == Role::Gated { 2 * OUTPUTS } else { OUTPUTS };
+        let lines = if role == Role::Plain { OUTPUTS } else { 2 * OUTPUTS };
         let fits =
             weights.chunk.rows.len() >= lines && product.shape.threads() as u32 <= self.device.max_threads();
         let right = fits && (self.proofs.is_proved(&[kernel]) || self.prove_leaving(product, weights)?);
@@ -42,7 +42,10 @@ impl GpuBackend {
     }
 
     fn prove_leaving(&mut self, product: Product, weights: Weights<'_>) -> Result<bool, ComputeError> {
-        let outcome = self.compare_leaving(product, weights)?;
+        let outcome = match product.role {
+            Role::ExpertGated => self.compare_leaving_experts(product, weights)?,
+            _ => self.compare_leaving(product, weights)?,
+        };
         if let Err(reason) = &outcome {
             self.refuse(&format!("{product:?}"), reason);
         }
@@ -106,6 +109,53 @@ impl GpuBackend {
         ];
         let of_norm = expected.squares().cloned();
         pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_row(BLOCKS))));
+        same(self, &pairs)
+    }
+}
+
+impl GpuBackend {
+    /// Gates and ups of two experts of each row, which are the same rows of weights.
+    fn compare_leaving_experts(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+    ) -> Result<Result<(), String>, ComputeError> {
+        const ROWS: usize = 2;
+        const OF_ROW: usize = 2;
+        const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
+        let (mut numbers, width) = (Numbers(14), weights.blocks * BLOCK_COLUMNS);
+        let mut x = self.buffer(ROWS, width)?;
+        self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
+        let mut choices = self.buffer(ROWS, 2 * OF_ROW)?;
+        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(ROWS), &mut choices)?;
+        let entry = [0, OUTPUTS as u32, 0, 1];
+        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
+        let operand = self.quantized(&x, 0..ROWS, weights.blocks, product.input, None)?;
+        let mut usual = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
+        let mut leaving = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
+        usual.shape(ROWS * OF_ROW)?;
+        leaving.shape(ROWS * OF_ROW)?;
+        let arguments = ProductArguments {
+            choices: OF_ROW,
+            choice_stride: choices.stride(),
+            ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
+        };
+        let Product { format, input, role, sum, .. } = product;
+        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
+        let (extra, groups) = ([&table, &choices.memory], Some([OF_ROW as u32, ROWS as u32]));
+        let to = (&usual.memory, groups);
+        self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;
+        let levels = self.device.memory(ROWS * OF_ROW * BLOCKS * wanted.planes() * 16, "a proof")?;
+        let scales = self.device.memory(ROWS * OF_ROW * BLOCKS * 16, "a proof")?;
+        let (to, left) = ((&leaving.memory, groups), [&levels, &scales]);
+        self.record_leaving(product, (weights.chunk, None), &operand, &extra, &arguments, to, &left)?;
+        let expected = self.quantized(&usual, 0..ROWS * OF_ROW, BLOCKS, wanted, None)?;
+        let pairs = [
+            (&usual.memory, &leaving.memory, 0..ROWS * OF_ROW * OUTPUTS),
+            (&expected.buffers[0], &levels, 0..ROWS * OF_ROW * BLOCKS * wanted.planes() * 4),
+            (&expected.buffers[1], &scales, 0..ROWS * OF_ROW * BLOCKS * 4),
+        ];
         same(self, &pairs)
     }
 }
