@@ -53,15 +53,22 @@ pub struct GpuCommand {
     /// system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
+    /// Parts to leave out
+    #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
+    without: Vec<Part>,
     /// Run one part in this process
     #[arg(long, hide = true)]
     only: Option<Part>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
+    /// Each kernel against the CPU.
     Conformance,
+    /// Sums inside of kernels.
     Exchanges,
+    /// Single operations.
+    Operations,
 }
 
 impl GpuCommand {
@@ -75,7 +82,7 @@ impl GpuCommand {
                 Ok(times) => json!(times),
                 Err(reason) => json!({ "refused": reason }),
             },
-            None => self.all(&found)?,
+            Some(Part::Operations) | None => self.all(&found)?,
         };
         println!("{report}");
         Ok(())
@@ -86,7 +93,7 @@ impl GpuCommand {
         let device = name.as_str();
         let parent = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let bar = progress::measurements(3 + 3 * self.shapes.len());
-        let part = |what: &str, words: &[&str]| {
+        let part = |what: &str, words: &[&str]| -> Value {
             bar.set_message(what.to_owned());
             let began = Instant::now();
             let result = output_of(words).unwrap_or_else(|error| json!({ "error": format!("{error:#}") }));
@@ -97,10 +104,13 @@ impl GpuCommand {
             ["bench", "gpu", "--device", device].into_iter().chain(more.iter().copied()).map(str::to_owned).collect()
         };
         let run = |what: &str, words: &[String]| part(what, &words.iter().map(String::as_str).collect::<Vec<_>>());
-        let conformance = run("kernels against the CPU", &of_device(&["--only", "conformance"]));
-        let exchanges = run("sums inside of kernels", &of_device(&["--only", "exchanges"]));
+        let wanted = |part: Part| !self.without.contains(&part);
+        let conformance = wanted(Part::Conformance)
+            .then(|| run("kernels against the CPU", &of_device(&["--only", "conformance"])));
+        let exchanges = wanted(Part::Exchanges)
+            .then(|| run("sums inside of kernels", &of_device(&["--only", "exchanges"])));
         let operations = ["bench", "kernels", "--device", device, "--json", "--op", "4/64,8/64,attention,norm"];
-        let operations = part("operations", &operations);
+        let operations = wanted(Part::Operations).then(|| part("operations", &operations));
         let mut models = serde_json::Map::new();
         let prompt = self.prompt.to_string();
         for shape in &self.shapes {
