@@ -11,7 +11,8 @@ use crate::device::Device;
 
 /// Exchanges of a submission: the sums of a token with 32 layers.
 const SUMS: usize = 64;
-const SUBMISSIONS: usize = 60;
+/// Submissions, on real GPUs and on software drivers.
+const SUBMISSIONS: [usize; 2] = [60, 4];
 
 /// When the host answered.
 static ANSWERED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
@@ -38,6 +39,7 @@ pub struct ExchangeTime {
 pub fn exchange_times(found: &Found, kib: &[usize]) -> Result<Result<Vec<ExchangeTime>, String>, ComputeError> {
     let mut device = Device::open(found)?;
     let mut times = Vec::new();
+    let submissions = SUBMISSIONS[usize::from(!found.info.is_real())];
     for &kib in kib {
         let words = kib * 256;
         let x = device.memory(4 * words, "a measurement")?;
@@ -51,7 +53,7 @@ pub fn exchange_times(found: &Found, kib: &[usize]) -> Result<Result<Vec<Exchang
             mailbox.words_at_once = if one_kernel { usize::MAX } else { 0 };
             mailbox.begin(Summer::Stand(note));
             answers().clear();
-            for _ in 0..SUBMISSIONS {
+            for _ in 0..submissions {
                 for _ in 0..SUMS {
                     let rows = Rows { x: &x, first: 0, rows: 1, width: words, stride: words };
                     mailbox.record(&mut device, rows, None)?;
@@ -62,7 +64,7 @@ pub fn exchange_times(found: &Found, kib: &[usize]) -> Result<Result<Vec<Exchang
             if let (_, Err(failure)) = mailbox.take_back(&device) {
                 return Ok(Err(format!("{failure:?}")));
             }
-            let (median_us, p99_us) = middle_and_end(&std::mem::take(&mut *answers()));
+            let (median_us, p99_us) = middle_and_end(&std::mem::take(&mut *answers()), submissions / 2);
             let proof_ms = ms(proof);
             times.push(ExchangeTime { kib, one_kernel, proof_ms, median_us, p99_us });
         }
@@ -82,9 +84,9 @@ fn note(_: &mut [f32], _: u32) {
     answers().push(Instant::now());
 }
 
-/// Of the times from one answer of a submission to the next, without the first half of all.
-fn middle_and_end(answered: &[Instant]) -> (f64, f64) {
-    let of_submissions = answered.chunks_exact(SUMS).skip(SUBMISSIONS / 2);
+/// Of the times from one answer of a submission to the next, without the first submissions.
+fn middle_and_end(answered: &[Instant], without: usize) -> (f64, f64) {
+    let of_submissions = answered.chunks_exact(SUMS).skip(without);
     let mut us: Vec<f64> = of_submissions
         .flat_map(|answers| answers.windows(2).map(|pair| 1e3 * ms(pair[1] - pair[0])))
         .collect();
