@@ -21,8 +21,8 @@ use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
-pub use measure::{ExchangeTime, exchange_times};
 pub(crate) use boxes::{MAX_WORDS, Poison};
+pub use measure::{ExchangeTime, exchange_times};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};
 

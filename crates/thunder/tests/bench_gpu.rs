@@ -28,8 +28,18 @@ fn a_gpus_report_has_every_part() {
     let path = folder.path().to_str().unwrap();
     // A part that fails is reported, and the others are there.
     let report = json_of(&[
-        "bench", "gpu", "--device", &device, "--shapes", "qwen3-tiny", "--prompt", "8", "--folder", path,
-        "--without", "conformance,operations",
+        "bench",
+        "gpu",
+        "--device",
+        &device,
+        "--shapes",
+        "qwen3-tiny",
+        "--prompt",
+        "8",
+        "--folder",
+        path,
+        "--without",
+        "conformance,operations",
     ]);
     assert!(report["device"]["name"].as_str().unwrap().contains("llvmpipe"), "{report}");
     assert!(report["exchanges"]["result"][0]["median_us"].as_f64().unwrap() > 0.0, "{report}");
@@ -44,8 +54,9 @@ fn a_gpus_report_has_every_part() {
 #[test]
 fn operations_of_a_gpu_are_measured() {
     let Some(device) = software_device("operations_of_a_gpu_are_measured") else { return };
-    let report =
-        json_of(&["bench", "kernels", "--device", &device, "--op", "norm", "--rows", "1", "--time", "1", "--json"]);
+    let report = json_of(&[
+        "bench", "kernels", "--device", &device, "--op", "norm", "--rows", "1", "--time", "1", "--json",
+    ]);
     assert!(report["rows"][0]["us"].as_f64().unwrap() > 0.0, "{report}");
     assert!(report["rows"][0]["peak_share"].is_null(), "{report}");
 }

@@ -36,7 +36,10 @@ pub struct ExchangeTime {
 ///
 /// # Errors
 /// When the device fails.
-pub fn exchange_times(found: &Found, kib: &[usize]) -> Result<Result<Vec<ExchangeTime>, String>, ComputeError> {
+pub fn exchange_times(
+    found: &Found,
+    kib: &[usize],
+) -> Result<Result<Vec<ExchangeTime>, String>, ComputeError> {
     let mut device = Device::open(found)?;
     let mut times = Vec::new();
     let submissions = SUBMISSIONS[usize::from(!found.info.is_real())];
@@ -91,6 +94,7 @@ fn middle_and_end(answered: &[Instant], without: usize) -> (f64, f64) {
         .flat_map(|answers| answers.windows(2).map(|pair| 1e3 * ms(pair[1] - pair[0])))
         .collect();
     us.sort_by(f64::total_cmp);
-    let at = |share: f64| us.get((us.len().saturating_sub(1) as f64 * share) as usize).copied().unwrap_or(0.0);
+    let at =
+        |share: f64| us.get((us.len().saturating_sub(1) as f64 * share) as usize).copied().unwrap_or(0.0);
     (at(0.5), at(0.99))
 }

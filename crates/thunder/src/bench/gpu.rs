@@ -101,27 +101,37 @@ impl GpuCommand {
             json!({ "seconds": began.elapsed().as_secs_f64(), "result": result })
         };
         let of_device = |more: &[&'static str]| -> Vec<String> {
-            ["bench", "gpu", "--device", device].into_iter().chain(more.iter().copied()).map(str::to_owned).collect()
+            ["bench", "gpu", "--device", device]
+                .into_iter()
+                .chain(more.iter().copied())
+                .map(str::to_owned)
+                .collect()
         };
-        let run = |what: &str, words: &[String]| part(what, &words.iter().map(String::as_str).collect::<Vec<_>>());
+        let run =
+            |what: &str, words: &[String]| part(what, &words.iter().map(String::as_str).collect::<Vec<_>>());
         let wanted = |part: Part| !self.without.contains(&part);
         let conformance = wanted(Part::Conformance)
             .then(|| run("kernels against the CPU", &of_device(&["--only", "conformance"])));
         let exchanges = wanted(Part::Exchanges)
             .then(|| run("sums inside of kernels", &of_device(&["--only", "exchanges"])));
-        let operations = ["bench", "kernels", "--device", device, "--json", "--op", "4/64,8/64,attention,norm"];
+        let operations =
+            ["bench", "kernels", "--device", device, "--json", "--op", "4/64,8/64,attention,norm"];
         let operations = wanted(Part::Operations).then(|| part("operations", &operations));
         let mut models = serde_json::Map::new();
         let prompt = self.prompt.to_string();
         for shape in &self.shapes {
             let folder = parent.join(format!("thunder-bench-{}-{shape}", std::process::id()));
             let path = folder.to_str().context("the folder's name is not Unicode")?;
-            let written = part(&format!("writing {shape}"), &["model", "synth", "--arch", shape.as_str(), "--json", path]);
+            let written = part(
+                &format!("writing {shape}"),
+                &["model", "synth", "--arch", shape.as_str(), "--json", path],
+            );
             let bench = |what: &str| {
                 let common = ["bench", what, "--device", device, "--json", "--prompt", prompt.as_str(), path];
                 part(&format!("{what} of {shape}"), &common)
             };
-            let of_shape = json!({ "written": written, "decode": bench("decode"), "prefill": bench("prefill") });
+            let of_shape =
+                json!({ "written": written, "decode": bench("decode"), "prefill": bench("prefill") });
             remove(&folder)?;
             models.insert(shape.clone(), of_shape);
         }
