@@ -14,6 +14,8 @@ use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
+#[cfg(feature = "gpu")]
+use super::device::DeviceChoice;
 use super::draft::{Draft, DraftError};
 use super::group::form_group;
 use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
@@ -218,7 +220,11 @@ impl Assembly {
             #[cfg(feature = "gpu")]
             Device::Gpu(found) => {
                 let (activations, overlap) = (self.spec.engine.activations, self.spec.engine.overlap);
-                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true };
+                let mailboxes = match self.shares_gpu(&places) {
+                    true => thunder_gpu::Mailboxes::Never,
+                    false => thunder_gpu::Mailboxes::Auto,
+                };
+                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes };
                 self.load(group, start, progress, move |tensor| {
                     thunder_gpu::GpuBackend::new(&found, config, tensor)
                 })
@@ -305,6 +311,17 @@ impl Assembly {
     fn turn(&self, places: &[RankPlace]) -> usize {
         let rank = self.spec.rank;
         places[..rank].iter().filter(|place| place.host == places[rank].host).count()
+    }
+
+    /// Whether ranks of this host may share a GPU.
+    #[cfg(feature = "gpu")]
+    fn shares_gpu(&self, places: &[RankPlace]) -> bool {
+        let host = &places[self.spec.rank].host;
+        let gpus = match self.spec.engine.device {
+            DeviceChoice::Numbered(_) => 1,
+            DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Gpu => thunder_gpu::real_count(),
+        };
+        places.iter().filter(|place| place.host == *host).count() > gpus
     }
 
     fn kv_request(&self) -> KvCacheRequest {

@@ -81,6 +81,18 @@ pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
     }
 }
 
+/// The GPU that a first rank here would take; `None` if that rank takes the CPU.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+#[cfg(feature = "gpu")]
+pub fn first_gpu(choice: DeviceChoice) -> Result<Option<thunder_gpu::Found>, String> {
+    match of_first_rank(choice)? {
+        Device::Cpu(_) => Ok(None),
+        Device::Gpu(found) => Ok(Some(*found)),
+    }
+}
+
 fn of_first_rank(choice: DeviceChoice) -> Result<Device, String> {
     let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
     Device::choose(choice, 0, cpu)
