@@ -257,11 +257,12 @@ pub(crate) fn rounded(duration: Duration) -> String {
     }
 }
 
-/// `rank 1`, or `ranks 1, 3`.
+/// What to do about ranks that did not join.
 fn start(ranks: &[usize]) -> &'static str {
     if ranks.len() == 1 { "start it, or check its output" } else { "start them, or check their output" }
 }
 
+/// `rank 1`, or `ranks 1, 3`.
 pub(crate) fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))

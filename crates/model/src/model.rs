@@ -269,8 +269,8 @@ impl<B: Backend> Model<B> {
     }
 
     /// Computes a step as [`Model::forward`] does, and looks at the residual stream after each
-    /// part: the first part that gave numbers that are not finite. Every rank of the stage must call
-    /// this. Repeating a step changes no keys and values, but states move on.
+    /// part. Returns the first part that gave numbers that are not finite. Every rank of the stage
+    /// must call this. Repeating a step changes no keys and values, but states move on.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.

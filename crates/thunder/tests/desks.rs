@@ -129,9 +129,12 @@ fn errors<'a>(measured: &'a Value, over: &str) -> Vec<Option<&'a str>> {
 fn half_done(name: &str, desk: &Desk, (fault, at): (&str, usize)) {
     fs::write(desk.farm.desk().join(fault), format!("{at}\n")).unwrap();
     let (fine, said) = desk.setup(&["--no-verify"]);
-    assert!(!fine && said.contains("thunder mac undo"), "{name}: {fault}: {said}");
-    let _ = fs::remove_file(desk.farm.desk().join(fault));
-    if fault == "vanish" {
+    // Where an owner has set up all interfaces by hand, no command names one that could vanish.
+    let is_named = fs::remove_file(desk.farm.desk().join(fault)).is_err() || fault != "vanish";
+    assert!(fine != is_named, "{name}: {fault}: {said}");
+    assert!(fine || said.contains("thunder mac undo"), "{name}: {fault}: {said}");
+    assert!(is_named || name == "two Studios", "{name}: {fault}");
+    if fault == "vanish" && is_named {
         let (fine, said) = desk.undo();
         assert!(
             !fine && said.contains("is not there") && said.contains("1 change(s) are left"),
@@ -445,7 +448,7 @@ fn the_document_shows_what_the_program_prints() {
 
 /// A picture of a terminal with this text.
 fn terminal(text: &str) -> String {
-    const COLUMNS: usize = 118;
+    const COLUMNS: usize = 124;
     let mut rows = Vec::new();
     for line in text.trim_end().lines() {
         let letters: Vec<char> = line.chars().collect();
