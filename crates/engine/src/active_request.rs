@@ -260,9 +260,14 @@ impl ActiveRequest {
         self.answer.finish(reason, usage);
     }
 
+    /// Why the constraint failed, if it did.
+    pub fn own_failure(&self) -> Option<&str> {
+        self.masked.as_ref().and_then(MaskedAnswer::failure)
+    }
+
     /// Ends the answer with an error.
     pub fn fail(self, message: &str) {
-        let own = self.masked.as_ref().and_then(MaskedAnswer::failure).map(str::to_owned);
+        let own = self.own_failure().map(str::to_owned);
         self.answer.fail(own.as_deref().unwrap_or(message));
     }
 }

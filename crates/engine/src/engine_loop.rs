@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use thunder_compute::Backend;
+use thunder_model::Place;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
 use crate::error::EngineError;
@@ -24,9 +25,12 @@ use crate::speculation::{Candidate, ModelRecord, StepCosts};
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a client reads when the model computes numbers that are none.
-const NOT_FINITE: &str = "the model computed logits that are not finite numbers (NaN or infinite): its weights or its \
-                          config.json are damaged, so download the model again";
+/// What a client reads when the model computes numbers that are none, and after the place where
+/// they begin, if it is known.
+const NOT_FINITE: [&str; 2] = [
+    "the model computed logits that are not finite numbers (NaN or infinite)",
+    ": its weights or its config.json are damaged, so download the model again",
+];
 
 /// Rank 0's loop.
 pub struct EngineLoop<B: Backend> {
@@ -34,6 +38,8 @@ pub struct EngineLoop<B: Backend> {
     info: Arc<ModelInfo>,
     inbox: Inbox,
     scheduler: Scheduler,
+    /// The model keeps a state of fixed size for each sequence.
+    has_states: bool,
     /// Requests whose answers have not ended.
     requests: HashMap<RequestId, ActiveRequest>,
     /// What the scheduler's part of the shared counters holds.
@@ -82,6 +88,7 @@ impl<B: Backend> EngineLoop<B> {
             (true, false) => Speculates::FromText,
             (true, true) => Speculates::WithModel,
         };
+        let has_states = limits.snapshots.is_some();
         let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
         inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
@@ -89,6 +96,7 @@ impl<B: Backend> EngineLoop<B> {
             info,
             inbox,
             scheduler,
+            has_states,
             requests: HashMap::new(),
             published: Load::default(),
             closed: false,
@@ -274,6 +282,7 @@ impl<B: Backend> EngineLoop<B> {
                 note([&counters.model_drafted, &counters.model_drafts_right]);
             }
         }
+        let place = self.locate_damage()?;
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
             self.ended.extend(self.requests.remove(&id).map(|request| (request, None)));
@@ -297,10 +306,34 @@ impl<B: Backend> EngineLoop<B> {
         for (request, reason) in self.ended.drain(..) {
             match reason {
                 Some(reason) => request.finish(reason),
-                None => request.fail(NOT_FINITE),
+                None => {
+                    let [what, remedy] = NOT_FINITE;
+                    let place = place.map(|place| format!("; the first came out of {place}"));
+                    request.fail(&format!("{what}{}{remedy}", place.unwrap_or_default()));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Where the oldest step's numbers stop being finite, if they do: the ranks compute it once
+    /// more. `None` where that would change states, or tables that later steps use.
+    fn locate_damage(&mut self) -> Result<Option<Place>, EngineError> {
+        let is_without_reason =
+            |id| self.requests.get(id).is_some_and(|request| request.own_failure().is_none());
+        if !self.damaged.iter().any(is_without_reason) || self.scheduler.steps_in_flight() > 1 {
+            return Ok(None);
+        }
+        let Some(step) = self.scheduler.oldest_step() else { return Ok(None) };
+        // At position 0 a state begins anew.
+        if self.has_states && step.parts().any(|part| part.start > 0) {
+            return Ok(None);
+        }
+        let message = self.worker.message();
+        message.begin(Command::Locate);
+        step.parts().for_each(|part| message.push(&part));
+        self.worker.exchange_step()?;
+        Ok(Some(self.worker.locate()?))
     }
 
     /// Adds what changed in the scheduler to the shared counters.

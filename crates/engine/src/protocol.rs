@@ -32,17 +32,20 @@ pub enum Command {
     Ping,
     /// Compute the step, and send rank 0 these results of its rows.
     Compute(RowResults),
+    /// Compute the last step once more, and find where its numbers stop being finite.
+    Locate,
 }
 
 impl Command {
     /// The largest word of a command.
-    const LAST: u32 = 5;
+    const LAST: u32 = 6;
 
     fn word(self) -> u32 {
         match self {
             Self::Stop => 0,
             Self::Ping => 1,
             Self::Compute(RowResults { logits, hidden }) => 2 + u32::from(logits) + 2 * u32::from(hidden),
+            Self::Locate => Self::LAST,
         }
     }
 
@@ -50,10 +53,11 @@ impl Command {
         match word {
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            2..=Self::LAST => {
+            2..Self::LAST => {
                 let bits = word - 2;
                 Some(Self::Compute(RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }))
             }
+            Self::LAST => Some(Self::Locate),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
-use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
+use thunder_model::{Capacity, Model, ModelFolder, Place, ShardPlan};
 
 use crate::draft_model::{DraftModel, DraftShard};
 use crate::error::EngineError;
@@ -144,6 +144,9 @@ impl<B: Backend> RankWorker<B> {
                     self.send_hidden()?;
                     self.gather_results(results)?;
                 }
+                Command::Locate => {
+                    self.locate()?;
+                }
             }
         }
     }
@@ -194,22 +197,45 @@ impl<B: Backend> RankWorker<B> {
     /// # Errors
     /// When a peer was lost or an operation failed.
     pub fn compute(&mut self) -> Result<(), EngineError> {
-        let (rank, first_snapshot) = (self.world.rank(), self.bounds.slots);
+        let first_snapshot = self.bounds.slots;
         for (slot, snapshot) in &self.copies.restore {
             self.model.copy_slot(&mut self.backend, first_snapshot + snapshot, *slot)?;
         }
-        if rank < self.tensor_ranks {
-            self.model.forward(&mut self.backend, &self.step, None)?;
-        } else {
-            self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
-            // The stage before may be busy with a long prompt: only its liveness limits this wait.
-            self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
-            self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;
-        }
+        let is_given = self.receive_hidden()?;
+        let hidden = is_given.then_some(&self.hidden_rows[..]);
+        self.model.forward(&mut self.backend, &self.step, hidden)?;
         for (slot, snapshot) in &self.copies.save {
             self.model.copy_slot(&mut self.backend, *slot, first_snapshot + snapshot)?;
         }
         Ok(())
+    }
+
+    /// Computes the step once more, without copying states, and finds where its numbers stop being
+    /// finite. All ranks call this together.
+    ///
+    /// # Errors
+    /// When a peer was lost or an operation failed.
+    pub fn locate(&mut self) -> Result<Place, EngineError> {
+        let is_given = self.receive_hidden()?;
+        let hidden = is_given.then_some(&self.hidden_rows[..]);
+        let own = self.model.first_not_finite(&mut self.backend, &self.step, hidden)?;
+        self.send_hidden()?;
+        let mut first = own;
+        for root in 0..self.world.size() {
+            let mut word = [own.word()];
+            self.world.broadcast_idle(root, &mut word)?;
+            first = first.min(Place::from_word(word[0]));
+        }
+        Ok(first)
+    }
+
+    /// On later stages: waits for the hidden states of the stage before. False on the first stage.
+    fn receive_hidden(&mut self) -> Result<bool, EngineError> {
+        let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
+        self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
+        // The stage before may be busy with a long prompt: only its liveness limits this wait.
+        self.world.recv_idle(from, &mut self.hidden_rows)?;
+        Ok(true)
     }
 
     /// Sends the hidden states to the next stage, if there is one.

@@ -5,6 +5,7 @@ mod channel_delta;
 mod feed_forward;
 mod load;
 mod mixer;
+mod place;
 mod selection;
 mod state_space;
 #[cfg(test)]
@@ -18,6 +19,8 @@ use adapters::Adapters;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mixer::Mixer;
+pub use place::Place;
+use place::Watch;
 
 /// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
@@ -29,6 +32,8 @@ pub struct Model<B: Backend> {
     logit_cap: Option<f32>,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
+    /// The number of `layers[0]` in the whole model.
+    first_layer: usize,
     head: Option<Head<B>>,
     caches: B::Caches,
     buffers: Buffers<B>,
@@ -260,6 +265,33 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
+        self.forward_watched(backend, step, hidden, None)
+    }
+
+    /// Computes a step as [`Model::forward`] does, and looks at the residual stream after each
+    /// part. Returns the first part that gave numbers that are not finite. Every rank of the stage
+    /// must call this. Repeating a step changes no keys and values, but states move on.
+    ///
+    /// # Errors
+    /// When a peer is lost or the backend fails.
+    pub fn first_not_finite(
+        &mut self,
+        backend: &mut B,
+        step: &Step,
+        hidden: Option<&[f32]>,
+    ) -> Result<Place, ComputeError> {
+        let mut watch = Watch::new();
+        self.forward_watched(backend, step, hidden, Some(&mut watch))?;
+        Ok(watch.first())
+    }
+
+    fn forward_watched(
+        &mut self,
+        backend: &mut B,
+        step: &Step,
+        hidden: Option<&[f32]>,
+        mut watch: Option<&mut Watch>,
+    ) -> Result<(), ComputeError> {
         let Buffers { residual, shared_norm, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
@@ -280,13 +312,19 @@ impl<B: Backend> Model<B> {
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
         let centered = self.centered;
         let mut pass = Pass { backend, step, residual, normed: shared_norm, inner, caches: &mut self.caches };
-        for layer in &self.layers {
+        let mut look = |place, pass: &mut _| watch.as_mut().map_or(Ok(()), |watch| watch.look(place, pass));
+        if self.embedding.is_some() {
+            look(Place::EMBEDDING, &mut pass)?;
+        }
+        for (layer, number) in self.layers.iter().zip(self.first_layer..) {
             for rows in parts() {
                 layer.mix(centered, rows, &mut pass)?;
             }
+            look(Place::mixer(number), &mut pass)?;
             for rows in parts() {
                 layer.feed(centered, rows, &mut pass)?;
             }
+            look(Place::feed_forward(number), &mut pass)?;
         }
         let Pass { backend, residual, .. } = pass;
         backend.settle(residual)?;

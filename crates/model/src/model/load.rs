@@ -110,6 +110,18 @@ impl<B: Backend> Model<B> {
         let embedding_scale = spec.embedding_scale / spec.residual_scale;
         let (centered, logit_cap) = (spec.centered, spec.logit_cap);
         let ropes = spec.ropes.clone();
-        Ok(Self { ropes, centered, embedding_scale, logit_cap, embedding, layers, head, caches, buffers })
+        let first_layer = plan.shard(rank).layers().start;
+        Ok(Self {
+            ropes,
+            centered,
+            embedding_scale,
+            logit_cap,
+            embedding,
+            layers,
+            first_layer,
+            head,
+            caches,
+            buffers,
+        })
     }
 }
