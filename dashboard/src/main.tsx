@@ -37,7 +37,8 @@ function App(props: { problem: string | null }) {
   const [keys, setKeys] = useState(0);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
-    whenKeyIsMissing((message) => setMissing(message));
+    // What is shown stays: it may say why a sign-in has failed.
+    whenKeyIsMissing((message) => setMissing((shown) => shown ?? message));
     const moved = () => {
       setPage(pageNow());
       main.current?.focus();

@@ -146,10 +146,16 @@ try {
     await page.getByRole("button", { name: "New conversation" }).click();
     await page.getByText("Model and parameters").click();
     await page.getByLabel("Temperature").fill("1.5");
+    await page.getByLabel("Most tokens").fill("700");
     await page.getByText("Model and parameters").click();
-    await page.getByRole("textbox", { name: "Message" }).fill("Tell me everything, at length, about each of its parts. ".repeat(60));
+    await page.getByRole("textbox", { name: "Message" }).fill("Tell me everything, at length, about each of its parts. ".repeat(20));
+    // The answer must not be over before the server hears of the stop.
+    const chat = "**/v1/chat/completions";
+    await page.route(chat, (route) =>
+      route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true }) }));
     await page.getByRole("button", { name: "Send" }).click();
     await page.getByRole("button", { name: "Stop" }).click();
+    await page.unroute(chat);
     await page.getByText("Stopped.").first().waitFor();
     await page.getByRole("button", { name: "Send" }).waitFor();
   });

@@ -242,7 +242,13 @@ impl Series {
                             ! dd if=/dev/zero of=/root/fill bs=4k 2>/dev/null";
                 self.nodes[victim].machine.run(fill).unwrap();
             }
-            Fault::SlowDisk => self.nodes[victim].machine.run("touch /root/slow").unwrap(),
+            Fault::SlowDisk => {
+                self.nodes[victim].machine.run("touch /root/slow").unwrap();
+                // A change that must last takes its time, and holds up nothing else.
+                let began = Instant::now();
+                assert!(self.nodes[victim].cluster(&["token"]).status.success());
+                assert!(began.elapsed() >= Duration::from_secs(2), "the disk is not slow");
+            }
             Fault::OutOfMemory => {
                 processes(&self.nodes[victim], "serve").iter().for_each(|id| limit_memory(*id, true));
             }
