@@ -36,7 +36,7 @@ pub struct NodeReport {
     /// What is done with the models on its disk.
     #[serde(default)]
     pub jobs: Vec<JobReport>,
-    /// Degrees Celsius of its hottest processor, in steps of 5; `None` where the system does not say.
+    /// Degrees Celsius of its hottest processor, in steps of 5; `None`: the system does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u16>,
     /// Bytes of memory that a GPU which shares it may take, where an administrator has set a limit

@@ -38,7 +38,7 @@ pub struct ServerConfig {
     /// Take requests that a node of a cluster passes on (`generate/relay.rs`). Only where all
     /// clients are nodes.
     pub relay: bool,
-    /// With `relay`: lets requests pass in fair order of those that the nodes name as their callers.
+    /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
     pub gate: Option<Gate>,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.

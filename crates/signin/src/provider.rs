@@ -274,7 +274,7 @@ fn read<T: DeserializeOwned>(
     let mut reader = answer.into_body().into_reader().take(LONGEST_ANSWER_BYTES);
     reader.read_to_end(&mut bytes).map_err(|error| failed(url, &error.to_string()))?;
     if !status.is_success() {
-        // The standard's errors have names for programs (`invalid_grant`). Others may hold anything.
+        // The standard's errors have names for programs (`invalid_grant`). Others hold anything.
         let error: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let name: String = error["error"].as_str().unwrap_or_default().chars().take(60).collect();
         let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');

@@ -128,9 +128,9 @@ impl Access {
         .map(|(key, ())| key)
     }
 
-    /// Gives somebody whom a provider has signed in a secret that works until `new.expires`. The key
-    /// has one name for each person: its former secret works on, for a second browser. Role, owner
-    /// and end are those of `new`; limits and models of a key that is there stay.
+    /// Gives somebody whom a provider has signed in a secret that works until `new.expires`. A
+    /// person has one key: its former secret works on, for a second browser. Role, owner and end
+    /// are those of `new`; limits and models of a key that is there stay.
     ///
     /// # Errors
     /// When an administrator has revoked the person's key, or the disk fails.

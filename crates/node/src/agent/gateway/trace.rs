@@ -1,4 +1,4 @@
-//! A request at this node's gateway as a trace: where its time went until its client had the answer.
+//! A request at this node's gateway as a trace: where its time went until the answer was sent.
 
 use std::time::{Duration, Instant, SystemTime};
 
