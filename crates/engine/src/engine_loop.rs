@@ -1,6 +1,7 @@
 //! Rank 0's loop: takes requests, has the ranks compute the scheduler's steps, and turns their
 //! results into events.
 
+mod disk;
 mod propose;
 
 use std::collections::{HashMap, VecDeque};
@@ -13,6 +14,7 @@ use thunder_compute::Backend;
 use thunder_model::Place;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
+use crate::disk::DiskList;
 use crate::error::EngineError;
 use crate::event::{Event, FinishReason};
 use crate::handle::{Inbox, Submission, Unpark};
@@ -21,6 +23,7 @@ use crate::protocol::Command;
 use crate::rank::RankWorker;
 use crate::scheduler::{Awaiting, Limits, RequestId, Scheduler, TokenEvent};
 use crate::speculation::{Candidate, ModelRecord, StepCosts};
+use crate::transfer::Transfer;
 
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -51,6 +54,8 @@ pub struct EngineLoop<B: Backend> {
     /// Of the draft model.
     record: ModelRecord,
     candidates: Vec<Candidate<RequestId>>,
+    /// Rank 0's blocks on disk.
+    disk: Option<DiskList>,
     /// When each step in flight began, and its rows, if it only decodes.
     began: VecDeque<(Instant, Option<usize>)>,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
@@ -58,6 +63,7 @@ pub struct EngineLoop<B: Backend> {
     buffers: ChoiceBuffers,
     tokens: Vec<u32>,
     events: Vec<TokenEvent>,
+    transfers: Vec<Transfer>,
     /// Requests whose logits are not finite.
     damaged: Vec<RequestId>,
     /// Requests that the step has ended; `None` if their logits are not finite.
@@ -89,7 +95,11 @@ impl<B: Backend> EngineLoop<B> {
             (true, true) => Speculates::WithModel,
         };
         let has_states = limits.snapshots.is_some();
-        let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        let mut scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        if let Some(disk) = worker.head_disk() {
+            scheduler = scheduler.with_disk(Box::new(disk), disk::now_us());
+        }
+        let disk = worker.disk_list();
         inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
             worker,
@@ -104,10 +114,12 @@ impl<B: Backend> EngineLoop<B> {
             costs: StepCosts::default(),
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
             candidates: Vec::new(),
+            disk,
             began: VecDeque::new(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
+            transfers: Vec::new(),
             damaged: Vec::new(),
             ended: Vec::new(),
         }
@@ -133,6 +145,7 @@ impl<B: Backend> EngineLoop<B> {
         loop {
             self.take_submissions(&waker)?;
             self.cancel_abandoned();
+            self.use_disk()?;
             let issued = self.issue_step()?;
             if !issued && self.closed && self.scheduler.is_idle() {
                 return self.broadcast(Command::Stop);
@@ -140,6 +153,9 @@ impl<B: Backend> EngineLoop<B> {
             // A pipeline is kept full while there are steps to issue.
             if !issued || self.scheduler.steps_in_flight() >= self.worker.stages() {
                 self.apply_oldest_step()?;
+            }
+            if self.scheduler.is_idle() {
+                self.store_noted()?;
             }
             self.publish_load();
         }
@@ -350,6 +366,7 @@ impl<B: Backend> EngineLoop<B> {
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
         counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
         counters.preempted.fetch_add(load.preemptions - before.preemptions, Ordering::Relaxed);
+        self.publish_disk();
         self.published = load;
     }
 

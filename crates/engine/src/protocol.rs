@@ -8,11 +8,15 @@
 //! the last ones, whose logits are wanted. The first [`HEAD_WORDS`] are sent at once, the rest
 //! (long prompts) after them. A slot's new table is its old one, cut to the blocks kept and
 //! extended by the new blocks.
+//!
+//! To write to disk or to read from it, a message is `[words in all, command, transfers]` and the
+//! words of each [`Transfer`].
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
 
 use crate::scheduler::{RowResults, StepPart};
+use crate::transfer::{TRANSFER_WORDS, Transfer};
 
 /// Words of the shortest message; unused ones are zero.
 pub const HEAD_WORDS: usize = 64;
@@ -34,30 +38,40 @@ pub enum Command {
     Compute(RowResults),
     /// Compute the last step once more, and find where its numbers stop being finite.
     Locate,
+    /// Write these blocks and states to disk if they are not there, and note their use.
+    Store,
+    /// Read these blocks and states from disk, and tell rank 0 how many could be read.
+    Load,
 }
 
 impl Command {
-    /// The largest word of a command.
-    const LAST: u32 = 6;
-
     fn word(self) -> u32 {
         match self {
             Self::Stop => 0,
             Self::Ping => 1,
             Self::Compute(RowResults { logits, hidden }) => 2 + u32::from(logits) + 2 * u32::from(hidden),
-            Self::Locate => Self::LAST,
+            Self::Locate => 6,
+            Self::Store => 7,
+            Self::Load => 8,
         }
+    }
+
+    /// True if [`Message::read_transfers`] reads the rest of the message.
+    pub fn has_transfers(self) -> bool {
+        matches!(self, Self::Store | Self::Load)
     }
 
     fn from_word(word: u32) -> Option<Self> {
         match word {
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            2..Self::LAST => {
+            6 => Some(Self::Locate),
+            7 => Some(Self::Store),
+            8 => Some(Self::Load),
+            2..=5 => {
                 let bits = word - 2;
                 Some(Self::Compute(RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }))
             }
-            Self::LAST => Some(Self::Locate),
             _ => None,
         }
     }
@@ -120,6 +134,26 @@ impl Message {
         self.words[2] += 1;
     }
 
+    /// Adds a block or a state to [`Command::Store`] or [`Command::Load`].
+    pub fn push_transfer(&mut self, transfer: &Transfer) {
+        self.words.extend(transfer.words());
+        self.words[2] += 1;
+    }
+
+    /// Reads the transfers of [`Command::Store`] or [`Command::Load`].
+    ///
+    /// # Errors
+    /// When the words are none, or name a block or a snapshot outside of `bounds`.
+    pub fn read_transfers(&self, bounds: Bounds, transfers: &mut Vec<Transfer>) -> Result<(), BadMessage> {
+        transfers.clear();
+        let mut rest = self.words.get(2..).ok_or(BadMessage)?;
+        for _ in 0..take(&mut rest, 1)?[0] {
+            let words = take(&mut rest, TRANSFER_WORDS)?.as_array().ok_or(BadMessage)?;
+            transfers.push(Transfer::from_words(words, (bounds.blocks, bounds.snapshots))?);
+        }
+        Ok(())
+    }
+
     /// Rank 0 sends the message, the other ranks receive it. They may wait for hours.
     ///
     /// # Errors
@@ -159,6 +193,9 @@ impl Message {
         copies.save.clear();
         let mut rest = self.words.get(1..).ok_or(BadMessage)?;
         let command = Command::from_word(take(&mut rest, 1)?[0]).ok_or(BadMessage)?;
+        if command.has_transfers() {
+            return Ok(command);
+        }
         let sequences = take(&mut rest, 1)?[0];
         for _ in 0..sequences {
             let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else {
@@ -221,6 +258,10 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
+    use crate::transfer::{BlockName, Part};
+
+    /// Words that are commands.
+    const COMMANDS: u32 = 8;
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
@@ -309,17 +350,33 @@ mod tests {
     }
 
     #[test]
+    fn transfers_are_read_as_they_were_written() {
+        let transfer =
+            |place| Transfer { part: Part::Block, place, name: BlockName([7; 32]), depth: place, used: 9 };
+        let (mut message, mut transfers) = (Message::default(), Vec::new());
+        message.begin(Command::Load);
+        (0..7).for_each(|place| message.push_transfer(&transfer(place)));
+        let read = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StateCopies::default());
+        assert_eq!(read, Ok(Command::Load));
+        assert_eq!(message.read_transfers(BOUNDS, &mut transfers), Ok(()));
+        assert_eq!(transfers, (0..7).map(transfer).collect::<Vec<_>>());
+        message.push_transfer(&transfer(16));
+        assert_eq!(message.read_transfers(BOUNDS, &mut transfers), Err(BadMessage));
+    }
+
+    #[test]
     fn commands_are_read_as_they_were_written() {
-        let commands: Vec<Command> = (0..=Command::LAST).filter_map(Command::from_word).collect();
-        assert_eq!(commands.len(), 1 + Command::LAST as usize);
+        let commands: Vec<Command> = (0..COMMANDS).filter_map(Command::from_word).collect();
+        assert_eq!(commands.len(), COMMANDS as usize);
         assert!(commands.iter().zip(0..).all(|(command, word)| command.word() == word));
-        assert_eq!(Command::from_word(Command::LAST + 1), None);
+        assert_eq!(Command::from_word(COMMANDS), None);
     }
 
     proptest! {
         #[test]
         fn no_words_make_a_rank_panic(words in prop::collection::vec(prop_oneof![0u32..8, any::<u32>()], 0..40)) {
             let message = Message { words };
+            let _ = message.read_transfers(BOUNDS, &mut Vec::new());
             let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StateCopies::default());
         }
     }

@@ -1,17 +1,21 @@
 //! One rank of an engine: its shard of the model, and the loop that follows rank 0.
 
+mod disk;
+
 use std::ops::ControlFlow;
 
 use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Place, ShardPlan};
 
+use crate::disk::DiskSpec;
 use crate::draft_model::{DraftModel, DraftShard};
 use crate::error::EngineError;
 use crate::protocol::{Bounds, Command, Message, StateCopies};
 use crate::results::StepResults;
 use crate::same_shard::{Setting, adapters_setting, check_same, model_setting};
 use crate::scheduler::RowResults;
+use disk::RankDisk;
 
 /// What a rank loads. All ranks of a world must be given the same.
 #[derive(Clone, Copy)]
@@ -29,6 +33,8 @@ pub struct RankShard<'a> {
     pub settings: &'a [Setting],
     /// The draft model, on rank 0.
     pub draft: Option<DraftShard<'a>>,
+    /// The prefix cache's tier on disk: on all ranks or on none.
+    pub disk: Option<&'a DiskSpec>,
 }
 
 /// A rank with its weights loaded, on any backend. Rank 0's is driven by an
@@ -38,6 +44,7 @@ pub struct RankWorker<B: Backend> {
     backend: B,
     model: Model<B>,
     draft: Option<DraftModel<B>>,
+    disk: Option<RankDisk>,
     message: Message,
     bounds: Bounds,
     /// Block tables of all sequences, by slot.
@@ -70,9 +77,10 @@ impl<B: Backend> RankWorker<B> {
         make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let RankShard { folder, plan, capacity, snapshots, settings, draft } = shard;
+        let RankShard { folder, plan, capacity, snapshots, settings, draft, disk } = shard;
         check_same(&mut world, &[&[model_setting(folder), adapters_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
+        let disk = disk.map(|spec| RankDisk::open(spec, &shard, &mut world)).transpose()?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = make_backend(tensor)?;
         let mut peers = Ok(());
@@ -106,6 +114,7 @@ impl<B: Backend> RankWorker<B> {
             backend,
             model,
             draft,
+            disk,
             message: Message::default(),
             bounds: Bounds {
                 slots: capacity.slots - snapshots,
@@ -139,6 +148,11 @@ impl<B: Backend> RankWorker<B> {
             match self.exchange_step()? {
                 Command::Stop => return Ok(()),
                 Command::Ping => {}
+                Command::Store => self.store_blocks()?,
+                Command::Load => {
+                    let count = self.load_blocks()?;
+                    self.world.send_idle(0, &[count])?;
+                }
                 Command::Compute(results) => {
                     self.compute()?;
                     self.send_hidden()?;
@@ -188,7 +202,11 @@ impl<B: Backend> RankWorker<B> {
     /// When a peer was lost.
     pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
-        Ok(self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies)?)
+        let command = self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies)?;
+        if let (true, Some(disk)) = (command.has_transfers(), &mut self.disk) {
+            self.message.read_transfers(self.bounds, &mut disk.transfers)?;
+        }
+        Ok(command)
     }
 
     /// Computes the step on this rank's layers, and copies states. Later stages first receive the

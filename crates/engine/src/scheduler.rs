@@ -13,7 +13,8 @@
 //! position 0, so no step needs to clear it.
 //!
 //! Blocks with prompt tokens are kept after their sequence ends, so that prompts that begin alike
-//! are computed once. Of models with states, copies are kept as well, at chosen positions.
+//! are computed once. Of models with states, copies are kept as well, at chosen positions. With a
+//! tier on disk, prompts can go on after blocks that are not in memory any more.
 
 mod admit;
 mod apply;
@@ -23,6 +24,7 @@ mod plan;
 mod sequence;
 mod snapshots;
 mod step;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +39,7 @@ pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
 use step::PlannedStep;
 pub use step::{Awaiting, NextStep, RowResults, StepPart};
+pub(crate) use stored::Stored;
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
@@ -140,6 +143,9 @@ impl Scheduler {
         self.next_id += 1;
         let mut sequence = Sequence::new(id, prompt, generation, self.max_tokens);
         sequence.saves_states = self.limits.prefix_cache && self.limits.snapshots.is_some();
+        if let Some(disk) = self.blocks.disk.as_ref().filter(|_| self.limits.prefix_cache) {
+            sequence.names = disk.names(&prompt[..sequence.prompt_rows()], generation.adapter);
+        }
         self.waiting.push_back(sequence);
         Ok(id)
     }
@@ -195,6 +201,7 @@ impl Scheduler {
             return None;
         }
         self.keep_prompts();
+        self.forget_noted();
         self.admit();
         let mut step = self.spare.pop().unwrap_or_default();
         self.plan(&mut step);

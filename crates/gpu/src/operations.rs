@@ -14,8 +14,8 @@ mod rows;
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
-    Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
+    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
+    LinearInput, Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -266,6 +266,19 @@ impl Backend for GpuBackend {
 
     fn copy_slot(&mut self, caches: &mut Caches, from: usize, to: usize) -> Outcome {
         self.copy_states(caches, from, to)
+    }
+
+    fn read_cache(&mut self, caches: &mut Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
+        self.read_cache_part(caches, part, out)
+    }
+
+    fn write_cache(
+        &mut self,
+        caches: &mut Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        self.write_cache_part(caches, part, bytes)
     }
 
     fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Matrix, out: &mut Buffer) -> Outcome {

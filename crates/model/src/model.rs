@@ -13,7 +13,7 @@ mod tests;
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
 use adapters::Adapters;
 use feed_forward::FeedForward;
@@ -421,6 +421,33 @@ impl<B: Backend> Model<B> {
     /// When the backend fails.
     pub fn copy_slot(&mut self, backend: &mut B, from: usize, to: usize) -> Result<(), ComputeError> {
         backend.copy_slot(&mut self.caches, from, to)
+    }
+
+    /// Appends the bytes of a block or of a sequence's states, as the backend keeps them.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_cache(
+        &mut self,
+        backend: &mut B,
+        part: CachePart,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ComputeError> {
+        backend.read_cache(&mut self.caches, part, out)
+    }
+
+    /// Gives a block or a slot's states bytes of [`Model::read_cache`]. False if there are too few
+    /// or too many.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn write_cache(
+        &mut self,
+        backend: &mut B,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        backend.write_cache(&mut self.caches, part, bytes)
     }
 
     /// The vocabulary rows whose logits this rank computes.

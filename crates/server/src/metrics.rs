@@ -164,7 +164,9 @@ impl Collector for EngineLoad {
         let (running, waiting) = engine.load();
         let blocks = counters.kv_blocks.load(Ordering::Relaxed).max(1);
         let used = counters.kv_blocks_used.load(Ordering::Relaxed) as f64 / blocks as f64;
+        let on_disk = counters.disk_bytes.load(Ordering::Relaxed) as f64;
         let gauges = [
+            ("thunder:disk_cache_bytes", "Bytes that rank 0 has in --cache-dir", on_disk),
             ("vllm:num_requests_running", "Requests that are computed", running as f64),
             ("vllm:num_requests_waiting", "Requests that wait for a slot", waiting as f64),
             ("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1", used),
@@ -208,6 +210,26 @@ impl Collector for EngineLoad {
                 "thunder:draft_model_accepted_tokens",
                 "Guesses of a draft model that were right",
                 count(&counters.model_drafts_right),
+            ),
+            (
+                "thunder:disk_cache_tokens",
+                "Prompt tokens that were read from --cache-dir",
+                count(&counters.disk_tokens),
+            ),
+            (
+                "thunder:disk_cache_written",
+                "Blocks and states that rank 0 wrote to --cache-dir",
+                count(&counters.disk_written),
+            ),
+            (
+                "thunder:disk_cache_dropped",
+                "Blocks and states that rank 0 did not write: its disk was behind or full",
+                count(&counters.disk_dropped),
+            ),
+            (
+                "thunder:disk_cache_damaged",
+                "Files of --cache-dir that rank 0 found damaged and removed",
+                count(&counters.disk_damaged),
             ),
             ("thunder:steps", "Forward passes", count(&counters.steps)),
         ];

@@ -16,6 +16,7 @@ use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, 
 use super::device::Device;
 #[cfg(feature = "gpu")]
 use super::device::DeviceChoice;
+use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
 use super::group::form_group;
 use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
@@ -25,8 +26,8 @@ use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker,
-    Sampling,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard,
+    RankWorker, Sampling,
 };
 
 /// Rows of a step: prompt tokens that are read together.
@@ -138,6 +139,7 @@ struct Start {
     limits: Limits,
     transport: String,
     threads: ThreadCounts,
+    disk: Option<DiskSpec>,
 }
 
 /// What turns text into tokens.
@@ -212,7 +214,9 @@ impl Assembly {
             device = name,
             "group formed"
         );
-        let start = Start { limits, transport, threads };
+        let disk =
+            disk_spec(&self.spec.engine, self.spec.rank, (&self.footprints, &places), &device.computes());
+        let start = Start { limits, transport, threads, disk };
         match device {
             Device::Cpu(cpu) => {
                 self.load(group, start, progress, move |tensor| Ok(CpuBackend::new(&cpu, tensor)))
@@ -236,7 +240,7 @@ impl Assembly {
     fn load<B: Backend + Send + 'static>(
         self,
         group: Group,
-        Start { limits, transport, threads }: Start,
+        Start { limits, transport, threads, disk }: Start,
         progress: &mut dyn FnMut(Progress),
         backend: impl FnOnce(Group) -> Result<B, ComputeError>,
     ) -> Result<RunningRank, AssemblyError>
@@ -261,13 +265,14 @@ impl Assembly {
                 folder: &draft.folder,
                 capacity: Capacity { logit_rows: limits.sequences.min(MAX_ROWS), ..capacity },
             }),
+            disk: disk.as_ref(),
         };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
         let rank = RankWorker::load(shard, group, backend, &mut loaded)?;
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
-            let start = Start { limits, transport, threads };
+            let start = Start { limits, transport, threads, disk };
             self.start_scheduler(rank, start).map(RunningRank::Head)
         } else {
             Ok(RunningRank::Follower(Follower { rank: Box::new(rank) }))
@@ -362,6 +367,7 @@ impl Assembly {
             ("--max-batch", engine.max_batch.to_string()),
             ("--no-speculation", (!engine.speculation).to_string()),
             ("--no-prefix-cache", (!engine.prefix_cache).to_string()),
+            ("--cache-dir", if engine.disk_cache.is_some() { "given" } else { "not given" }.to_owned()),
             ("--activations", lower(&engine.activations)),
             ("--overlap", lower(&engine.overlap)),
         ]
@@ -372,7 +378,7 @@ impl Assembly {
     fn start_scheduler<B: Backend + 'static>(
         self,
         rank: RankWorker<B>,
-        Start { limits, transport, threads }: Start,
+        Start { limits, transport, threads, .. }: Start,
     ) -> Result<RunningEngine, AssemblyError>
     where
         RankWorker<B>: Send,

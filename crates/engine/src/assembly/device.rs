@@ -136,6 +136,19 @@ impl Device {
         }
     }
 
+    /// What bits depend on: the device, its driver, the kernels' instructions.
+    pub fn computes(&self) -> String {
+        match self {
+            Self::Cpu(cpu) => format!("cpu {:?}", cpu.isa),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => {
+                let info = &found.info;
+                let numbers = (info.subgroup_lanes, &info.features);
+                format!("gpu {} {} {} {numbers:?}", info.name, info.api, info.driver)
+            }
+        }
+    }
+
     /// Its name, for people.
     pub fn name(&self) -> String {
         match self {

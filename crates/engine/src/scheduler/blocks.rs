@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::snapshots::Snapshots;
+use super::stored::DiskTier;
 
 /// Blocks that a table needs to hold `tokens` tokens.
 pub(super) fn missing(table: &[u32], tokens: usize) -> usize {
@@ -76,6 +77,8 @@ pub(super) struct BlockPool {
     releases: u64,
     /// Of a model with states; others can go on after any kept block.
     pub snapshots: Option<Snapshots>,
+    /// Blocks on disk.
+    pub disk: Option<DiskTier>,
 }
 
 impl BlockPool {
@@ -91,6 +94,7 @@ impl BlockPool {
             unused: count,
             releases: 0,
             snapshots,
+            disk: None,
         }
     }
 

@@ -64,6 +64,16 @@ impl LatentCache {
         })
     }
 
+    /// A block's numbers and scales.
+    pub fn block_bytes(&mut self, block: usize) -> [&mut [u8]; 2] {
+        let width = self.widths.iter().sum::<usize>() * self.format.bytes();
+        [
+            (&mut self.numbers, KV_BLOCK_TOKENS * width),
+            (&mut self.scales, KV_BLOCK_TOKENS * 2 * self.format.scale_bytes()),
+        ]
+        .map(|(region, bytes)| &mut region[block * bytes..][..bytes])
+    }
+
     /// Pointers for threads that write different tokens, or read others.
     pub fn part(&mut self) -> LatentPart {
         LatentPart {
