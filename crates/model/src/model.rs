@@ -1,6 +1,7 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
 mod adapters;
+mod ahead;
 mod channel_delta;
 mod feed_forward;
 mod load;
@@ -15,6 +16,7 @@ use std::ops::Range;
 use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
 use adapters::Adapters;
+use ahead::Ahead;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mixer::Mixer;
@@ -30,6 +32,8 @@ pub struct Model<B: Backend> {
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     head: Option<Head<B>>,
+    /// Predicts further tokens.
+    ahead: Option<Ahead<B>>,
     caches: B::Caches,
     buffers: Buffers<B>,
 }
