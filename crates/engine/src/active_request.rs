@@ -60,7 +60,7 @@ pub struct ActiveRequest {
     logprobs: Option<usize>,
     guesses: Guesses,
     by_model: Option<ModelGuesses>,
-    /// The share of right guesses from the text before its last token, and whether that was guessed.
+    /// The share of right guesses from the text before the last token, and whether that was one.
     noted: Option<(f32, bool)>,
     /// Reports of the tokens chosen last, until they are pushed.
     reports: VecDeque<TokenLogprob>,

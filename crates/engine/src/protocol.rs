@@ -2,12 +2,12 @@
 //! it.
 //!
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
-//! sequence `[slot, start, blocks kept, new blocks, tokens, flags, next token or MAX]`, the snapshots
-//! to restore and to save, the new blocks, the tokens. The slot's word also has the adapter. Flags: 1 for prompt
-//! tokens, 2 and 4 if there is a snapshot to restore and to save, and from 8 on the number of rows,
-//! the last ones, whose logits are wanted. The first [`HEAD_WORDS`] are sent at once, the rest
-//! (long prompts) after them. A slot's new table is its old one, cut to the blocks kept and
-//! extended by the new blocks.
+//! sequence `[slot, start, blocks kept, new blocks, tokens, flags, next token or MAX]`, the
+//! snapshots to restore and to save, the new blocks, the tokens. The slot's word also has the
+//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, and
+//! from 8 on the number of rows, the last ones, whose logits are wanted. The first [`HEAD_WORDS`]
+//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
+//! the blocks kept and extended by the new blocks.
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;

@@ -106,6 +106,37 @@ fn answers_do_not_depend_on_the_layer() {
 }
 
 #[test]
+fn the_layer_is_given_the_models_hidden_states() {
+    let model = models::cycle(THICK);
+    let first = models::CYCLE_FIRST;
+    for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
+        with_engine(model.path(), layout, limits(), |engine| {
+            let submit = |number: u32| {
+                // Tokens that are no run of the cycle, so that nothing is guessed from the text.
+                let prompt = (0..30 + number).map(|index| first + (index * 37 + number) % 128).collect();
+                let request =
+                    Request { prompt, max_tokens: Some(60), ignore_eos: true, ..Request::default() };
+                engine.submit(request).unwrap()
+            };
+            for round in 0..20 {
+                for number in 0..4 {
+                    read(submit(number)).unwrap();
+                }
+                let streams: Vec<_> = (0..4).map(submit).collect();
+                streams.into_iter().for_each(|stream| drop(read(stream).unwrap()));
+                if guesses(&engine).0 > 40 {
+                    break;
+                }
+                assert!(round < 19, "{layout:?}: nothing was guessed");
+            }
+            let (guessed, right) = guesses(&engine);
+            println!("{layout:?}: {right} of {guessed} guesses were right");
+            assert!(right * 20 > guessed * 19, "{layout:?}: {right} of {guessed}");
+        });
+    }
+}
+
+#[test]
 fn a_layer_that_is_never_right_is_switched_off() {
     let model = models::ahead(THICK, Ahead::Wrong);
     with_engine(model.path(), (1, Parallelism::Tensor), limits(), |engine| {

@@ -235,7 +235,8 @@ impl Assembly {
         }
     }
 
-    /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft model.
+    /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
+    /// model.
     fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
         let mut all_have_it = [u64::from(self.folder.spec.ahead.is_some())];
         group.all_reduce(&mut all_have_it, Op::Min)?;

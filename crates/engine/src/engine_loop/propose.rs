@@ -1,4 +1,5 @@
-//! Which drafts the next step verifies, and the guesses of a draft model or of the model's own layer.
+//! Which drafts the next step verifies, and the guesses of a draft model or of the model's own
+//! layer.
 
 use std::collections::HashMap;
 use std::time::Instant;

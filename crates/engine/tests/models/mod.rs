@@ -152,6 +152,58 @@ pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
     folder
 }
 
+/// Tokens that [`cycle`] knows, from this one on.
+pub const CYCLE_FIRST: u32 = 1000;
+/// How many these are.
+pub const CYCLE: usize = 128;
+
+/// A model that says each of [`CYCLE`] tokens after the one before it. Its layer that predicts
+/// further tokens looks at the hidden state only: it is right if it is given the right one.
+pub fn cycle(layers: usize) -> tempfile::TempDir {
+    const WIDTH: usize = 384;
+    const VOCAB: usize = 4096;
+    let folder = ahead(layers, Ahead::Right);
+    let weights = folder.path().join("model.safetensors");
+    let mut tensors = Tensors::read(&weights);
+    // Rows of a Hadamard matrix, three times over: they are orthogonal.
+    let sign = |token: usize, column: usize| match (token & column % CYCLE).count_ones() % 2 {
+        0 => 1.0f32,
+        _ => -1.0,
+    };
+    let noise = Random::new(4).floats(VOCAB * WIDTH);
+    let of_cycle = |row: usize| row.checked_sub(CYCLE_FIRST as usize).filter(|token| *token < CYCLE);
+    let embedding = |index: usize| match of_cycle(index / WIDTH) {
+        Some(token) => sign(token, index % WIDTH),
+        None => noise[index],
+    };
+    let head = |index: usize| match of_cycle(index / WIDTH) {
+        Some(token) => sign((token + CYCLE - 1) % CYCLE, index % WIDTH),
+        None => 0.01 * noise[index],
+    };
+    let turn = |index: usize| match (index / (2 * WIDTH), index % (2 * WIDTH)) {
+        (_, column) if column < WIDTH => 0.0,
+        (row, column) => {
+            let product = |token| sign((token + 1) % CYCLE, row) * sign(token, column - WIDTH);
+            (0..CYCLE).map(product).sum::<f32>() / WIDTH as f32
+        }
+    };
+    for part in ["weight", "scales", "biases"] {
+        tensors.header.remove(&format!("model.embed_tokens.{part}"));
+    }
+    tensors.set("model.embed_tokens.weight".to_owned(), &[VOCAB, WIDTH], embedding);
+    tensors.set("lm_head.weight".to_owned(), &[VOCAB, WIDTH], head);
+    tensors.set("model.norm.weight".to_owned(), &[WIDTH], |_| 1.0);
+    let of_layer = |name: &str| format!("model.layers.{layers}.{name}.weight");
+    tensors.set(of_layer("shared_head.norm"), &[WIDTH], |_| 1.0);
+    tensors.set(of_layer("eh_proj"), &[WIDTH, 2 * WIDTH], turn);
+    tensors.write(&weights);
+    let config = folder.path().join("config.json");
+    let mut values: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    values["tie_word_embeddings"] = false.into();
+    std::fs::write(config, values.to_string()).unwrap();
+    folder
+}
+
 /// The built-in model's first layers: right now and then.
 pub fn first_layers(layers: usize) -> tempfile::TempDir {
     changed(layers, |_| ())
