@@ -166,7 +166,7 @@ pub fn cycle(layers: usize) -> tempfile::TempDir {
     let weights = folder.path().join("model.safetensors");
     let mut tensors = Tensors::read(&weights);
     // Rows of a Hadamard matrix, three times over: they are orthogonal.
-    let sign = |token: usize, column: usize| match (token & column % CYCLE).count_ones() % 2 {
+    let sign = |token: usize, column: usize| match (token & (column % CYCLE)).count_ones() % 2 {
         0 => 1.0f32,
         _ => -1.0,
     };
