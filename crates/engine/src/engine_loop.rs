@@ -15,14 +15,15 @@ use thunder_model::Place;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
 use crate::disk::DiskList;
+use crate::draft_model::{DraftModel, WARM_UP_PASSES};
 use crate::error::EngineError;
 use crate::event::{Event, FinishReason};
 use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
-use crate::scheduler::{Awaiting, Limits, RequestId, Scheduler, TokenEvent};
-use crate::speculation::{Candidate, ModelRecord, StepCosts};
+use crate::scheduler::{Awaiting, Limits, RequestId, RowResults, Scheduler, StepPart, TokenEvent};
+use crate::speculation::{Calibration, Candidate, ModelRecord, StepCosts};
 use crate::transfer::Transfer;
 
 /// An idle engine checks this often that all ranks are alive.
@@ -51,7 +52,9 @@ pub struct EngineLoop<B: Backend> {
     closed: bool,
     speculates: Speculates,
     costs: StepCosts,
-    /// Of the draft model.
+    /// What guesses from texts are worth.
+    calibration: Calibration,
+    /// Of the draft model, or of the model's own layer.
     record: ModelRecord,
     candidates: Vec<Candidate<RequestId>>,
     /// Rank 0's blocks on disk.
@@ -82,14 +85,15 @@ impl<B: Backend> EngineLoop<B> {
     /// A loop that serves the requests of `inbox` on the ranks that follow `worker`, which is rank
     /// 0's. A token of `eos` ends an answer.
     pub fn new(
-        mut worker: RankWorker<B>,
+        worker: RankWorker<B>,
         info: Arc<ModelInfo>,
         inbox: Inbox,
         limits: Limits,
         eos: Vec<u32>,
     ) -> Self {
-        let pass_s = worker.draft_model().map(|(model, _)| model.pass_s());
-        let speculates = match (limits.draft_rows > 0, pass_s.is_some()) {
+        let pass_s = worker.draft_model().map(DraftModel::pass_s);
+        let limits = Limits { ahead: worker.has_ahead(), ..limits };
+        let speculates = match (limits.draft_rows > 0, pass_s.is_some() || limits.ahead) {
             (false, _) => Speculates::Never,
             (true, false) => Speculates::FromText,
             (true, true) => Speculates::WithModel,
@@ -112,6 +116,7 @@ impl<B: Backend> EngineLoop<B> {
             closed: false,
             speculates,
             costs: StepCosts::default(),
+            calibration: Calibration::default(),
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
             candidates: Vec::new(),
             disk,
@@ -142,6 +147,7 @@ impl<B: Backend> EngineLoop<B> {
 
     fn serve(&mut self) -> Result<(), EngineError> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        self.time_passes()?;
         loop {
             self.take_submissions(&waker)?;
             self.cancel_abandoned();
@@ -159,6 +165,37 @@ impl<B: Backend> EngineLoop<B> {
             }
             self.publish_load();
         }
+    }
+
+    /// Measures what a pass of the layer that predicts further tokens takes, if it makes drafts. No
+    /// request has a slot yet.
+    fn time_passes(&mut self) -> Result<(), EngineError> {
+        if self.speculates != Speculates::WithModel || !self.worker.has_ahead() {
+            return Ok(());
+        }
+        let part = StepPart {
+            slot: 0,
+            start: 0,
+            tokens: &[0],
+            next: None,
+            kept_blocks: 0,
+            new_blocks: &[0],
+            prompt: false,
+            wanted_rows: 1,
+            restore: None,
+            save: None,
+            adapter: 0,
+        };
+        let mut fastest = f32::MAX;
+        for _ in 0..WARM_UP_PASSES {
+            let (began, results) = (Instant::now(), RowResults::default());
+            self.worker.message().begin(Command::Predict(results));
+            self.worker.message().push(&part);
+            self.worker.predict_with_all(results)?;
+            fastest = fastest.min(began.elapsed().as_secs_f32());
+        }
+        self.record = ModelRecord::new(fastest);
+        Ok(())
     }
 
     /// Takes what was submitted. Sleeps while the engine is idle, and pings the other ranks
@@ -249,6 +286,7 @@ impl<B: Backend> EngineLoop<B> {
             self.worker.send_hidden()?;
         } else {
             self.worker.gather_results(wanted)?;
+            self.worker.read_ahead()?;
         }
         let (counters, reductions) = (&self.inbox.counters, self.worker.reductions());
         counters.steps.fetch_add(1, Ordering::Relaxed);
@@ -262,11 +300,6 @@ impl<B: Backend> EngineLoop<B> {
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
         let results = self.worker.results(step.results(), step.wanted_rows())?;
-        if let Some((began, Some(rows))) = self.began.pop_front() {
-            let seconds = began.elapsed().as_secs_f32();
-            self.costs.note(rows, seconds);
-            self.record.note_step(seconds);
-        }
         self.tokens.clear();
         let counters = &self.inbox.counters;
         for Awaiting { request: id, draft } in step.awaiting() {
@@ -298,6 +331,12 @@ impl<B: Backend> EngineLoop<B> {
                 note([&counters.model_drafted, &counters.model_drafts_right]);
             }
         }
+        // Choosing tokens is a part of what a row costs.
+        if let Some((began, Some(rows))) = self.began.pop_front() {
+            let seconds = began.elapsed().as_secs_f32();
+            self.costs.note(rows, seconds);
+            self.record.note_step(seconds);
+        }
         let place = self.locate_damage()?;
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
@@ -308,7 +347,11 @@ impl<B: Backend> EngineLoop<B> {
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
             request.cached_tokens = event.cached_tokens;
-            if let Some(reason) = request.push(event.token, event.finish)
+            let ended = request.push(event.token, event.finish);
+            if let Some((share, hit)) = request.take_noted() {
+                self.calibration.note(share, hit);
+            }
+            if let Some(reason) = ended
                 && let Some(request) = self.requests.remove(&event.request)
             {
                 // For a stop text, which the scheduler does not know of.

@@ -61,6 +61,8 @@ pub struct Limits {
     /// Rows of a step that verify drafts, at most. None if the model has states, which cannot take
     /// tokens back.
     pub draft_rows: usize,
+    /// A layer of the model makes drafts. It reads prompts in the steps that read them.
+    pub ahead: bool,
 }
 
 /// A token that a sequence has received.
@@ -111,13 +113,15 @@ impl Scheduler {
         let mut slots = Vec::new();
         slots.resize_with(limits.sequences, || None);
         let snapshots = limits.snapshots.map(|count| Snapshots::new(count, limits.kv_blocks));
+        let mut blocks = BlockPool::new(limits.kv_blocks, snapshots);
+        blocks.all_draft_read = limits.ahead;
         Self {
             limits,
             stages,
             max_tokens: context_length.min(limits.kv_blocks * KV_BLOCK_TOKENS),
             eos,
             next_id: 0,
-            blocks: BlockPool::new(limits.kv_blocks, snapshots),
+            blocks,
             slots,
             running: Vec::with_capacity(limits.sequences),
             waiting: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
 mod adapters;
+mod ahead;
 mod channel_delta;
 mod feed_forward;
 mod load;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use thunder_compute::{Backend, CachePart, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
 use adapters::Adapters;
+use ahead::Ahead;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mixer::Mixer;
@@ -35,6 +37,8 @@ pub struct Model<B: Backend> {
     /// The number of `layers[0]` in the whole model.
     first_layer: usize,
     head: Option<Head<B>>,
+    /// Predicts further tokens.
+    ahead: Option<Ahead<B>>,
     caches: B::Caches,
     buffers: Buffers<B>,
 }

@@ -5,10 +5,12 @@
 //! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
 //! that they use, not in code.
 
+mod ahead;
 mod recurrent;
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
 
+pub use ahead::AheadSpec;
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
 /// A decoder-only transformer.
@@ -45,11 +47,27 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// The layer that predicts the token after the next one, if there is one that is used.
+    pub ahead: Option<AheadSpec>,
+    /// Layers that the files have after [`ModelSpec::layers`] to predict further tokens, by the
+    /// config.
+    pub further: usize,
     /// Token ids that end a text.
     pub eos: Vec<u32>,
 }
 
 impl ModelSpec {
+    /// A layer by its number. The layer that predicts further tokens comes after the others.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn layer(&self, number: usize) -> &LayerSpec {
+        match &self.ahead {
+            Some(ahead) if number == self.layers.len() => &ahead.layer,
+            _ => &self.layers[number],
+        }
+    }
+
     /// Number of weights in the layers' products that each token is multiplied with, over all
     /// ranks: of experts, those that a token takes. Attention scores and the output head are not
     /// included.

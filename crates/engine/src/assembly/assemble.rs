@@ -158,6 +158,9 @@ impl Assembly {
         let engine = &spec.engine;
         spec.validate()?;
         let mut folder = ModelFolder::open(&engine.model)?;
+        if engine.draft.is_some() || !engine.speculation {
+            folder.spec.ahead = None;
+        }
         for adapter in &engine.adapters {
             folder.add_adapter(&adapter.name, &adapter.path)?;
         }
@@ -186,6 +189,11 @@ impl Assembly {
         thunder_model::unread_tensors(&self.folder)
     }
 
+    /// Bytes of the weights of all ranks.
+    pub fn weight_bytes(&self) -> u64 {
+        self.footprints.iter().map(|footprint| footprint.weight_bytes).sum()
+    }
+
     /// Loads the shard, together with all ranks of the group, and starts the scheduler on rank 0.
     ///
     /// # Errors
@@ -196,6 +204,7 @@ impl Assembly {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
+        self.agree_on_drafts(&mut group)?;
         Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
@@ -234,6 +243,17 @@ impl Assembly {
                 })
             }
         }
+    }
+
+    /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
+    /// model.
+    fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
+        let mut all_have_it = [u64::from(self.folder.spec.ahead.is_some())];
+        group.all_reduce(&mut all_have_it, Op::Min)?;
+        if all_have_it == [0] && self.folder.spec.ahead.take().is_some() {
+            self.footprints = shard_footprints(&self.folder, &self.plan, self.spec.engine.kv)?;
+        }
+        Ok(())
     }
 
     /// Loads the shard to a device, and starts the scheduler on rank 0.
@@ -304,6 +324,7 @@ impl Assembly {
             snapshots: self.has_states().then_some(engine.snapshots()),
             // A state cannot take back the tokens of a wrong draft.
             draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
+            ahead: self.folder.spec.ahead.is_some(),
         })
     }
 

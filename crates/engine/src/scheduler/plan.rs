@@ -151,6 +151,10 @@ impl Scheduler {
                 entry.save = snapshots.take();
                 sequence.saved = entry.save.map(|snapshot| (snapshot, sequence.computed));
             }
+            if self.limits.ahead && entry.count > entry.wanted_rows() {
+                // The rows' tokens, and the one after them if it is known.
+                sequence.draft_read = (entry.start + entry.count + 1).min(sequence.tokens.len());
+            }
             if entry.drafted > 0 {
                 sequence.begin_draft(entry.drafted);
             }

@@ -52,6 +52,9 @@ pub(super) struct Family {
     pub hybrid: bool,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
+    /// As in [`crate::spec::AheadSpec`].
+    pub ahead_hidden_first: bool,
+    pub ahead_chains_normed: bool,
 }
 
 /// Which layers attend to a window only.
@@ -100,6 +103,8 @@ const LLAMA: Family = Family {
     channel_delta: false,
     hybrid: false,
     experts: None,
+    ahead_hidden_first: false,
+    ahead_chains_normed: false,
 };
 const QWEN2: Family =
     Family { name: "qwen2", qkv_bias: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
@@ -178,12 +183,13 @@ const LLAMA4_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 50] = [
+pub(super) const FAMILIES: [Family; 51] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
     Family { name: "ministral3", ..LLAMA },
     QWEN2,
+    Family { name: "mimo", ahead_hidden_first: true, ahead_chains_normed: true, ..QWEN2 },
     QWEN3,
     Family { name: "seed_oss", out_bias: false, ..LLAMA },
     Family { name: "smollm3", windows: Windows::AfterMaxWindowLayers, ..LLAMA },

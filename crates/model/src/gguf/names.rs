@@ -103,6 +103,10 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaOut => &["ssm_out.weight"],
         LayerRole::ExpertsDown => &["ffn_latent_down.weight"],
         LayerRole::ExpertsUp => &["ffn_latent_up.weight"],
+        LayerRole::AheadEmbeddingNorm => &["nextn.enorm.weight"],
+        LayerRole::AheadHiddenNorm => &["nextn.hnorm.weight"],
+        LayerRole::AheadProjection => &["nextn.eh_proj.weight"],
+        LayerRole::AheadOutputNorm => &["nextn.shared_head_norm.weight"],
         // Indexers: llama.cpp's files have them in another form.
         LayerRole::IndexQuery
         | LayerRole::IndexKey

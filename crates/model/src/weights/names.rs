@@ -12,6 +12,9 @@ pub(super) struct Names {
     table: &'static str,
     /// Module of the output head.
     head: String,
+    /// The number of the layer that predicts further tokens, and what precedes its tensors' names,
+    /// where it is not among the other layers.
+    ahead: Option<(usize, String)>,
 }
 
 /// A name under which a role may be stored.
@@ -39,7 +42,16 @@ impl Names {
         let (prefix, table) = TABLES.into_iter().find_map(ending).unwrap_or(("model.", TABLES[0]));
         // Usually next to the model, not inside of it.
         let head = files.name_ending("lm_head.weight").and_then(|name| name.strip_suffix(".weight"));
-        Self { prefix: prefix.to_owned(), table, head: head.unwrap_or(HEAD).to_owned() }
+        let head = head.unwrap_or(HEAD).to_owned();
+        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head }
+    }
+
+    /// What precedes the names of a layer's tensors.
+    fn layer(&self, layer: usize) -> String {
+        match &self.ahead {
+            Some((number, before)) if *number == layer => before.clone(),
+            _ => format!("{}layers.{layer}.", self.prefix),
+        }
     }
 
     /// The names that a role may have; the files have one of them.
@@ -53,12 +65,12 @@ impl Names {
             Role::OutputHead => vec![plain(self.head.clone())],
             Role::Layer(layer, role) => {
                 let names = layer_names(role).iter();
-                names.map(|name| plain(format!("{}layers.{layer}.{name}", self.prefix))).collect()
+                names.map(|name| plain(format!("{}{name}", self.layer(layer)))).collect()
             }
             Role::Expert { layer, role, index, .. } => expert_names(role)
                 .iter()
                 .map(|(before, after)| {
-                    let module = format!("{}layers.{layer}.{before}", self.prefix);
+                    let module = format!("{}{before}", self.layer(layer));
                     match after {
                         Some(after) => plain(format!("{module}.{index}.{after}")),
                         None => Name { path: module, stacked: true },
@@ -70,7 +82,7 @@ impl Names {
                     LatentHeadRole::Absorb => "embed_q",
                     LatentHeadRole::Expand => "unembed_out",
                 };
-                let path = format!("{}layers.{layer}.self_attn.{name}", self.prefix);
+                let path = format!("{}self_attn.{name}", self.layer(layer));
                 vec![Name { path, stacked: true }]
             }
         }
@@ -87,8 +99,16 @@ impl Names {
             ExpertRole::Up => 1,
             ExpertRole::GateUp | ExpertRole::Down => return None,
         };
-        Some((format!("{}layers.{layer}.mlp.experts.gate_up_proj", self.prefix), turn))
+        Some((format!("{}mlp.experts.gate_up_proj", self.layer(layer)), turn))
     }
+}
+
+/// MiMo's files have the layer that predicts further tokens under a name of its own.
+fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<(usize, String)> {
+    const END: &str = "mtp_layers.0.input_proj.weight";
+    let before = files.name_ending(END)?.strip_suffix("input_proj.weight")?.to_owned();
+    let has = |layer: &usize| files.name_starting(&format!("{prefix}layers.{layer}.")).is_some();
+    Some(((0..).take_while(has).count(), before))
 }
 
 /// Projections that adapters can change.
@@ -221,6 +241,10 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mixer.shared_experts.down_proj",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
+        LayerRole::AheadEmbeddingNorm => &["enorm.weight", "token_layernorm.weight"],
+        LayerRole::AheadHiddenNorm => &["hnorm.weight", "hidden_layernorm.weight"],
+        LayerRole::AheadProjection => &["eh_proj", "input_proj"],
+        LayerRole::AheadOutputNorm => &["shared_head.norm.weight", "final_layernorm.weight"],
     }
 }
 

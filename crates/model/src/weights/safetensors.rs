@@ -153,6 +153,11 @@ impl SafetensorsFiles {
         self.tensors.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
     }
 
+    /// A name with this beginning, if there is one.
+    pub fn name_starting(&self, begin: &str) -> Option<&str> {
+        self.tensors.keys().map(String::as_str).find(|name| name.starts_with(begin))
+    }
+
     /// A hash of names, types, shapes and places of all tensors, and of samples of their contents.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut entries: Vec<_> = self.tensors.iter().collect();
