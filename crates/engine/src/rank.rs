@@ -49,6 +49,8 @@ pub struct RankWorker<B: Backend> {
     tensor_ranks: usize,
     stages: usize,
     hidden: usize,
+    /// Numbers of a token between two stages.
+    stream_width: usize,
     hidden_rows: Vec<f32>,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
@@ -121,6 +123,7 @@ impl<B: Backend> RankWorker<B> {
             tensor_ranks,
             stages: plan.stages(),
             hidden: folder.spec.hidden,
+            stream_width: folder.spec.stream_width(),
             hidden_rows: Vec::new(),
             outgoing: Vec::new(),
             largest: Vec::new(),
@@ -201,7 +204,7 @@ impl<B: Backend> RankWorker<B> {
         if rank < self.tensor_ranks {
             self.model.forward(&mut self.backend, &self.step, None)?;
         } else {
-            self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
+            self.hidden_rows.resize(self.step.rows() * self.stream_width, 0.0);
             // The stage before may be busy with a long prompt: only its liveness limits this wait.
             self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
             self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;

@@ -5,10 +5,12 @@
 //! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
 //! that they use, not in code.
 
+mod compressed;
 mod recurrent;
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
 
+pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
 /// A decoder-only transformer.
@@ -22,6 +24,8 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// Longest context that the model was trained for, in tokens.
     pub context: usize,
+    /// The residual streams, if there are several.
+    pub streams: Option<StreamsShape>,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// True if Hugging Face's files hold norm weights less one: those of the residual stream and
@@ -50,6 +54,11 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// Numbers of a token between two layers.
+    pub fn stream_width(&self) -> usize {
+        self.hidden * self.streams.map_or(1, |streams| streams.count)
+    }
+
     /// Number of weights in the layers' products that each token is multiplied with, over all
     /// ranks: of experts, those that a token takes. Attention scores and the output head are not
     /// included.
@@ -121,6 +130,8 @@ pub enum MixerSpec {
     ChannelDelta(ChannelDeltaShape),
     /// State space with a short convolution (Mamba-2).
     StateSpace(StateSpaceShape),
+    /// Attention to the last tokens and to compressed ones (DeepSeek V4).
+    Compressed(CompressedShape),
 }
 
 impl MixerSpec {
@@ -157,6 +168,7 @@ impl MixerSpec {
                 hidden * (4 * width + shape.heads) + 2 * shape.dim * (hidden + width)
             }
             Self::StateSpace(shape) => hidden * (shape.projected() + shape.width()),
+            Self::Compressed(shape) => shape.weights(hidden),
         }
     }
 }
@@ -314,6 +326,9 @@ pub struct RouterShape {
     pub renormalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// The files have a table of the experts of each token id, which are chosen whatever the scores
+    /// are.
+    pub assigned: bool,
 }
 
 /// Whether the files have a correction of the router's choice.

@@ -8,6 +8,7 @@ mod adapters;
 mod attention;
 mod channel_delta;
 mod columns;
+mod compressed;
 mod delta;
 mod experts;
 mod footprint;
@@ -17,6 +18,7 @@ mod mlp;
 mod selection;
 mod sources;
 mod state_space;
+mod streams;
 mod transposed;
 mod upload;
 
@@ -90,6 +92,7 @@ impl<B: Backend> Model<B> {
         let head = match sources.head {
             Some(head) => Some(Head {
                 norm: upload.norm(&head.norm, residual_eps)?,
+                connection: head.connection.map(|source| source.upload(&mut upload)).transpose()?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
                 rows: head.rows,
             }),
@@ -99,9 +102,12 @@ impl<B: Backend> Model<B> {
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
-        let shares_norms = spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
+        let shares_norms =
+            spec.streams.is_some() || spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
+        let streams = spec.streams.map_or(1, |streams| streams.count);
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
+            streams: backend.buffer(if streams > 1 { rows } else { 1 }, spec.stream_width())?,
             shared_norm: backend.buffer(if shares_norms { rows } else { 1 }, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
@@ -110,6 +116,17 @@ impl<B: Backend> Model<B> {
         let embedding_scale = spec.embedding_scale / spec.residual_scale;
         let (centered, logit_cap) = (spec.centered, spec.logit_cap);
         let ropes = spec.ropes.clone();
-        Ok(Self { ropes, centered, embedding_scale, logit_cap, embedding, layers, head, caches, buffers })
+        Ok(Self {
+            ropes,
+            centered,
+            embedding_scale,
+            logit_cap,
+            streams,
+            embedding,
+            layers,
+            head,
+            caches,
+            buffers,
+        })
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOrder, Strided};
 
 use super::layer::LayerSources;
+use super::streams::ConnectionSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::Shard;
@@ -22,6 +23,8 @@ pub(super) struct Sources<'a> {
 /// The output head and its norm.
 pub(super) struct HeadSources<'a> {
     pub norm: Vec<f32>,
+    /// If there are several residual streams.
+    pub connection: Option<ConnectionSources<'a>>,
     /// `None`: the embedding serves.
     pub matrix: Option<MatrixSource<'a>>,
     pub rows: Range<usize>,
@@ -161,8 +164,16 @@ impl<'a> Sources<'a> {
         let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
         let layers = self.layers.iter().flat_map(LayerSources::matrices);
         let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
+        let connection = self.head.iter().flat_map(|head| head.connection.as_ref());
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
-        adapters + layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64).sum::<u64>()
+        let connection = connection.map(ConnectionSources::matrix);
+        adapters
+            + layers
+                .chain(embedding)
+                .chain(connection)
+                .chain(head)
+                .map(|matrix| matrix.bytes() as u64)
+                .sum::<u64>()
     }
 
     /// Bytes of the matrices of routed experts.
@@ -192,7 +203,8 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        Ok(Self { norm, matrix, rows })
+        let connection = |shape| ConnectionSources::of_output(view, shape);
+        Ok(Self { norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
     }
 }
 
