@@ -4,7 +4,7 @@ weights in bf16, and the logits that transformers computes for them in f32.
 
     python3 tests/golden/make_transformers.py [--out DIR] [NAME...]
 
-Needs PyTorch and transformers 5.17 (the later families: 5.23). Every random number comes from a generator seeded with the case's name, so each
+Needs PyTorch and transformers 5.17 (the later families: 5.23, DeepSeek V4: 5.24). Every random number comes from a generator seeded with the case's name, so each
 folder can be made alone. README.md says what is in the files.
 """
 
@@ -229,6 +229,16 @@ CASES = {
         "first_k_dense_replace": 2, "index_topk": 60, "index_head_dim": 32, "index_n_heads": 3, "rope_theta": None,
         "indexer_types": ["full", "full", "shared"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    # Four residual streams; windows, tokens compressed by 4 with a selection, and by 16; experts
+    # given by a table in the first layer; three groups of heads.
+    "deepseek_v4": {
+        **BASE, "model_type": "deepseek_v4", "intermediate_size": None, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 48,
+        "qk_rope_head_dim": 16, "q_lora_rank": 32, "o_groups": 3, "o_lora_rank": 32, "sliding_window": 24, "n_routed_experts": 6, "n_shared_experts": 1,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}, "num_hash_layers": 1, "index_n_heads": 3,
+        "index_head_dim": 32, "index_topk": 15, "swiglu_limit": 0.7, "rms_norm_eps": 1e-6,
+        "rope_scaling": {k: v for k, v in YARN.items() if "mscale" not in k and k != "rope_theta"},
+    },
     # Two of three layers have the delta rule with a decay for each channel. Attention does not
     # rotate.
     "kimi_linear": {
@@ -278,6 +288,10 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
     if "norm" in name:
         gain = 0.5 / layers if after else 1.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - (1.0 if less_one else 0.0)
+    if name.endswith(("hc.base", "hc.scale", "hc_base", "hc_scale")):
+        return 0.5 * rng.standard_normal(shape) + (1.0 if name.endswith("scale") else 0.0)
+    if name.endswith("position_bias"):
+        return 0.5 * rng.standard_normal(shape)
     if name.endswith(("A_log", "dt_bias", "mixer.D")):
         return rng.standard_normal(shape)
     if "conv1d.weight" in name:
@@ -289,7 +303,7 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
     if name.endswith(("bias", "_bias")):
         return (0.1 if "correction" in name else 0.3) * rng.standard_normal(shape)
     gain = 0.8
-    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+    if name.endswith(("o_proj.weight", "o_b_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
         gain /= np.sqrt(2 * layers)
     elif "lm_head" in name:
         gain = 2.5
@@ -322,6 +336,9 @@ def make(name, settings, folder):
             less_one = not value.any().item()
             after = fixture.is_after_norm(key, [name for name, _ in named])
             value.copy_(torch.from_numpy(random_weight(rng, key, tuple(value.shape), layers, less_one, after, transposed and value.dim() == 3)))
+        for _, table in sorted((n, b) for n, b in model.named_buffers() if n.endswith("tid2eid")):
+            rows = [rng.permutation(config.n_routed_experts)[: table.shape[1]] for _ in range(table.shape[0])]
+            table.copy_(torch.from_numpy(np.stack(rows)))
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -245,6 +245,10 @@ fn flops_per_pair(folder: &ModelFolder) -> f64 {
         // A score and a weighted value: two operations for each number of a head, twice.
         MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
         MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
+        // The window does not grow.
+        MixerSpec::Compressed(shape) => {
+            shape.compression.map_or(0.0, |of| 4.0 * (shape.heads * shape.dim) as f64 / of.every as f64)
+        }
         // A state of fixed size: no pairs.
         MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_) | MixerSpec::None => 0.0,
     };

@@ -1,6 +1,7 @@
 //! The operations that models are made of, and what one rank's device must provide.
 
 mod cache;
+mod compressed;
 mod device;
 mod error;
 mod experts;
@@ -12,8 +13,10 @@ use std::ops::Range;
 
 use crate::step::Step;
 pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
+pub use compressed::{CompressedSpec, CompressionSpec, StreamSpec};
 pub use device::Device;
 pub use error::ComputeError;
+pub(crate) use experts::root_softplus;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
 pub use extra::{Extra, Scoring, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;

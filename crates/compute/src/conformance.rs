@@ -14,6 +14,7 @@
 //! [`run_on_rank`] on each rank of a group.
 
 mod attention;
+mod compressed;
 pub(crate) mod data;
 mod experts;
 mod extra;
@@ -115,6 +116,8 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.latent_attention();
     suite.recurrence();
     suite.extras();
+    suite.streams();
+    suite.compressed();
     suite.report
 }
 

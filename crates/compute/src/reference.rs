@@ -4,6 +4,7 @@
 //! that the fused operations' defaults are tested with it.
 
 mod attention;
+mod compressed;
 mod device;
 mod experts;
 mod rare;

@@ -58,6 +58,8 @@ pub struct RankWorker<B: Backend> {
     tensor_ranks: usize,
     stages: usize,
     hidden: usize,
+    /// Numbers of a token between two stages.
+    stream_width: usize,
     hidden_rows: Vec<f32>,
     /// A layer of the model makes drafts. Ranks that compute logits have it.
     has_ahead: bool,
@@ -142,6 +144,7 @@ impl<B: Backend> RankWorker<B> {
             tensor_ranks,
             stages: plan.stages(),
             hidden: folder.spec.hidden,
+            stream_width: folder.spec.stream_width(),
             hidden_rows: Vec::new(),
             has_ahead: folder.spec.ahead.is_some(),
             pending: HiddenRows::new(folder.spec.hidden),
@@ -290,7 +293,7 @@ impl<B: Backend> RankWorker<B> {
     /// On later stages: waits for the hidden states of the stage before. False on the first stage.
     fn receive_hidden(&mut self) -> Result<bool, EngineError> {
         let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
-        self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
+        self.hidden_rows.resize(self.step.rows() * self.stream_width, 0.0);
         // The stage before may be busy with a long prompt: only its liveness limits this wait.
         self.world.recv_idle(from, &mut self.hidden_rows)?;
         Ok(true)

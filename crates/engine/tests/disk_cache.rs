@@ -41,7 +41,7 @@ fn spec(folder: &Path, limit_bytes: u64) -> DiskSpec {
 fn limits(model: &Path, kv_blocks: usize) -> Limits {
     let has_states = ["next", "linear", "nemotron"].iter().any(|name| model.to_string_lossy().contains(name));
     let snapshots = has_states.then_some(4);
-    Limits { sequences: 4, rows: 64, kv_blocks, prefix_cache: true, snapshots, draft_rows: 0 }
+    Limits { sequences: 4, rows: 64, kv_blocks, prefix_cache: true, snapshots, draft_rows: 0, ahead: false }
 }
 
 /// Two prompts that begin alike, and one that does not.

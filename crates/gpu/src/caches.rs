@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, KvFormat};
+use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, Extra, KvFormat};
 
 use crate::buffer::Memory;
 use crate::device::Device;
@@ -51,7 +51,10 @@ impl Caches {
                     let first = vectors(shape, heads, key_dim, device)?;
                     Cache::Tokens { heads, first, second: vectors(shape, heads, value_dim, device)? }
                 }
-                CacheKind::Latent { rank, rotated } => {
+                CacheKind::Latent { every, .. } if every != 1 => {
+                    return Err(ComputeError::Lacks(Extra::Compression));
+                }
+                CacheKind::Latent { rank, rotated, .. } => {
                     fits("the width of a compressed vector", rank, MAX_VALUE, "at most 512")?;
                     fits("the width of a rotated part", rotated, MAX_KEY - MAX_VALUE, "at most 512")?;
                     let first = vectors(shape, 1, rank, device)?;

@@ -37,6 +37,7 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
         Activation::Gelu => [1, 0, 0],
         Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
         Activation::Sigmoid => [3, 0, 0],
+        Activation::Limited { limit } => [4, 0, limit.to_bits()],
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod deepseek4;
 mod delta;
 mod experts;
 mod family;

@@ -3,12 +3,14 @@
 mod adapters;
 mod ahead;
 mod channel_delta;
+mod compressed;
 mod feed_forward;
 mod load;
 mod mixer;
 mod place;
 mod selection;
 mod state_space;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +25,7 @@ pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprint
 use mixer::Mixer;
 pub use place::Place;
 use place::Watch;
+use streams::{Connection, PartConnection};
 
 /// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
@@ -32,6 +35,8 @@ pub struct Model<B: Backend> {
     embedding_scale: f32,
     /// Logits become `cap * tanh(logit / cap)`.
     logit_cap: Option<f32>,
+    /// Residual streams.
+    streams: usize,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     /// The number of `layers[0]` in the whole model.
@@ -52,6 +57,8 @@ struct Vocabulary<B: Backend> {
 /// From the residual stream to logits.
 struct Head<B: Backend> {
     norm: Norm<B::Vector>,
+    /// If there are several residual streams.
+    connection: Option<Connection<B>>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
     rows: Range<usize>,
@@ -61,6 +68,8 @@ struct Head<B: Backend> {
 struct Layer<B: Backend> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
+    /// Of mixer and feed-forward, if there are several residual streams.
+    connections: Option<[PartConnection<B>; 2]>,
     /// The norm that both parts read, if they share one.
     shared_norm: Option<Norm<B::Vector>>,
     mixer_norms: Norms<B>,
@@ -97,6 +106,8 @@ struct After<B: Backend> {
 /// Activations of a step.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
+    /// The residual streams side by side, if there are several.
+    streams: B::Buffer,
     /// Norms that a layer's parts share.
     shared_norm: B::Buffer,
     last: B::Buffer,
@@ -110,6 +121,7 @@ struct Pass<'a, B: Backend> {
     backend: &'a mut B,
     step: &'a Step,
     residual: &'a mut B::Buffer,
+    streams: &'a mut B::Buffer,
     normed: &'a mut B::Buffer,
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
@@ -209,6 +221,25 @@ impl<B: Backend> Layer<B> {
     }
 }
 
+/// Computes a layer part for some rows at a time. A part with a connection has a residual stream of
+/// its own, whose sum is complete before it is mixed with the others.
+fn around<B: Backend>(
+    connection: Option<&PartConnection<B>>,
+    parts: impl Iterator<Item = Range<usize>> + Clone,
+    pass: &mut Pass<'_, B>,
+    part: impl Fn(Range<usize>, &mut Pass<'_, B>) -> Result<(), ComputeError>,
+) -> Result<(), ComputeError> {
+    for rows in parts.clone() {
+        if let Some(connection) = connection {
+            connection.read(rows.clone(), pass)?;
+        }
+        part(rows, pass)?;
+    }
+    let Some(connection) = connection else { return Ok(()) };
+    pass.backend.settle(pass.residual)?;
+    parts.into_iter().try_for_each(|rows| connection.write(rows, pass))
+}
+
 /// Subtracts the mean of each row from the residual stream. Whatever reads it subtracts the mean,
 /// so that this changes nothing else.
 fn center<B: Backend>(
@@ -258,7 +289,7 @@ fn disjoint<T, const N: usize>(buffers: &mut [T], indices: [usize; N]) -> [&mut 
 
 impl<B: Backend> Model<B> {
     /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the
-    /// others with `hidden`, `[rows, hidden]`, as the stage before left it. Every rank of the stage
+    /// others with `hidden`, `[rows, stream_width]`, as the stage before left it. Every rank of the stage
     /// must call this with the same step.
     ///
     /// # Errors
@@ -296,9 +327,10 @@ impl<B: Backend> Model<B> {
         hidden: Option<&[f32]>,
         mut watch: Option<&mut Watch>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, shared_norm, last, logits, inner } = &mut self.buffers;
+        let Buffers { residual, streams, shared_norm, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
+            (_, Some(hidden)) if self.streams > 1 => backend.write(hidden, streams)?,
             (_, Some(hidden)) => backend.write(hidden, residual)?,
             (Some(table), None) => {
                 backend.embed(
@@ -310,32 +342,45 @@ impl<B: Backend> Model<B> {
                 )?;
                 // Each rank holds some rows of the table and zeros for the others.
                 backend.all_reduce(residual, 0..step.rows())?;
+                let (_, width) = backend.extent(residual);
+                // Streams begin alike.
+                for first in (0..self.streams).filter(|_| self.streams > 1).map(|stream| stream * width) {
+                    backend.copy_columns((residual, 0), 0..step.rows(), (streams, first..first + width))?;
+                }
             }
             (None, None) => unreachable!("a stage without the embedding is given hidden states"),
         }
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
         let centered = self.centered;
-        let mut pass = Pass { backend, step, residual, normed: shared_norm, inner, caches: &mut self.caches };
+        let mut pass =
+            Pass { backend, step, residual, streams, normed: shared_norm, inner, caches: &mut self.caches };
         let mut look = |place, pass: &mut _| watch.as_mut().map_or(Ok(()), |watch| watch.look(place, pass));
         if self.embedding.is_some() {
             look(Place::EMBEDDING, &mut pass)?;
         }
         for (layer, number) in self.layers.iter().zip(self.first_layer..) {
-            for rows in parts() {
-                layer.mix(centered, rows, &mut pass)?;
-            }
+            let [mixer, feed_forward] =
+                layer.connections.as_ref().map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
+            around(mixer, parts(), &mut pass, |rows, pass| layer.mix(centered, rows, pass))?;
             look(Place::mixer(number), &mut pass)?;
-            for rows in parts() {
-                layer.feed(centered, rows, &mut pass)?;
-            }
+            around(feed_forward, parts(), &mut pass, |rows, pass| layer.feed(centered, rows, pass))?;
             look(Place::feed_forward(number), &mut pass)?;
         }
-        let Pass { backend, residual, .. } = pass;
+        let Pass { backend, residual, streams, .. } = pass;
         backend.settle(residual)?;
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
-            backend.take_rows(residual, &step.logit_rows, last)?;
+            match &head.connection {
+                None => backend.take_rows(residual, &step.logit_rows, last)?,
+                Some(connection) => {
+                    let ((height, _), (_, width)) = (backend.extent(last), backend.extent(streams));
+                    let mut taken = backend.scratch(height.max(step.logit_rows.len()), width)?;
+                    backend.take_rows(streams, &step.logit_rows, &mut taken)?;
+                    connection.collapse_last(backend, &taken, step.logit_rows.len(), last)?;
+                    backend.give_back(taken);
+                }
+            }
             if centered {
                 let (_, width) = backend.extent(last);
                 backend.center(std::slice::from_ref(&(0..width)), 0..step.logit_rows.len(), last)?;
@@ -356,14 +401,15 @@ impl<B: Backend> Model<B> {
     }
 
     /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out`
-    /// becomes `[rows, hidden]`.
+    /// becomes `[rows, stream_width]`.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_hidden(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
-        let (_, width) = backend.extent(&self.buffers.residual);
+        let stream = if self.streams > 1 { &self.buffers.streams } else { &self.buffers.residual };
+        let (_, width) = backend.extent(stream);
         out.resize(step.rows() * width, 0.0);
-        backend.read(&self.buffers.residual, 0..step.rows(), out)
+        backend.read(stream, 0..step.rows(), out)
     }
 
     /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's

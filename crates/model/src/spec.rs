@@ -6,11 +6,13 @@
 //! that they use, not in code.
 
 mod ahead;
+mod compressed;
 mod recurrent;
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
 
 pub use ahead::AheadSpec;
+pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
 /// A decoder-only transformer.
@@ -24,6 +26,8 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// Longest context that the model was trained for, in tokens.
     pub context: usize,
+    /// The residual streams, if there are several.
+    pub streams: Option<StreamsShape>,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// True if Hugging Face's files hold norm weights less one: those of the residual stream and
@@ -66,6 +70,11 @@ impl ModelSpec {
             Some(ahead) if number == self.layers.len() => &ahead.layer,
             _ => &self.layers[number],
         }
+    }
+
+    /// Numbers of a token between two layers.
+    pub fn stream_width(&self) -> usize {
+        self.hidden * self.streams.map_or(1, |streams| streams.count)
     }
 
     /// Number of weights in the layers' products that each token is multiplied with, over all
@@ -139,6 +148,8 @@ pub enum MixerSpec {
     ChannelDelta(ChannelDeltaShape),
     /// State space with a short convolution (Mamba-2).
     StateSpace(StateSpaceShape),
+    /// Attention to the last tokens and to compressed ones (DeepSeek V4).
+    Compressed(CompressedShape),
 }
 
 impl MixerSpec {
@@ -175,6 +186,7 @@ impl MixerSpec {
                 hidden * (4 * width + shape.heads) + 2 * shape.dim * (hidden + width)
             }
             Self::StateSpace(shape) => hidden * (shape.projected() + shape.width()),
+            Self::Compressed(shape) => shape.weights(hidden),
         }
     }
 }
@@ -332,6 +344,9 @@ pub struct RouterShape {
     pub renormalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// The files have a table of the experts of each token id, which are chosen whatever the scores
+    /// are.
+    pub assigned: bool,
 }
 
 /// Whether the files have a correction of the router's choice.

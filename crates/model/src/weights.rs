@@ -67,6 +67,17 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// When the tensor is missing or has another shape.
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError>;
 
+    /// The integers of a role, from 0 on, row-major.
+    ///
+    /// # Errors
+    /// When the tensor is missing, of another shape or of another type, or the format has none.
+    fn indices(&self, role: Role, _shape: &[usize]) -> Result<Vec<u32>, ModelError> {
+        Err(ModelError::NoTensor {
+            name: format!("{role:?}"),
+            hint: ": this file format has no tables of integers".into(),
+        })
+    }
+
     /// True if the weights of norms are as Hugging Face's files have them, where some families
     /// store them less one. Converters to other formats add the one.
     fn norms_less_one(&self) -> bool {

@@ -50,7 +50,9 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 20] = [
+const CONVERTED: [&str; 22] = [
+    "deepseek32",
+    "glm-dsa",
     "phi3",
     "olmo2",
     "granite",

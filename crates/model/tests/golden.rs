@@ -81,7 +81,11 @@ fn batched_logits(
 /// True if rounded activations may change which experts a token takes, or which tokens it attends
 /// to.
 fn may_reroute(folder: &ModelFolder, activations: Activations) -> bool {
-    let selects = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Latent(shape) if shape.selection.is_some());
+    let selects = |mixer: &MixerSpec| match mixer {
+        MixerSpec::Latent(shape) => shape.selection.is_some(),
+        MixerSpec::Compressed(shape) => shape.compression.is_some_and(|of| of.selection.is_some()),
+        _ => false,
+    };
     let routes = |layer: &LayerSpec| {
         matches!(layer.feed_forward, FeedForwardSpec::Experts(_)) || selects(&layer.mixer)
     };
@@ -128,6 +132,7 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "transformers-mistral4",
         "transformers-hunyuan_v1_dense",
         "transformers-glm_moe_dsa",
+        "transformers-deepseek_v4",
         "transformers-kimi_linear",
         "transformers-nemotron_h",
         "transformers-nemotron_h_latent",
@@ -176,6 +181,22 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     }
 }
 
+/// Groups of heads are not divided: of five ranks, two have none here.
+#[test]
+fn attention_to_compressed_tokens_is_divided_by_groups_of_heads() {
+    let case = cases().into_iter().find(|case| case.ends_with("transformers-deepseek_v4")).unwrap();
+    let folder = ModelFolder::open(&case).unwrap();
+    for ranks in [1, 2, 3, 5] {
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+        for chunk in [1, 45] {
+            let arithmetic = (Activations::Int16, Overlap::Auto);
+            let ours = sharded_logits(&golden(&case), &folder, &plan, arithmetic, chunk);
+            let result = compare(&golden(&case), &ours, false);
+            check(&case, &format!("{ranks} ranks by {chunk}"), result, limits(Activations::Int16));
+        }
+    }
+}
+
 #[test]
 fn experts_may_be_held_whole() {
     for (name, ranks) in [
@@ -183,6 +204,7 @@ fn experts_may_be_held_whole() {
         ("gpt_oss-mxfp4", 2),
         ("transformers-gpt_oss", 5),
         ("transformers-llama4", 2),
+        ("transformers-deepseek_v4", 3),
         ("transformers-qwen3_vl_moe_text", 4),
         ("deepseek_v3-4bit-g32", 5),
     ] {

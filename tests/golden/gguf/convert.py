@@ -37,6 +37,8 @@ KIMI = {
     "num_shared_experts": 1, "num_experts": 4, "num_experts_per_token": 2, "first_k_dense_replace": 1, "moe_renormalize": True,
     "moe_router_activation_func": "sigmoid", "model_type": "kimi_linear",
 }
+# llama.cpp multiplies an indexer's queries and keys with an orthogonal matrix of this width.
+INDEXED = {"intermediate_size": 32, "moe_intermediate_size": 32, "index_head_dim": 64}
 # An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields
 # of config.json that published files have and transformers does not write.
 CASES = {
@@ -77,6 +79,12 @@ CASES = {
     "qwen3next": ("qwen3_next", HYBRID, {}),
     "qwen35": ("qwen3_5", {key: value for key, value in HYBRID.items() if "expert" not in key and "moe" not in key}, None),
     "qwen35moe": ("qwen3_5_moe", HYBRID, {}),
+    # Where this file's indexer leaves tokens out, llama.cpp differs by 6e-3; with YaRN, by 5e-3.
+    "deepseek32": (
+        "deepseek_v32", {**INDEXED, "index_topk": 128, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {"scoring_func": "sigmoid"},
+    ),
+    "glm-dsa": ("glm_moe_dsa", INDEXED, {"scoring_func": "sigmoid"}),
     "kimi-linear": ("kimi_linear", {
         "num_attention_heads": 3, "num_key_value_heads": 3,
         "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::step::KV_BLOCK_TOKENS;
+
 /// Number format of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -48,13 +50,16 @@ pub enum CacheKind {
         /// Width of a value.
         value_dim: usize,
     },
-    /// One vector per token that all heads share and no value, in blocks of tokens: a compressed
-    /// vector, from which each head's key and value are products, and a rotated part of the key.
+    /// One vector per token, or per several, that all heads share and no value, in blocks of tokens:
+    /// a compressed vector, from which each head's key and value are products, and a rotated part of
+    /// the key.
     Latent {
         /// Width of the compressed vector.
         rank: usize,
         /// Width of the rotated part.
         rotated: usize,
+        /// Tokens that share a vector; usually 1. It divides a block's tokens, or they divide it.
+        every: usize,
     },
     /// A fixed number of f32 per sequence, whatever its length, in slots.
     State {
@@ -70,7 +75,12 @@ impl CacheKind {
             Self::Heads { heads, key_dim, value_dim } => {
                 heads * (format.vector_bytes(key_dim) + format.vector_bytes(value_dim))
             }
-            Self::Latent { rank, rotated } => format.vector_bytes(rank) + format.vector_bytes(rotated),
+            Self::Latent { rank, rotated, every } => {
+                let bytes = format.vector_bytes(rank) + format.vector_bytes(rotated);
+                // A block has at least one vector.
+                let most = KV_BLOCK_TOKENS;
+                bytes.div_ceil(if every < most { every } else { most })
+            }
             Self::State { .. } => 0,
         }
     }

@@ -18,6 +18,11 @@ pub enum Activation {
         /// Largest gate, and largest magnitude of up.
         limit: f32,
     },
+    /// [`Self::Silu`] of gate and up within the same limits (DeepSeek V4).
+    Limited {
+        /// Largest gate, and largest magnitude of up.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -34,6 +39,7 @@ impl Activation {
                 let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
                 gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
             }
+            Self::Limited { limit } => Self::Silu.of(gate.min(limit), up.clamp(-limit, limit)),
         }
     }
 }
@@ -99,6 +105,29 @@ pub enum Scores {
     Softmax,
     /// Each expert's sigmoid.
     Sigmoid,
+    /// The root of each expert's `ln(1 + e^x)` (DeepSeek V4).
+    RootSoftplus,
+}
+
+/// `√ln(1 + e^x)`.
+pub(crate) fn root_softplus(x: f32) -> f32 {
+    (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt()
+}
+
+impl Scores {
+    /// The scores by their definition.
+    pub fn of(self, logits: &[f32]) -> Vec<f32> {
+        match self {
+            Self::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+            Self::RootSoftplus => logits.iter().copied().map(root_softplus).collect(),
+            Self::Softmax => {
+                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let powers: Vec<f32> = logits.iter().map(|x| (x - largest).exp()).collect();
+                let sum: f32 = powers.iter().sum();
+                powers.iter().map(|x| x / sum).collect()
+            }
+        }
+    }
 }
 
 /// Experts in equal groups; only those of the best groups can be chosen.

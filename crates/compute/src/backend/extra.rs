@@ -17,6 +17,8 @@ pub enum Extra {
     StateSpace,
     /// [`super::Backend::select`] and [`super::Backend::attend_selected`].
     Selection,
+    /// [`super::RareOperations::compress`] and [`super::RareOperations::attend_compressed`].
+    Compression,
 }
 
 impl fmt::Display for Extra {
@@ -27,6 +29,7 @@ impl fmt::Display for Extra {
             Self::ChannelDeltaRule => "the delta rule with a decay for each channel",
             Self::StateSpace => "state space layers (Mamba-2)",
             Self::Selection => "attention to selected tokens",
+            Self::Compression => "attention to compressed tokens",
         })
     }
 }
@@ -139,6 +142,8 @@ pub struct SelectionSpec {
     pub dim: usize,
     /// Most tokens that a token attends to.
     pub chosen: usize,
+    /// Tokens that a key stands for; usually 1.
+    pub every: usize,
 }
 
 impl SelectionSpec {
@@ -147,8 +152,13 @@ impl SelectionSpec {
         1 + self.chosen
     }
 
+    /// Keys that a token at `position` sees: those whose tokens are all there.
+    pub const fn visible(&self, position: usize) -> usize {
+        (position + 1) / self.every
+    }
+
     /// The cache of the tokens' keys.
     pub const fn cache(&self) -> CacheKind {
-        CacheKind::Latent { rank: self.dim / 2, rotated: self.dim / 2 }
+        CacheKind::Latent { rank: self.dim / 2, rotated: self.dim / 2, every: self.every }
     }
 }

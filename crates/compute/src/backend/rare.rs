@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    ComputeError, DeltaSpec, Device, Expert, Extra, LatentSpec, Outcome, SelectionSpec, StateSpaceSpec,
+    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Device, Expert, Extra, LatentSpec, Outcome,
+    Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
 };
 use crate::step::Step;
 
@@ -99,6 +100,105 @@ pub trait RareOperations: Device {
             }
         })
     }
+    /// Rotates parts of each row by `rope`, or back, in place: the columns from each of `firsts` on.
+    /// `positions` has one for each of `rows`.
+    fn rotate_parts(
+        &mut self,
+        (rope, back): (&Rope, bool),
+        positions: &[usize],
+        firsts: &[usize],
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome {
+        self.change_rows(x, rows, &|index, row| {
+            let turns: Vec<_> = rope.turns(positions[index]).collect();
+            firsts.iter().for_each(|first| rope.rotate(&turns, back, &mut row[*first..]));
+        })
+    }
+    /// [`StreamSpec::weigh`] of each row, in place.
+    fn weigh_streams(
+        &mut self,
+        spec: &StreamSpec,
+        rows: Range<usize>,
+        weights: &mut Self::Buffer,
+    ) -> Outcome {
+        self.change_rows(weights, rows, &|_, row| spec.weigh(&mut row[..spec.columns()]))
+    }
+    /// [`StreamSpec::collapse`] of each row, to all columns of `out`.
+    fn collapse_streams(
+        &mut self,
+        spec: &StreamSpec,
+        (weights, streams): (&Self::Buffer, &Self::Buffer),
+        rows: Range<usize>,
+        out: &mut Self::Buffer,
+    ) -> Outcome {
+        let ((height, width), (old_height, out_width)) = (self.extent(streams), self.extent(out));
+        let (_, columns) = self.extent(weights);
+        let (mut of_rows, mut values) = (vec![0.0; rows.len() * columns], vec![0.0; rows.len() * width]);
+        self.read(weights, rows.clone(), &mut of_rows)?;
+        self.read(streams, rows.clone(), &mut values)?;
+        let (kept, mut all) = (old_height.min(height), vec![0.0; height * out_width]);
+        self.read(out, 0..kept, &mut all[..kept * out_width])?;
+        let written = all[rows.start * out_width..rows.end * out_width].chunks_exact_mut(out_width);
+        for ((out, x), weights) in written.zip(values.chunks_exact(width)).zip(of_rows.chunks_exact(columns))
+        {
+            spec.collapse(weights, x, out);
+        }
+        self.write(&all, out)
+    }
+    /// [`StreamSpec::expand`] of each row.
+    fn expand_streams(
+        &mut self,
+        spec: &StreamSpec,
+        (weights, result): (&Self::Buffer, &Self::Buffer),
+        rows: Range<usize>,
+        streams: &mut Self::Buffer,
+    ) -> Outcome {
+        let ((_, columns), (_, width)) = (self.extent(weights), self.extent(result));
+        let (mut of_rows, mut results) = (vec![0.0; rows.len() * columns], vec![0.0; rows.len() * width]);
+        self.read(weights, rows.clone(), &mut of_rows)?;
+        self.read(result, rows.clone(), &mut results)?;
+        self.change_rows(streams, rows, &|index, row| {
+            let weights = &of_rows[index * columns..][..columns];
+            spec.expand(weights, &results[index * width..][..width], row);
+        })
+    }
+    /// As [`super::Backend::route`], but the routed experts are given: `assigned` has `chosen`
+    /// different ones for each of `rows`.
+    fn route_assigned(
+        &mut self,
+        spec: &RouterSpec<Self::Vector>,
+        assigned: &[u16],
+        logits: &Self::Buffer,
+        rows: Range<usize>,
+        choices: &mut Self::Buffer,
+    ) -> Outcome {
+        let ((height, width), (old_height, out_width)) = (self.extent(logits), self.extent(choices));
+        let mut of_rows = vec![0.0; rows.len() * width];
+        self.read(logits, rows.clone(), &mut of_rows)?;
+        let (kept, mut all) = (old_height.min(height), vec![0.0; height * out_width]);
+        self.read(choices, 0..kept, &mut all[..kept * out_width])?;
+        let written = all[rows.start * out_width..rows.end * out_width].chunks_exact_mut(out_width);
+        let of_rows = of_rows.chunks_exact(width).zip(assigned.chunks_exact(spec.chosen));
+        for (out, (logits, assigned)) in written.zip(of_rows) {
+            let scores = spec.scores.of(&logits[..spec.experts]);
+            let mut assigned = assigned.to_vec();
+            assigned.sort_unstable();
+            let sum: f32 = assigned.iter().map(|expert| scores[usize::from(*expert)]).sum();
+            let factor = if spec.renormalise { spec.scale / (sum + 1e-20) } else { spec.scale };
+            let (indices, weights) = out.split_at_mut(spec.choices());
+            for ((index, weight), expert) in indices.iter_mut().zip(&mut *weights).zip(assigned) {
+                (*index, *weight) = (f32::from(expert), scores[usize::from(expert)] * factor);
+            }
+            let weight = match spec.shared {
+                SharedExpert::None => continue,
+                SharedExpert::Plain => 1.0,
+                SharedExpert::Gated => 1.0 / (1.0 + (-logits[spec.experts]).exp()),
+            };
+            (indices[spec.chosen], weights[spec.chosen]) = (spec.experts as f32, weight);
+        }
+        self.write(&all, choices)
+    }
     /// Weighs the input of each row's only expert in place of its output: `x[r] *= weight`, and the
     /// weight becomes 1.
     fn weigh_input(
@@ -164,7 +264,7 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::StateSpace))
     }
-    /// Selects the tokens that each row attends to: those with the largest `Σ_h weights[h] *
+    /// Selects the tokens that each row attends to, or the compressed ones: those with the largest `Σ_h weights[h] *
     /// max(queries[h] · key, 0)` among the visible ones; of equal ones, the first. A row of
     /// `selection` is their number and their positions in ascending order. Keys are in a cache of
     /// [`SelectionSpec::cache`], to which [`super::Backend::append_latent`] appended them.
@@ -181,6 +281,41 @@ pub trait RareOperations: Device {
         _selection: &mut Self::Buffer,
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Selection))
+    }
+    /// Compresses tokens: keeps values and gates of these rows, `inputs`, in a cache of
+    /// [`CompressionSpec::state`], the first of `to`, and appends the compressed tokens that become
+    /// complete to one of [`CompressionSpec::cache`], the second.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Compression`].
+    fn compress(
+        &mut self,
+        _spec: &CompressionSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&Self::Buffer, &Self::Buffer),
+        _to: (&mut Self::Caches, [usize; 2]),
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Compression))
+    }
+    /// Attends to single tokens of a window, which [`super::Backend::append_latent`] appended to a
+    /// cache of [`CompressedSpec::cache`], the first of `from`, and to compressed ones in the
+    /// second, which counts if [`CompressedSpec::every`] is given: to those whose tokens are all
+    /// there, or that [`Self::select`] selected. A head's query, `[dim]`, holds the factor of the
+    /// scores; keys and values are the tokens' vectors. `inputs` are `(queries, selection)`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Compression`].
+    fn attend_compressed(
+        &mut self,
+        _spec: &CompressedSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&Self::Buffer, Option<&Self::Buffer>),
+        _from: (&mut Self::Caches, [usize; 2]),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Compression))
     }
     /// [`super::Backend::attend_latent`] to the tokens that [`Self::select`] selected. `inputs` are
     /// `(absorbed, queries, selection)`.

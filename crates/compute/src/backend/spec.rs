@@ -16,6 +16,26 @@ pub struct Rope {
     pub interleaved: bool,
 }
 
+impl Rope {
+    /// Cosine and sine of each pair at a position.
+    pub fn turns(&self, position: usize) -> impl Iterator<Item = (f32, f32)> {
+        self.inverse_frequencies.iter().map(move |frequency| {
+            let (sin, cos) = (position as f64 * f64::from(*frequency)).sin_cos();
+            (cos as f32 * self.amplitude, sin as f32 * self.amplitude)
+        })
+    }
+
+    /// Rotates the first dimensions of a head by these turns, or back.
+    pub fn rotate(&self, turns: &[(f32, f32)], back: bool, head: &mut [f32]) {
+        for (i, (cos, sin)) in turns.iter().enumerate() {
+            let (first, second) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + turns.len()) };
+            let (a, b, sin) = (head[first], head[second], if back { -sin } else { *sin });
+            head[first] = a * cos - b * sin;
+            head[second] = b * cos + a * sin;
+        }
+    }
+}
+
 /// RMS norm of a vector: `x / sqrt(mean(x²) + eps) * weight`.
 #[derive(Debug, Clone)]
 pub struct Norm<V> {
@@ -226,7 +246,7 @@ impl<V> LatentSpec<V> {
 
     /// The cache that this attention needs.
     pub fn cache(&self) -> CacheKind {
-        CacheKind::Latent { rank: self.rank, rotated: self.rotated }
+        CacheKind::Latent { rank: self.rank, rotated: self.rotated, every: 1 }
     }
 }
 

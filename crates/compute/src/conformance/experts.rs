@@ -126,6 +126,12 @@ impl<B: Backend> Suite<'_, B> {
                 ..plain.clone()
             },
             RouterSpec { groups: Some(ExpertGroups { count: 6, chosen: 3, best: 1 }), ..plain.clone() },
+            RouterSpec {
+                scores: Scores::RootSoftplus,
+                correction: correction(),
+                renormalise: true,
+                ..plain.clone()
+            },
             RouterSpec { experts: 7, chosen: 7, renormalise: true, ..plain },
         ];
         for (spec, rows) in specs.iter().flat_map(|spec| [(spec, 1), (spec, 13)]) {

@@ -9,7 +9,7 @@ use crate::backend::{
 use crate::source::{Encoding, Float};
 
 /// Rows of each piece, by its sequence's positions.
-fn inputs(of_slot: &[Vec<f32>], width: usize, pieces: &[Piece]) -> Vec<f32> {
+pub(super) fn inputs(of_slot: &[Vec<f32>], width: usize, pieces: &[Piece]) -> Vec<f32> {
     let rows = |p: &Piece| &of_slot[p.slot][p.start * width..(p.start + p.tokens) * width];
     pieces.iter().flat_map(rows).copied().collect()
 }
@@ -243,7 +243,7 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     /// A random row for each position of each sequence.
-    fn of_slots(&mut self, width: usize) -> Vec<Vec<f32>> {
+    pub(super) fn of_slots(&mut self, width: usize) -> Vec<Vec<f32>> {
         (0..SLOTS).map(|_| self.random.numbers(120 * width)).collect()
     }
 
@@ -338,7 +338,7 @@ impl<B: Backend> Suite<'_, B> {
         for (heads, rank, rotated, chosen) in [(2, 32, 16, 7), (20, 64, 32, 64)] {
             let norm = Norm { weight: self.random.numbers(rank), eps: 1e-6 };
             let spec = LatentSpec { heads, rank, rotated, plain: 16, scale: 0.3, norm, rope: None };
-            let selection = SelectionSpec { heads: 3, dim: 32, chosen };
+            let selection = SelectionSpec { heads: 3, dim: 32, chosen, every: 1 };
             let widths = [heads * rank, heads * spec.query_dim(), rank + rotated, 3 * 32, 3, 32];
             let mut rows = widths.map(|width| self.of_slots(width));
             // Keys that f16 holds exactly: a rounded one could change what is selected.

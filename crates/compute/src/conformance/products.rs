@@ -34,11 +34,12 @@ pub(crate) fn encodings() -> Vec<Encoding> {
 }
 
 /// Every gated activation.
-pub(super) const ACTIVATIONS: [Activation; 4] = [
+pub(super) const ACTIVATIONS: [Activation; 5] = [
     Activation::Silu,
     Activation::Sigmoid,
     Activation::Gelu,
     Activation::Clamped { alpha: 1.702, limit: 0.7 },
+    Activation::Limited { limit: 0.6 },
 ];
 
 /// A product's input.

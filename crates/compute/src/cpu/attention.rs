@@ -3,6 +3,7 @@
 //! Blocks are visited in the order of their positions and masked scores weigh nothing, so that a
 //! query's result does not depend on the other queries it is computed with.
 
+pub(super) mod compressed;
 pub(super) mod heads;
 pub(super) mod kernel;
 pub(super) mod kv;

@@ -37,8 +37,8 @@ impl Caches {
                     let heads = HeadShape { heads, key_dim, value_dim };
                     Cache::Heads(HeadCache::new(heads, shape.format, shape.blocks)?)
                 }
-                CacheKind::Latent { rank, rotated } => {
-                    Cache::Latent(LatentCache::new([rank, rotated], shape.format, shape.blocks)?)
+                CacheKind::Latent { rank, rotated, every } => {
+                    Cache::Latent(LatentCache::new([rank, rotated], every, shape.format, shape.blocks)?)
                 }
                 CacheKind::State { numbers } => Cache::State(States {
                     data: cache_region(shape.slots * numbers * size_of::<f32>())?,

@@ -1,5 +1,6 @@
 //! The CPU's operations.
 
+mod compressed;
 mod device;
 pub(super) mod experts;
 mod extra;

@@ -134,6 +134,23 @@ impl Gate for Clamped {
     }
 }
 
+/// [`Activation::Limited`].
+#[derive(Clone, Copy)]
+struct Limited {
+    limit: f32,
+}
+
+impl Gate for Limited {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let up = S::max(at_most::<S>(up, self.limit), S::splat(-self.limit));
+            Silu.of::<S>(at_most::<S>(gate, self.limit), up)
+        }
+    }
+}
+
 /// `out = activation(gate, up)`.
 ///
 /// # Safety
@@ -149,6 +166,7 @@ unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &
             Activation::Clamped { alpha, limit } => {
                 gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);
             }
+            Activation::Limited { limit } => gate_by::<S, Limited>(Limited { limit }, gate, up, out),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::backend::{AttentionSpec, CacheKind, LatentSpec, Scoring, SelectionSpe
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 
 /// Place of a sequence's position in a cache.
-fn place(step: &Step, sequence: &StepSequence, position: usize) -> usize {
+pub(super) fn place(step: &Step, sequence: &StepSequence, position: usize) -> usize {
     let block = step.blocks[sequence.blocks.start + position / KV_BLOCK_TOKENS] as usize;
     block * KV_BLOCK_TOKENS + position % KV_BLOCK_TOKENS
 }
@@ -70,7 +70,12 @@ impl Reference {
 }
 
 /// `Σ softmax(scores)[t] * value(t)`; a sink is one more score, without a value.
-fn weighted<'a>(scores: &[f32], sink: Option<f32>, value: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+pub(super) fn weighted<'a>(
+    scores: &[f32],
+    sink: Option<f32>,
+    value: impl Fn(usize) -> &'a [f32],
+    out: &mut [f32],
+) {
     let best = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     let total: f32 = scores.iter().copied().chain(sink).map(|score| (score - best).exp()).sum();
     out.fill(0.0);
@@ -120,7 +125,7 @@ pub(super) fn attend_latent(
     cache: &Cache,
     out: &mut Rows,
 ) {
-    let CacheKind::Latent { rank, rotated } = cache.kind else { panic!("the cache is of another kind") };
+    let CacheKind::Latent { rank, rotated, .. } = cache.kind else { panic!("the cache is of another kind") };
     assert_eq!((rank, rotated), (spec.rank, spec.rotated));
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
@@ -142,7 +147,7 @@ pub(super) fn attend_latent(
 }
 
 /// The positions of a selection.
-fn selected(row: &[f32]) -> Vec<usize> {
+pub(super) fn selected(row: &[f32]) -> Vec<usize> {
     row[1..].iter().take(row[0] as usize).map(|position| *position as usize).collect()
 }
 
@@ -157,11 +162,12 @@ pub(super) fn select(
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
             let score = |position: usize| -> f32 {
-                let key = &cache.tokens[place(step, sequence, position)];
+                // A key is in the place of its last token.
+                let key = &cache.tokens[place(step, sequence, (position + 1) * spec.every - 1)];
                 let of_heads = queries.rows[row].chunks_exact(spec.dim).zip(&weights.rows[row][..spec.heads]);
                 of_heads.map(|(query, weight)| weight * dot(query, key).max(0.0)).sum()
             };
-            let scores: Vec<f32> = (0..=sequence.position(row)).map(score).collect();
+            let scores: Vec<f32> = (0..spec.visible(sequence.position(row))).map(score).collect();
             let mut best: Vec<usize> = (0..scores.len()).collect();
             // A stable sort: of equal ones, the first.
             best.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -34,7 +34,7 @@ impl Device for Reference {
         let cache = |&kind: &CacheKind| {
             let (of_token, of_slot) = match kind {
                 CacheKind::Heads { heads, key_dim, value_dim } => (heads * (key_dim + value_dim), 0),
-                CacheKind::Latent { rank, rotated } => (rank + rotated, 0),
+                CacheKind::Latent { rank, rotated, .. } => (rank + rotated, 0),
                 CacheKind::State { numbers } => (0, numbers),
             };
             Cache {

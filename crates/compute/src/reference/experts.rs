@@ -1,7 +1,7 @@
 //! Experts by their definition.
 
 use super::{Experts, dot};
-use crate::backend::{ExpertGroups, RouterSpec, Scores, SharedExpert};
+use crate::backend::{ExpertGroups, RouterSpec, SharedExpert};
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
@@ -9,16 +9,7 @@ fn sigmoid(x: f32) -> f32 {
 
 /// A row of choices: indices in ascending order, then weights.
 pub(super) fn route(spec: &RouterSpec<Vec<f32>>, logits: &[f32]) -> Vec<f32> {
-    let logits_of_routed = &logits[..spec.experts];
-    let scores: Vec<f32> = match spec.scores {
-        Scores::Sigmoid => logits_of_routed.iter().map(|x| sigmoid(*x)).collect(),
-        Scores::Softmax => {
-            let largest = logits_of_routed.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let powers: Vec<f32> = logits_of_routed.iter().map(|x| (x - largest).exp()).collect();
-            let sum: f32 = powers.iter().sum();
-            powers.iter().map(|x| x / sum).collect()
-        }
-    };
+    let scores = spec.scores.of(&logits[..spec.experts]);
     let correction = |expert: usize| spec.correction.as_ref().map_or(0.0, |correction| correction[expert]);
     let for_choice: Vec<f32> = (0..spec.experts).map(|expert| scores[expert] + correction(expert)).collect();
     let allowed = match spec.groups {

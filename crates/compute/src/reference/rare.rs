@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Caches, Experts, Reference, Rows, Weights, attention, recurrence};
+use super::{Caches, Experts, Reference, Rows, Weights, attention, compressed, recurrence};
 use crate::backend::{
-    ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations, SelectionSpec, StateSpaceSpec,
+    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations,
+    SelectionSpec, StateSpaceSpec,
 };
 use crate::step::Step;
 
@@ -56,6 +57,32 @@ impl RareOperations for Reference {
     ) -> Result<(), ComputeError> {
         selection.resize(step.rows());
         attention::select(spec, step, rows, inputs, &caches.0[cache], selection);
+        Ok(())
+    }
+
+    fn compress(
+        &mut self,
+        spec: &CompressionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, &Rows),
+        to: (&mut Caches, [usize; 2]),
+    ) -> Result<(), ComputeError> {
+        compressed::compress(spec, step, rows, inputs, to);
+        Ok(())
+    }
+
+    fn attend_compressed(
+        &mut self,
+        spec: &CompressedSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, Option<&Rows>),
+        (caches, from): (&mut Caches, [usize; 2]),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        compressed::attend(spec, step, rows, inputs, (caches, from), out);
         Ok(())
     }
 

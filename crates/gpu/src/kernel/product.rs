@@ -55,6 +55,10 @@ fn activate(gate: f32, up: f32) -> f32 {
         return g / (1.0 + exp(-args.alpha * g)) * (u + 1.0);
     }
     if (args.activation == 3u) { return up / (1.0 + exp(-gate)); }
+    if (args.activation == 4u) {
+        let g = min(gate, args.limit);
+        return g / (1.0 + exp(-g)) * clamp(up, -args.limit, args.limit);
+    }
     return gate / (1.0 + exp(-gate)) * up;
 }
 ";

@@ -1,7 +1,7 @@
 // Each row's experts and their weights. A workgroup has a row; all places are found at once.
 struct Args {
     row: u32, logits_stride: u32, out_stride: u32, experts: u32,
-    chosen: u32, sigmoid: u32, correction: u32, group_count: u32,
+    chosen: u32, scores: u32, correction: u32, group_count: u32,
     group_chosen: u32, group_best: u32, renormalise: u32, shared_expert: u32,
     scale: f32,
 }
@@ -23,6 +23,7 @@ var<workgroup> marks: array<atomic<u32>, 32>;
 var<workgroup> chosen: array<u32, 64>;
 
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
+fn root_softplus(x: f32) -> f32 { return sqrt(max(x, 0.0) + log(1.0 + exp(-abs(x)))); }
 
 // The best of numbers that come after (value, place): smaller, or equal and later.
 fn after(value: f32, place: u32, last: f32, last_place: u32) -> bool {
@@ -56,7 +57,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     var sum = 0.0;
     for (var e = thread; e < args.experts; e += THREADS) {
         let power = exp(logits[source + e] - most);
-        scores[e] = select(power, sigmoid(logits[source + e]), args.sigmoid == 1u);
+        scores[e] = power;
+        if (args.scores == 1u) { scores[e] = sigmoid(logits[source + e]); }
+        if (args.scores == 2u) { scores[e] = root_softplus(logits[source + e]); }
         sum += power;
     }
     values[thread] = sum;
@@ -67,7 +70,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     }
     sum = values[0];
     for (var e = thread; e < args.experts; e += THREADS) {
-        if (args.sigmoid == 0u) { scores[e] = scores[e] / sum; }
+        if (args.scores == 0u) { scores[e] = scores[e] / sum; }
         ranked[e] = scores[e];
         if (args.correction == 1u) { ranked[e] += correction[e]; }
     }

@@ -208,7 +208,11 @@ impl GpuBackend {
             choices.stride() as u32,
             spec.experts as u32,
             spec.chosen as u32,
-            u32::from(spec.scores == Scores::Sigmoid),
+            match spec.scores {
+                Scores::Softmax => 0,
+                Scores::Sigmoid => 1,
+                Scores::RootSoftplus => 2,
+            },
             u32::from(spec.correction.is_some()),
             groups as u32,
             of_groups as u32,

@@ -94,7 +94,8 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut results = vec![read(backend, &normed, count)?, read(backend, &taken, 2)?];
     results.push(part_norms(backend, &mut numbers)?);
     let clamped = Activation::Clamped { alpha: 1.7, limit: 0.7 };
-    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped] {
+    let limited = Activation::Limited { limit: 0.6 };
+    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped, limited] {
         let mut gated = backend.buffer(count, width / 2)?;
         backend.gate(&x, 0..count, activation, &mut gated)?;
         results.push(read(backend, &gated, count)?);
@@ -261,8 +262,9 @@ fn route<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
         shared: SharedExpert::Plain,
         ..plain.clone()
     };
+    let rooted = RouterSpec { scores: Scores::RootSoftplus, groups: None, ..grouped.clone() };
     let mut results = Vec::new();
-    for spec in [plain, grouped] {
+    for spec in [plain, grouped, rooted] {
         let spec = spec.try_map(&mut |values| backend.vector(&values))?;
         let logits: Vec<f32> = numbers.take(3 * spec.logits()).iter().map(|x| 3.0 * x).collect();
         let logits = filled(backend, &logits, spec.logits())?;

@@ -9,7 +9,7 @@ use thunder_compute::Rope;
 use super::config::Config;
 use super::family::{Family, Rotations};
 use super::nemotron::Block;
-use super::{TokenIds, delta, experts, gemma4, kimi, latent, nemotron, rope, selection};
+use super::{TokenIds, deepseek4, delta, experts, gemma4, kimi, latent, nemotron, rope, selection};
 use crate::error::ModelError;
 use crate::spec::{
     AheadSpec, AttentionShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape, ModelSpec,
@@ -33,6 +33,7 @@ struct Parts<'a> {
     selection: Option<selection::Config>,
     delta: Option<delta::Config>,
     channel_delta: Option<kimi::Config>,
+    compressed: Option<deepseek4::Config>,
     hybrid: Option<nemotron::Config>,
     experts: Option<experts::Config>,
     mlp: Result<MlpShape, String>,
@@ -54,7 +55,12 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     };
     let selection = family.indexer.map(|_| selection::Config::read(&text)).transpose().map_err(malformed)?;
     let gemma4 = family.global_heads.then(|| gemma4::Config::read(&text)).transpose().map_err(malformed)?;
-    let mut ropes = ropes(&config, family, (latent.as_ref(), gemma4.as_ref()), path)?;
+    let compressed = family.compressed.then(|| deepseek4::Config::read(&text, config.num_hidden_layers));
+    let compressed = compressed.transpose().map_err(malformed)?;
+    let mut ropes = match &compressed {
+        Some(compressed) => compressed.ropes(&config, &malformed)?,
+        None => ropes(&config, family, (latent.as_ref(), gemma4.as_ref()), path)?,
+    };
     if let (Some(selection), Some(interleaved)) = (&selection, family.indexer) {
         // The order of ROPE and INDEXER_ROPE.
         ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
@@ -81,6 +87,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
             .map_err(malformed)?,
         mlp: mlp(activation),
         hybrid,
+        compressed,
         score_scale: config.score_scale().map_err(malformed)?,
         config: &config,
         family,
@@ -95,6 +102,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
         norm_eps: config.rms_norm_eps,
+        streams: parts.compressed.as_ref().map(deepseek4::Config::streams),
         norms_less_one: family.norms_less_one,
         centered: family.centered,
         embedding_scale: config.embedding_scale(family).map_err(malformed)?,
@@ -210,6 +218,9 @@ impl Parts<'_> {
             None => None,
         };
         let mixer = match (&self.latent, delta) {
+            _ if let Some(compressed) = &self.compressed => {
+                MixerSpec::Compressed(compressed.shape(index, self.config)?)
+            }
             _ if let Some(shape) = channel_delta => MixerSpec::ChannelDelta(shape),
             (_, Some(shape)) => MixerSpec::Delta(shape),
             (Some(latent), None) => {

@@ -21,6 +21,10 @@ pub(super) struct ExpertFamily {
     weighs_input: bool,
     /// Experts have no gates.
     ungated: bool,
+    /// Gates are limited (DeepSeek V4).
+    limited: bool,
+    /// Layers whose experts a table gives, by token, unless the config says how many.
+    assigned: usize,
     /// Stacks of unquantized experts are `[experts, inputs, outputs]` in Hugging Face's files.
     transposed: bool,
 }
@@ -34,6 +38,8 @@ pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     clamped: false,
     weighs_input: false,
     ungated: false,
+    limited: false,
+    assigned: 0,
     transposed: false,
 };
 
@@ -70,6 +76,15 @@ pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
     ..SOFTMAX
 };
 
+/// DeepSeek V4.
+pub(super) const DEEPSEEK4: ExpertFamily = ExpertFamily {
+    scores: Scores::RootSoftplus,
+    limited: true,
+    assigned: 3,
+    best_of_group: 1,
+    ..SIGMOID_CORRECTED
+};
+
 /// Nemotron-H.
 pub(super) const NEMOTRON: ExpertFamily = ExpertFamily { ungated: true, ..SIGMOID_CORRECTED };
 
@@ -98,6 +113,8 @@ struct Fields {
     #[serde(default)]
     mlp_only_layers: Vec<usize>,
     mlp_layer_types: Option<Vec<String>>,
+    /// DeepSeek V4: layers whose experts a table gives.
+    num_hash_layers: Option<usize>,
     swiglu_limit: Option<f32>,
     /// Nemotron-H: channels of the shared expert, whatever those of the others.
     moe_shared_expert_intermediate_size: Option<usize>,
@@ -205,7 +222,8 @@ impl Config {
         let named = |name: &str| match name {
             "softmax" => Ok(Scores::Softmax),
             "sigmoid" => Ok(Scores::Sigmoid),
-            other => Err(format!("scoring_func is {other:?}: softmax and sigmoid are known")),
+            "sqrtsoftplus" => Ok(Scores::RootSoftplus),
+            other => Err(format!("scoring_func is {other:?}: softmax, sigmoid and sqrtsoftplus are known")),
         };
         let scores = fields.scoring_func.as_deref().map(named).transpose()?.unwrap_or(family.scores);
         let router = RouterShape {
@@ -215,14 +233,16 @@ impl Config {
             groups: groups(&fields, (experts, chosen), family.best_of_group)?,
             renormalise: fields.norm_topk_prob.unwrap_or(family.renormalise),
             scale,
+            assigned: false,
         };
-        let limit = fields.swiglu_limit.unwrap_or(7.0);
+        let limit = fields.swiglu_limit.unwrap_or(if family.limited { 10.0 } else { 7.0 });
         if !(limit.is_finite() && limit > 0.0) {
             return Err(format!("swiglu_limit is {limit}: it must be above 0"));
         }
-        let activation = match family.clamped {
-            true => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
-            false => Activation::Silu,
+        let activation = match (family.clamped, family.limited) {
+            (true, _) => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
+            (false, true) => Activation::Limited { limit },
+            (false, false) => Activation::Silu,
         };
         let activation = (!family.ungated).then_some(activation);
         if family.ungated && fields.mlp_bias == Some(true) {
@@ -279,11 +299,25 @@ impl Config {
             bias: self.router.bias,
             activation: self.activation,
             latent: self.fields.moe_latent_size,
-            router: self.router.clone(),
+            router: self.router(layer),
             shared,
             weighs_input: self.family.weighs_input,
             transposed: self.family.transposed,
         }))
+    }
+
+    /// The router of a layer. Where a table gives the experts, there is nothing to correct.
+    fn router(&self, layer: usize) -> RouterShape {
+        let assigned = match &self.fields.mlp_layer_types {
+            Some(types) => types.get(layer).is_some_and(|kind| kind == "hash_moe"),
+            None => layer < self.fields.num_hash_layers.unwrap_or(self.family.assigned),
+        };
+        match assigned && self.family.assigned > 0 {
+            true => {
+                RouterShape { assigned, correction: Correction::None, groups: None, ..self.router.clone() }
+            }
+            false => self.router.clone(),
+        }
     }
 
     fn has_experts(&self, layer: usize) -> Result<bool, String> {
@@ -291,6 +325,7 @@ impl Config {
         if let Some(types) = mlp_layer_types {
             return match types.get(layer).map(String::as_str) {
                 Some("sparse") => Ok(true),
+                Some("moe" | "hash_moe") if self.family.assigned > 0 => Ok(true),
                 Some("dense") => Ok(false),
                 other => Err(format!("mlp_layer_types[{layer}] is {other:?}: dense and sparse are known")),
             };

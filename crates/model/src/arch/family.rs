@@ -1,8 +1,8 @@
 //! The families of architectures: what their configs leave unsaid.
 
 use super::experts::{
-    ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED,
-    SOFTMAX, TRANSPOSED,
+    DEEPSEEK4, ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON, RENORMALISED_SOFTMAX,
+    SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
 };
 use crate::spec::{Norms, QkNormWidth};
 
@@ -48,6 +48,8 @@ pub(super) struct Family {
     pub delta: bool,
     /// Layers without attention have Kimi's delta rule.
     pub channel_delta: bool,
+    /// Attention is to compressed tokens, and there are several residual streams (DeepSeek V4).
+    pub compressed: bool,
     /// Layers are a mixer or a feed-forward, by the config's pattern (Nemotron-H).
     pub hybrid: bool,
     /// Layers have experts, unless the config says otherwise.
@@ -101,6 +103,7 @@ const LLAMA: Family = Family {
     indexer: None,
     delta: false,
     channel_delta: false,
+    compressed: false,
     hybrid: false,
     experts: None,
     ahead_hidden_first: false,
@@ -183,7 +186,7 @@ const LLAMA4_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 51] = [
+pub(super) const FAMILIES: [Family; 52] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -204,6 +207,13 @@ pub(super) const FAMILIES: [Family; 51] = [
     DEEPSEEK3,
     Family { name: "kimi_k2", ..DEEPSEEK3 },
     Family { name: "deepseek_v32", indexer: Some(false), ..DEEPSEEK3 },
+    Family {
+        name: "deepseek_v4",
+        defaults: r#"{ "num_key_value_heads": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5 }"#,
+        compressed: true,
+        experts: Some(DEEPSEEK4),
+        ..LLAMA
+    },
     Family { name: "glm_moe_dsa", indexer: Some(true), ..DEEPSEEK3 },
     Family {
         name: "kimi_linear",

@@ -62,6 +62,11 @@ impl RopeParameters {
         self.llama_4_scaling_beta.map(|beta| (beta, original))
     }
 
+    /// What cosine and sine are multiplied with, if the config says.
+    pub const fn attention_factor(&self) -> Option<f64> {
+        self.attention_factor
+    }
+
     /// The factor by which latent attention sharpens queries and keys each: YaRN's with
     /// `mscale_all_dim`.
     pub fn latent_mscale(&self) -> f64 {

@@ -137,6 +137,9 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         (_, true) => {}
         _ => check_heads(metadata, &key, &mut config)?,
     }
+    if family.indexer {
+        mixture::take_indexer(metadata, &key, &mut config)?;
+    }
     if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
         config.insert("model_type".into(), "deepseek_v2".into());
     }

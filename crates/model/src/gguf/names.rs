@@ -20,6 +20,7 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
         Role::Embedding => vec![plain("token_embd.weight".into())],
         Role::OutputNorm => vec![plain("output_norm.weight".into())],
         Role::OutputHead => vec![plain("output.weight".into())],
+        Role::OutputStreams | Role::OutputStreamsBase | Role::OutputStreamsScale => Vec::new(),
         Role::Layer(layer, role) => {
             layer_names(role).iter().map(|name| plain(format!("blk.{layer}.{name}"))).collect()
         }
@@ -107,12 +108,27 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::AheadHiddenNorm => &["nextn.hnorm.weight"],
         LayerRole::AheadProjection => &["nextn.eh_proj.weight"],
         LayerRole::AheadOutputNorm => &["nextn.shared_head_norm.weight"],
-        // Indexers: llama.cpp's files have them in another form.
-        LayerRole::IndexQuery
-        | LayerRole::IndexKey
-        | LayerRole::IndexNorm
-        | LayerRole::IndexNormBias
-        | LayerRole::IndexWeights => &[],
+        LayerRole::IndexQuery => &["indexer.attn_q_b.weight"],
+        LayerRole::IndexKey => &["indexer.attn_k.weight"],
+        LayerRole::IndexNorm => &["indexer.k_norm.weight"],
+        LayerRole::IndexNormBias => &["indexer.k_norm.bias"],
+        LayerRole::IndexWeights => &["indexer.proj.weight"],
+        // DeepSeek V4's are not read from GGUF files.
+        LayerRole::MixerStreams
+        | LayerRole::MixerStreamsBase
+        | LayerRole::MixerStreamsScale
+        | LayerRole::FeedForwardStreams
+        | LayerRole::FeedForwardStreamsBase
+        | LayerRole::FeedForwardStreamsScale
+        | LayerRole::OutGroups
+        | LayerRole::CompressedValues
+        | LayerRole::CompressedGates
+        | LayerRole::CompressedPlaces
+        | LayerRole::CompressedNorm
+        | LayerRole::IndexValues
+        | LayerRole::IndexGates
+        | LayerRole::IndexPlaces
+        | LayerRole::RouterTable => &[],
     }
 }
 

@@ -49,7 +49,7 @@ impl<B: Backend> ChannelDelta<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches, .. } = pass;
         let x = || norms.input(residual, normed);
         backend.linear(x(), rows.clone(), &self.qkv, &mut inner[self.qkv_buffer])?;
         backend.linear(x(), rows.clone(), &self.beta, &mut inner[self.beta_buffer])?;

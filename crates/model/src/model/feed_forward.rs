@@ -32,6 +32,8 @@ pub(super) struct Experts<B: Backend> {
     /// Logits of all experts, and the shared expert's gate if it has one.
     pub router: B::Matrix,
     pub experts: B::Experts,
+    /// The experts of each token id, `[vocabulary, chosen]`, if these are given.
+    pub table: Option<Vec<u16>>,
     /// The shared expert, where it is not one of `experts`.
     pub apart: Option<Apart<B>>,
     /// True if the weight of a token's only expert multiplies its input.
@@ -157,7 +159,7 @@ impl<B: Backend> Experts<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, residual, normed: shared, inner, .. } = pass;
+        let Pass { backend, step, residual, normed: shared, inner, .. } = pass;
         let [normed, logits, choices] =
             disjoint(inner, [self.normed_buffer, self.logits_buffer, self.choices_buffer]);
         match &norms.before {
@@ -169,7 +171,15 @@ impl<B: Backend> Experts<B> {
             Before::Stream => unreachable!("loading refuses experts without a norm"),
         }
         backend.linear(LinearInput::Precise(normed), rows.clone(), &self.router, logits)?;
-        backend.route(&self.spec, logits, rows.clone(), choices)?;
+        match &self.table {
+            None => backend.route(&self.spec, logits, rows.clone(), choices)?,
+            Some(table) => {
+                let chosen = self.spec.chosen;
+                let of_token = |id: &u32| table[*id as usize * chosen..][..chosen].iter().copied();
+                let assigned: Vec<u16> = step.tokens[rows.clone()].iter().flat_map(of_token).collect();
+                backend.route_assigned(&self.spec, &assigned, logits, rows.clone(), choices)?;
+            }
+        }
         if let Some(apart) = &self.apart {
             return self.add_with(apart, rows, pass);
         }

@@ -9,6 +9,7 @@ mod ahead;
 mod attention;
 mod channel_delta;
 mod columns;
+mod compressed;
 mod delta;
 mod experts;
 mod footprint;
@@ -18,6 +19,7 @@ mod mlp;
 mod selection;
 mod sources;
 mod state_space;
+mod streams;
 mod transposed;
 mod upload;
 
@@ -92,6 +94,7 @@ impl<B: Backend> Model<B> {
         let head = match sources.head {
             Some(head) => Some(Head {
                 norm: upload.norm(&head.norm, residual_eps)?,
+                connection: head.connection.map(|source| source.upload(&mut upload)).transpose()?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
                 rows: head.rows,
             }),
@@ -101,9 +104,12 @@ impl<B: Backend> Model<B> {
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
-        let shares_norms = spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
+        let shares_norms =
+            spec.streams.is_some() || spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
+        let streams = spec.streams.map_or(1, |streams| streams.count);
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
+            streams: backend.buffer(if streams > 1 { rows } else { 1 }, spec.stream_width())?,
             shared_norm: backend.buffer(if shares_norms { rows } else { 1 }, spec.hidden)?,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
@@ -118,6 +124,7 @@ impl<B: Backend> Model<B> {
             centered,
             embedding_scale,
             logit_cap,
+            streams,
             embedding,
             layers,
             first_layer,

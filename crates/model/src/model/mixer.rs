@@ -8,6 +8,7 @@ use thunder_compute::{
 
 use super::adapters::Adapters;
 use super::channel_delta::ChannelDelta;
+use super::compressed::Compressed;
 use super::selection::Selected;
 use super::state_space::StateSpace;
 use super::{Norms, Pass, disjoint, normed};
@@ -21,6 +22,7 @@ pub(super) enum Mixer<B: Backend> {
     Delta(Box<Delta<B>>),
     ChannelDelta(Box<ChannelDelta<B>>),
     StateSpace(Box<StateSpace<B>>),
+    Compressed(Box<Compressed<B>>),
 }
 
 /// Grouped-query attention.
@@ -160,6 +162,7 @@ impl<B: Backend> Mixer<B> {
             Self::Delta(delta) => delta.forward(norms, rows, pass),
             Self::ChannelDelta(delta) => delta.forward(norms, rows, pass),
             Self::StateSpace(space) => space.forward(norms, rows, pass),
+            Self::Compressed(compressed) => compressed.forward(norms, rows, pass),
             Self::None => Ok(()),
         }
     }
@@ -182,6 +185,7 @@ impl<B: Backend> Mixer<B> {
             Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
             Self::ChannelDelta(d) => d.matrices().map(B::matrix_bytes).sum(),
             Self::StateSpace(s) => sum(&[&s.gates, &s.inputs, &s.times, &s.out]),
+            Self::Compressed(c) => c.matrices().map(B::matrix_bytes).sum(),
             Self::None => 0,
         }
     }
@@ -194,7 +198,7 @@ impl<B: Backend> Attention<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches, .. } = pass;
         let [qkv, heads] = disjoint(inner, [self.qkv_buffer, self.heads_buffer]);
         let x = norms.input(residual, normed);
         backend.linear(x, rows.clone(), &self.qkv, qkv)?;
@@ -260,7 +264,7 @@ impl<B: Backend> Latent<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed: shared, inner, caches } = pass;
+        let Pass { backend, step, residual, normed: shared, inner, caches, .. } = pass;
         let x = || norms.input(residual, shared);
         match &self.query_down {
             Some(down) => {
@@ -316,7 +320,7 @@ impl<B: Backend> Delta<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches, .. } = pass;
         let [qkv, gates, output_gate, heads] =
             disjoint(inner, [self.qkv_buffer, self.gates_buffer, self.output_gate_buffer, self.heads_buffer]);
         backend.linear(norms.input(residual, normed), rows.clone(), &self.qkv, qkv)?;

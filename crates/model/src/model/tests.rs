@@ -77,6 +77,7 @@ fn spec() -> ModelSpec {
         groups: None,
         renormalise: true,
         scale: 1.5,
+        assigned: false,
     };
     let experts = |router, shared| ExpertsShape {
         // Rounded activations change a choice now and then: that of the least expert changes
@@ -119,6 +120,7 @@ fn spec() -> ModelSpec {
         hidden: 128,
         vocab: VOCAB,
         context: 96,
+        streams: None,
         norm_eps: 1e-5,
         norms_less_one: true,
         centered: false,

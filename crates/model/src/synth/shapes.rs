@@ -97,6 +97,7 @@ impl Shape {
             "hunyuan_v1_moe" => "HunYuanMoEV1ForCausalLM",
             "llama4_text" => "Llama4ForCausalLM",
             "deepseek_v32" => "DeepseekV32ForCausalLM",
+            "deepseek_v4" => "DeepseekV4ForCausalLM",
             "glm_moe_dsa" => "GlmMoeDsaForCausalLM",
             "kimi_linear" => "KimiLinearForCausalLM",
             "gemma4_text" => "Gemma4ForCausalLM",

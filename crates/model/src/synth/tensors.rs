@@ -2,11 +2,12 @@
 
 use half::bf16;
 use safetensors::tensor::Dtype;
+use thunder_compute::StreamSpec;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, ChannelDeltaShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape,
-    LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
+    AttentionShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
+    FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -129,6 +130,9 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         }
         list.matrix(&format!("model.layers.{index}.eh_proj"), spec.hidden, 2 * spec.hidden);
     }
+    if let Some(streams) = spec.streams {
+        list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
+    }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
     if spec.tied != Some(true) {
         list.matrix("lm_head", spec.vocab, spec.hidden);
@@ -193,10 +197,17 @@ impl List {
         if layer.scaled {
             self.ones(inside("layer_scalar"), 1);
         }
+        if let Some(streams) = spec.streams {
+            let columns = StreamSpec::all_columns(streams.count);
+            for part in ["attn_hc", "ffn_hc"] {
+                self.connection(&inside(&format!("{part}.")), (columns, 3), spec.stream_width());
+            }
+        }
         match &layer.mixer {
             MixerSpec::None => {}
             MixerSpec::StateSpace(shape) => self.state_space(&inside, shape, spec.hidden),
             MixerSpec::Attention(shape) => self.attention(&inside, shape, spec),
+            MixerSpec::Compressed(shape) => self.compressed(&inside, shape, spec.hidden),
             MixerSpec::Latent(shape) => self.latent(&inside, shape, spec.hidden),
             MixerSpec::Delta(shape) => self.delta(&inside, shape, spec.hidden),
             MixerSpec::ChannelDelta(shape) => self.channel_delta(&inside, *shape, spec.hidden),
@@ -302,6 +313,39 @@ impl List {
             self.matrix(&inside("self_attn.indexer.weights_proj"), of.heads, hidden);
             self.ones(inside("self_attn.indexer.k_norm.weight"), of.dim);
             self.normal(inside("self_attn.indexer.k_norm.bias"), vec![of.dim], BIAS_DEVIATION);
+        }
+    }
+
+    /// A connection to several residual streams. The names of its tensors begin with `path`.
+    fn connection(&mut self, path: &str, (columns, scales): (usize, usize), width: usize) {
+        self.normal(format!("{path}fn"), vec![columns, width], GAIN / (width as f32).sqrt());
+        self.push(format!("{path}base"), Dtype::BF16, vec![columns], Content::Zeros, 0);
+        self.ones(format!("{path}scale"), scales);
+    }
+
+    fn compressed(&mut self, inside: &dyn Fn(&str) -> String, shape: &CompressedShape, hidden: usize) {
+        let attention = |name: &str| inside(&format!("self_attn.{name}"));
+        let (rank, dim, out) = (shape.query_rank, shape.dim, shape.groups * shape.group_rank);
+        self.matrix(&attention("q_a_proj"), rank, hidden);
+        self.ones(attention("q_a_norm.weight"), rank);
+        self.matrix(&attention("q_b_proj"), shape.heads * dim, rank);
+        self.matrix(&attention("kv_proj"), dim, hidden);
+        self.ones(attention("kv_norm.weight"), dim);
+        self.normal(attention("sinks"), vec![shape.heads], 1.0);
+        self.matrix(&attention("o_a_proj"), out, shape.heads / shape.groups * dim);
+        self.matrix(&attention("o_b_proj"), hidden, out);
+        let Some(of) = shape.compression else { return };
+        let selection = of.selection.map(|of| ("compressor.indexer", of.dim));
+        for (path, dim) in [("compressor", dim)].into_iter().chain(selection) {
+            let width = of.width(dim);
+            self.matrix(&attention(&format!("{path}.kv_proj")), width, hidden);
+            self.matrix(&attention(&format!("{path}.gate_proj")), width, hidden);
+            self.normal(attention(&format!("{path}.position_bias")), vec![of.every, width], BIAS_DEVIATION);
+            self.ones(attention(&format!("{path}.kv_norm.weight")), dim);
+        }
+        if let Some(of) = of.selection {
+            self.matrix(&attention("compressor.indexer.q_b_proj"), of.heads * of.dim, rank);
+            self.matrix(&attention("compressor.indexer.scorer.weights_proj"), of.heads, hidden);
         }
     }
 

@@ -54,9 +54,13 @@ impl HuggingFace {
         // A stack may be a parameter of its own and not a module's weight. Gate and up of all
         // experts in one are, and else the rows of both take turns.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
+        let of_streams = matches!(
+            role,
+            Role::OutputStreams | Role::Layer(_, LayerRole::MixerStreams | LayerRole::FeedForwardStreams)
+        );
         let elements = |name: &Name| {
             let of_module = |end: &&str| !is_parameter && self.files.has(&format!("{}{end}", name.path));
-            let parameter = || (name.stacked && self.files.has(&name.path)).then_some("");
+            let parameter = || ((name.stacked || of_streams) && self.files.has(&name.path)).then_some("");
             ELEMENTS.into_iter().find(of_module).or_else(parameter)
         };
         let plain = self.names.of(role).into_iter().find_map(|name| {
@@ -321,6 +325,33 @@ impl WeightSource for HuggingFace {
             true => decode(&name, &tensor, shape.iter().product()),
             false => decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product()),
         }
+    }
+
+    fn indices(&self, role: Role, shape: &[usize]) -> Result<Vec<u32>, ModelError> {
+        let name = self.vector_name(role);
+        let tensor = self.shaped(&name, shape, None)?;
+        let found: Option<Vec<u32>> = match tensor.dtype {
+            Dtype::I64 => tensor
+                .bytes
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|bytes| u32::try_from(i64::from_le_bytes(*bytes)).ok())
+                .collect(),
+            Dtype::I32 => tensor
+                .bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|bytes| u32::try_from(i32::from_le_bytes(*bytes)).ok())
+                .collect(),
+            _ => None,
+        };
+        found.ok_or_else(|| ModelError::Shape {
+            name,
+            actual: format!("{:?}", tensor.dtype),
+            expected: "I32 or I64 from 0 on".into(),
+        })
     }
 
     /// MLX-LM adds the one to the norms of a model with a delta rule, and tells a converted folder

@@ -31,17 +31,19 @@ impl Names {
     /// Wrapped models put the language model under different prefixes, so the prefix is read from
     /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
-        // The second is Nemotron-H's.
-        const TABLES: [&str; 2] = ["embed_tokens", "embeddings"];
+        // The second is Nemotron-H's, the third DeepSeek V4's.
+        const TABLES: [&str; 3] = ["embed_tokens", "embeddings", "embed"];
         const HEAD: &str = "lm_head";
+        let whole = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
         let ending = |table: &'static str| {
             let end = format!("{table}.weight");
             let name = files.name_ending(&end)?;
-            Some((name.strip_suffix(&end)?, table))
+            Some((name.strip_suffix(&end).filter(whole)?, table))
         };
         let (prefix, table) = TABLES.into_iter().find_map(ending).unwrap_or(("model.", TABLES[0]));
         // Usually next to the model, not inside of it.
-        let head = files.name_ending("lm_head.weight").and_then(|name| name.strip_suffix(".weight"));
+        let module = |end: &str| files.name_ending(end).and_then(|name| name.strip_suffix(".weight"));
+        let head = module("lm_head.weight").or_else(|| module("head.weight").filter(|name| *name == "head"));
         let head = head.unwrap_or(HEAD).to_owned();
         Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head }
     }
@@ -63,6 +65,9 @@ impl Names {
                 ["norm", "norm_f"].map(|name| plain(format!("{}{name}.weight", self.prefix))).into()
             }
             Role::OutputHead => vec![plain(self.head.clone())],
+            Role::OutputStreams => self.of_model(&["hc_head_fn", "hc_head.hc_fn"]),
+            Role::OutputStreamsBase => self.of_model(&["hc_head_base", "hc_head.hc_base"]),
+            Role::OutputStreamsScale => self.of_model(&["hc_head_scale", "hc_head.hc_scale"]),
             Role::Layer(layer, role) => {
                 let names = layer_names(role).iter();
                 names.map(|name| plain(format!("{}{name}", self.layer(layer)))).collect()
@@ -90,6 +95,10 @@ impl Names {
 }
 
 impl Names {
+    fn of_model(&self, names: &[&str]) -> Vec<Name> {
+        names.iter().map(|name| Name { path: format!("{}{name}", self.prefix), stacked: false }).collect()
+    }
+
     /// The stack in which gate and up rows of all experts take turns, as gpt-oss has them, and
     /// whether this role's rows are the first or the second of each pair.
     pub fn by_turns(&self, role: Role) -> Option<(String, usize)> {
@@ -142,26 +151,53 @@ pub(super) fn adapted_module(module: &str) -> Option<(usize, LayerRole)> {
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
         LayerRole::LayerScale => &["layer_scalar"],
-        LayerRole::MixerNorm => &["input_layernorm.weight", "norm.weight"],
+        LayerRole::MixerStreams => &["hc_attn_fn", "attn_hc.fn"],
+        LayerRole::MixerStreamsBase => &["hc_attn_base", "attn_hc.base"],
+        LayerRole::MixerStreamsScale => &["hc_attn_scale", "attn_hc.scale"],
+        LayerRole::FeedForwardStreams => &["hc_ffn_fn", "ffn_hc.fn"],
+        LayerRole::FeedForwardStreamsBase => &["hc_ffn_base", "ffn_hc.base"],
+        LayerRole::FeedForwardStreamsScale => &["hc_ffn_scale", "ffn_hc.scale"],
+        LayerRole::MixerNorm => &["input_layernorm.weight", "norm.weight", "attn_norm.weight"],
         // Gemma's files have both names: there the second is that of the mixer's norm.
-        LayerRole::FeedForwardNorm => {
-            &["pre_feedforward_layernorm.weight", "post_attention_layernorm.weight", "norm.weight"]
-        }
+        LayerRole::FeedForwardNorm => &[
+            "pre_feedforward_layernorm.weight",
+            "post_attention_layernorm.weight",
+            "norm.weight",
+            "ffn_norm.weight",
+        ],
         LayerRole::MixerPostNorm => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
         LayerRole::FeedForwardPostNorm => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
         LayerRole::Qkv => &["self_attn.qkv_proj"],
         LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj"],
         LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj"],
         LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj"],
-        LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj"],
+        LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj"],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
-        LayerRole::AttentionSinks => &["self_attn.sinks"],
-        LayerRole::QueryDown => &["self_attn.q_a_proj"],
-        LayerRole::QueryDownNorm => &["self_attn.q_a_layernorm.weight"],
-        LayerRole::QueryUp => &["self_attn.q_b_proj"],
-        LayerRole::KvDown => &["self_attn.kv_a_proj_with_mqa"],
-        LayerRole::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
+        LayerRole::AttentionSinks => &["self_attn.sinks", "attn.attn_sink"],
+        LayerRole::QueryDown => &["self_attn.q_a_proj", "attn.wq_a"],
+        LayerRole::QueryDownNorm => {
+            &["self_attn.q_a_layernorm.weight", "attn.q_norm.weight", "self_attn.q_a_norm.weight"]
+        }
+        LayerRole::QueryUp => &["self_attn.q_b_proj", "attn.wq_b"],
+        LayerRole::KvDown => &["self_attn.kv_a_proj_with_mqa", "attn.wkv", "self_attn.kv_proj"],
+        // Transformers writes the third, as its renaming has no way back.
+        LayerRole::KvDownNorm => &[
+            "self_attn.kv_a_layernorm.weight",
+            "attn.kv_norm.weight",
+            "attn.norm.weight",
+            "self_attn.kv_norm.weight",
+        ],
+        LayerRole::OutGroups => &["attn.wo_a", "self_attn.o_a_proj"],
+        LayerRole::CompressedValues => &["attn.compressor.wkv", "self_attn.compressor.kv_proj"],
+        LayerRole::CompressedGates => &["attn.compressor.wgate", "self_attn.compressor.gate_proj"],
+        LayerRole::CompressedPlaces => &["attn.compressor.ape", "self_attn.compressor.position_bias"],
+        LayerRole::CompressedNorm => &["attn.compressor.norm.weight", "self_attn.compressor.kv_norm.weight"],
+        LayerRole::IndexValues => &["attn.indexer.compressor.wkv", "self_attn.compressor.indexer.kv_proj"],
+        LayerRole::IndexGates => &["attn.indexer.compressor.wgate", "self_attn.compressor.indexer.gate_proj"],
+        LayerRole::IndexPlaces => {
+            &["attn.indexer.compressor.ape", "self_attn.compressor.indexer.position_bias"]
+        }
         LayerRole::KvUp => &["self_attn.kv_b_proj"],
         LayerRole::DeltaQkvz => &["linear_attn.in_proj_qkvz"],
         LayerRole::DeltaBa => &["linear_attn.in_proj_ba"],
@@ -187,11 +223,21 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DecayUp => &["self_attn.f_b_proj"],
         LayerRole::OutputGateDown => &["self_attn.g_a_proj"],
         LayerRole::OutputGateUp => &["self_attn.g_b_proj"],
-        LayerRole::IndexQuery => &["self_attn.indexer.wq_b"],
+        LayerRole::IndexQuery => {
+            &["self_attn.indexer.wq_b", "attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"]
+        }
         LayerRole::IndexKey => &["self_attn.indexer.wk"],
-        LayerRole::IndexNorm => &["self_attn.indexer.k_norm.weight"],
+        LayerRole::IndexNorm => &[
+            "self_attn.indexer.k_norm.weight",
+            "attn.indexer.compressor.norm.weight",
+            "self_attn.compressor.indexer.kv_norm.weight",
+        ],
         LayerRole::IndexNormBias => &["self_attn.indexer.k_norm.bias"],
-        LayerRole::IndexWeights => &["self_attn.indexer.weights_proj"],
+        LayerRole::IndexWeights => &[
+            "self_attn.indexer.weights_proj",
+            "attn.indexer.weights_proj",
+            "self_attn.compressor.indexer.scorer.weights_proj",
+        ],
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj"],
         LayerRole::GateUp => &["mlp.gate_up_proj"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
@@ -208,7 +254,9 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.gate.wg",
             "feed_forward.router",
             "mixer.gate",
+            "ffn.gate",
         ],
+        LayerRole::RouterTable => &["mlp.gate.tid2eid", "ffn.gate.tid2eid"],
         LayerRole::RouterCorrection => &[
             "mlp.gate.e_score_correction_bias",
             "block_sparse_moe.e_score_correction_bias",
@@ -216,6 +264,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.moe_statics.e_score_correction_bias",
             "mlp.e_score_correction_bias",
             "mixer.gate.e_score_correction_bias",
+            "ffn.gate.bias",
         ],
         LayerRole::SharedGate => &[
             "mlp.shared_expert.gate_proj",
@@ -223,6 +272,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "block_sparse_moe.shared_experts.gate_proj",
             "mlp.shared_mlp.gate_proj",
             "feed_forward.shared_expert.gate_proj",
+            "ffn.shared_experts.w1",
         ],
         LayerRole::SharedUp => &[
             "mlp.shared_expert.up_proj",
@@ -231,6 +281,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.shared_mlp.up_proj",
             "feed_forward.shared_expert.up_proj",
             "mixer.shared_experts.up_proj",
+            "ffn.shared_experts.w3",
         ],
         LayerRole::SharedDown => &[
             "mlp.shared_expert.down_proj",
@@ -239,6 +290,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.shared_mlp.down_proj",
             "feed_forward.shared_expert.down_proj",
             "mixer.shared_experts.down_proj",
+            "ffn.shared_experts.w2",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
         LayerRole::AheadEmbeddingNorm => &["enorm.weight", "token_layernorm.weight"],
@@ -260,6 +312,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.gate_proj", None),
             ("mlp.experts", Some("gate_proj")),
             ("block_sparse_moe.experts", Some("w1")),
+            ("ffn.experts", Some("w1")),
             ("feed_forward.experts.gate_proj", None),
         ],
         ExpertRole::Up => &[
@@ -268,6 +321,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.up_proj", None),
             ("mlp.experts", Some("up_proj")),
             ("block_sparse_moe.experts", Some("w3")),
+            ("ffn.experts", Some("w3")),
             ("feed_forward.experts.up_proj", None),
             ("mixer.switch_mlp.fc1", None),
             ("mixer.experts", Some("up_proj")),
@@ -278,6 +332,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.down_proj", None),
             ("mlp.experts", Some("down_proj")),
             ("block_sparse_moe.experts", Some("w2")),
+            ("ffn.experts", Some("w2")),
             ("feed_forward.experts.down_proj", None),
             ("mixer.switch_mlp.fc2", None),
             ("mixer.experts", Some("down_proj")),

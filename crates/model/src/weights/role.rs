@@ -9,6 +9,12 @@ pub enum Role {
     OutputNorm,
     /// Output head, `[vocabulary, hidden]`; absent where the embedding serves.
     OutputHead,
+    /// From several residual streams to their weights before the last norm.
+    OutputStreams,
+    /// Added to these weights' products, `[streams]`.
+    OutputStreamsBase,
+    /// Multiplies these products, `[1]`.
+    OutputStreamsScale,
     /// A tensor of one layer.
     Layer(usize, LayerRole),
     /// A matrix of one routed expert.
@@ -55,6 +61,18 @@ pub enum LayerRole {
     FeedForwardNorm,
     /// Multiplies the residual stream after the layer, `[1]`.
     LayerScale,
+    /// From several residual streams to the weights with which the mixer reads and writes them.
+    MixerStreams,
+    /// Added to the weights' products.
+    MixerStreamsBase,
+    /// Multiplies these products: those of reading, of writing, of mixing, `[3]`.
+    MixerStreamsScale,
+    /// The same of the feed-forward.
+    FeedForwardStreams,
+    /// The same of the feed-forward.
+    FeedForwardStreamsBase,
+    /// The same of the feed-forward.
+    FeedForwardStreamsScale,
     /// Norm of what the mixer adds, `[hidden]`.
     MixerPostNorm,
     /// Norm of what the feed-forward adds, `[hidden]`.
@@ -91,6 +109,24 @@ pub enum LayerRole {
     KvDownNorm,
     /// Latent attention: from the latent vector to keys and values of the heads (`kv_b`).
     KvUp,
+
+    /// Attention to compressed tokens: from each group of heads to a narrower vector, group after
+    /// group.
+    OutGroups,
+    /// Compression: from the residual stream to values.
+    CompressedValues,
+    /// Compression: from the residual stream to gates.
+    CompressedGates,
+    /// Compression: added to the gates, `[tokens, width]`.
+    CompressedPlaces,
+    /// Compression: norm of a compressed token.
+    CompressedNorm,
+    /// Compression of an indexer's keys: values.
+    IndexValues,
+    /// Compression of an indexer's keys: gates.
+    IndexGates,
+    /// Compression of an indexer's keys: added to the gates.
+    IndexPlaces,
 
     /// Gated delta rule: queries, keys, values and output gates in one projection, one key head
     /// after the other.
@@ -167,6 +203,8 @@ pub enum LayerRole {
     Router,
     /// Experts: added to the router's scores for the choice only, `[experts]`.
     RouterCorrection,
+    /// Experts: those of each token id, `[vocabulary, chosen]`, integers.
+    RouterTable,
     /// Shared expert: gate projection.
     SharedGate,
     /// Shared expert: up projection.

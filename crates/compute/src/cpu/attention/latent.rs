@@ -32,6 +32,7 @@ pub(in crate::cpu) struct LatentCache {
     widths: [usize; 2],
     format: KvFormat,
     blocks: usize,
+    every: usize,
 }
 
 /// Pointers into a [`LatentCache`].
@@ -42,11 +43,19 @@ pub(in crate::cpu) struct LatentPart {
     widths: [usize; 2],
     format: KvFormat,
     blocks: usize,
+    /// Tokens that a vector stands for.
+    every: usize,
 }
 
 impl LatentCache {
     /// Reserves the address space; the system provides pages when blocks are first written.
-    pub fn new(widths: [usize; 2], format: KvFormat, blocks: usize) -> Result<Self, ComputeError> {
+    /// A vector stands for `every` tokens.
+    pub fn new(
+        widths: [usize; 2],
+        every: usize,
+        format: KvFormat,
+        blocks: usize,
+    ) -> Result<Self, ComputeError> {
         for (what, value) in
             ["the rank of latent attention", "the rotated width of latent attention"].into_iter().zip(widths)
         {
@@ -54,13 +63,22 @@ impl LatentCache {
                 return Err(ComputeError::Shape { what, value, backend: "CPU", needs: "a multiple of 16" });
             }
         }
-        let tokens = blocks * KV_BLOCK_TOKENS;
+        if every == 0 || !(KV_BLOCK_TOKENS.is_multiple_of(every) || every.is_multiple_of(KV_BLOCK_TOKENS)) {
+            return Err(ComputeError::Shape {
+                what: "the number of tokens that are compressed to one",
+                value: every,
+                backend: "CPU",
+                needs: "a divisor or a multiple of 32",
+            });
+        }
+        let tokens = blocks * (KV_BLOCK_TOKENS / every).max(1);
         Ok(Self {
             numbers: cache_region(tokens * widths.iter().sum::<usize>() * format.bytes())?,
             scales: cache_region(tokens * 2 * format.scale_bytes())?,
             widths,
             format,
             blocks,
+            every,
         })
     }
 
@@ -82,6 +100,7 @@ impl LatentCache {
             widths: self.widths,
             format: self.format,
             blocks: self.blocks,
+            every: self.every,
         }
     }
 }
@@ -97,10 +116,22 @@ impl LatentPart {
         self.width() * self.format.bytes()
     }
 
-    /// Index of a token of a block.
+    /// Vectors of a block.
+    fn of_block(&self) -> usize {
+        (KV_BLOCK_TOKENS / self.every).max(1)
+    }
+
+    /// Where a sequence's vector is: in the block of the last token that it stands for.
+    pub fn place(&self, blocks: &[u32], number: usize) -> (u32, usize) {
+        let last = (number + 1) * self.every - 1;
+        let slot = last % KV_BLOCK_TOKENS / self.every.min(KV_BLOCK_TOKENS);
+        (blocks[last / KV_BLOCK_TOKENS], slot)
+    }
+
+    /// Index of a vector of a block.
     fn token(&self, block: u32, slot: usize) -> usize {
         assert!((block as usize) < self.blocks, "block {block} is not in the cache");
-        block as usize * KV_BLOCK_TOKENS + slot
+        block as usize * self.of_block() + slot
     }
 
     /// Stores a token, `[compressed, rotated]`.
@@ -109,10 +140,10 @@ impl LatentPart {
     /// The CPU has `S`; no other thread uses the token.
     #[inline(always)]
     pub unsafe fn write<S: Simd>(&self, block: u32, slot: usize, token: &[f32]) {
-        assert!(token.len() == self.width() && slot < KV_BLOCK_TOKENS);
+        assert!(token.len() == self.width() && slot < self.of_block());
         let index = self.token(block, slot);
         let (compressed, rotated) = token.split_at(self.widths[0]);
-        // SAFETY: the regions hold `blocks * KV_BLOCK_TOKENS` tokens.
+        // SAFETY: the regions hold `blocks * of_block()` vectors.
         unsafe {
             let to = self.numbers.at(index * self.stride());
             match self.format {
@@ -135,9 +166,9 @@ impl LatentPart {
     /// # Safety
     /// The CPU has `S`; no thread writes these tokens.
     #[inline(always)]
-    unsafe fn decode<S: Simd>(&self, block: u32, tokens: Range<usize>, out: &mut [f32]) {
+    pub unsafe fn decode<S: Simd>(&self, block: u32, tokens: Range<usize>, out: &mut [f32]) {
         let width = self.width();
-        assert!(tokens.end <= KV_BLOCK_TOKENS && out.len() >= tokens.len() * width);
+        assert!(tokens.end <= self.of_block() && out.len() >= tokens.len() * width);
         for (place, slot) in tokens.enumerate() {
             let index = self.token(block, slot);
             // SAFETY: as for writing; widths are whole vectors.
@@ -180,7 +211,7 @@ pub(in crate::cpu) struct LatentHeads<'a> {
 /// What a thread works in.
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct LatentScratch {
-    block: Vec<f32>,
+    pub block: Vec<f32>,
     /// Tokens' scores, and the scores that are chosen among.
     scores: Vec<f32>,
     candidates: Vec<f32>,
@@ -192,7 +223,7 @@ pub(in crate::cpu) struct SelectionHeads<'a> {
     pub cache: LatentPart,
     /// The sequence's blocks.
     pub blocks: &'a [u32],
-    /// Positions to choose from: `0..visible`.
+    /// Tokens to choose from: `0..visible`.
     pub visible: usize,
     /// Most positions to choose.
     pub chosen: usize,
@@ -222,11 +253,9 @@ impl LatentHeads<'_> {
         for (position, out) in selected[first..first + tokens].iter().zip(out.chunks_exact_mut(width)) {
             let position = *position as usize;
             assert!(position < self.visible, "a selected token is not visible");
-            let slot = position % KV_BLOCK_TOKENS;
+            let (block, slot) = self.cache.place(self.blocks, position);
             // SAFETY: the caller's.
-            unsafe {
-                self.cache.decode::<S>(self.blocks[position / KV_BLOCK_TOKENS], slot..slot + 1, out);
-            }
+            unsafe { self.cache.decode::<S>(block, slot..slot + 1, out) };
         }
     }
 }
@@ -357,11 +386,12 @@ unsafe fn select<S: Simd>(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, 
     let LatentScratch { block, scores, candidates } = scratch;
     block.resize(KV_BLOCK_TOKENS * width, 0.0);
     scores.clear();
-    for first in (0..of.visible).step_by(KV_BLOCK_TOKENS) {
-        let tokens = KV_BLOCK_TOKENS.min(of.visible - first);
+    let of_block = of.cache.of_block();
+    for first in (0..of.visible).step_by(of_block) {
+        let tokens = of_block.min(of.visible - first);
         // SAFETY: the caller's; a key's width is whole vectors.
         unsafe {
-            of.cache.decode::<S>(of.blocks[first / KV_BLOCK_TOKENS], 0..tokens, block);
+            of.cache.decode::<S>(of.cache.place(of.blocks, first).0, 0..tokens, block);
             for key in block.chunks_exact(width).take(tokens) {
                 let mut score = 0.0;
                 for (query, weight) in of.queries.chunks_exact(width).zip(of.weights) {
@@ -391,7 +421,7 @@ unsafe fn select<S: Simd>(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, 
 /// # Safety
 /// The CPU has `S`; both have the same whole number of vectors.
 #[inline(always)]
-unsafe fn dot<S: Simd>(a: &[f32], b: &[f32], mut sum: S::F) -> S::F {
+pub(super) unsafe fn dot<S: Simd>(a: &[f32], b: &[f32], mut sum: S::F) -> S::F {
     debug_assert!(a.len() == b.len() && a.len().is_multiple_of(LANES));
     for i in (0..a.len()).step_by(LANES) {
         // SAFETY: within both.

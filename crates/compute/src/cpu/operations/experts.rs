@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{RouterSpec, Scores, SharedExpert};
+use crate::backend::{RouterSpec, Scores, SharedExpert, root_softplus};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::product::experts::Experts;
 use crate::cpu::product::input::each_row;
@@ -116,6 +116,7 @@ impl Router {
         self.scores.clear();
         match scores {
             Scores::Sigmoid => self.scores.extend(logits.iter().map(|x| sigmoid(*x))),
+            Scores::RootSoftplus => self.scores.extend(logits.iter().map(|x| root_softplus(*x))),
             Scores::Softmax => {
                 let largest = logits[argmax(logits)];
                 self.scores.extend(logits.iter().map(|x| (x - largest).exp()));

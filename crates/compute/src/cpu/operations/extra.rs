@@ -72,7 +72,7 @@ impl CpuBackend {
                 let of = SelectionHeads {
                     cache,
                     blocks: &step.blocks[sequence.blocks.clone()],
-                    visible: sequence.position(row) + 1,
+                    visible: spec.visible(sequence.position(row)),
                     chosen: spec.chosen,
                     queries: &queries.data[row * queries.width..][..spec.heads * spec.dim],
                     weights: &weights.data[row * weights.width..][..spec.heads],

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::Outcome;
 use crate::backend::{
-    ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations, SelectionSpec, StateSpaceSpec,
+    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations,
+    SelectionSpec, StateSpaceSpec, StreamSpec,
 };
 use crate::cpu::product::experts::Experts;
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
@@ -32,6 +33,56 @@ impl RareOperations for CpuBackend {
         to: (&mut Buffer, Range<usize>),
     ) -> Outcome {
         self.copy_row_columns(from, rows, to);
+        Ok(())
+    }
+
+    fn collapse_streams(
+        &mut self,
+        spec: &StreamSpec,
+        inputs: (&Buffer, &Buffer),
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) -> Outcome {
+        self.collapse_rows(spec, inputs, rows, out);
+        Ok(())
+    }
+
+    fn expand_streams(
+        &mut self,
+        spec: &StreamSpec,
+        inputs: (&Buffer, &Buffer),
+        rows: Range<usize>,
+        streams: &mut Buffer,
+    ) -> Outcome {
+        self.expand_rows(spec, inputs, rows, streams);
+        Ok(())
+    }
+
+    fn compress(
+        &mut self,
+        spec: &CompressionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        to: (&mut Caches, [usize; 2]),
+    ) -> Outcome {
+        self.compress_rows(spec, (step, rows), inputs, to);
+        Ok(())
+    }
+
+    fn attend_compressed(
+        &mut self,
+        spec: &CompressedSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, Option<&Buffer>),
+        (caches, [single, compressed]): (&mut Caches, [usize; 2]),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        let compressed = spec.every.map(|_| caches.latent(compressed).part());
+        let caches = (caches.latent(single).part(), compressed);
+        self.attend_compressed_rows(spec, (step, rows), inputs, caches, out);
         Ok(())
     }
 

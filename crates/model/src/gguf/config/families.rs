@@ -17,6 +17,8 @@ pub(in crate::gguf) struct Family {
     pub paired_heads: bool,
     /// Attention is latent.
     pub(super) latent: bool,
+    /// An indexer selects the tokens of latent attention.
+    pub(super) indexer: bool,
     /// The weights of the chosen experts are divided by their sum unless the file says otherwise;
     /// `None`: `model_type` says it.
     pub(super) renormalise: Option<bool>,
@@ -68,6 +70,7 @@ const DENSE: Family = Family {
     model_type: "",
     paired_heads: false,
     latent: false,
+    indexer: false,
     renormalise: None,
     full_every: None,
     unrotated_every: 0,
@@ -88,7 +91,7 @@ const fn experts(architecture: &'static str, model_type: &'static str, renormali
     Family { architecture, model_type, experts: true, renormalise, ..DENSE }
 }
 
-pub(super) const FAMILIES: [Family; 33] = [
+pub(super) const FAMILIES: [Family; 35] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -106,6 +109,8 @@ pub(super) const FAMILIES: [Family; 33] = [
     Family { full_every: Some(2), ..experts("gpt-oss", "gpt_oss", None) },
     // Versions 2 and 3, R1, Kimi K2 and GLM-4.7-Flash: see `model_type`.
     Family { latent: true, ..experts("deepseek2", "deepseek_v3", Some(false)) },
+    Family { latent: true, indexer: true, ..experts("deepseek32", "deepseek_v32", Some(false)) },
+    Family { latent: true, indexer: true, ..experts("glm-dsa", "glm_moe_dsa", Some(false)) },
     dense("phi3", "phi3", false),
     // OLMo 2 is OLMo 3 without windows, of which three layers of four have one.
     Family { full_every: Some(4), ..dense("olmo2", "olmo3", false) },

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::values::Metadata;
+use super::super::values::{Metadata, Value as Stored};
 use super::{Family, Key};
 
 /// Whole numbers, and their fields.
@@ -66,6 +66,42 @@ pub(super) fn take_experts(
     };
     if let Some(gating) = gating {
         config.insert("scoring_func".into(), gating.into());
+    }
+    Ok(())
+}
+
+/// Tokens of the context from which on files of GLM-5 that do not say which layers select are
+/// those of version 5.2, where few do (llama.cpp's glm-dsa.cpp).
+const FEW_SELECT_CONTEXT: u64 = 1 << 20;
+
+/// Adds how an indexer selects tokens.
+pub(super) fn take_indexer(
+    metadata: Metadata<'_>,
+    key: &Key<'_>,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    for (suffix, field) in [
+        ("attention.indexer.head_count", "index_n_heads"),
+        ("attention.indexer.key_length", "index_head_dim"),
+        ("attention.indexer.top_k", "index_topk"),
+    ] {
+        let name = key(suffix);
+        let number = metadata.unsigned(&name)?.ok_or_else(|| format!("it has no {name}"))?;
+        config.insert(field.into(), number.into());
+    }
+    let context = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(0);
+    let types = metadata.numbers(&key("attention.indexer.types"))?;
+    match types {
+        Some(types) => {
+            let kind = |selects: bool| if selects { "full" } else { "shared" };
+            let types = types.map(|item| kind(matches!(item, Stored::Bool(true) | Stored::Unsigned(1..))));
+            config.insert("indexer_types".into(), types.collect());
+        }
+        None if context >= FEW_SELECT_CONTEXT => {
+            config.insert("index_topk_freq".into(), 4.into());
+            config.insert("index_skip_topk_offset".into(), 3.into());
+        }
+        None => {}
     }
     Ok(())
 }

@@ -22,6 +22,8 @@ pub(super) struct ExpertsSources<'a> {
     activation: Option<Activation>,
     /// Logits of all experts, and the shared expert's gate.
     router: Vec<MatrixSource<'a>>,
+    /// The experts of each token id, if these are given.
+    table: Option<Vec<u16>>,
     /// The routed experts, then the shared one.
     experts: Vec<ExpertSources<'a>>,
     /// The shared expert, where it is not one of them.
@@ -160,7 +162,8 @@ impl<'a> ExpertsSources<'a> {
         };
         let (activation, weighs_input) = (shape.activation, shape.weighs_input);
         let narrow = shape.latent.map(|width| narrow(view, layer, width)).transpose()?;
-        Ok(Self { spec, hidden, activation, router, experts, apart, narrow, weighs_input })
+        let table = shape.router.assigned.then(|| table(view, layer, shape)).transpose()?;
+        Ok(Self { spec, hidden, activation, router, table, experts, apart, narrow, weighs_input })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -184,7 +187,7 @@ impl<'a> ExpertsSources<'a> {
         let idle =
             self.routed_bytes() / self.spec.experts as u64 * (self.spec.experts - self.spec.chosen) as u64;
         let bytes_per_token = (all_bytes - idle) as usize;
-        let Self { spec, hidden, activation, router, experts, apart, narrow, weighs_input } = self;
+        let Self { spec, hidden, activation, router, table, experts, apart, narrow, weighs_input } = self;
         let narrow = match narrow {
             Some([down, up]) => Some(Narrow {
                 buffers: [
@@ -218,6 +221,7 @@ impl<'a> ExpertsSources<'a> {
         Ok(Experts {
             router: upload.matrix(&router)?,
             experts: upload.experts(experts, activation)?,
+            table,
             apart,
             weighs_input,
             bytes_per_token,
@@ -236,6 +240,24 @@ fn narrow<'a>(view: &ShardView<'a>, layer: usize, width: usize) -> Result<[Matri
         view.matrix(role.of(layer), [rows, cols], Window { rows: 0..rows, cols: 0..cols, bias: false })
     };
     Ok([whole(LayerRole::ExpertsDown, [width, hidden])?, whole(LayerRole::ExpertsUp, [hidden, width])?])
+}
+
+/// The experts of each token id: different ones.
+fn table(view: &ShardView<'_>, layer: usize, shape: &ExpertsShape) -> Result<Vec<u16>, ModelError> {
+    let role = LayerRole::RouterTable.of(layer);
+    let table = view.weights.indices(role, &[view.spec.vocab, shape.chosen])?;
+    for (token, experts) in table.chunks_exact(shape.chosen).enumerate() {
+        let differ = (1..experts.len()).all(|at| !experts[..at].contains(&experts[at]));
+        if !differ || experts.iter().any(|expert| *expert as usize >= shape.experts) {
+            return Err(ModelError::Unsupported {
+                field: "the table of experts",
+                value: format!("{experts:?} for token {token} in layer {layer}"),
+                supported: format!("{} different ones of {} are", shape.chosen, shape.experts),
+            });
+        }
+    }
+    // `Config` bounds the number of experts.
+    Ok(table.into_iter().map(|expert| expert as u16).collect())
 }
 
 /// This rank's channels of an expert.

@@ -4,12 +4,14 @@ use thunder_compute::{Backend, CacheKind, Extra, MatrixSource};
 
 use super::attention::AttentionSources;
 use super::channel_delta::ChannelDeltaSources;
+use super::compressed::CompressedSources;
 use super::delta::DeltaSources;
 use super::experts::ExpertsSources;
 use super::latent::LatentSources;
 use super::mlp::MlpSources;
 use super::sources::ShardView;
 use super::state_space::StateSpaceSources;
+use super::streams::ConnectionSources;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::FeedForward;
@@ -22,6 +24,8 @@ use crate::weights::LayerRole;
 pub(super) struct LayerSources<'a> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
+    /// Connections of both parts to several residual streams.
+    connections: Option<[ConnectionSources<'a>; 2]>,
     /// The norm that both parts read.
     shared_norm: Option<Vec<f32>>,
     /// Of the mixer, and of the feed-forward.
@@ -50,6 +54,12 @@ impl NormsSources {
         };
         let shared = norms == spec::Norms::Shared;
         Ok(Self { shared, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+    }
+
+    /// The weights of the norm before the part, which something else applies to what the part reads.
+    fn take_before(&mut self) -> Vec<f32> {
+        self.shared = true;
+        self.before.take().unwrap_or_default()
     }
 
     fn upload<B: Backend>(
@@ -81,6 +91,7 @@ enum MixerSources<'a> {
     Delta(Box<DeltaSources<'a>>),
     ChannelDelta(Box<ChannelDeltaSources<'a>>),
     StateSpace(Box<StateSpaceSources<'a>>),
+    Compressed(Box<CompressedSources<'a>>),
 }
 
 enum FeedForwardSources<'a> {
@@ -97,6 +108,9 @@ impl<'a> LayerSources<'a> {
             MixerSpec::None => MixerSources::None,
             MixerSpec::StateSpace(shape) => {
                 MixerSources::StateSpace(Box::new(StateSpaceSources::describe(view, layer, shape)?))
+            }
+            MixerSpec::Compressed(shape) => {
+                MixerSources::Compressed(Box::new(CompressedSources::describe(view, layer, shape)?))
             }
             MixerSpec::Attention(shape) => {
                 MixerSources::Attention(Box::new(AttentionSources::describe(view, layer, shape)?))
@@ -146,7 +160,9 @@ impl<'a> LayerSources<'a> {
             true => view.vector(layer, LayerRole::LayerScale, 1)?[0],
             false => 1.0,
         };
-        Ok(Self { scale, shared_norm, norms, mixer, feed_forward })
+        let of_layer = |streams| ConnectionSources::of_layer(view, layer, streams);
+        let connections = view.spec.streams.map(of_layer).transpose()?;
+        Ok(Self { scale, connections, shared_norm, norms, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -154,6 +170,7 @@ impl<'a> LayerSources<'a> {
         let mut matrices = match &self.mixer {
             MixerSources::None => Vec::new(),
             MixerSources::StateSpace(space) => space.matrices().collect(),
+            MixerSources::Compressed(compressed) => compressed.matrices().collect(),
             MixerSources::Attention(attention) => attention.matrices(),
             MixerSources::Latent(latent) => latent.matrices(),
             MixerSources::Delta(delta) => delta.matrices(),
@@ -165,6 +182,7 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::Experts(experts) => experts.matrices(),
         };
         matrices.extend(feed_forward);
+        matrices.extend(self.connections.iter().flatten().map(ConnectionSources::matrix));
         matrices
     }
 
@@ -188,6 +206,7 @@ impl<'a> LayerSources<'a> {
             MixerSources::Latent(latent) => latent.needs(),
             MixerSources::ChannelDelta(_) => Some(Extra::ChannelDeltaRule),
             MixerSources::StateSpace(_) => Some(Extra::StateSpace),
+            MixerSources::Compressed(compressed) => compressed.needs(),
             MixerSources::Delta(_) | MixerSources::None => None,
         };
         let of_feed_forward = match &self.feed_forward {
@@ -210,6 +229,7 @@ impl<'a> LayerSources<'a> {
         match &self.mixer {
             MixerSources::None => Vec::new(),
             MixerSources::StateSpace(space) => vec![space.cache()],
+            MixerSources::Compressed(compressed) => compressed.caches().collect(),
             MixerSources::Attention(attention) => vec![attention.cache()],
             MixerSources::Latent(latent) => latent.caches().collect(),
             MixerSources::Delta(delta) => vec![delta.cache()],
@@ -224,11 +244,19 @@ impl<'a> LayerSources<'a> {
         eps: (f32, f32),
         upload: &mut Upload<'_, B>,
     ) -> Result<Layer<B>, ModelError> {
-        let [mixer_norms, feed_forward_norms] = self.norms;
+        let [mut mixer_norms, mut feed_forward_norms] = self.norms;
+        let connections = match self.connections {
+            Some([mixer, feed_forward]) => Some([
+                mixer.upload_part(&mixer_norms.take_before(), upload)?,
+                feed_forward.upload_part(&feed_forward_norms.take_before(), upload)?,
+            ]),
+            None => None,
+        };
         let shared_norm = self.shared_norm.map(|weights| upload.norm(&weights, eps.0)).transpose()?;
         let mixer = match self.mixer {
             MixerSources::None => Mixer::None,
             MixerSources::StateSpace(space) => Mixer::StateSpace(Box::new(space.upload(upload)?)),
+            MixerSources::Compressed(compressed) => Mixer::Compressed(Box::new(compressed.upload(upload)?)),
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
             MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),
             MixerSources::Delta(delta) => Mixer::Delta(Box::new(delta.upload(upload)?)),
@@ -241,6 +269,14 @@ impl<'a> LayerSources<'a> {
         };
         let (mixer_norms, feed_forward_norms) =
             (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
-        Ok(Layer { scale: self.scale, shared_norm, mixer_norms, mixer, feed_forward_norms, feed_forward })
+        Ok(Layer {
+            scale: self.scale,
+            connections,
+            shared_norm,
+            mixer_norms,
+            mixer,
+            feed_forward_norms,
+            feed_forward,
+        })
     }
 }

@@ -62,7 +62,7 @@ impl<'a> SelectionSources<'a> {
             }
             false => None,
         };
-        Ok(Self { spec: SelectionSpec { heads, dim, chosen }, own })
+        Ok(Self { spec: SelectionSpec { heads, dim, chosen, every: 1 }, own })
     }
 
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource<'a>> {

@@ -7,6 +7,7 @@ use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOr
 
 use super::ahead::AheadSources;
 use super::layer::LayerSources;
+use super::streams::ConnectionSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::Shard;
@@ -25,6 +26,8 @@ pub(super) struct Sources<'a> {
 /// The output head and its norm.
 pub(super) struct HeadSources<'a> {
     pub norm: Vec<f32>,
+    /// If there are several residual streams.
+    pub connection: Option<ConnectionSources<'a>>,
     /// `None`: the embedding serves.
     pub matrix: Option<MatrixSource<'a>>,
     pub rows: Range<usize>,
@@ -172,8 +175,10 @@ impl<'a> Sources<'a> {
         let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
         let layers = self.layers.iter().flat_map(LayerSources::matrices);
         let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
+        let connection = self.head.iter().flat_map(|head| head.connection.as_ref());
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
-        let all = layers.chain(embedding).chain(head).map(|matrix| matrix.bytes() as u64);
+        let connection = connection.map(ConnectionSources::matrix);
+        let all = layers.chain(embedding).chain(connection).chain(head).map(|matrix| matrix.bytes() as u64);
         adapters + all.sum::<u64>() + self.ahead_bytes()
     }
 
@@ -204,7 +209,8 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        Ok(Self { norm, matrix, rows })
+        let connection = |shape| ConnectionSources::of_output(view, shape);
+        Ok(Self { norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
     }
 }
 

@@ -275,6 +275,28 @@ const DEEPSEEK_V3_2: Shape = Shape {
     ..DEEPSEEK_V3
 };
 
+/// The first three layers' experts are routed, not given by a table.
+const DEEPSEEK_V4_FLASH: Shape = Shape {
+    name: "deepseek-v4-flash",
+    model_type: "deepseek_v4",
+    hidden: 4096,
+    layers: 43,
+    heads: 64,
+    kv_heads: 1,
+    head_dim: 512,
+    channels: 2048,
+    context: 1_048_576,
+    rope_theta: 10_000.0,
+    more: r#"{ "q_lora_rank": 1024, "qk_rope_head_dim": 64, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 6, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "scoring_func": "sqrtsoftplus", "norm_topk_prob": true, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
+        "num_hash_layers": 0, "index_topk": 512, "index_head_dim": 128, "index_n_heads": 64, "compress_rope_theta": 160000.0,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
+        "rope_scaling": { "type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32,
+        "beta_slow": 1 } }"#,
+    ..DEEPSEEK_V3
+};
+
 const GLM5: Shape = Shape {
     name: "glm-5",
     model_type: "glm_moe_dsa",
@@ -316,7 +338,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 52] = [
+pub(super) const SHAPES: [Shape; 53] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -345,6 +367,7 @@ pub(super) const SHAPES: [Shape; 52] = [
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
     DEEPSEEK_V3_2,
+    DEEPSEEK_V4_FLASH,
     GLM5,
     KIMI_K2,
     KIMI_LINEAR,

@@ -1,0 +1,203 @@
+//! Operands of attention to compressed tokens and of several residual streams (DeepSeek V4).
+
+use super::cache::CacheKind;
+use super::spec::{Norm, Rope};
+
+/// One layer's attention to single tokens in a window and to compressed ones before, on this rank.
+/// All heads share one vector for each token, which is key and value.
+#[derive(Debug, Clone)]
+pub struct CompressedSpec<V> {
+    /// Local query heads.
+    pub heads: usize,
+    /// Width of a head, and of a token's vector.
+    pub dim: usize,
+    /// The last columns of these, which are rotated.
+    pub rotated: usize,
+    /// Single tokens that a token attends to, itself included.
+    pub window: usize,
+    /// Tokens that a compressed one is made of; `None`: the layer has none.
+    pub every: Option<usize>,
+    /// A score of each local head that takes part in the softmax and has no value.
+    pub sinks: V,
+}
+
+impl<V> CompressedSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<CompressedSpec<W>, E> {
+        let Self { heads, dim, rotated, window, every, sinks } = self;
+        Ok(CompressedSpec { heads, dim, rotated, window, every, sinks: f(sinks)? })
+    }
+
+    /// The cache of single tokens.
+    pub const fn cache(&self) -> CacheKind {
+        CacheKind::Latent { rank: self.dim - self.rotated, rotated: self.rotated, every: 1 }
+    }
+
+    /// First position that a token at `position` attends to as a single token.
+    pub const fn first_visible(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window)
+    }
+
+    /// Compressed tokens that a token at `position` may attend to.
+    pub fn compressed(&self, position: usize) -> usize {
+        self.every.map_or(0, |every| (position + 1) / every)
+    }
+}
+
+/// How a layer compresses tokens. Each `every` tokens become one: for each column, the mean of
+/// their values, weighted by the softmax of their gates. Then it is normed, and its last columns
+/// are rotated as at the position of its first token.
+///
+/// The state of a sequence is `[slots][values, gates]`, the slot of a position being `position %
+/// slots`.
+#[derive(Debug, Clone)]
+pub struct CompressionSpec<V> {
+    /// Width of a compressed token.
+    pub dim: usize,
+    /// Tokens that become one.
+    pub every: usize,
+    /// A compressed token is made of the tokens before its own as well. Then values and gates have
+    /// two parts of `dim` columns: the first counts for the next compressed token, the second for
+    /// the token's own.
+    pub overlaps: bool,
+    /// Added to the gates, `[every][width]`.
+    pub place_bias: V,
+    /// Norm of a compressed token.
+    pub norm: Norm<V>,
+    /// The rotation.
+    pub rope: Rope,
+}
+
+impl<V> CompressionSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<CompressionSpec<W>, E> {
+        let Self { dim, every, overlaps, place_bias, norm, rope } = self;
+        let (place_bias, norm) = (f(place_bias)?, norm.try_map(f)?);
+        Ok(CompressionSpec { dim, every, overlaps, place_bias, norm, rope })
+    }
+
+    /// Columns of values, and of gates.
+    pub const fn width(&self) -> usize {
+        if self.overlaps { 2 * self.dim } else { self.dim }
+    }
+
+    /// Tokens in the state.
+    pub const fn slots(&self) -> usize {
+        if self.overlaps { 2 * self.every } else { self.every }
+    }
+
+    /// What is kept of tokens until they are compressed.
+    pub const fn state(&self) -> CacheKind {
+        CacheKind::State { numbers: self.slots() * 2 * self.width() }
+    }
+
+    /// The cache of compressed tokens.
+    pub const fn cache(&self) -> CacheKind {
+        let rotated = 2 * self.rope.inverse_frequencies.len();
+        CacheKind::Latent { rank: self.dim - rotated, rotated, every: self.every }
+    }
+
+    /// The tokens of a compressed one whose last token is at `position`, by their slots, and the
+    /// first column of their values that counts.
+    pub fn members(&self, position: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+        let (slots, every) = (self.slots(), self.every);
+        let before = if self.overlaps && position >= 2 * every - 1 { every } else { 0 };
+        let own = if self.overlaps { self.dim } else { 0 };
+        let first = position + 1 - every;
+        (first - before..=position).map(move |at| (at % slots, if at < first { 0 } else { own }))
+    }
+}
+
+/// How a layer part reads several residual streams and writes to them (hyper-connections, arXiv
+/// 2409.19606, with mixtures on the Birkhoff polytope, arXiv 2512.24880).
+///
+/// A row of weights is `[pre, post, mix]`: the part reads `Σ_j pre[j] * stream_j`; afterwards
+/// stream k is `post[k] * result + Σ_j mix[j][k] * stream_j`. Where the streams become the last
+/// one, a row is `[pre]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StreamSpec {
+    /// Streams.
+    pub streams: usize,
+    /// Multiplies the products of pre, of post and of mix.
+    pub scale: [f32; 3],
+    /// Added to them, one for each column of a row.
+    pub base: Vec<f32>,
+    /// How often rows and columns of mix are divided by their sums.
+    pub iterations: usize,
+    /// Added to weights and to sums.
+    pub eps: f32,
+}
+
+impl StreamSpec {
+    /// Columns of a row.
+    pub const fn columns(&self) -> usize {
+        self.base.len()
+    }
+
+    /// Columns of a row with post and mix.
+    pub const fn all_columns(streams: usize) -> usize {
+        (2 + streams) * streams
+    }
+
+    /// A row of weights, in place, from the products of the streams' norm.
+    pub fn weigh(&self, row: &mut [f32]) {
+        let n = self.streams;
+        for (column, (x, base)) in row.iter_mut().zip(&self.base).enumerate() {
+            *x = *x * self.scale[(column / n).min(2)] + base;
+        }
+        let (pre, rest) = row.split_at_mut(n);
+        pre.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp()) + self.eps);
+        if rest.is_empty() {
+            return;
+        }
+        let (post, mix) = rest.split_at_mut(n);
+        post.iter_mut().for_each(|x| *x = 2.0 / (1.0 + (-*x).exp()));
+        for row in mix.chunks_exact_mut(n) {
+            let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+            let sum: f32 = row.iter().sum();
+            row.iter_mut().for_each(|x| *x = *x / sum + self.eps);
+        }
+        for iteration in 0..self.iterations {
+            if iteration > 0 {
+                for row in mix.chunks_exact_mut(n) {
+                    let sum = row.iter().sum::<f32>() + self.eps;
+                    row.iter_mut().for_each(|x| *x /= sum);
+                }
+            }
+            for column in 0..n {
+                let sum = (0..n).map(|row| mix[row * n + column]).sum::<f32>() + self.eps;
+                (0..n).for_each(|row| mix[row * n + column] /= sum);
+            }
+        }
+    }
+
+    /// What a part reads of a row of streams.
+    pub fn collapse(&self, weights: &[f32], streams: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        for (weight, stream) in weights[..self.streams].iter().zip(streams.chunks_exact(out.len())) {
+            out.iter_mut().zip(stream).for_each(|(out, x)| *out += weight * x);
+        }
+    }
+
+    /// Mixes a row of streams and adds a part's result.
+    pub fn expand(&self, weights: &[f32], result: &[f32], streams: &mut [f32]) {
+        let n = self.streams;
+        let (post, mix) = weights[n..].split_at(n);
+        let width = result.len();
+        let mut before = vec![0.0; n];
+        for (column, x) in result.iter().enumerate() {
+            before.iter_mut().enumerate().for_each(|(j, x)| *x = streams[j * width + column]);
+            for k in 0..n {
+                let mixed: f32 = before.iter().enumerate().map(|(j, x)| mix[j * n + k] * x).sum();
+                streams[k * width + column] = post[k] * x + mixed;
+            }
+        }
+    }
+}

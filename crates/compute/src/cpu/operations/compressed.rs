@@ -1,0 +1,181 @@
+//! Attention to compressed tokens, and several residual streams.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::backend::{CompressedSpec, CompressionSpec, StreamSpec};
+use crate::cpu::attention::compressed::{CompressedHeads, attend_compressed_on};
+use crate::cpu::attention::latent::{HEADS_TOGETHER, LatentPart, LatentScratch, write_latent_on};
+use crate::cpu::caches::Caches;
+use crate::cpu::pointers::SendPtr;
+use crate::cpu::rows::rms_norm_on;
+use crate::cpu::{Buffer, CpuBackend};
+use crate::step::Step;
+
+impl CpuBackend {
+    /// Compresses tokens, on this thread: a compressed token costs less than a row of attention.
+    pub(super) fn compress_rows(
+        &mut self,
+        spec: &CompressionSpec<Arc<[f32]>>,
+        (step, rows): (&Step, Range<usize>),
+        (values, gates): (&Buffer, &Buffer),
+        (caches, [state, entries]): (&mut Caches, [usize; 2]),
+    ) {
+        let (isa, width) = (self.isa, spec.width());
+        let to = caches.latent(entries).part();
+        let states = caches.states(state);
+        let numbers = spec.slots() * 2 * width;
+        let mut made = Compressed::new(spec.dim);
+        for sequence in &step.sequences {
+            let blocks = &step.blocks[sequence.blocks.clone()];
+            for row in sequence.rows_within(&rows) {
+                let position = sequence.position(row);
+                let state = states.of(sequence, row, 0..numbers);
+                let slot = &mut state[position % spec.slots() * 2 * width..][..2 * width];
+                let (kept, kept_gates) = slot.split_at_mut(width);
+                kept.copy_from_slice(&values.data[row * values.width..][..width]);
+                let gates = &gates.data[row * gates.width..][..width];
+                let bias = &spec.place_bias[position % spec.every * width..][..width];
+                for ((kept, gate), bias) in kept_gates.iter_mut().zip(gates).zip(bias) {
+                    *kept = gate + bias;
+                }
+                if !(position + 1).is_multiple_of(spec.every) {
+                    continue;
+                }
+                made.sum(spec, position, state);
+                let Compressed { sums, entry, .. } = &mut made;
+                // SAFETY: the instruction set was detected.
+                unsafe { rms_norm_on(isa, sums, &spec.norm.weight, spec.norm.eps, entry) };
+                let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
+                spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
+                let (block, slot) = to.place(blocks, position / spec.every);
+                // SAFETY: the instruction set was detected; no other thread runs.
+                unsafe { write_latent_on(isa, &to, block, slot, entry) };
+            }
+        }
+    }
+
+    pub(super) fn attend_compressed_rows(
+        &mut self,
+        spec: &CompressedSpec<Arc<[f32]>>,
+        (step, rows): (&Step, Range<usize>),
+        (queries, selection): (&Buffer, Option<&Buffer>),
+        (single, compressed): (LatentPart, Option<LatentPart>),
+        out: &mut Buffer,
+    ) {
+        let (isa, dim, stride) = (self.isa, spec.dim, out.width);
+        let pieces = spec.heads.div_ceil(HEADS_TOGETHER);
+        assert!(stride >= spec.heads * dim && out.rows >= rows.end, "the output lacks rows or columns");
+        assert_eq!(single.width(), dim, "the cache has vectors of another width");
+        self.latent.resize_with(self.pool.threads(), LatentScratch::default);
+        let scratch = SendPtr(self.latent.as_mut_ptr());
+        let to = SendPtr(out.data.as_mut_ptr());
+        let next = AtomicUsize::new(0);
+        self.pool.run(&|thread| {
+            // SAFETY: each thread has its own.
+            let scratch = unsafe { &mut *scratch.at(thread) };
+            let mut first = 0;
+            let mut item = next.fetch_add(1, Ordering::Relaxed);
+            for sequence in &step.sequences {
+                let rows = sequence.rows_within(&rows);
+                let count = rows.len() * pieces;
+                while item < first + count {
+                    let (row, piece) = (rows.start + (item - first) / pieces, (item - first) % pieces);
+                    let heads = piece * HEADS_TOGETHER..spec.heads.min((piece + 1) * HEADS_TOGETHER);
+                    let position = sequence.position(row);
+                    let of = CompressedHeads {
+                        single,
+                        compressed,
+                        blocks: &step.blocks[sequence.blocks.clone()],
+                        window: spec.first_visible(position)..position + 1,
+                        entries: spec.compressed(position),
+                        selected: selection.map(|selection| {
+                            let row = &selection.data[row * selection.width..][..selection.width];
+                            &row[1..=row[0] as usize]
+                        }),
+                        heads: heads.clone(),
+                        queries: &queries.data[row * queries.width..][..spec.heads * dim],
+                        sinks: &spec.sinks,
+                    };
+                    // SAFETY: the instruction set was detected; each item has its own heads of a
+                    // row of `out`; tokens are not written while they are read.
+                    unsafe {
+                        let column = row * stride + heads.start * dim;
+                        let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * dim);
+                        attend_compressed_on(isa, &of, scratch, out);
+                    }
+                    item = next.fetch_add(1, Ordering::Relaxed);
+                }
+                first += count;
+            }
+        });
+    }
+
+    pub(super) fn collapse_rows(
+        &mut self,
+        spec: &StreamSpec,
+        (weights, streams): (&Buffer, &Buffer),
+        rows: Range<usize>,
+        out: &mut Buffer,
+    ) {
+        out.shape(streams.rows);
+        let first = rows.start;
+        self.change_each_row(out, rows, &|index, out| {
+            let weights = &weights.data[(first + index) * weights.width..][..weights.width];
+            spec.collapse(weights, &streams.data[(first + index) * streams.width..][..streams.width], out);
+        });
+    }
+
+    pub(super) fn expand_rows(
+        &mut self,
+        spec: &StreamSpec,
+        (weights, result): (&Buffer, &Buffer),
+        rows: Range<usize>,
+        streams: &mut Buffer,
+    ) {
+        let first = rows.start;
+        self.change_each_row(streams, rows, &|index, streams| {
+            let weights = &weights.data[(first + index) * weights.width..][..weights.width];
+            spec.expand(weights, &result.data[(first + index) * result.width..][..result.width], streams);
+        });
+    }
+}
+
+/// A compressed token in the making.
+struct Compressed {
+    largest: Vec<f32>,
+    totals: Vec<f32>,
+    sums: Vec<f32>,
+    entry: Vec<f32>,
+}
+
+impl Compressed {
+    fn new(dim: usize) -> Self {
+        let [largest, totals, sums, entry] = [0; 4].map(|_| vec![0.0; dim]);
+        Self { largest, totals, sums, entry }
+    }
+
+    /// The weighted means of the columns, to `sums`.
+    fn sum(&mut self, spec: &CompressionSpec<Arc<[f32]>>, position: usize, state: &[f32]) {
+        let width = spec.width();
+        let of = |(slot, first): (usize, usize), part: usize| {
+            &state[slot * 2 * width + part * width + first..][..spec.dim]
+        };
+        self.largest.fill(f32::NEG_INFINITY);
+        for member in spec.members(position) {
+            self.largest.iter_mut().zip(of(member, 1)).for_each(|(most, gate)| *most = most.max(*gate));
+        }
+        self.totals.fill(0.0);
+        self.sums.fill(0.0);
+        for member in spec.members(position) {
+            let (values, gates) = (of(member, 0), of(member, 1));
+            for column in 0..spec.dim {
+                let weight = (gates[column] - self.largest[column]).exp();
+                self.totals[column] += weight;
+                self.sums[column] += weight * values[column];
+            }
+        }
+        self.sums.iter_mut().zip(&self.totals).for_each(|(sum, total)| *sum /= total);
+    }
+}

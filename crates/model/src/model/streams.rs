@@ -1,0 +1,79 @@
+//! Several residual streams, which layer parts read and write by weights made of the streams.
+
+use std::ops::Range;
+
+use thunder_compute::{Backend, ComputeError, LinearInput, Norm, StreamSpec};
+
+use super::{Pass, disjoint};
+
+/// How the streams are read, and written.
+pub(super) struct Connection<B: Backend> {
+    pub spec: StreamSpec,
+    /// From the streams to their weights. Every rank has all, so that weights need not be sent.
+    pub matrix: B::Matrix,
+    /// A norm of all streams as one vector, without weights.
+    pub unit: Norm<B::Vector>,
+}
+
+/// A layer part's connection to the streams. The part reads the norm of the weighted streams, and
+/// adds its result to a residual stream that is zero.
+pub(super) struct PartConnection<B: Backend> {
+    pub streams: Connection<B>,
+    /// Of what the part reads.
+    pub norm: Norm<B::Vector>,
+    pub normed_buffer: usize,
+    pub weights_buffer: usize,
+}
+
+impl<B: Backend> Connection<B> {
+    /// Makes the weights of these rows' streams.
+    fn weigh(
+        &self,
+        backend: &mut B,
+        rows: Range<usize>,
+        streams: &B::Buffer,
+        [normed, weights]: [&mut B::Buffer; 2],
+    ) -> Result<(), ComputeError> {
+        backend.rms_norm(streams, rows.clone(), &self.unit, normed)?;
+        backend.linear(LinearInput::Precise(normed), rows.clone(), &self.matrix, weights)?;
+        backend.weigh_streams(&self.spec, rows, weights)
+    }
+
+    /// Collapses the first `rows` rows of the streams to `out`, for the last norm.
+    pub fn collapse_last(
+        &self,
+        backend: &mut B,
+        streams: &B::Buffer,
+        rows: usize,
+        out: &mut B::Buffer,
+    ) -> Result<(), ComputeError> {
+        let (height, width) = backend.extent(streams);
+        let mut normed = backend.scratch(height, width)?;
+        let mut weights = backend.scratch(height, self.spec.columns())?;
+        self.weigh(backend, 0..rows, streams, [&mut normed, &mut weights])?;
+        backend.collapse_streams(&self.spec, (&weights, streams), 0..rows, out)?;
+        backend.give_back(weights);
+        backend.give_back(normed);
+        Ok(())
+    }
+}
+
+impl<B: Backend> PartConnection<B> {
+    /// Before the part: the norm of what it reads is in [`Pass::normed`], and the residual stream
+    /// is zero.
+    pub fn read(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, residual, streams, normed, inner, .. } = pass;
+        let [all_normed, weights] = disjoint(inner, [self.normed_buffer, self.weights_buffer]);
+        self.streams.weigh(*backend, rows.clone(), streams, [&mut *all_normed, &mut *weights])?;
+        backend.collapse_streams(&self.streams.spec, (weights, streams), rows.clone(), residual)?;
+        backend.rms_norm(residual, rows.clone(), &self.norm, normed)?;
+        backend.change_rows(residual, rows, &|_, row| row.fill(0.0))
+    }
+
+    /// After the part, whose sum is settled: mixes the streams and adds the part's result.
+    pub fn write(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, residual, streams, inner, .. } = pass;
+        let weights = &inner[self.weights_buffer];
+        backend.expand_streams(&self.streams.spec, (weights, residual), rows, streams)
+    }
+}
