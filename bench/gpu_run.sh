@@ -3,7 +3,7 @@
 #   bench/gpu_run.sh FOLDER [PART ...]
 # FOLDER holds thunder.xz and, for `tests` and `pair`, gpu-tests.xz: `cargo build --release -p thunder`, and the test
 # program of `cargo nextest run --release -p thunder-gpu --lib --no-run`, both stripped and packed by xz.
-# Parts: tests, decode, experts, prefill, pair (two GPUs). Models are written to /tmp. Results go to $OUT.
+# Parts: tests, shapes, decode, experts, small, prefill, pair (two GPUs). Models are written to /tmp. Results go to $OUT.
 set -u
 from=$1; shift
 parts=${*:-tests decode experts prefill pair}
@@ -47,7 +47,11 @@ for part in $parts; do
     tests)
         export THUNDER_TEST_GPU=0
         LINES_SHOWN=8 step tests-follow 60 "$tests" --test-threads 1 following recording leaving
-        LINES_SHOWN=8 step tests-proof 100 "$tests" --test-threads 2 refusals families conformance::bytes mailbox
+        LINES_SHOWN=8 step tests-proof 100 "$tests" --test-threads 2 refusals families mailbox sums
+        ;;
+    shapes)
+        export THUNDER_TEST_GPU=0
+        LINES_SHOWN=70 step shapes 100 "$tests" --ignored --nocapture --test-threads 1 leaving_shapes
         ;;
     decode)
         wait "$of8b"

@@ -152,7 +152,7 @@ impl GpuBackend {
     }
 
     pub(crate) fn unproved(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
-        let mut device = Device::open(found)?;
+        let mut device = Device::open(found, config.mailboxes.may_be_for(&found.info, group.size()))?;
         let nothing = device.memory(16, "nothing")?;
         let file = if config.remembers { default_file() } else { None };
         let info = &found.info;

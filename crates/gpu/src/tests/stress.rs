@@ -230,7 +230,7 @@ fn exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
     let seed = std::env::var("THUNDER_STRESS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
     let mut random = Random::new(seed);
     let config =
-        GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Never, ..GpuConfig::default() };
+        GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Always, ..GpuConfig::default() };
     let mut backend = GpuBackend::new(&found, config, Group::solo()).unwrap();
     let mut tally = Tally::default();
     for number in 0..thunder_testing::runs(5, 120) {
