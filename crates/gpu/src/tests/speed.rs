@@ -162,7 +162,7 @@ fn of_shapes(
     results
 }
 
-/// Products that leave levels, in each shape, beside the usual form and the kernel that rounds.
+/// Products that leave levels, in each shape, next to the usual form and the kernel that rounds.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
 fn leaving_shapes() {

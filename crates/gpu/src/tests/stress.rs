@@ -1,8 +1,8 @@
 //! Exchanges while peers are killed, stopped and delayed at random. Each ends as a right sum, with
 //! an error that names the lost rank, or as a poison; and the device works afterwards.
 //!
-//! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release -p
-//! thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
+//! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
+//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};

@@ -114,7 +114,7 @@ impl Shape {
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
                 Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 }
             }
-            // So many threads have few registers.
+            // 1,024 threads have few registers each.
             Sum::Subgroup => {
                 let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
                 Self { per: 1, unroll: unroll.min(4), warps: BLOCK_COLUMNS }
