@@ -3,7 +3,8 @@
 #   bench/gpu_run.sh FOLDER [PART ...]
 # FOLDER holds thunder.xz and, for `tests` and `pair`, gpu-tests.xz: `cargo build --release -p thunder`, and the test
 # program of `cargo nextest run --release -p thunder-gpu --lib --no-run`, both stripped and packed by xz.
-# Parts: tests, decode, experts, prefill, pair (two GPUs). Models are written to /tmp. Results go to $OUT.
+# Parts: tests, shapes, decode, experts, small, prefill, stress (peers killed
+# and stopped during sums), pair (two GPUs). Models are written to /tmp. Results go to $OUT.
 set -u
 from=$1; shift
 parts=${*:-tests decode experts prefill pair}
@@ -47,7 +48,11 @@ for part in $parts; do
     tests)
         export THUNDER_TEST_GPU=0
         LINES_SHOWN=8 step tests-follow 60 "$tests" --test-threads 1 following recording leaving
-        LINES_SHOWN=8 step tests-proof 100 "$tests" --test-threads 2 refusals families conformance::bytes mailbox
+        LINES_SHOWN=8 step tests-proof 100 "$tests" --test-threads 2 refusals families mailbox sums
+        ;;
+    shapes)
+        export THUNDER_TEST_GPU=0
+        LINES_SHOWN=70 step shapes 100 "$tests" --ignored --nocapture --test-threads 1 leaving_shapes
         ;;
     decode)
         wait "$of8b"
@@ -71,6 +76,10 @@ for part in $parts; do
     prefill)
         wait "$of8b"
         step 8b-prefill 40 "$thunder" bench prefill --device gpu --prompt 2048 /tmp/8b
+        ;;
+    stress)
+        export THUNDER_TEST_GPU=0
+        THUNDER_LONG=1 LINES_SHOWN=4 step stress 80 "$tests" --nocapture --test-threads 1 exchanges_are_never_wrong
         ;;
     pair)
         export THUNDER_TEST_GPU=0

@@ -182,9 +182,9 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
     // True: a GPU.
     for (ranks, mailboxes) in [
         (&[true, true][..], host),
-        (&[true, true], mailbox),
-        (&[true, false], mailbox),
-        (&[false, true, true], mailbox),
+        (&[true, true][..], mailbox),
+        (&[true, false][..], mailbox),
+        (&[false, true, true][..], mailbox),
     ] {
         // On a GPU that ranks share, one rank's kernel that waits keeps out the others'. A software
         // driver has threads for each time that it is opened.

@@ -152,7 +152,7 @@ impl GpuBackend {
     }
 
     pub(crate) fn unproved(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
-        let mut device = Device::open(found)?;
+        let mut device = Device::open(found, config.mailboxes.may_be_for(&found.info, group.size()))?;
         let nothing = device.memory(16, "nothing")?;
         let file = if config.remembers { default_file() } else { None };
         let info = &found.info;
@@ -324,8 +324,8 @@ impl GpuBackend {
     }
 }
 
-/// The step after `step` but for its tokens, if all rows are generated tokens that are continued and
-/// need no new block.
+/// The step after `step` but for its tokens, if all rows are generated tokens that are continued
+/// and need no new block.
 fn next_of(step: &Step) -> Option<Step> {
     let is_continued =
         |s: &StepSequence| !s.prompt && s.rows.len() == 1 && s.start + 1 < s.blocks.len() * KV_BLOCK_TOKENS;

@@ -102,11 +102,14 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens a device with the features that kernels can use.
-    pub fn open(found: &Found) -> Result<Self, ComputeError> {
+    /// Opens a device with the features that kernels can use; with `shares`, memory that host and
+    /// device both see is among them.
+    pub fn open(found: &Found, shares: bool) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
-        let mut wanted =
-            Features::IMMEDIATES | Features::SUBGROUP | Features::MAPPABLE_PRIMARY_BUFFERS | TIMING;
+        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
+        if shares {
+            wanted |= Features::MAPPABLE_PRIMARY_BUFFERS;
+        }
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;

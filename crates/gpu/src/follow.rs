@@ -1,12 +1,12 @@
 //! Decode steps that the device computes before the host asks for them.
 //!
-//! A step of generated tokens whose largest logits are read is often followed by the same dispatches
-//! with these tokens, one position further. So the next step is submitted behind a step while that
-//! one is computed: a kernel puts the columns of the largest logits where the embedding looks for
-//! tokens. What the host asks for afterwards is compared, table by table and dispatch by dispatch.
-//! If all is as foreseen, only the results are waited for. If not, what was asked for so far is
-//! recorded again. That is right because only steps are followed that compute anew all that they
-//! change, the tokens' keys and values included.
+//! A step of generated tokens whose largest logits are read is often followed by the same
+//! dispatches with these tokens, one position further. So the next step is submitted behind a step
+//! while that one is computed: a kernel puts the columns of the largest logits where the embedding
+//! looks for tokens. What the host asks for afterwards is compared, table by table and dispatch by
+//! dispatch. If all is as foreseen, only the results are waited for. If not, what was asked for so
+//! far is recorded again. That is right because only steps are followed that compute anew all that
+//! they change, the tokens' keys and values included.
 
 use std::ops::Range;
 

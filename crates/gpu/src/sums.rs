@@ -26,6 +26,11 @@ pub enum Mailboxes {
 }
 
 impl Mailboxes {
+    /// Whether a rank of a group of this size may have one.
+    pub(crate) fn may_be_for(self, info: &DeviceInfo, ranks: usize) -> bool {
+        (ranks > 1 || self == Self::Always) && self.are_wanted(info.is_real())
+    }
+
     /// The environment variable `THUNDER_MAILBOXES`, `always` or `never`, comes first.
     fn are_wanted(self, is_real: bool) -> bool {
         match std::env::var("THUNDER_MAILBOXES").as_deref() {

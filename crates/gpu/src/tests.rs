@@ -29,8 +29,8 @@ pub(crate) fn device(test: &str) -> Option<Found> {
     found
 }
 
-/// Devices for `count` ranks of which some wait for others within a kernel: with one software driver,
-/// each its own threads; GPUs of their own otherwise. `None`: they would share a GPU.
+/// Devices for `count` ranks of which some wait for others within a kernel: with one software
+/// driver, each its own threads; GPUs of their own otherwise. `None`: they would share a GPU.
 pub(super) fn devices_apart(found: &Found, count: usize) -> Option<Vec<Found>> {
     match found.info.is_real() {
         false => (0..count).map(|_| crate::for_tests()).collect(),

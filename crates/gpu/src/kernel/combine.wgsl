@@ -1,5 +1,5 @@
-// Adds the splits of a query head of a row. A workgroup has 32 columns; of each, 8 threads read every
-// eighth split, all at once.
+// Adds the splits of a query head of a row. A workgroup has 32 columns; of each, 8 threads read
+// every eighth split, all at once.
 struct Args {
     row: u32, heads: u32, splits: u32, part_stride: u32,
     out_stride: u32, out_first: u32, out_dim: u32, table: u32,

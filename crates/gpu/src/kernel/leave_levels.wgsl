@@ -6,8 +6,9 @@ var<workgroup> left_most: array<u32, LEFT_QUADS>;
 var<workgroup> left_sums: array<i32, LEFT_QUADS>;
 var<workgroup> left_squares: array<f32, LEFT_QUADS>;
 
-// Leaves the numbers in `left` as levels, from block `first` of a row on. All threads of the workgroup
-// call it. The arithmetic is that of the kernel quantize: it must not matter which of them rounds a row.
+// Leaves the numbers in `left` as levels, from block `first` of a row on. All threads of the
+// workgroup call it. The arithmetic is that of the kernel quantize: it must not matter which of
+// them rounds a row.
 fn leave_levels(row: u32, first: u32, thread: u32) {
     workgroupBarrier();
     let has_quad = thread < LEFT_QUADS;

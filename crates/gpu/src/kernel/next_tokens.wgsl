@@ -1,5 +1,6 @@
-// The column of each row's largest number, of those of its parts, to where the next step's embedding
-// looks for tokens. Numbers are ordered as by the kernel that found them. A workgroup has a row.
+// The column of each row's largest number, of those of its parts, to where the next step's
+// embedding looks for tokens. Numbers are ordered as by the kernel that found them. A workgroup has
+// a row.
 struct Args { parts: u32, to: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> parts: array<vec2<u32>>;

@@ -69,8 +69,8 @@ impl Product {
         Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
     }
 
-    /// A product of one row at a time that leaves its outputs as levels too. A workgroup has a block
-    /// of them.
+    /// A product of one row at a time that leaves its outputs as levels too. A workgroup has a
+    /// block of them.
     pub fn leaving(format: Format, input: Input, role: Role, sum: Sum, leaves: Leaves) -> Self {
         let shape = Shape::of_block(format, input, role, sum);
         Self { shape, leaves, ..Self::new(format, input, role, sum, BATCHES[0]) }

@@ -1,7 +1,7 @@
-// Rows as levels with a scale for each block of 32 columns, times a norm's weights if args.norm is 1.
-// For each block the scale, and the scale times the sum of the levels; then the same sums of its first
-// and its second half. With a norm, also the sum of the squares of a block: products divide by the root
-// of the row's mean square. A workgroup takes 64 blocks of a row.
+// Rows as levels with a scale for each block of 32 columns, times a norm's weights if args.norm is
+// 1. For each block the scale, and the scale times the sum of the levels; then the same sums of its
+// first and its second half. With a norm, also the sum of the squares of a block: products divide
+// by the root of the row's mean square. A workgroup takes 64 blocks of a row.
 struct Args { row: u32, x_stride: u32, x_blocks: u32, norm: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> weight: array<vec4<f32>>;

@@ -30,7 +30,8 @@ fn after(value: f32, place: u32, last: f32, last_place: u32) -> bool {
     return value < last || (value == last && place > last_place);
 }
 
-// Ordered as numbers are. What is not a number comes last: any expert will do, its weight is none too.
+// Ordered as numbers are. What is not a number comes last: any expert will do, its weight is none
+// too.
 fn key(value: f32) -> u32 {
     let bits = bitcast<u32>(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }

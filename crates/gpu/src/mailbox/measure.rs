@@ -40,7 +40,7 @@ pub fn exchange_times(
     found: &Found,
     kib: &[usize],
 ) -> Result<Result<Vec<ExchangeTime>, String>, ComputeError> {
-    let mut device = Device::open(found)?;
+    let mut device = Device::open(found, true)?;
     let mut times = Vec::new();
     let submissions = SUBMISSIONS[usize::from(!found.info.is_real())];
     for &kib in kib {

@@ -61,8 +61,8 @@ impl Mailbox {
         Ok(outcome.map(|()| mailbox))
     }
 
-    /// How often each thread has to look at the flag until a second has passed. Nobody answers meanwhile, so this
-    /// also proves that it gives up.
+    /// How often each thread has to look at the flag until a second has passed. Nobody answers
+    /// meanwhile, so this also proves that it gives up.
     fn count_looks(&mut self, device: &mut Device) -> Result<Result<f64, String>, ComputeError> {
         let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
         // The first run also compiles the kernel.

@@ -12,7 +12,7 @@ use crate::tests::device;
 
 fn opened(test: &str) -> Option<(Device, bool)> {
     let found = device(test)?;
-    Some((Device::open(&found).unwrap(), found.info.is_real()))
+    Some((Device::open(&found, true).unwrap(), found.info.is_real()))
 }
 
 fn proved(device: &mut Device, is_real: bool) -> Mailbox {

@@ -1,8 +1,8 @@
 //! Exchanges while peers are killed, stopped and delayed at random. Each ends as a right sum, with
 //! an error that names the lost rank, or as a poison; and the device works afterwards.
 //!
-//! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release -p
-//! thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
+//! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
+//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -230,7 +230,7 @@ fn exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
     let seed = std::env::var("THUNDER_STRESS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
     let mut random = Random::new(seed);
     let config =
-        GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Never, ..GpuConfig::default() };
+        GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Always, ..GpuConfig::default() };
     let mut backend = GpuBackend::new(&found, config, Group::solo()).unwrap();
     let mut tally = Tally::default();
     for number in 0..thunder_testing::runs(5, 120) {

@@ -34,8 +34,8 @@ const LIMITS: Limits = Limits {
 ///
 /// For GPUs that the developers do not have. Runs each kernel against the CPU, measures bandwidth,
 /// sums over ranks inside of a kernel, operations, and decode and prefill of models with random
-/// weights, which it writes and removes. Takes about ten minutes; each part is a process of its own,
-/// so that one that crashes is only missing.
+/// weights, which it writes and removes. Takes about ten minutes; each part is a process of its
+/// own, so that one that crashes is only missing.
 #[derive(Args)]
 pub struct GpuCommand {
     /// The GPU: gpu, or gpu:N with the numbers of `thunder devices list`

@@ -110,7 +110,11 @@ impl Shape {
     pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
         match sum {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
-            // So many threads have few registers.
+            // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
+            Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
+                Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 }
+            }
+            // 1,024 threads have few registers each.
             Sum::Subgroup => {
                 let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
                 Self { per: 1, unroll: unroll.min(4), warps: BLOCK_COLUMNS }
