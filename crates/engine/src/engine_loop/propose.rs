@@ -21,8 +21,8 @@ use crate::speculation::{
 const READ_WITH_OTHERS: usize = 64;
 /// Guesses that are tried of a model that was not worth it.
 const TRIED_TOKENS: usize = 2;
-/// Unread tokens from which on the model's own layer reads them even if it does not guess: after
-/// another step there may be more than hidden states are kept of.
+/// Unread tokens from which on the model's own layer reads them even if it does not guess now:
+/// after another step there may be more than hidden states are kept of.
 const MOST_UNREAD: usize = KEPT_ROWS - MAX_DRAFT - 2;
 
 /// What a decision on drafts takes into account.
@@ -84,9 +84,9 @@ impl<B: Backend> EngineLoop<B> {
         let Some(drafter) = drafter else { return Ok(()) };
         if prices.by_layer {
             for decoding in scheduler.decoding().filter(|decoding| missing(decoding) >= MOST_UNREAD) {
-                let is_guessed =
-                    requests.get_mut(&decoding.request).is_some_and(|of| of.by_model().is_some());
-                if is_guessed && candidates.iter().all(|candidate| candidate.key != decoding.request) {
+                let request = requests.get_mut(&decoding.request).and_then(ActiveRequest::by_model);
+                let goes_on = request.is_some_and(|(guesses, _)| guesses.catches_up);
+                if goes_on && candidates.iter().all(|candidate| candidate.key != decoding.request) {
                     candidates.push(Candidate::new(decoding.request, true, 0.0, 0));
                 }
             }
@@ -120,6 +120,8 @@ impl Prices<'_> {
         let by_model = Candidate::new(key, true, guesses.rate(record.rate).share(), room.min(MAX_DRAFT));
         let alone = |candidate| choose(&mut [candidate], (self.costs, &record.passes), self.rows, self.most);
         let (of_text, of_model) = (from_text.map(alone), alone(by_model));
+        // The model's own layer goes on reading a text for as long as its guesses would pay.
+        guesses.catches_up = if self.by_layer { of_model.gain > 1.0 } else { guesses.catches_up };
         if let (Some(candidate), Some(of_text)) = (from_text, of_text)
             && of_text.gain > 1.0
             && of_text.gain >= of_model.gain
@@ -128,7 +130,7 @@ impl Prices<'_> {
         }
         let missing = missing(decoding);
         let is_late = missing > self.few && !self.by_layer;
-        guesses.catches_up &= is_late;
+        guesses.catches_up &= is_late || self.by_layer;
         if is_late && !guesses.catches_up {
             guesses.catches_up =
                 self.saved_s(of_model, decoding, record.expected_left(generated)) > record.reading_s(missing);

@@ -14,8 +14,8 @@ pub struct AheadSpec {
     pub layer: LayerSpec,
     /// The projection's first columns are those of the hidden state, not of the embedding (MiMo).
     pub hidden_first: bool,
-    /// For the token after that, the layer's output is its hidden state after the layer's last norm,
-    /// not before it (Qwen3-Next, MiMo).
+    /// For the token after that, the layer's output is the hidden state after the layer's last
+    /// norm, not before it (Qwen3-Next, MiMo).
     pub chains_normed: bool,
 }
 
