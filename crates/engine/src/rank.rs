@@ -201,7 +201,8 @@ impl<B: Backend> RankWorker<B> {
         if rank < self.tensor_ranks {
             self.model.forward(&mut self.backend, &self.step, None)?;
         } else {
-            self.hidden_rows.resize(self.step.rows() * self.hidden, 0.0);
+            let width = self.model.hidden_width(self.hidden);
+            self.hidden_rows.resize(self.step.rows() * width, 0.0);
             // The stage before may be busy with a long prompt: only its liveness limits this wait.
             self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
             self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;

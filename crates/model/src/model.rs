@@ -1,9 +1,11 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
 mod adapters;
+mod both;
 mod channel_delta;
 mod feed_forward;
 mod load;
+mod mix;
 mod mixer;
 mod selection;
 mod state_space;
@@ -17,6 +19,7 @@ use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, S
 use adapters::Adapters;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
+use mix::Mix;
 use mixer::Mixer;
 
 /// The weights, caches and buffers of one rank.
@@ -30,6 +33,9 @@ pub struct Model<B: Backend> {
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     head: Option<Head<B>>,
+    /// Sums of the residual stream that the stage before has put aside, and that have been when
+    /// this stage ends.
+    sums: [usize; 2],
     caches: B::Caches,
     buffers: Buffers<B>,
 }
@@ -42,6 +48,7 @@ struct Vocabulary<B: Backend> {
 
 /// From the residual stream to logits.
 struct Head<B: Backend> {
+    mix: Option<Mix>,
     norm: Norm<B::Vector>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
@@ -54,6 +61,8 @@ struct Layer<B: Backend> {
     scale: f32,
     /// The norm that both parts read, if they share one.
     shared_norm: Option<Norm<B::Vector>>,
+    /// Of what the mixer reads, and of what the feed-forward reads.
+    mixes: Option<[Mix; 2]>,
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
     feed_forward_norms: Norms<B>,
@@ -74,6 +83,8 @@ enum Before<B: Backend> {
     Stream,
     /// Its norm.
     Norm(Norm<B::Vector>),
+    /// The norm of the mix of its sums, which is in [`Buffers::shared_norm`].
+    Mixed(Norm<B::Vector>),
     /// The layer's shared norm, which is in [`Buffers::shared_norm`].
     Shared,
 }
@@ -88,8 +99,10 @@ struct After<B: Backend> {
 /// Activations of a step.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
-    /// Norms that a layer's parts share.
+    /// Norms that a layer's parts share, or mixes of the residual stream's sums.
     shared_norm: B::Buffer,
+    /// Sums of the residual stream that were put aside.
+    sums: Vec<B::Buffer>,
     last: B::Buffer,
     logits: B::Buffer,
     /// Shared by all layers that use the same role and width.
@@ -102,6 +115,7 @@ struct Pass<'a, B: Backend> {
     step: &'a Step,
     residual: &'a mut B::Buffer,
     normed: &'a mut B::Buffer,
+    sums: &'a mut [B::Buffer],
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
 }
@@ -116,6 +130,7 @@ impl<B: Backend> Norms<B> {
         match &self.before {
             Before::Stream => LinearInput::Plain(residual),
             Before::Norm(norm) => normed::<B>(residual, norm),
+            Before::Mixed(norm) => normed::<B>(shared, norm),
             Before::Shared => LinearInput::Plain(shared),
         }
     }
@@ -184,11 +199,20 @@ impl<B: Backend> Layer<B> {
             let Pass { backend, residual, normed, .. } = pass;
             backend.rms_norm(residual, rows.clone(), norm, normed)?;
         }
+        if let Some([mix, after]) = &self.mixes {
+            mix.apply(rows.clone(), pass)?;
+            if after.sums > mix.sums {
+                mix.put_aside(rows.clone(), pass)?;
+            }
+        }
         self.mixer.forward(&self.mixer_norms, rows, pass)
     }
 
     fn feed(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         center(centered && self.shared_norm.is_none(), rows.clone(), pass)?;
+        if let Some([_, mix]) = &self.mixes {
+            mix.apply(rows.clone(), pass)?;
+        }
         self.feed_forward.forward(&self.feed_forward_norms, rows.clone(), pass)?;
         if self.scale == 1.0 {
             return Ok(());
@@ -260,10 +284,16 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, shared_norm, last, logits, inner } = &mut self.buffers;
+        let Buffers { residual, shared_norm, sums, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
-            (_, Some(hidden)) => backend.write(hidden, residual)?,
+            (_, Some(hidden)) => {
+                let (_, width) = backend.extent(residual);
+                let streams = [&mut *residual].into_iter().chain(&mut *sums);
+                for (stream, hidden) in streams.zip(hidden.chunks_exact(step.rows() * width)) {
+                    backend.write(hidden, stream)?;
+                }
+            }
             (Some(table), None) => {
                 backend.embed(
                     &table.matrix,
@@ -279,7 +309,8 @@ impl<B: Backend> Model<B> {
         }
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
         let centered = self.centered;
-        let mut pass = Pass { backend, step, residual, normed: shared_norm, inner, caches: &mut self.caches };
+        let caches = &mut self.caches;
+        let mut pass = Pass { backend, step, residual, normed: shared_norm, sums, inner, caches };
         for layer in &self.layers {
             for rows in parts() {
                 layer.mix(centered, rows, &mut pass)?;
@@ -288,12 +319,16 @@ impl<B: Backend> Model<B> {
                 layer.feed(centered, rows, &mut pass)?;
             }
         }
-        let Pass { backend, residual, .. } = pass;
-        backend.settle(residual)?;
+        pass.backend.settle(pass.residual)?;
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
-            backend.take_rows(residual, &step.logit_rows, last)?;
+            if let Some(mix) = &head.mix {
+                mix.apply(0..step.rows(), &mut pass)?;
+            }
+            let Pass { backend, residual, normed: mixed, .. } = pass;
+            let stream = if head.mix.is_some() { mixed } else { residual };
+            backend.take_rows(stream, &step.logit_rows, last)?;
             if centered {
                 let (_, width) = backend.extent(last);
                 backend.center(std::slice::from_ref(&(0..width)), 0..step.logit_rows.len(), last)?;
@@ -313,15 +348,26 @@ impl<B: Backend> Model<B> {
         self.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
+    /// Numbers of a row that [`Model::forward`] is given: those of the residual stream, and of its
+    /// sums that earlier stages have put aside.
+    pub fn hidden_width(&self, hidden: usize) -> usize {
+        hidden * (1 + self.sums[0])
+    }
+
     /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out`
-    /// becomes `[rows, hidden]`.
+    /// becomes `[rows, hidden]`, and the same of each sum that was put aside.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_hidden(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
-        let (_, width) = backend.extent(&self.buffers.residual);
-        out.resize(step.rows() * width, 0.0);
-        backend.read(&self.buffers.residual, 0..step.rows(), out)
+        let Buffers { residual, sums, .. } = &self.buffers;
+        let (_, width) = backend.extent(residual);
+        let stream = step.rows() * width;
+        out.resize((1 + self.sums[1]) * stream, 0.0);
+        for (x, out) in [residual].into_iter().chain(sums).zip(out.chunks_exact_mut(stream)) {
+            backend.read(x, 0..step.rows(), out)?;
+        }
+        Ok(())
     }
 
     /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's

@@ -9,9 +9,10 @@ const COMPUTED: &str = "rotary_emb.inv_freq";
 /// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
 /// images and sound, and layers that predict further tokens. A part of a name is one of these
 /// words.
-const OTHER_PARTS: [&str; 10] = [
+const OTHER_PARTS: [&str; 11] = [
     "mtp",
     "mtp_block",
+    "mtp_layers",
     "visual",
     "vision_tower",
     "vision_model",

@@ -34,11 +34,13 @@ pub(crate) fn encodings() -> Vec<Encoding> {
 }
 
 /// Every gated activation.
-pub(super) const ACTIVATIONS: [Activation; 4] = [
+pub(super) const ACTIVATIONS: [Activation; 6] = [
     Activation::Silu,
     Activation::Sigmoid,
     Activation::Gelu,
     Activation::Clamped { alpha: 1.702, limit: 0.7 },
+    Activation::Situ { beta: 0.8, cap: None },
+    Activation::Situ { beta: 1.5, cap: Some(0.6) },
 ];
 
 /// A product's input.

@@ -51,6 +51,12 @@ fn activate(gate: f32, up: f32) -> f32 {
         return g / (1.0 + exp(-args.alpha * g)) * (u + 1.0);
     }
     if (args.activation == 3u) { return up / (1.0 + exp(-gate)); }
+    if (args.activation == 4u) {
+        var u = up;
+        if (args.limit > 0.0) { u = args.limit * (1.0 - 2.0 / (exp(2.0 * up / args.limit) + 1.0)); }
+        let g = args.alpha * (1.0 - 2.0 / (exp(2.0 * gate / args.alpha) + 1.0));
+        return g / (1.0 + exp(-gate)) * u;
+    }
     return gate / (1.0 + exp(-gate)) * up;
 }
 ";

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod attention;
+mod both;
 mod channel_delta;
 mod columns;
 mod delta;
@@ -89,6 +90,7 @@ impl<B: Backend> Model<B> {
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let head = match sources.head {
             Some(head) => Some(Head {
+                mix: head.mix,
                 norm: upload.norm(&head.norm, residual_eps)?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
                 rows: head.rows,
@@ -100,9 +102,14 @@ impl<B: Backend> Model<B> {
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
         let shares_norms = spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
+        let shares_norms = shares_norms || spec.residual_block.is_some();
+        let own = plan.shard(rank).layers();
+        let counts = [own.start, own.end].map(|layer| spec.sums_before(layer));
+        let sums = (0..counts[1]).map(|_| backend.buffer(rows, spec.hidden)).collect::<Result<_, _>>()?;
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
             shared_norm: backend.buffer(if shares_norms { rows } else { 1 }, spec.hidden)?,
+            sums,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
             inner,
@@ -110,6 +117,17 @@ impl<B: Backend> Model<B> {
         let embedding_scale = spec.embedding_scale / spec.residual_scale;
         let (centered, logit_cap) = (spec.centered, spec.logit_cap);
         let ropes = spec.ropes.clone();
-        Ok(Self { ropes, centered, embedding_scale, logit_cap, embedding, layers, head, caches, buffers })
+        Ok(Self {
+            ropes,
+            centered,
+            embedding_scale,
+            logit_cap,
+            embedding,
+            layers,
+            head,
+            sums: counts,
+            caches,
+            buffers,
+        })
     }
 }

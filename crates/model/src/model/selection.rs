@@ -56,7 +56,7 @@ impl<B: Backend> Indexer<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed: shared, inner, caches } = pass;
+        let Pass { backend, step, residual, normed: shared, inner, caches, .. } = pass;
         let all_queries = self.spec.heads * self.spec.dim;
         let [compressed, heads, key, weights] =
             disjoint(inner, [down.buffer, self.heads_buffer, self.key_buffer, self.weights_buffer]);

@@ -35,7 +35,7 @@ impl<B: Backend> StateSpace<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, normed, inner, caches } = pass;
+        let Pass { backend, step, residual, normed, inner, caches, .. } = pass;
         for (matrix, to) in [
             (&self.inputs, self.inputs_buffer),
             (&self.times, self.times_buffer),

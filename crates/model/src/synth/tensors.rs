@@ -5,8 +5,8 @@ use safetensors::tensor::Dtype;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, ChannelDeltaShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec, LatentShape,
-    MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
+    AttentionShape, BothShape, ChannelDeltaShape, Correction, DeltaShape, ExpertsShape, FeedForwardSpec,
+    LatentShape, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -132,6 +132,9 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         if layer.scaled {
             list.ones(inside("layer_scalar"), 1);
         }
+        for name in spec.residual_block.iter().flat_map(|_| ["self_attention_res", "mlp_res"]) {
+            list.mix(&inside(name), spec.hidden);
+        }
         match &layer.mixer {
             MixerSpec::None => {}
             MixerSpec::StateSpace(shape) => list.state_space(&inside, shape, spec.hidden),
@@ -147,9 +150,13 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
                 list.mlp(&inside("mlp"), shape.channels, spec.hidden, (is_gated, shape.bias));
             }
             FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
+            FeedForwardSpec::Both(shape) => list.both(&inside, shape, spec.hidden),
         }
     }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
+    if spec.residual_block.is_some() {
+        list.mix("model.output_attn_res", spec.hidden);
+    }
     if spec.tied != Some(true) {
         list.matrix("lm_head", spec.vocab, spec.hidden);
     }
@@ -204,7 +211,11 @@ impl List {
     fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, spec: &ModelSpec) {
         let (dim, hidden) = (shape.head_dim, spec.hidden);
         let queries = if shape.output_gate { 2 * shape.heads } else { shape.heads };
-        for (name, heads) in [("q_proj", queries), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)] {
+        for (name, heads, dim) in [
+            ("q_proj", queries, dim),
+            ("k_proj", shape.kv_heads, dim),
+            ("v_proj", shape.kv_heads, shape.value_dim),
+        ] {
             let path = inside(&format!("self_attn.{name}"));
             if name == "v_proj" && shape.values_are_keys {
                 continue;
@@ -232,7 +243,7 @@ impl List {
         if shape.sinks {
             self.normal(inside("self_attn.sinks"), vec![shape.heads], 1.0);
         }
-        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * dim);
+        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
         self.bias(&inside("self_attn.o_proj"), hidden, shape.out_bias);
     }
 
@@ -262,12 +273,36 @@ impl List {
         if let Some(width) = shape.latent {
             self.matrix(&inside("mixer.fc1_latent_proj"), width, hidden);
             self.matrix(&inside("mixer.fc2_latent_proj"), hidden, width);
+            if shape.latent_norm {
+                self.ones(inside("mlp.routed_expert_norm.weight"), width);
+            }
         }
         if let Some(shared) = shape.shared {
             self.mlp(&inside("mlp.shared_expert"), shared.channels, hidden, (is_gated, false));
             if shared.gated {
                 self.matrix(&inside("mlp.shared_expert_gate"), 1, hidden);
             }
+        }
+    }
+
+    /// As MLX writes Gemma 4's.
+    fn both(
+        &mut self,
+        inside: &dyn Fn(&str) -> String,
+        BothShape { mlp, experts }: &BothShape,
+        hidden: usize,
+    ) {
+        for name in
+            ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"]
+        {
+            self.ones(inside(&format!("{name}.weight")), hidden);
+        }
+        self.mlp(&inside("mlp"), mlp.channels, hidden, (true, mlp.bias));
+        self.matrix(&inside("router.proj"), experts.experts, hidden);
+        self.ones(inside("router.scale"), hidden);
+        self.ones(inside("router.per_expert_scale"), experts.experts);
+        for (name, out, input) in projections(experts.channels, hidden) {
+            self.matrices(&inside(&format!("experts.switch_glu.{name}")), Some(experts.experts), out, input);
         }
     }
 
@@ -286,6 +321,9 @@ impl List {
         let up = shape.heads * (shape.plain + shape.value_dim);
         self.matrix(&inside("self_attn.kv_b_proj"), up, shape.rank);
         self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
+        if shape.output_gate {
+            self.matrix(&inside("self_attn.g_proj"), shape.heads * shape.value_dim, hidden);
+        }
         if let (Some(of), Some(rank)) = (shape.selection.filter(|of| of.selects), shape.query_rank) {
             self.matrix(&inside("self_attn.indexer.wq_b"), of.heads * of.dim, rank);
             self.matrix(&inside("self_attn.indexer.wk"), of.dim, hidden);
@@ -296,18 +334,21 @@ impl List {
     }
 
     fn channel_delta(&mut self, inside: &dyn Fn(&str) -> String, shape: ChannelDeltaShape, hidden: usize) {
-        let ChannelDeltaShape { heads, dim, kernel } = shape;
+        let ChannelDeltaShape { heads, dim, kernel, whole_gates, .. } = shape;
         let width = heads * dim;
-        for (name, outputs, inputs) in [
+        let gates: &[(&str, usize, usize)] = match whole_gates {
+            true => &[("g_proj", width, hidden)],
+            false => &[("g_a_proj", dim, hidden), ("g_b_proj", width, dim)],
+        };
+        let others = [
             ("q_proj", width, hidden),
             ("k_proj", width, hidden),
             ("v_proj", width, hidden),
             ("b_proj", heads, hidden),
             ("f_a_proj", dim, hidden),
             ("f_b_proj", width, dim),
-            ("g_a_proj", dim, hidden),
-            ("g_b_proj", width, dim),
-        ] {
+        ];
+        for &(name, outputs, inputs) in others.iter().chain(gates) {
             self.matrix(&inside(&format!("self_attn.{name}")), outputs, inputs);
         }
         for name in ["q_conv1d", "k_conv1d", "v_conv1d"] {
@@ -336,6 +377,12 @@ impl List {
         }
         self.ones(inside("mixer.norm.weight"), shape.width());
         self.matrix(&inside("mixer.out_proj"), hidden, shape.width());
+    }
+
+    /// How sums of the residual stream are mixed.
+    fn mix(&mut self, path: &str, hidden: usize) {
+        self.ones(format!("{path}_norm.weight"), hidden);
+        self.normal(format!("{path}_proj.weight"), vec![1, hidden], 1.0 / (hidden as f32).sqrt());
     }
 
     /// A tensor of normally distributed numbers.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Outcome;
 use crate::backend::{
     ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations, SelectionSpec, StateSpaceSpec,
+    mix_row,
 };
 use crate::cpu::product::experts::Experts;
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
@@ -32,6 +33,23 @@ impl RareOperations for CpuBackend {
         to: (&mut Buffer, Range<usize>),
     ) -> Outcome {
         self.copy_row_columns(from, rows, to);
+        Ok(())
+    }
+
+    fn mix(
+        &mut self,
+        before: &[Buffer],
+        x: &Buffer,
+        rows: Range<usize>,
+        by: (&[f32], f32),
+        out: &mut Buffer,
+    ) -> Outcome {
+        let first = rows.start;
+        out.shape(x.rows);
+        self.change_each_row(out, rows, &|index, out| {
+            let sums = before.iter().chain([x]).map(|x| &x.data[(first + index) * x.width..][..x.width]);
+            mix_row(sums, by, out);
+        });
         Ok(())
     }
 

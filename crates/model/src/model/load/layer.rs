@@ -3,6 +3,7 @@
 use thunder_compute::{Backend, CacheKind, Extra, MatrixSource};
 
 use super::attention::AttentionSources;
+use super::both::BothSources;
 use super::channel_delta::ChannelDeltaSources;
 use super::delta::DeltaSources;
 use super::experts::ExpertsSources;
@@ -13,6 +14,7 @@ use super::state_space::StateSpaceSources;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::FeedForward;
+use crate::model::mix::Mix;
 use crate::model::mixer::Mixer;
 use crate::model::{After, Before, Layer, Norms};
 use crate::spec::{self, FeedForwardSpec, MixerSpec};
@@ -26,6 +28,8 @@ pub(super) struct LayerSources<'a> {
     shared_norm: Option<Vec<f32>>,
     /// Of the mixer, and of the feed-forward.
     norms: [NormsSources; 2],
+    /// Of the residual stream's sums, for the mixer and for the feed-forward.
+    mixes: Option<[Mix; 2]>,
     mixer: MixerSources<'a>,
     feed_forward: FeedForwardSources<'a>,
 }
@@ -33,6 +37,8 @@ pub(super) struct LayerSources<'a> {
 /// A layer part's norms.
 struct NormsSources {
     shared: bool,
+    /// What is read is a mix of the residual stream's sums.
+    mixed: bool,
     before: Option<Vec<f32>>,
     after: Option<Vec<f32>>,
 }
@@ -48,8 +54,8 @@ impl NormsSources {
             true => view.norm(role.of(layer), view.spec.hidden).map(Some),
             false => Ok(None),
         };
-        let shared = norms == spec::Norms::Shared;
-        Ok(Self { shared, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+        let (shared, mixed) = (norms == spec::Norms::Shared, view.spec.residual_block.is_some());
+        Ok(Self { shared, mixed, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
     }
 
     fn upload<B: Backend>(
@@ -66,6 +72,7 @@ impl NormsSources {
             None => None,
         };
         let before = match self.before {
+            Some(weights) if self.mixed => Before::Mixed(upload.norm(&weights, before_eps)?),
             Some(weights) => Before::Norm(upload.norm(&weights, before_eps)?),
             None if self.shared => Before::Shared,
             None => Before::Stream,
@@ -87,6 +94,7 @@ enum FeedForwardSources<'a> {
     None,
     Mlp(Box<MlpSources<'a>>),
     Experts(Box<ExpertsSources<'a>>),
+    Both(Box<BothSources<'a>>),
 }
 
 impl<'a> LayerSources<'a> {
@@ -119,6 +127,9 @@ impl<'a> LayerSources<'a> {
             FeedForwardSpec::Experts(shape) => {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
             }
+            FeedForwardSpec::Both(shape) => {
+                FeedForwardSources::Both(Box::new(BothSources::describe(view, layer, shape)?))
+            }
         };
         let shared = spec.norms == spec::Norms::Shared;
         if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() && !shared {
@@ -128,9 +139,16 @@ impl<'a> LayerSources<'a> {
                 supported: "experts with a norm before them are".into(),
             });
         }
+        if matches!(spec.feed_forward, FeedForwardSpec::Both(_)) && spec.norms != spec::Norms::Around {
+            return Err(ModelError::Unsupported {
+                field: "the place of norms",
+                value: format!("{:?} of an MLP and experts", spec.norms),
+                supported: "norms before and after them are".into(),
+            });
+        }
         let norms_of = |is_there: bool, roles: [LayerRole; 2]| match is_there {
             true => NormsSources::describe(view, layer, roles),
-            false => Ok(NormsSources { shared: false, before: None, after: None }),
+            false => Ok(NormsSources { shared: false, mixed: false, before: None, after: None }),
         };
         let has_mixer = spec.mixer != MixerSpec::None;
         let has_feed_forward = spec.feed_forward != FeedForwardSpec::None;
@@ -142,11 +160,23 @@ impl<'a> LayerSources<'a> {
             true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),
             false => None,
         };
+        if view.spec.residual_block.is_some() && spec.norms != spec::Norms::Before {
+            return Err(ModelError::Unsupported {
+                field: "attn_res_block_size",
+                value: format!("with norms {:?}", spec.norms),
+                supported: "norms before a layer's parts are".into(),
+            });
+        }
+        let [before, after] = [layer, layer + 1].map(|layer| view.spec.sums_before(layer));
+        let of_mixer =
+            view.mix([LayerRole::MixerMixNorm, LayerRole::MixerMix].map(|role| role.of(layer)), before)?;
+        let roles = [LayerRole::FeedForwardMixNorm, LayerRole::FeedForwardMix];
+        let mixes = of_mixer.zip(view.mix(roles.map(|role| role.of(layer)), after)?).map(|(a, b)| [a, b]);
         let scale = match spec.scaled {
             true => view.vector(layer, LayerRole::LayerScale, 1)?[0],
             false => 1.0,
         };
-        Ok(Self { scale, shared_norm, norms, mixer, feed_forward })
+        Ok(Self { scale, shared_norm, norms, mixes, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -163,6 +193,7 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::None => Vec::new(),
             FeedForwardSources::Mlp(mlp) => mlp.matrices(),
             FeedForwardSources::Experts(experts) => experts.matrices(),
+            FeedForwardSources::Both(both) => both.matrices(),
         };
         matrices.extend(feed_forward);
         matrices
@@ -177,7 +208,7 @@ impl<'a> LayerSources<'a> {
         mixer
             + match &self.feed_forward {
                 FeedForwardSources::Mlp(mlp) => mlp.adapter_bytes(),
-                FeedForwardSources::None | FeedForwardSources::Experts(_) => 0,
+                FeedForwardSources::None | FeedForwardSources::Experts(_) | FeedForwardSources::Both(_) => 0,
             }
     }
 
@@ -192,6 +223,7 @@ impl<'a> LayerSources<'a> {
         };
         let of_feed_forward = match &self.feed_forward {
             FeedForwardSources::Experts(experts) => experts.needs(),
+            FeedForwardSources::Both(both) => both.needs(),
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => None,
         };
         of_mixer.into_iter().chain(of_feed_forward)
@@ -202,6 +234,7 @@ impl<'a> LayerSources<'a> {
         match &self.feed_forward {
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => 0,
             FeedForwardSources::Experts(experts) => experts.routed_bytes(),
+            FeedForwardSources::Both(both) => both.routed_bytes(),
         }
     }
 
@@ -238,9 +271,11 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::None => FeedForward::None,
             FeedForwardSources::Mlp(mlp) => FeedForward::Mlp(mlp.upload(upload)?),
             FeedForwardSources::Experts(experts) => FeedForward::Experts(Box::new(experts.upload(upload)?)),
+            FeedForwardSources::Both(both) => FeedForward::Both(Box::new(both.upload(eps.0, upload)?)),
         };
         let (mixer_norms, feed_forward_norms) =
             (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
-        Ok(Layer { scale: self.scale, shared_norm, mixer_norms, mixer, feed_forward_norms, feed_forward })
+        let (scale, mixes) = (self.scale, self.mixes);
+        Ok(Layer { scale, shared_norm, mixes, mixer_norms, mixer, feed_forward_norms, feed_forward })
     }
 }

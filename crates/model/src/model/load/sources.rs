@@ -8,6 +8,7 @@ use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOr
 use super::layer::LayerSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
+use crate::model::mix::Mix;
 use crate::plan::Shard;
 use crate::spec::ModelSpec;
 use crate::weights::{Adapter, LayerRole, Role, WeightSource};
@@ -21,6 +22,8 @@ pub(super) struct Sources<'a> {
 
 /// The output head and its norm.
 pub(super) struct HeadSources<'a> {
+    /// The mix of the residual stream's sums that the norm reads.
+    pub mix: Option<Mix>,
     pub norm: Vec<f32>,
     /// `None`: the embedding serves.
     pub matrix: Option<MatrixSource<'a>>,
@@ -110,6 +113,21 @@ impl<'a> ShardView<'a> {
         Ok(weights)
     }
 
+    /// How the residual stream's sums are mixed, of which `sums` were put aside; `None` if the
+    /// model mixes none. Some files have the norm's weights in the scores' vector.
+    pub fn mix(&self, [norm, score]: [Role; 2], sums: usize) -> Result<Option<Mix>, ModelError> {
+        if self.spec.residual_block.is_none() {
+            return Ok(None);
+        }
+        let hidden = self.spec.hidden;
+        let mut weight = self.weights.vector(score, &[1, hidden])?;
+        if self.weights.has(norm) {
+            let norm = self.weights.vector(norm, &[hidden])?;
+            weight.iter_mut().zip(norm).for_each(|(weight, norm)| *weight *= norm);
+        }
+        Ok(Some(Mix { weight, eps: self.spec.norm_eps, sums }))
+    }
+
     /// A window of the matrix of a role.
     pub fn matrix(
         &self,
@@ -192,7 +210,9 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        Ok(Self { norm, matrix, rows })
+        let mix =
+            view.mix([Role::OutputMixNorm, Role::OutputMix], view.spec.sums_before(view.spec.layers.len()))?;
+        Ok(Self { mix, norm, matrix, rows })
     }
 }
 
