@@ -32,6 +32,8 @@ class Case:
     files: int = 1
     # Extra tensors that a loader must ignore, name to shape.
     ignored: dict = field(default_factory=dict)
+    # Published names and MXFP4 experts, as Kimi K3's folder has them, in place of MLX-LM's.
+    published: bool = False
 
 
 def dense(model_type, hidden, inter, heads, kv_heads, vocab, *, layers=2, head_dim=32, tied=True, **more):
@@ -462,6 +464,85 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 64, {f"model.layers.{layer}.mlp.gate": ROUTER_8BIT for layer in (1, 2)}),
     ),
+    # As published. The window is longer than the prompts: MLX-LM's is one token shorter than
+    # transformers'.
+    Case(
+        "mimo_v2_flash-4bit",
+        {**experts("mimo_v2_flash", "MiMoV2Flash", n_routed_experts=6, moe_intermediate_size=128, n_shared_experts=None, num_attention_heads=6,
+                   num_key_value_heads=3, head_dim=96, v_head_dim=32, swa_num_attention_heads=6, swa_num_key_value_heads=6, swa_head_dim=96,
+                   swa_v_head_dim=32, swa_rope_theta=1000.0, hybrid_layer_pattern=[0, 1], moe_layer_freq=[0, 1], sliding_window_size=255,
+                   add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, routed_scaling_factor=None, topk_method="noaux_tc",
+                   scoring_func="sigmoid", norm_topk_prob=True, n_group=1, topk_group=1, layernorm_epsilon=1e-5, partial_rotary_factor=0.334,
+                   attention_value_scale=0.707),
+         "rms_norm_eps": 1e-3},
+        "bf16",
+        Quantization(4, 64),
+        ignored={"model.mtp.layers.0.eh_proj.weight": (64, 128)},
+    ),
+    # As MiMo 7B, with layers that predict further tokens.
+    Case(
+        "mimo-bf16",
+        family("mimo", 64, 96, 4, 2, head_dim=None, tied=False, num_nextn_predict_layers=1),
+        "bf16",
+        ignored={"model.mtp_layers.0.input_proj.weight": (64, 128)},
+    ),
+    # As Gemma 4 26B-A4B: experts next to each layer's MLP, all with norms of their own.
+    Case(
+        "gemma4_experts-4bit",
+        {**family("gemma4_text", 128, 192, 4, 2, layers=3), "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_activation": "gelu_pytorch_tanh",
+         "final_logit_softcapping": 15.0, "sliding_window": 16, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+         "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 64, "rms_norm_eps": 1e-6,
+         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0}}},
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.router.proj": ROUTER_8BIT for layer in range(3)}),
+    ),
 ]
 
-CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES
+
+def kimi_k3(**more):
+    """As Kimi K3: the residual stream is put aside before each second layer; bounded decays and gates of one product; gated latent attention;
+    experts narrower than the stream, normed."""
+    text = {
+        **family("kimi_linear", 128, 192, 6, 6, layers=5, tied=False), "hidden_act": "situ", "activation_situ_beta": 1.5, "activation_situ_linear_beta": 2.0,
+        "attn_res_block_size": 2, "num_experts": 5, "num_experts_per_token": 2, "moe_intermediate_size": 64, "num_shared_experts": 1,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.5,
+        "routed_expert_hidden_size": 64, "latent_moe_use_norm": True, "num_expert_group": 1, "topk_group": 1, "q_lora_rank": 64,
+        "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 16, "v_head_dim": 32, "mla_use_nope": True, "mla_use_output_gate": True,
+        "linear_attn_config": {"num_heads": 6, "head_dim": 64, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 4], "full_attn_layers": [3, 5],
+                               "gate_lower_bound": -5.0, "use_full_rank_gate": True},
+        **more,
+    }
+    return {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "tie_word_embeddings": False, "text_config": text}
+
+
+MIXES = [f"layers.{layer}.{part}_res_proj" for layer in range(5) for part in ("self_attention", "mlp")] + ["output_attn_res_proj"]
+KIMI_K3_CASES = [
+    Case(
+        "kimi_k3-4bit",
+        kimi_k3(),
+        "bf16",
+        Quantization(4, 64, {
+            **{f"language_model.model.layers.{layer}.mlp.gate": ROUTER_8BIT for layer in range(1, 5)},
+            **{f"language_model.model.{path}": False for path in MIXES},
+        }),
+    ),
+    # As published. Three layers are put together.
+    Case(
+        "kimi_k3-mxfp4-published",
+        {
+            **kimi_k3(attn_res_block_size=3, activation_situ_beta=2.5, activation_situ_linear_beta=1.5),
+            "quantization_config": {
+                "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
+                                                                                "symmetric": True, "scale_dtype": "torch.uint8"}}},
+            },
+        },
+        "bf16",
+        published=True,
+        ignored={"vision_tower.patch_embed.proj.weight": (32, 3, 2, 2), "mm_projector.linear_1.weight": (128, 32)},
+    ),
+]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES

@@ -50,26 +50,32 @@ def write_arrays(path: Path, tensors: dict):
 def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarray:
     """A weight about as large as in a trained model (gains above); norms near 1, biases off zero."""
     if "norm" in name:
-        gain = 0.5 / config["num_hidden_layers"] if fixture.is_after_norm(name, names) else 1.0
+        gain = 0.5 / config["num_hidden_layers"] if fixture.is_after_norm(name, names) or "routed_expert_norm" in name else 1.0
         # Gemma's are less one here, too.
-        less = 1.0 if "gemma" in config["model_type"] else 0.0
+        less = 1.0 if "gemma" in config["model_type"] and "gemma4" not in config["model_type"] else 0.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
     if name.endswith(("A_log", "dt_bias", "mixer.D")):
         return rng.standard_normal(shape)
+    if name.endswith("layer_scalar"):
+        return np.full(shape, 0.75)
+    if name.endswith("router.scale"):
+        return np.sqrt(shape[0]) * np.exp(0.2 * rng.standard_normal(shape))
+    if name.endswith("per_expert_scale"):
+        return np.exp(0.4 * rng.standard_normal(shape))
     if "conv1d.weight" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[1])
-    if name.endswith(("sinks", "e_score_correction_bias")):
-        return (1.0 if "sinks" in name else 0.1) * rng.standard_normal(shape)
+    if name.endswith(("sinks", "sink_bias", "e_score_correction_bias")):
+        return (1.0 if "sink" in name else 0.1) * rng.standard_normal(shape)
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
-    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight", "expert_up_proj.weight")):
         gain /= np.sqrt(2 * config["num_hidden_layers"])
     elif "lm_head" in name:
         gain = HEAD_GAIN
     elif "embed_tokens" in name or "embeddings" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight", "router.proj.weight")):
         gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 
@@ -105,9 +111,39 @@ def write_model(case: Case, folder: Path):
     if text_config["tie_word_embeddings"]:
         # MLX-LM's Gemma has a head until it reads a folder without.
         tensors = {name: tensor for name, tensor in tensors.items() if "lm_head" not in name}
+    if case.published:
+        tensors = dict(published(tensors, text_config))
     for name, shape in case.ignored.items():
         tensors[name] = mx.array(rng.standard_normal(shape)).astype(dtype)
     write_files(tensors, case.files, folder)
+
+
+def published(tensors: dict, config: dict):
+    """Names and forms of Kimi K3's published folder, which MLX-LM's `sanitize` undoes: a tensor for each expert, in MXFP4; queries, keys and
+    values apart, `kv_b` whole."""
+    experts = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for name, tensor in tensors.items():
+        if ".switch_mlp." in name:
+            path, matrix = name.removesuffix(".weight").split(".mlp.switch_mlp.")
+            for index in range(config["num_experts"]):
+                packed, scales = mx.quantize(tensor[index], group_size=32, bits=4, mode="mxfp4")
+                expert = f"{path}.block_sparse_moe.experts.{index}.{experts[matrix]}"
+                yield f"{expert}.weight_packed", packed.view(mx.uint8)
+                yield f"{expert}.weight_scale", scales
+        elif "qkv_" in name:
+            for part, rows in zip("qkv", mx.split(tensor, 3), strict=True):
+                yield name.replace("qkv_conv.conv", f"{part}_conv1d").replace("qkv_proj", f"{part}_proj"), (
+                    rows.moveaxis(1, 2) if "conv" in name else rows
+                )
+        elif name.endswith("embed_q.weight"):
+            values = tensors[name.replace("embed_q", "unembed_out")]
+            both = mx.concatenate([tensor.swapaxes(-1, -2), values], axis=1)
+            yield name.replace("embed_q", "kv_b_proj"), both.reshape(-1, both.shape[-1])
+        elif name.endswith("mlp.e_score_correction_bias"):
+            yield name.replace("mlp.", "block_sparse_moe.gate."), tensor
+        elif "unembed_out" not in name:
+            is_sparse = any(part in name for part in (".mlp.gate.", ".mlp.shared_experts.", ".mlp.routed_expert"))
+            yield name.replace(".mlp.", ".block_sparse_moe.") if is_sparse else name, tensor
 
 
 def write_files(tensors: dict, files: int, folder: Path):

@@ -50,6 +50,15 @@ LATENT = {
 }
 DENSE = {**BASE, "moe_intermediate_size": None, "num_experts_per_tok": None}
 WINDOW_FIRST = ["sliding_attention", "full_attention"]
+GEMMA4 = {
+    **DENSE, "model_type": "gemma4_text", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "sliding_window": 16,
+    "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "final_logit_softcapping": 15.0, "rope_theta": None,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0},
+    },
+}
 # Two of three layers have the delta rule, and twice as many values as keys.
 DELTA = {
     **BASE,
@@ -79,6 +88,16 @@ YARN = {
     "beta_slow": 1.0,
     "mscale": 0.707,
     "mscale_all_dim": 0.9,
+}
+QWEN3_NEXT = {
+    **DELTA, "model_type": "qwen3_next", "num_experts": 6, "shared_expert_intermediate_size": 64,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}
+KIMI_LINEAR = {
+    **LATENT, "model_type": "kimi_linear", "head_dim": None, "q_lora_rank": None, "num_hidden_layers": 3, "n_routed_experts": None,
+    "num_local_experts": 6, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "routed_scaling_factor": 2.4,
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }
 CASES = {
     # One layer has a plain MLP.
@@ -112,10 +131,7 @@ CASES = {
         "mlp_layer_types": ["dense", "sparse"],
     },
     # Two projections for one key head after the other; gated attention; norms less one.
-    "qwen3_next": {
-        **DELTA, "model_type": "qwen3_next", "num_experts": 6, "shared_expert_intermediate_size": 64,
-        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    },
+    "qwen3_next": QWEN3_NEXT,
     # Four projections; the experts' gate and up in one stack.
     "qwen3_5": {**DELTA, "model_type": "qwen3_5_text", "moe_intermediate_size": None},
     "qwen3_5_moe": {
@@ -182,14 +198,20 @@ CASES = {
     },
     # Layers without a window have wider heads, one KV head, and keys for values. Values are normed.
     # A factor for each layer.
-    "gemma4_text": {
-        **DENSE, "model_type": "gemma4_text", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "sliding_window": 16,
-        "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
-        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "final_logit_softcapping": 15.0, "rope_theta": None,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0},
-        },
+    "gemma4_text": GEMMA4,
+    # As Gemma 4 26B-A4B: experts next to each layer's MLP, all with norms of their own.
+    "gemma4_experts": {
+        **GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 96,
+    },
+    # Values narrower than keys, and scaled; layers with a window have twice as many KV heads, sinks,
+    # and another base.
+    "mimo_v2_flash": {
+        **BASE, "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "sliding_window": 17, "head_dim": 48, "v_head_dim": 32, "n_routed_experts": 6,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "attention_value_scale": 0.707, "rope_theta": None,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.334}
+                            for kind, base in (("full_attention", 100000.0), ("sliding_attention", 1000.0))},
     },
     # Norms subtract the mean, heads' own with own weights; mixer and feed-forward read one norm.
     "cohere": {**DENSE, "model_type": "cohere", "rms_norm_eps": None, "layer_norm_eps": 1e-5, "hidden_size": 192, "head_dim": None, "use_qk_norm": True,
@@ -241,12 +263,11 @@ CASES = {
     },
     # Two of three layers have the delta rule with a decay for each channel. Attention does not
     # rotate.
-    "kimi_linear": {
-        **LATENT, "model_type": "kimi_linear", "head_dim": None, "q_lora_rank": None, "num_hidden_layers": 3, "n_routed_experts": None,
-        "num_local_experts": 6, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "routed_scaling_factor": 2.4,
-        "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
-        "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    },
+    "kimi_linear": KIMI_LINEAR,
+    # Queries and keys so small that the epsilon of their unit vectors counts: 1e-6 on the sum of
+    # squares, whatever rms_norm_eps is. `small_keys` rows of the convolutions are a thousandth.
+    "qwen3_next_small_keys": {**QWEN3_NEXT, "num_experts": 5, "small_keys": 2 * 3 * 16},
+    "kimi_linear_small_keys": {**KIMI_LINEAR, "rms_norm_eps": 1e-5, "small_keys": 2 * 5 * 32},
     # Layers with one part each. Three groups of heads; experts without gates.
     "nemotron_h": {
         **NEMOTRON, "layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"],
@@ -296,6 +317,10 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         return rng.standard_normal(shape)
     if "conv1d.weight" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[-1])
+    if name.endswith("router.scale"):
+        return np.sqrt(shape[0]) * np.exp(0.2 * rng.standard_normal(shape))
+    if name.endswith("per_expert_scale"):
+        return np.exp(0.4 * rng.standard_normal(shape))
     if name.endswith("layer_scalar"):
         return np.full(shape, 0.75)
     if name.endswith("sinks"):
@@ -309,7 +334,7 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         gain = 2.5
     elif "embed" in name:
         gain = np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight", "mixer.gate.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight", "router.proj.weight", "mixer.gate.weight")):
         gain = 2.0
     if transposed:
         return gain / np.sqrt(shape[-2]) * rng.standard_normal(shape)
@@ -320,7 +345,7 @@ def make(name, settings, folder):
     rng = fixture.generator(name)
     # A null q_lora_rank is a value; other nulls leave a key to its default.
     settings = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
-    model_type = settings.pop("model_type")
+    model_type, small = settings.pop("model_type"), settings.pop("small_keys", 0)
     config = AutoConfig.for_model(model_type, **settings)
     config._attn_implementation = "eager"
     # Some language models are only known to transformers as parts of others.
@@ -339,6 +364,9 @@ def make(name, settings, folder):
         for _, table in sorted((n, b) for n, b in model.named_buffers() if n.endswith("tid2eid")):
             rows = [rng.permutation(config.n_routed_experts)[: table.shape[1]] for _ in range(table.shape[0])]
             table.copy_(torch.from_numpy(np.stack(rows)))
+        for key, value in named if small else ():
+            if "conv1d.weight" in key:
+                value[:small] *= 1e-3
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

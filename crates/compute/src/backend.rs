@@ -20,8 +20,10 @@ pub(crate) use experts::root_softplus;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
 pub use extra::{Extra, Scoring, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;
+pub(crate) use rare::mix_row;
 pub use spec::{
-    AttentionSpec, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope,
+    AttentionSpec, Decays, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm,
+    Rope,
 };
 
 /// The rows that a backend's product takes.
@@ -214,8 +216,9 @@ pub trait Backend: RareOperations {
     ) -> Outcome;
     /// The gated delta rule, a token at a time. `inputs` are `(qkv, gates)`: a row of `qkv` is
     /// `[queries, keys, values]`, as [`Backend::short_conv`] left it; of `gates`, `[beta, alpha]`
-    /// of the value heads; of `out`, the value heads' outputs. With unit vectors `q / √key_dim` and
-    /// `k`, and `S = 0` before position 0, for each value head:
+    /// of the value heads; of `out`, the value heads' outputs. With unit vectors (each divided by
+    /// `√(Σ x² + unit_eps)`) `q / √key_dim` and `k`, and `S = 0` before position 0, for each value
+    /// head:
     ///
     /// `S *= exp(-exp(decay) * softplus(alpha + decay_bias))`, `S += k ⊗ (v - Sᵀk) *
     /// sigmoid(beta)`, `out = Sᵀq`.
@@ -271,6 +274,12 @@ pub trait Backend: RareOperations {
 
     // Fused operations.
 
+    /// [`Backend::all_reduce`] of these rows of both. Backends of one group sum both in one
+    /// message, or all of them in two.
+    fn all_reduce_both(&mut self, [x, y]: [&mut Self::Buffer; 2], rows: Range<usize>) -> Outcome {
+        self.all_reduce(x, rows.clone())?;
+        self.all_reduce(y, rows)
+    }
     /// [`Backend::product`] of any input.
     fn linear(
         &mut self,

@@ -293,7 +293,8 @@ impl<B: Backend> RankWorker<B> {
     /// On later stages: waits for the hidden states of the stage before. False on the first stage.
     fn receive_hidden(&mut self) -> Result<bool, EngineError> {
         let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
-        self.hidden_rows.resize(self.step.rows() * self.stream_width, 0.0);
+        let width = self.model.hidden_width(self.stream_width);
+        self.hidden_rows.resize(self.step.rows() * width, 0.0);
         // The stage before may be busy with a long prompt: only its liveness limits this wait.
         self.world.recv_idle(from, &mut self.hidden_rows)?;
         Ok(true)

@@ -38,6 +38,8 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
         Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
         Activation::Sigmoid => [3, 0, 0],
         Activation::Limited { limit } => [4, 0, limit.to_bits()],
+        // 0 stands for no cap.
+        Activation::Situ { beta, cap } => [5, beta.to_bits(), cap.unwrap_or(0.0).to_bits()],
     }
 }
 
@@ -124,6 +126,25 @@ impl Backend for GpuBackend {
 
     fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
         self.sum_rows(x, rows, None)
+    }
+
+    fn all_reduce_both(&mut self, [x, y]: [&mut Buffer; 2], rows: Range<usize>) -> Outcome {
+        if self.sums.size() == 1 {
+            return Ok(());
+        }
+        // A row of the first, then that of the second, as the CPU's backend has them.
+        let width = x.width + y.width;
+        let [mut of_x, mut of_y] = [&*x, &*y].map(|x| vec![0.0; rows.len() * x.width]);
+        self.read_rows(x, rows.clone(), &mut of_x)?;
+        self.read_rows(y, rows.clone(), &mut of_y)?;
+        let parts = of_x.chunks_exact(x.width).zip(of_y.chunks_exact(y.width));
+        let mut joined: Vec<f32> = parts.flat_map(|(x, y)| x.iter().chain(y)).copied().collect();
+        self.sums.group(&mut self.device).all_reduce(&mut joined, thunder_collectives::Op::Sum)?;
+        let halves = || joined.chunks_exact(width).map(|row| row.split_at(x.width));
+        let of_x: Vec<f32> = halves().flat_map(|(x, _)| x).copied().collect();
+        let of_y: Vec<f32> = halves().flat_map(|(_, y)| y).copied().collect();
+        self.write_rows(x, rows.start, &of_x)?;
+        self.write_rows(y, rows.start, &of_y)
     }
 
     fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {

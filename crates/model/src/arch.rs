@@ -9,6 +9,7 @@ mod family;
 mod gemma4;
 mod kimi;
 mod latent;
+mod mimo;
 mod nemotron;
 mod rope;
 mod selection;
@@ -25,7 +26,7 @@ use crate::spec::ModelSpec;
 use family::FAMILIES;
 
 /// Values of `model_type` that wrap one of the others in `text_config`.
-const WRAPPERS: [&str; 4] = ["mistral3", "kimi_k25", "llama4", "cohere2_vision"];
+const WRAPPERS: [&str; 5] = ["mistral3", "kimi_k25", "kimi_k3", "llama4", "cohere2_vision"];
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {

@@ -2,10 +2,12 @@
 
 mod adapters;
 mod ahead;
+mod both;
 mod channel_delta;
 mod compressed;
 mod feed_forward;
 mod load;
+mod mix;
 mod mixer;
 mod place;
 mod selection;
@@ -22,6 +24,7 @@ use adapters::Adapters;
 use ahead::Ahead;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
+use mix::Mix;
 use mixer::Mixer;
 pub use place::Place;
 use place::Watch;
@@ -44,6 +47,9 @@ pub struct Model<B: Backend> {
     head: Option<Head<B>>,
     /// Predicts further tokens.
     ahead: Option<Ahead<B>>,
+    /// Sums of the residual stream that the stage before has put aside, and that have been when
+    /// this stage ends.
+    sums: [usize; 2],
     caches: B::Caches,
     buffers: Buffers<B>,
 }
@@ -56,6 +62,7 @@ struct Vocabulary<B: Backend> {
 
 /// From the residual stream to logits.
 struct Head<B: Backend> {
+    mix: Option<Mix>,
     norm: Norm<B::Vector>,
     /// If there are several residual streams.
     connection: Option<Connection<B>>,
@@ -72,6 +79,8 @@ struct Layer<B: Backend> {
     connections: Option<[PartConnection<B>; 2]>,
     /// The norm that both parts read, if they share one.
     shared_norm: Option<Norm<B::Vector>>,
+    /// Of what the mixer reads, and of what the feed-forward reads.
+    mixes: Option<[Mix; 2]>,
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
     feed_forward_norms: Norms<B>,
@@ -92,6 +101,8 @@ enum Before<B: Backend> {
     Stream,
     /// Its norm.
     Norm(Norm<B::Vector>),
+    /// The norm of the mix of its sums, which is in [`Buffers::shared_norm`].
+    Mixed(Norm<B::Vector>),
     /// The layer's shared norm, which is in [`Buffers::shared_norm`].
     Shared,
 }
@@ -108,8 +119,10 @@ struct Buffers<B: Backend> {
     residual: B::Buffer,
     /// The residual streams side by side, if there are several.
     streams: B::Buffer,
-    /// Norms that a layer's parts share.
+    /// Norms that a layer's parts share, or mixes of the residual stream's sums.
     shared_norm: B::Buffer,
+    /// Sums of the residual stream that were put aside.
+    sums: Vec<B::Buffer>,
     last: B::Buffer,
     logits: B::Buffer,
     /// Shared by all layers that use the same role and width.
@@ -123,6 +136,7 @@ struct Pass<'a, B: Backend> {
     residual: &'a mut B::Buffer,
     streams: &'a mut B::Buffer,
     normed: &'a mut B::Buffer,
+    sums: &'a mut [B::Buffer],
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
 }
@@ -137,6 +151,7 @@ impl<B: Backend> Norms<B> {
         match &self.before {
             Before::Stream => LinearInput::Plain(residual),
             Before::Norm(norm) => normed::<B>(residual, norm),
+            Before::Mixed(norm) => normed::<B>(shared, norm),
             Before::Shared => LinearInput::Plain(shared),
         }
     }
@@ -205,11 +220,20 @@ impl<B: Backend> Layer<B> {
             let Pass { backend, residual, normed, .. } = pass;
             backend.rms_norm(residual, rows.clone(), norm, normed)?;
         }
+        if let Some([mix, after]) = &self.mixes {
+            mix.apply(rows.clone(), pass)?;
+            if after.sums > mix.sums {
+                mix.put_aside(rows.clone(), pass)?;
+            }
+        }
         self.mixer.forward(&self.mixer_norms, rows, pass)
     }
 
     fn feed(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         center(centered && self.shared_norm.is_none(), rows.clone(), pass)?;
+        if let Some([_, mix]) = &self.mixes {
+            mix.apply(rows.clone(), pass)?;
+        }
         self.feed_forward.forward(&self.feed_forward_norms, rows.clone(), pass)?;
         if self.scale == 1.0 {
             return Ok(());
@@ -327,11 +351,17 @@ impl<B: Backend> Model<B> {
         hidden: Option<&[f32]>,
         mut watch: Option<&mut Watch>,
     ) -> Result<(), ComputeError> {
-        let Buffers { residual, streams, shared_norm, last, logits, inner } = &mut self.buffers;
+        let Buffers { residual, streams, shared_norm, sums, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
             (_, Some(hidden)) if self.streams > 1 => backend.write(hidden, streams)?,
-            (_, Some(hidden)) => backend.write(hidden, residual)?,
+            (_, Some(hidden)) => {
+                let (_, width) = backend.extent(residual);
+                let streams = [&mut *residual].into_iter().chain(&mut *sums);
+                for (stream, hidden) in streams.zip(hidden.chunks_exact(step.rows() * width)) {
+                    backend.write(hidden, stream)?;
+                }
+            }
             (Some(table), None) => {
                 backend.embed(
                     &table.matrix,
@@ -352,8 +382,8 @@ impl<B: Backend> Model<B> {
         }
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
         let centered = self.centered;
-        let mut pass =
-            Pass { backend, step, residual, streams, normed: shared_norm, inner, caches: &mut self.caches };
+        let caches = &mut self.caches;
+        let mut pass = Pass { backend, step, residual, streams, normed: shared_norm, sums, inner, caches };
         let mut look = |place, pass: &mut _| watch.as_mut().map_or(Ok(()), |watch| watch.look(place, pass));
         if self.embedding.is_some() {
             look(Place::EMBEDDING, &mut pass)?;
@@ -366,13 +396,17 @@ impl<B: Backend> Model<B> {
             around(feed_forward, parts(), &mut pass, |rows, pass| layer.feed(centered, rows, pass))?;
             look(Place::feed_forward(number), &mut pass)?;
         }
-        let Pass { backend, residual, streams, .. } = pass;
-        backend.settle(residual)?;
+        pass.backend.settle(pass.residual)?;
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
+            if let Some(mix) = &head.mix {
+                mix.apply(0..step.rows(), &mut pass)?;
+            }
+            let Pass { backend, residual, streams, normed: mixed, .. } = pass;
+            let stream = if head.mix.is_some() { mixed } else { residual };
             match &head.connection {
-                None => backend.take_rows(residual, &step.logit_rows, last)?,
+                None => backend.take_rows(stream, &step.logit_rows, last)?,
                 Some(connection) => {
                     let ((height, _), (_, width)) = (backend.extent(last), backend.extent(streams));
                     let mut taken = backend.scratch(height.max(step.logit_rows.len()), width)?;
@@ -400,16 +434,27 @@ impl<B: Backend> Model<B> {
         self.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
+    /// Numbers of a row that [`Model::forward`] is given: those of the residual stream, and of its
+    /// sums that earlier stages have put aside.
+    pub fn hidden_width(&self, hidden: usize) -> usize {
+        hidden * (1 + self.sums[0])
+    }
+
     /// After [`Model::forward`] of `step`: copies the residual stream, for the next stage. `out`
-    /// becomes `[rows, stream_width]`.
+    /// becomes `[rows, stream_width]`, and the same of each sum that was put aside.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_hidden(&self, backend: &mut B, step: &Step, out: &mut Vec<f32>) -> Result<(), ComputeError> {
-        let stream = if self.streams > 1 { &self.buffers.streams } else { &self.buffers.residual };
-        let (_, width) = backend.extent(stream);
-        out.resize(step.rows() * width, 0.0);
-        backend.read(stream, 0..step.rows(), out)
+        let Buffers { residual, streams, sums, .. } = &self.buffers;
+        let residual = if self.streams > 1 { streams } else { residual };
+        let (_, width) = backend.extent(residual);
+        let stream = step.rows() * width;
+        out.resize((1 + self.sums[1]) * stream, 0.0);
+        for (x, out) in [residual].into_iter().chain(sums).zip(out.chunks_exact_mut(stream)) {
+            backend.read(x, 0..step.rows(), out)?;
+        }
+        Ok(())
     }
 
     /// After [`Model::forward`] of `step` on the last stage: copies the logits of this rank's

@@ -248,6 +248,8 @@ mod tests {
             heads,
             kv_heads,
             head_dim: 64,
+            value_dim: 64,
+            value_scale: 1.0,
             qkv_bias: false,
             out_bias: false,
             qk_norm: None,

@@ -47,6 +47,9 @@ pub struct ModelSpec {
     /// True if the output head is the embedding. `None` if the config does not say: then it is,
     /// unless the files have an output head.
     pub tied: Option<bool>,
+    /// Attention residuals (Kimi K3): the residual stream is put aside before each of this number
+    /// of layers and begins anew, and what reads it reads a mix of it and of those put aside.
+    pub residual_block: Option<usize>,
     /// Rotary position embeddings that layers refer to.
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
@@ -85,6 +88,12 @@ impl ModelSpec {
             (layer.mixer.weights(self.hidden) + layer.feed_forward.weights(self.hidden)) as u64
         };
         self.layers.iter().map(of_layer).sum()
+    }
+
+    /// Sums of the residual stream that have been put aside before a layer: the layers before it
+    /// that put one aside.
+    pub fn sums_before(&self, layer: usize) -> usize {
+        self.residual_block.map_or(0, |layers| layer.div_ceil(layers))
     }
 }
 
@@ -159,7 +168,8 @@ impl MixerSpec {
             Self::None => 0,
             Self::Attention(shape) => {
                 let gates = if shape.output_gate { shape.heads } else { 0 };
-                hidden * (2 * (shape.heads + shape.kv_heads) + gates) * shape.head_dim
+                let heads = shape.heads + shape.kv_heads;
+                hidden * ((heads + gates) * shape.head_dim + heads * shape.value_dim)
             }
             Self::Latent(shape) => {
                 let queries = shape.heads * shape.query_dim();
@@ -175,7 +185,8 @@ impl MixerSpec {
                     _ => 0,
                 };
                 let latent = hidden * (shape.rank + shape.rotated) + heads;
-                query + latent + hidden * shape.heads * shape.value_dim + indexer
+                let outputs = if shape.output_gate { 2 } else { 1 };
+                query + latent + outputs * hidden * shape.heads * shape.value_dim + indexer
             }
             Self::Delta(shape) => {
                 let values = shape.value_heads * shape.value_dim;
@@ -183,7 +194,9 @@ impl MixerSpec {
             }
             Self::ChannelDelta(shape) => {
                 let width = shape.heads * shape.dim;
-                hidden * (4 * width + shape.heads) + 2 * shape.dim * (hidden + width)
+                let narrow = shape.dim * (hidden + width);
+                let gates = if shape.whole_gates { hidden * width } else { narrow };
+                hidden * (4 * width + shape.heads) + narrow + gates
             }
             Self::StateSpace(shape) => hidden * (shape.projected() + shape.width()),
             Self::Compressed(shape) => shape.weights(hidden),
@@ -200,23 +213,43 @@ pub enum FeedForwardSpec {
     Mlp(MlpShape),
     /// MLPs. A router chooses some of them for each token.
     Experts(ExpertsShape),
+    /// An MLP and experts, each with norms of its own.
+    Both(Box<BothShape>),
 }
 
 impl FeedForwardSpec {
     /// Weights of its products that one token is multiplied with.
     fn weights(&self, hidden: usize) -> usize {
-        let matrices = |activation: Option<Activation>| if activation.is_some() { 3 } else { 2 };
         match self {
             Self::None => 0,
-            Self::Mlp(shape) => matrices(shape.activation) * hidden * shape.channels,
-            Self::Experts(shape) => {
-                let shared = hidden * shape.shared.map_or(0, |shared| shared.channels);
-                let routed = shape.width(hidden) * shape.chosen * shape.channels;
-                let narrow = 2 * hidden * shape.latent.unwrap_or(0);
-                hidden * shape.experts + narrow + matrices(shape.activation) * (routed + shared)
-            }
+            Self::Mlp(shape) => shape.weights(hidden),
+            Self::Experts(shape) => shape.weights(hidden),
+            Self::Both(shape) => shape.mlp.weights(hidden) + shape.experts.weights(hidden),
         }
     }
+
+    /// Its experts, if it has some.
+    pub fn experts(&self) -> Option<&ExpertsShape> {
+        match self {
+            Self::None | Self::Mlp(_) => None,
+            Self::Experts(shape) => Some(shape),
+            Self::Both(shape) => Some(&shape.experts),
+        }
+    }
+
+    /// Its MLP, if it has one that every token takes and that is no expert.
+    pub fn mlp(&self) -> Option<&MlpShape> {
+        match self {
+            Self::None | Self::Experts(_) => None,
+            Self::Mlp(shape) => Some(shape),
+            Self::Both(shape) => Some(&shape.mlp),
+        }
+    }
+}
+
+/// Matrices of an MLP.
+fn matrices(activation: Option<Activation>) -> usize {
+    if activation.is_some() { 3 } else { 2 }
 }
 
 /// Grouped-query attention of a layer, over all ranks.
@@ -226,8 +259,12 @@ pub struct AttentionShape {
     pub heads: usize,
     /// KV heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a query's or key's head.
     pub head_dim: usize,
+    /// Width of a value's head.
+    pub value_dim: usize,
+    /// Multiplies the values.
+    pub value_scale: f32,
     /// True if queries, keys and values have a bias.
     pub qkv_bias: bool,
     /// True if the output projection has a bias.
@@ -296,6 +333,24 @@ pub struct MlpShape {
     pub activation: Option<Activation>,
 }
 
+impl MlpShape {
+    fn weights(&self, hidden: usize) -> usize {
+        matrices(self.activation) * hidden * self.channels
+    }
+}
+
+/// A feed-forward made of an MLP and of experts (Gemma 4). Both read the residual stream by norms
+/// of their own, and so does the router. The results are normed, each by itself, and added; the
+/// norm after the feed-forward is that of their sum. The files have a factor for each expert, which
+/// multiplies its weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BothShape {
+    /// What every token takes.
+    pub mlp: MlpShape,
+    /// Without a shared expert.
+    pub experts: ExpertsShape,
+}
+
 /// A feed-forward made of experts, over all ranks. Each expert is an MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsShape {
@@ -312,6 +367,8 @@ pub struct ExpertsShape {
     /// Routed experts read and write vectors of this width, which projections make of the residual
     /// stream and lead back to it (Nemotron 3 Super).
     pub latent: Option<usize>,
+    /// True if the sum of the routed experts is normed before it is led back.
+    pub latent_norm: bool,
     /// How a token's experts are chosen.
     pub router: RouterShape,
     /// An expert that every token takes.
@@ -326,6 +383,14 @@ impl ExpertsShape {
     /// Width of what routed experts read and write.
     pub fn width(&self, hidden: usize) -> usize {
         self.latent.unwrap_or(hidden)
+    }
+
+    /// Weights that one token is multiplied with.
+    fn weights(&self, hidden: usize) -> usize {
+        let shared = hidden * self.shared.map_or(0, |shared| shared.channels);
+        let routed = self.width(hidden) * self.chosen * self.channels;
+        let narrow = 2 * hidden * self.latent.unwrap_or(0);
+        hidden * self.experts + narrow + matrices(self.activation) * (routed + shared)
     }
 }
 
@@ -396,6 +461,8 @@ pub struct LatentShape {
     pub temperature: Option<Temperature>,
     /// The choice of the tokens that are attended to; `None`: all.
     pub selection: Option<SelectionShape>,
+    /// True if the sigmoid of a projection multiplies each head's result.
+    pub output_gate: bool,
 }
 
 /// How an indexer selects the tokens that a layer attends to (DeepSeek V3.2).

@@ -318,11 +318,7 @@ const CASES: [Case; 38] = [
         || gemma4().number("gemma4.embedding_length_per_layer_input", 256),
         &["hidden_size_per_layer_input is 256"],
     ),
-    (
-        "experts",
-        || gemma4().number("gemma4.expert_count", 128),
-        &["\"gemma4\" with experts, is not supported"],
-    ),
+    ("experts", || gemma4().number("gemma4.expert_count", 128), &["it has no num_experts_per_tok"]),
     (
         "no window",
         || gemma4().without("gemma4.attention.sliding_window"),

@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
-use thunder_model::spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use thunder_model::spec::{LayerSpec, MixerSpec};
 use thunder_model::{Capacity, ExpertSplit, Model, ModelFolder, Parallelism, ShardPlan};
 
 use common::{Golden, check, compare, limits, logits, sharded_logits};
@@ -86,9 +86,7 @@ fn may_reroute(folder: &ModelFolder, activations: Activations) -> bool {
         MixerSpec::Compressed(shape) => shape.compression.is_some_and(|of| of.selection.is_some()),
         _ => false,
     };
-    let routes = |layer: &LayerSpec| {
-        matches!(layer.feed_forward, FeedForwardSpec::Experts(_)) || selects(&layer.mixer)
-    };
+    let routes = |layer: &LayerSpec| layer.feed_forward.experts().is_some() || selects(&layer.mixer);
     let rounds = !matches!(activations, Activations::Int16 | Activations::F32);
     rounds && folder.spec.layers.iter().any(routes)
 }
@@ -137,6 +135,11 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "transformers-nemotron_h",
         "transformers-nemotron_h_latent",
         "nemotron_h-4bit",
+        "transformers-gemma4_experts",
+        "gemma4_experts-4bit",
+        "kimi_k3-4bit",
+        "kimi_k3-mxfp4-published",
+        "transformers-mimo_v2_flash",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
@@ -207,6 +210,8 @@ fn experts_may_be_held_whole() {
         ("transformers-deepseek_v4", 3),
         ("transformers-qwen3_vl_moe_text", 4),
         ("deepseek_v3-4bit-g32", 5),
+        ("transformers-gemma4_experts", 3),
+        ("kimi_k3-4bit", 2),
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
@@ -216,6 +221,73 @@ fn experts_may_be_held_whole() {
         let ours = sharded_logits(&golden(&case), &folder, &plan, arithmetic, 45);
         let result = compare(&golden(&case), &ours, false);
         check(&case, &format!("whole, {ranks}"), result, limits(Activations::Int16));
+    }
+}
+
+#[test]
+fn layers_with_several_reductions_are_divided_by_2_3_and_5_ranks() {
+    for name in
+        ["gemma4_experts-4bit", "transformers-gemma4_experts", "kimi_k3-4bit", "transformers-mimo_v2_flash"]
+    {
+        let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
+        let folder = ModelFolder::open(&case).unwrap();
+        for ranks in [2, 3, 5] {
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+            let ours =
+                sharded_logits(&golden(&case), &folder, &plan, (Activations::Int16, Overlap::Auto), 45);
+            let result = compare(&golden(&case), &ours, false);
+            check(&case, &format!("{ranks} ranks"), result, limits(Activations::Int16));
+        }
+    }
+}
+
+/// Logits of a pipeline, whose stages are computed one after the other, by pieces of 13 tokens.
+fn pipeline_logits(golden: &[Golden], folder: &ModelFolder, plan: &ShardPlan) -> Vec<Vec<f32>> {
+    let config = CpuConfig::new(1, Isa::detect().unwrap(), Activations::Int16);
+    let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };
+    let mut stages: Vec<_> = (0..plan.ranks())
+        .map(|rank| {
+            let mut backend = CpuBackend::new(&config, Group::solo());
+            let go_on = &mut |_, _| ControlFlow::Continue(());
+            (Model::load(folder, plan, rank, capacity, &mut backend, go_on).unwrap(), backend)
+        })
+        .collect();
+    let (mut hidden, mut rows) = (Vec::new(), Vec::new());
+    let mut of_prompt = |golden: &Golden| {
+        let (blocks, mut all) = (Vec::from_iter(0..8), Vec::new());
+        for (index, tokens) in golden.tokens.chunks(13).enumerate() {
+            let mut step = Step::default();
+            step.push(tokens, index * 13, &blocks, 0, false);
+            step.logit_rows = (0..tokens.len() as u32).collect();
+            for (stage, (model, backend)) in stages.iter_mut().enumerate() {
+                assert!(stage == 0 || hidden.len() == tokens.len() * model.hidden_width(folder.spec.hidden));
+                let before: Option<&[f32]> = (stage > 0).then_some(&hidden);
+                model.forward(backend, &step, before).unwrap();
+                model.read_hidden(backend, &step, &mut hidden).unwrap();
+            }
+            let (model, backend) = stages.last_mut().unwrap();
+            model.read_logits(backend, &step, &mut rows).unwrap();
+            all.extend_from_slice(&rows);
+        }
+        all
+    };
+    golden.iter().map(&mut of_prompt).collect()
+}
+
+#[test]
+fn the_stages_of_a_pipeline_compute_the_whole_model() {
+    for (name, ranks) in [
+        ("kimi_k3-4bit", 2),
+        ("kimi_k3-4bit", 3),
+        ("kimi_k3-mxfp4-published", 5),
+        ("transformers-gemma4_experts", 2),
+    ] {
+        let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
+        let folder = ModelFolder::open(&case).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Pipeline, &vec![1.0; ranks]).unwrap();
+        let ours = pipeline_logits(&golden(&case), &folder, &plan);
+        let result = compare(&golden(&case), &ours, false);
+        check(&case, &format!("{ranks} stages"), result, limits(Activations::Int16));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `thunder bench gpu` and `thunder bench kernels --device` on Mesa's software driver.
 #![cfg(feature = "gpu")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::Command;
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes GGUF files with llama.cpp's own converter, of models as transformers writes them: cases/ARCHITECTURE.gguf in bf16, and transformers' logits for
-it. llama.cpp computes the same values in f32, and must agree.
+it. llama.cpp computes the same values in f32, and must agree. Cases of `UNCHECKED` are written without its logits.
 
     python3 tests/golden/gguf/convert.py [--llama-cpp DIR] [NAME...]
+    python3 tests/golden/gguf/convert.py --source DIR NAME...     # of UNCHECKED: DIR is llama.cpp's source, nothing is built
 
 DIR is as make.py's. Needs g++, PyTorch, transformers 5.23, sentencepiece, numpy and safetensors. Every random number comes from a seeded generator.
 """
@@ -75,6 +76,7 @@ CASES = {
         },
     }, {}),
     "gemma4": ("gemma4_text", {}, {}),
+    "gemma4-experts": ("gemma4_experts", {}, {}),
     "exaone4": ("exaone4", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": None, "rope_parameters": LLAMA3_ROPE}, {}),
     "qwen3next": ("qwen3_next", HYBRID, {}),
     "qwen35": ("qwen3_5", {key: value for key, value in HYBRID.items() if "expert" not in key and "moe" not in key}, None),
@@ -91,6 +93,10 @@ CASES = {
         "linear_num_heads": 3, "moe_intermediate_size": 32, "num_local_experts": 4, "rms_norm_eps": 1e-6,
     }, KIMI),
 }
+# A model of MLX-LM's, ../cases/FOLDER, and its logits: transformers has no such family.
+FROM_MLX = {"kimi-k3": "kimi_k3-mxfp4-published"}
+# Converted, and not yet computed by llama.cpp. Its source has the same operations.
+UNCHECKED = ("gemma4-experts", "kimi-k3")
 # Settings with which llama.cpp computes a case; the file has those of CASES. It knows the windows
 # of EXAONE 4 by the number of layers.
 COMPARED = {"exaone4": {"num_hidden_layers": 64, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}}
@@ -102,6 +108,9 @@ GELU_LIMIT = 5e-3
 
 def write_folder(name: str, folder: Path, compared: bool):
     """Writes the model as transformers does, with its logits; `compared`: as llama.cpp computes it."""
+    if name in FROM_MLX:
+        shutil.copytree(HERE.parent / "cases" / FROM_MLX[name], folder, dirs_exist_ok=True)
+        return
     from make_transformers import CASES as ALL
     from make_transformers import make
 
@@ -185,7 +194,10 @@ def write_model(name: str, compared: bool, source: Path, folder: Path, kind: str
     return out, model
 
 
-def make_case(name: str, source: Path, program: Path, folder: Path):
+def make_case(name: str, source: Path, program: Path | None, folder: Path):
+    if name in UNCHECKED:
+        write_case(name, source, folder, "not compared with llama.cpp")
+        return
     exact, model = write_model(name, True, source, folder, "f32")
     golden, worst = load_file(model / "golden.safetensors"), 0.0
     for i in range(3):
@@ -195,21 +207,26 @@ def make_case(name: str, source: Path, program: Path, folder: Path):
     if worst > (GELU_LIMIT if "gemma" in name else LIMIT):
         print(f"{name:16} llama.cpp differs from transformers: {worst:.1e}", flush=True)
         return
+    write_case(name, source, folder, f"llama.cpp agrees: {worst:.1e}")
+
+
+def write_case(name: str, source: Path, folder: Path, checked: str):
     stored, model = write_model(name, False, source, folder, "bf16")
     out = HERE / "cases"
     shutil.copyfile(stored, out / f"{name}.gguf")
     shutil.copyfile(model / "golden.safetensors", out / f"{name}.safetensors")
-    print(f"{name:16} {stored.stat().st_size / 1000:5.0f} kB   llama.cpp agrees: {worst:.1e}", flush=True)
+    print(f"{name:16} {stored.stat().st_size / 1000:5.0f} kB   {checked}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp", type=Path, default=Path.home() / ".cache/thunderhead/llama.cpp")
+    parser.add_argument("--source", type=Path, help="llama.cpp's source, for cases that are not compared with it")
     parser.add_argument("names", nargs="*", metavar="NAME", help="architectures to make (all, if none is named)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        source, program = build(args.llama_cpp, Path(name))
-        for case in args.names or CASES:
+        source, program = (args.source, None) if args.source else build(args.llama_cpp, Path(name))
+        for case in args.names or [*CASES, *FROM_MLX]:
             try:
                 make_case(case, source, program, Path(name))
             except subprocess.CalledProcessError as error:

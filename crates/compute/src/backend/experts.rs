@@ -23,6 +23,14 @@ pub enum Activation {
         /// Largest gate, and largest magnitude of up.
         limit: f32,
     },
+    /// `beta * tanh(g / beta) / (1 + e^-g) * u`, where `u` is up, or `cap * tanh(up / cap)` (Kimi
+    /// K3's SiTU).
+    Situ {
+        /// Largest magnitude of the gate's first factor.
+        beta: f32,
+        /// Largest magnitude of up.
+        cap: Option<f32>,
+    },
 }
 
 impl Activation {
@@ -40,6 +48,10 @@ impl Activation {
                 gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
             }
             Self::Limited { limit } => Self::Silu.of(gate.min(limit), up.clamp(-limit, limit)),
+            Self::Situ { beta, cap } => {
+                let up = cap.map_or(up, |cap| cap * (up / cap).tanh());
+                beta * (gate / beta).tanh() / (1.0 + (-gate).exp()) * up
+            }
         }
     }
 }

@@ -8,6 +8,27 @@ use super::{
 };
 use crate::step::Step;
 
+/// One row of [`RareOperations::mix`], given that row of each sum.
+pub(crate) fn mix_row<'a>(
+    sums: impl Iterator<Item = &'a [f32]> + Clone,
+    (weight, eps): (&[f32], f32),
+    out: &mut [f32],
+) {
+    let score = |x: &[f32]| {
+        let (dot, squares) =
+            x.iter().zip(weight).fold((0.0, 0.0), |(dot, squares), (x, w)| (dot + x * w, squares + x * x));
+        dot / (squares / x.len() as f32 + eps).sqrt()
+    };
+    // No list of scores: rows are mixed while tokens are generated.
+    let largest = sums.clone().map(score).fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = sums.clone().map(|x| (score(x) - largest).exp()).sum();
+    out.fill(0.0);
+    for x in sums {
+        let share = (score(x) - largest).exp() / total;
+        out.iter_mut().zip(x).for_each(|(out, x)| *out += share * x);
+    }
+}
+
 /// Operations that few families need. Those that change rows have defaults that work on the host:
 /// right on every backend, and slow on those whose memory is elsewhere. The others are [`Extra`]s.
 ///
@@ -198,6 +219,33 @@ pub trait RareOperations: Device {
             (indices[spec.chosen], weights[spec.chosen]) = (spec.experts as f32, weight);
         }
         self.write(&all, choices)
+    }
+    /// Mixes sums of the residual stream (Kimi K3's attention residuals): `out[r] = Σ_i p[i] *
+    /// x_i[r]`, where the `x_i` are the buffers `before` and then `x`, and `p` is the softmax of
+    /// `weight · x_i[r] / sqrt(mean(x_i[r]²) + eps)`.
+    fn mix(
+        &mut self,
+        before: &[Self::Buffer],
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        (weight, eps): (&[f32], f32),
+        out: &mut Self::Buffer,
+    ) -> Outcome {
+        let (height, width) = self.extent(x);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut values = vec![0.0; (before.len() + 1) * rows.len() * width];
+        for (x, values) in before.iter().chain([x]).zip(values.chunks_exact_mut(rows.len() * width)) {
+            self.read(x, rows.clone(), values)?;
+        }
+        let (kept, mut all) = (self.extent(out).0.min(height), vec![0.0; height * width]);
+        self.read(out, 0..kept, &mut all[..kept * width])?;
+        for (index, out) in all[rows.start * width..rows.end * width].chunks_exact_mut(width).enumerate() {
+            let sums = values.chunks_exact(rows.len() * width).map(|all| &all[index * width..][..width]);
+            mix_row(sums, (weight, eps), out);
+        }
+        self.write(&all, out)
     }
     /// Weighs the input of each row's only expert in place of its output: `x[r] *= weight`, and the
     /// weight becomes 1.

@@ -78,6 +78,26 @@ impl Work for ExpertSum<'_> {
     }
 }
 
+/// The sums over ranks of two buffers, of rows after the first.
+struct SumBoth<'a> {
+    x: &'a [f32],
+    y: &'a [f32],
+    widths: [usize; 2],
+}
+
+impl Work for SumBoth<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let [x_width, y_width] = self.widths;
+        let rows = self.x.len() / x_width;
+        let mut x = filled(backend, self.x, x_width)?;
+        let mut y = filled(backend, self.y, y_width)?;
+        backend.all_reduce_both([&mut x, &mut y], usize::from(rows > 1)..rows)?;
+        let mut results = columns(backend, &x, 0..rows, (x_width, x_width))?;
+        results.extend(columns(backend, &y, 0..rows, (y_width, y_width))?);
+        Ok(results)
+    }
+}
+
 impl<B: Backend> Suite<'_, B> {
     pub(super) fn experts(&mut self) {
         self.routers();
@@ -95,6 +115,11 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     pub(super) fn expert_reductions(&mut self) {
+        for (rows, widths) in [(1, [24, 24]), (6, [40, 17])] {
+            let [x, y] = widths.map(|width| self.random.numbers(rows * width));
+            let work = SumBoth { x: &x, y: &y, widths };
+            self.compare(format!("sums of two buffers of {rows} rows, {widths:?}"), self.limits.rows, work);
+        }
         let encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
         for rows in [1, 7, 40] {
             self.expert_sums(encoding, Activation::Silu, rows, true);

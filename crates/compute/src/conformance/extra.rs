@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, HeadSharing, KvFormat,
-    LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, Decays, DeltaSpec, Expert, Extra, HeadSharing,
+    KvFormat, LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -47,6 +47,32 @@ impl Work for Changes<'_> {
         backend.weigh_input(&mut choices, 0..count, &mut x)?;
         results.extend(columns(backend, &choices, 0..count, (2, 2))?);
         results.extend(columns(backend, &x, 0..count, (width, width))?);
+        Ok(results)
+    }
+}
+
+/// Sums of the residual stream, and the last of them, which is mixed with none, some or all of the
+/// others.
+struct Mix<'a> {
+    before: &'a [Vec<f32>],
+    x: &'a [f32],
+    weight: &'a [f32],
+}
+
+impl Work for Mix<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let width = self.weight.len();
+        let count = self.x.len() / width;
+        let before = self.before.iter().map(|x| filled(backend, x, width)).collect::<Result<Vec<_>, _>>()?;
+        let x = filled(backend, self.x, width)?;
+        let mut results = Vec::new();
+        for (before, rows) in
+            [(&before[..0], 0..count), (&before[..], 0..count), (&before[1..], count / 2..count)]
+        {
+            let mut out = backend.buffer(count, width)?;
+            backend.mix(before, &x, rows.clone(), (self.weight, 0.5), &mut out)?;
+            results.extend(columns(backend, &out, rows, (width, width))?);
+        }
         Ok(results)
     }
 }
@@ -225,6 +251,12 @@ impl<B: Backend> Suite<'_, B> {
                 Changes { x: &x, width },
             );
         }
+        for (rows, width, sums) in [(1, 48, 1), (5, 70, 4)] {
+            let before: Vec<_> = (0..sums).map(|_| self.random.numbers(rows * width)).collect();
+            let (x, weight) = (self.random.numbers(rows * width), self.random.numbers(width));
+            let work = Mix { before: &before, x: &x, weight: &weight };
+            self.compare(format!("mixes of {sums} sums, {rows} rows of {width}"), self.limits.rows, work);
+        }
         if self.backend.offers(Extra::Scoring) {
             self.scorings();
         }
@@ -290,7 +322,10 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     fn channel_delta_rules(&mut self) {
-        for (heads, key_dim, value_dim) in [(1, 16, 16), (3, 32, 37)] {
+        let bounded = Decays::Bounded { lowest: -5.0 };
+        for (heads, key_dim, value_dim, decays) in
+            [(1, 16, 16, Decays::Softplus), (3, 32, 37, Decays::Softplus), (3, 32, 37, bounded)]
+        {
             let channels = heads * (2 * key_dim + value_dim);
             let spec = DeltaSpec {
                 key_heads: heads,
@@ -300,13 +335,16 @@ impl<B: Backend> Suite<'_, B> {
                 value_dim,
                 kernel: 4,
                 taps: self.random.numbers(channels * 4),
+                unit_eps: 0.25,
+                decays,
                 decay: self.random.numbers(heads),
                 decay_bias: self.random.numbers(heads * key_dim),
                 norm: Norm { weight: vec![1.0; value_dim], eps: 1e-6 },
             };
             let [x, beta, alpha] = [channels, heads, heads * key_dim].map(|width| self.of_slots(width));
             let work = Recurrent { of: Recurrence::Delta(&spec), rows: [&x, &beta, &alpha] };
-            let case = format!("delta rule of {heads} heads of {key_dim} × {value_dim}, decays of channels");
+            let case =
+                format!("delta rule of {heads} heads of {key_dim} × {value_dim}, {decays:?} of channels");
             self.compare(case, self.limits.rows, work);
         }
     }

@@ -34,12 +34,14 @@ pub(crate) fn encodings() -> Vec<Encoding> {
 }
 
 /// Every gated activation.
-pub(super) const ACTIVATIONS: [Activation; 5] = [
+pub(super) const ACTIVATIONS: [Activation; 7] = [
     Activation::Silu,
     Activation::Sigmoid,
     Activation::Gelu,
     Activation::Clamped { alpha: 1.702, limit: 0.7 },
     Activation::Limited { limit: 0.6 },
+    Activation::Situ { beta: 0.8, cap: None },
+    Activation::Situ { beta: 1.5, cap: Some(0.6) },
 ];
 
 /// A product's input.

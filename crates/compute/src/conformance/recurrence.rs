@@ -2,7 +2,7 @@
 
 use super::data::{Piece, SLOTS, columns, filled, moved, step, workload};
 use super::{Suite, Work};
-use crate::backend::{Backend, CacheShape, ComputeError, DeltaSpec, HeadSharing, KvFormat, Norm};
+use crate::backend::{Backend, CacheShape, ComputeError, Decays, DeltaSpec, HeadSharing, KvFormat, Norm};
 
 struct Delta<'a> {
     spec: &'a DeltaSpec<Vec<f32>>,
@@ -80,6 +80,9 @@ impl<B: Backend> Suite<'_, B> {
                 value_dim,
                 kernel,
                 taps: self.random.numbers(channels * kernel),
+                // Large enough to be noticed.
+                unit_eps: 0.25,
+                decays: Decays::Softplus,
                 decay: self.random.numbers(value_heads),
                 decay_bias: self.random.numbers(value_heads),
                 norm: Norm { weight: self.random.numbers(value_dim), eps: 1e-6 },

@@ -177,6 +177,10 @@ impl Backend for CpuBackend {
         Ok(self.reducer.group().all_reduce(rows, Op::Sum)?)
     }
 
+    fn all_reduce_both(&mut self, both: [&mut Buffer; 2], rows: Range<usize>) -> Outcome {
+        self.reduce_joined(both, rows)
+    }
+
     fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {
         out.shape(rows.len());
         for (&row, out) in rows.iter().zip(out.data.chunks_exact_mut(x.width)) {

@@ -73,15 +73,10 @@ entry! {
     pub(super) fn state_token_on(token: &StateToken<'_>, state: &mut [f32], out: &mut [f32]) = state_token
 }
 
-/// `x / (√(Σ x² + 1e-6) * divisor)`.
-pub(super) fn unit(x: &[f32], divisor: f32, out: &mut [f32]) {
-    let factor = 1.0 / ((x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt() * divisor);
+/// `x / (√(Σ x² + eps) * divisor)`.
+pub(super) fn unit(x: &[f32], (eps, divisor): (f32, f32), out: &mut [f32]) {
+    let factor = 1.0 / ((x.iter().map(|x| x * x).sum::<f32>() + eps).sqrt() * divisor);
     out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
-}
-
-/// `exp(-exp(a_log) * softplus(alpha + bias))`.
-pub(super) fn decay(a_log: f32, alpha: f32, bias: f32) -> f32 {
-    (-a_log.exp() * softplus(alpha + bias)).exp()
 }
 
 /// `ln(1 + e^x)`. For large x, e^x overflows and softplus(x) is x.

@@ -151,6 +151,50 @@ impl Gate for Limited {
     }
 }
 
+/// `limit * tanh(x / limit)`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn softly_limited<S: Simd>(x: S::F, limit: f32) -> S::F {
+    // SAFETY: the caller's.
+    unsafe {
+        // tanh(-40) is -1 in f32, and e^80 is finite.
+        let x = S::max(S::div(x, S::splat(limit)), S::splat(-40.0));
+        let (power, one) = (S::exp(S::mul(S::splat(-2.0), x)), S::splat(1.0));
+        S::mul(S::splat(limit), S::div(S::sub(one, power), S::add(one, power)))
+    }
+}
+
+/// [`Activation::Situ`] without a cap.
+#[derive(Clone, Copy)]
+struct Situ {
+    beta: f32,
+}
+
+impl Gate for Situ {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::mul(times_sigmoid::<S>(softly_limited::<S>(gate, self.beta), gate), up) }
+    }
+}
+
+/// [`Activation::Situ`].
+#[derive(Clone, Copy)]
+struct CappedSitu {
+    beta: f32,
+    cap: f32,
+}
+
+impl Gate for CappedSitu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { Situ { beta: self.beta }.of::<S>(gate, softly_limited::<S>(up, self.cap)) }
+    }
+}
+
 /// `out = activation(gate, up)`.
 ///
 /// # Safety
@@ -167,6 +211,10 @@ unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &
                 gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);
             }
             Activation::Limited { limit } => gate_by::<S, Limited>(Limited { limit }, gate, up, out),
+            Activation::Situ { beta, cap: None } => gate_by::<S, Situ>(Situ { beta }, gate, up, out),
+            Activation::Situ { beta, cap: Some(cap) } => {
+                gate_by::<S, CappedSitu>(CappedSitu { beta, cap }, gate, up, out);
+            }
         }
     }
 }

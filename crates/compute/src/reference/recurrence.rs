@@ -53,9 +53,9 @@ fn convolve(
     }
 }
 
-/// `x / √(Σ x² + 1e-6)`, as Gated DeltaNet's implementations make unit vectors.
-fn unit(x: &[f32]) -> Vec<f32> {
-    let length = (dot(x, x) + 1e-6).sqrt();
+/// `x / √(Σ x² + eps)`, as Gated DeltaNet's implementations make unit vectors.
+fn unit(x: &[f32], eps: f32) -> Vec<f32> {
+    let length = (dot(x, x) + eps).sqrt();
     x.iter().map(|x| x / length).collect()
 }
 
@@ -125,10 +125,10 @@ fn delta_rule_by(
     recur((spec.value_heads, spec.conv_numbers()), rows, cache, out, &|row, head| {
         let qkv = &qkv.rows[row];
         let key_head = spec.key_head(head);
-        let query = unit(&qkv[key_head * key_dim..][..key_dim]);
+        let query = unit(&qkv[key_head * key_dim..][..key_dim], spec.unit_eps);
         HeadToken {
             query: query.iter().map(|x| x / (key_dim as f32).sqrt()).collect(),
-            key: unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim]),
+            key: unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim], spec.unit_eps),
             value: qkv[first_value + head * value_dim..][..value_dim].to_vec(),
             decays: decays(row, head),
             strength: Some(1.0 / (1.0 + (-strengths.rows[row][head]).exp())),
@@ -162,7 +162,7 @@ pub(super) fn channel_delta_rule(
     delta_rule_by(spec, (step, rows), (qkv, beta), cache, out, &|row, head| {
         let of_column = |k: usize| {
             let at = head * spec.key_dim + k;
-            (-spec.decay[head].exp() * softplus(alpha.rows[row][at] + spec.decay_bias[at])).exp()
+            spec.decays.of(spec.decay[head], alpha.rows[row][at] + spec.decay_bias[at])
         };
         (0..spec.key_dim).map(of_column).collect()
     });

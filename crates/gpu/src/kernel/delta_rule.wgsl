@@ -6,6 +6,8 @@ struct Args {
     value_dim: u32, sequences: u32, slot_numbers: u32, state_first: u32,
     // Value heads that follow each other and share a key head.
     run: u32,
+    // Added to the sums of squares of queries and keys.
+    unit_eps: f32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> sequences: array<u32>;
@@ -45,7 +47,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             if (thread < half) { sums[thread] += sums[thread + half]; }
             workgroupBarrier();
         }
-        let unit = sqrt(sums[0] + vec2<f32>(1e-6));
+        let unit = sqrt(sums[0] + vec2<f32>(args.unit_eps));
         let gate = row * args.gates_stride + head;
         let beta = 1.0 / (1.0 + exp(-gates[gate]));
         let z = gates[gate + args.value_heads] + decay_bias[head];

@@ -59,6 +59,12 @@ fn activate(gate: f32, up: f32) -> f32 {
         let g = min(gate, args.limit);
         return g / (1.0 + exp(-g)) * clamp(up, -args.limit, args.limit);
     }
+    if (args.activation == 5u) {
+        var u = up;
+        if (args.limit > 0.0) { u = args.limit * (1.0 - 2.0 / (exp(2.0 * up / args.limit) + 1.0)); }
+        let g = args.alpha * (1.0 - 2.0 / (exp(2.0 * gate / args.alpha) + 1.0));
+        return g / (1.0 + exp(-gate)) * u;
+    }
     return gate / (1.0 + exp(-gate)) * up;
 }
 ";

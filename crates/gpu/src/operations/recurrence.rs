@@ -65,6 +65,7 @@ impl GpuBackend {
             spec.sharing_run(),
         ]
         .map(|number| number as u32);
+        let arguments = [&arguments[..], &[spec.unit_eps.to_bits()]].concat();
         let buffers = [
             &tables.memory,
             &spec.decay.memory,

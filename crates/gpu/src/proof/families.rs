@@ -3,7 +3,7 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, ExpertGroups,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Decays, DeltaSpec, ExpertGroups,
     HeadSharing, KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores,
     SharedExpert, Step,
 };
@@ -95,7 +95,8 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     results.push(part_norms(backend, &mut numbers)?);
     let clamped = Activation::Clamped { alpha: 1.7, limit: 0.7 };
     let limited = Activation::Limited { limit: 0.6 };
-    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped, limited] {
+    let situ = Activation::Situ { beta: 1.5, cap: Some(0.6) };
+    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped, limited, situ] {
         let mut gated = backend.buffer(count, width / 2)?;
         backend.gate(&x, 0..count, activation, &mut gated)?;
         results.push(read(backend, &gated, count)?);
@@ -286,6 +287,8 @@ fn recurrence<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError
         key_dim,
         value_dim,
         kernel,
+        unit_eps: 0.25,
+        decays: Decays::Softplus,
         taps: numbers.take(channels * kernel),
         decay: numbers.take(value_heads),
         decay_bias: numbers.take(value_heads),

@@ -83,6 +83,11 @@ pub(super) struct Config {
     logits_scaling: Option<f32>,
     /// Cohere's, which multiplies.
     logit_scale: Option<f32>,
+    /// Kimi K3: limits of SiTU's gates and ups. 0 stands for none.
+    activation_situ_beta: Option<f32>,
+    activation_situ_linear_beta: Option<f32>,
+    /// Kimi K3: layers between those before which the residual stream is put aside.
+    attn_res_block_size: Option<usize>,
     attn_logit_softcapping: Option<f32>,
     final_logit_softcapping: Option<f32>,
     pub eos_token_id: Option<TokenIds>,
@@ -242,7 +247,20 @@ impl Config {
         match name.as_str() {
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu_pytorch_tanh" => Ok(Activation::Gelu),
-            other => unsupported("hidden_act", other, "silu and gelu_pytorch_tanh are"),
+            "situ" => {
+                let limit = |limit: Option<f32>| limit.filter(|limit| limit.is_finite() && *limit > 0.0);
+                let cap = limit(self.activation_situ_linear_beta);
+                Ok(Activation::Situ { beta: limit(self.activation_situ_beta).unwrap_or(1.0), cap })
+            }
+            other => unsupported("hidden_act", other, "silu, gelu_pytorch_tanh and situ are"),
+        }
+    }
+
+    /// Layers between those before which the residual stream is put aside.
+    pub fn residual_block(&self) -> Result<Option<usize>, String> {
+        match self.attn_res_block_size {
+            Some(0) => Err("attn_res_block_size is 0".into()),
+            size => Ok(size),
         }
     }
 

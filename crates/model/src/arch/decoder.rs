@@ -9,11 +9,11 @@ use thunder_compute::Rope;
 use super::config::Config;
 use super::family::{Family, Rotations};
 use super::nemotron::Block;
-use super::{TokenIds, deepseek4, delta, experts, gemma4, kimi, latent, nemotron, rope, selection};
+use super::{TokenIds, deepseek4, delta, experts, gemma4, kimi, latent, mimo, nemotron, rope, selection};
 use crate::error::ModelError;
 use crate::spec::{
-    AheadSpec, AttentionShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape, ModelSpec,
-    QkNormWidth,
+    AheadSpec, AttentionShape, BothShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape,
+    ModelSpec, QkNormWidth,
 };
 
 /// Index of the rotation of layers without a window, or of all layers.
@@ -30,6 +30,7 @@ struct Parts<'a> {
     family: &'a Family,
     latent: Option<latent::Latent>,
     gemma4: Option<gemma4::Config>,
+    mimo: Option<mimo::Config>,
     selection: Option<selection::Config>,
     delta: Option<delta::Config>,
     channel_delta: Option<kimi::Config>,
@@ -46,6 +47,9 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     let mut text = with_defaults(text, family).map_err(malformed)?;
     if family.hybrid {
         text = nemotron::in_common_names(text).map_err(malformed)?;
+    }
+    if family.window_heads {
+        text = mimo::in_common_names(text).map_err(malformed)?;
     }
     let config = Config::read(&text).map_err(malformed)?;
     config.check_supported()?;
@@ -66,7 +70,8 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
     }
     let hybrid = family.hybrid.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
-    let has_experts = hybrid.as_ref().is_none_or(nemotron::Config::has_experts);
+    let has_experts = hybrid.as_ref().is_none_or(nemotron::Config::has_experts)
+        && gemma4.as_ref().is_none_or(gemma4::Config::has_experts);
     let activation = if family.hybrid { None } else { Some(config.activation()?) };
     let mlp =
         |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
@@ -79,10 +84,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
             .map_err(malformed)?,
         selection,
         gemma4,
+        mimo: family.window_heads.then(|| mimo::Config::read(&text)).transpose().map_err(malformed)?,
         experts: family
             .experts
             .filter(|_| has_experts)
-            .map(|f| experts::Config::read(&text, f))
+            .map(|f| experts::Config::read(&text, f, activation))
             .transpose()
             .map_err(malformed)?,
         mlp: mlp(activation),
@@ -110,6 +116,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         logit_scale: config.logit_scale().map_err(malformed)?,
         logit_cap: config.logit_cap().map_err(malformed)?,
         tied: config.tie_word_embeddings,
+        residual_block: config.residual_block().map_err(malformed)?,
         ropes,
         family: config.model_type,
         eos: config.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
@@ -233,9 +240,10 @@ impl Parts<'_> {
             }
             (None, None) => {
                 let shape = self.attention(index)?;
-                MixerSpec::Attention(match &self.gemma4 {
-                    Some(gemma4) => gemma4.shape(shape)?,
-                    None => shape,
+                MixerSpec::Attention(match (&self.gemma4, &self.mimo) {
+                    (Some(gemma4), _) => gemma4.shape(shape)?,
+                    (_, Some(mimo)) => mimo.shape(shape)?,
+                    (None, None) => shape,
                 })
             }
         };
@@ -244,6 +252,9 @@ impl Parts<'_> {
             None => None,
         };
         let feed_forward = match experts {
+            Some(experts) if self.gemma4.is_some() => {
+                FeedForwardSpec::Both(Box::new(BothShape { mlp: self.mlp.clone()?, experts }))
+            }
             Some(shape) => FeedForwardSpec::Experts(shape),
             None => FeedForwardSpec::Mlp(self.mlp.clone()?),
         };
@@ -270,6 +281,8 @@ impl Parts<'_> {
             heads: config.num_attention_heads,
             kv_heads: config.kv_heads(),
             head_dim: config.head_dim(),
+            value_dim: config.head_dim(),
+            value_scale: 1.0,
             qkv_bias: bias.unwrap_or(family.qkv_bias),
             out_bias: config.attention_out_bias.unwrap_or(family.out_bias && bias.unwrap_or(false)),
             qk_norm: is_normed.then_some(family.qk_norm_width),

@@ -20,6 +20,11 @@ pub(super) struct Config {
     output_gate_type: Option<String>,
 }
 
+/// Epsilon of the unit vectors of delta rules, whatever `rms_norm_eps` is: transformers' and
+/// MLX-LM's Qwen3-Next, Qwen3.5 and Kimi Linear add it to the sum of squares. (llama.cpp takes the
+/// epsilon of the model's norms.)
+pub(super) const UNIT_EPS: f32 = 1e-6;
+
 /// One layer of four attends unless the config says otherwise (transformers' Qwen3NextConfig).
 const ATTENTION_INTERVAL: usize = 4;
 
@@ -76,6 +81,7 @@ impl Config {
             key_dim: self.linear_key_head_dim,
             value_dim: self.linear_value_head_dim,
             kernel: self.linear_conv_kernel_dim,
+            unit_eps: UNIT_EPS,
         }))
     }
 }

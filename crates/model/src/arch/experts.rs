@@ -98,6 +98,8 @@ struct Fields {
     num_local_experts: Option<usize>,
     n_routed_experts: Option<usize>,
     num_experts_per_tok: Option<usize>,
+    /// Gemma 4's name of it.
+    top_k_experts: Option<usize>,
     moe_intermediate_size: Option<usize>,
     n_shared_experts: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
@@ -120,6 +122,10 @@ struct Fields {
     moe_shared_expert_intermediate_size: Option<usize>,
     /// Nemotron-H: width of what routed experts read and write.
     moe_latent_size: Option<usize>,
+    /// Kimi K3's name of it, and whether the experts' sum is normed.
+    routed_expert_hidden_size: Option<usize>,
+    #[serde(default)]
+    latent_moe_use_norm: bool,
     mlp_bias: Option<bool>,
     /// ERNIE's names.
     moe_num_experts: Option<usize>,
@@ -171,11 +177,13 @@ impl Fields {
                 .num_experts_per_tok
                 .or(self.moe_k)
                 .or(self.num_experts_per_token)
+                .or(self.top_k_experts)
                 .or(self.moe_topk.as_ref().and_then(OneOrMany::same)),
             n_shared_experts: self
                 .n_shared_experts
                 .or(self.moe_num_shared_experts)
                 .or(self.num_shared_experts),
+            moe_latent_size: self.moe_latent_size.or(self.routed_expert_hidden_size),
             n_group: self.n_group.or(self.num_expert_group),
             norm_topk_prob: self.norm_topk_prob.or(self.moe_renormalize),
             first_k_dense_replace: self.first_k_dense_replace.or(self.moe_layer_start_index),
@@ -202,7 +210,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    pub fn read(text: &Value, family: ExpertFamily) -> Result<Self, String> {
+    /// `activation` is that of the model's MLPs.
+    pub fn read(text: &Value, family: ExpertFamily, activation: Option<Activation>) -> Result<Self, String> {
         let fields = Fields::deserialize(text).map_err(|error| error.to_string())?.in_common_names();
         let experts = fields.n_routed_experts.or(fields.num_local_experts).or(fields.num_experts);
         let experts = experts.ok_or("it has no n_routed_experts, num_local_experts or num_experts")?;
@@ -240,11 +249,11 @@ impl Config {
             return Err(format!("swiglu_limit is {limit}: it must be above 0"));
         }
         let activation = match (family.clamped, family.limited) {
-            (true, _) => Activation::Clamped { alpha: GPT_OSS_ALPHA, limit },
-            (false, true) => Activation::Limited { limit },
-            (false, false) => Activation::Silu,
+            (true, _) => Some(Activation::Clamped { alpha: GPT_OSS_ALPHA, limit }),
+            (false, true) => Some(Activation::Limited { limit }),
+            (false, false) => activation,
         };
-        let activation = (!family.ungated).then_some(activation);
+        let activation = activation.filter(|_| !family.ungated);
         if family.ungated && fields.mlp_bias == Some(true) {
             return Err("mlp_bias is true: experts without biases are supported".into());
         }
@@ -252,9 +261,10 @@ impl Config {
             if !(1..=1 << 20).contains(&width) {
                 return Err(format!("moe_latent_size is {width}: it must be between 1 and {}", 1 << 20));
             }
-            if fields.moe_shared_expert_intermediate_size.is_none() {
+            let shared = fields.n_shared_experts.filter(|count| *count > 0);
+            if fields.moe_shared_expert_intermediate_size.or(shared).is_none() {
                 return Err("moe_latent_size needs a shared expert: it has no \
-                            moe_shared_expert_intermediate_size"
+                            moe_shared_expert_intermediate_size and no num_shared_experts"
                     .into());
             }
         }
@@ -299,6 +309,7 @@ impl Config {
             bias: self.router.bias,
             activation: self.activation,
             latent: self.fields.moe_latent_size,
+            latent_norm: self.fields.latent_moe_use_norm,
             router: self.router(layer),
             shared,
             weighs_input: self.family.weighs_input,

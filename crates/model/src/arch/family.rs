@@ -39,6 +39,8 @@ pub(super) struct Family {
     pub scales_embedding: bool,
     /// Layers without a window have other heads (Gemma 4).
     pub global_heads: bool,
+    /// Keys and values have other widths, and layers with a window have other heads (MiMo V2).
+    pub window_heads: bool,
     /// Attention is latent.
     pub latent: bool,
     /// An indexer selects the tokens of latent attention; whether it rotates neighbouring columns
@@ -99,6 +101,7 @@ const LLAMA: Family = Family {
     norms_less_one: false,
     scales_embedding: false,
     global_heads: false,
+    window_heads: false,
     latent: false,
     indexer: None,
     delta: false,
@@ -154,6 +157,8 @@ const GEMMA4: Family = Family {
         } }"#,
     norms_less_one: false,
     global_heads: true,
+    // If `enable_moe_block` is true.
+    experts: Some(RENORMALISED_SOFTMAX),
     ..GEMMA3
 };
 /// Command R and R+.
@@ -186,7 +191,7 @@ const LLAMA4_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 52] = [
+pub(super) const FAMILIES: [Family; 53] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -194,6 +199,16 @@ pub(super) const FAMILIES: [Family; 52] = [
     QWEN2,
     Family { name: "mimo", ahead_hidden_first: true, ahead_chains_normed: true, ..QWEN2 },
     QWEN3,
+    Family {
+        name: "mimo_v2_flash",
+        defaults: r#"{ "head_dim": 192, "v_head_dim": 128, "partial_rotary_factor": 0.334, "num_key_value_heads": 4,
+            "attention_value_scale": 0.707, "max_position_embeddings": 262144, "tie_word_embeddings": false }"#,
+        out_bias: false,
+        rotations: Rotations::UnscaledInWindows,
+        window_heads: true,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LLAMA
+    },
     Family { name: "seed_oss", out_bias: false, ..LLAMA },
     Family { name: "smollm3", windows: Windows::AfterMaxWindowLayers, ..LLAMA },
     Family { name: "ernie4_5", interleaved: true, ..LLAMA },

@@ -64,15 +64,19 @@ impl Config {
         for (field, value) in [
             ("hidden_size_per_layer_input", config.hidden_size_per_layer_input),
             ("num_kv_shared_layers", config.num_kv_shared_layers),
-            ("enable_moe_block", usize::from(config.enable_moe_block)),
         ] {
             if value != 0 {
                 return Err(format!(
-                    "{field} is {value}: of Gemma 4, the dense models without inputs for each layer are supported"
+                    "{field} is {value}: of Gemma 4, the models without inputs for each layer are supported"
                 ));
             }
         }
         Ok(config)
+    }
+
+    /// True if each layer has experts next to its MLP.
+    pub const fn has_experts(&self) -> bool {
+        self.enable_moe_block
     }
 
     /// Width of a head of a layer without a window.
@@ -97,6 +101,6 @@ impl Config {
             ));
         }
         let (head_dim, values_are_keys) = (self.global_head_dim, self.attention_k_eq_v);
-        Ok(AttentionShape { head_dim, kv_heads, values_are_keys, ..shape })
+        Ok(AttentionShape { head_dim, value_dim: head_dim, kv_heads, values_are_keys, ..shape })
     }
 }

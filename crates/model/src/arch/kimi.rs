@@ -1,8 +1,10 @@
-//! Kimi Delta Attention in config.json (Kimi Linear).
+//! Kimi Delta Attention in config.json (Kimi Linear, Kimi K3).
 
 use serde::Deserialize;
 use serde_json::Value;
+use thunder_compute::Decays;
 
+use super::delta::UNIT_EPS;
 use crate::spec::ChannelDeltaShape;
 
 /// The fields of config.json. Published files have them in an object, with layers counted from 1;
@@ -16,6 +18,10 @@ pub(super) struct Config {
     linear_head_dim: usize,
     #[serde(default = "kernel")]
     linear_conv_kernel_dim: usize,
+    /// The published `gate_lower_bound` and `use_full_rank_gate`, for files that have no object.
+    linear_gate_lower_bound: Option<f32>,
+    #[serde(default)]
+    linear_full_rank_gate: bool,
     layer_types: Option<Vec<String>>,
 }
 
@@ -29,6 +35,10 @@ struct Published {
     kda_layers: Vec<usize>,
     #[serde(default)]
     full_attn_layers: Vec<usize>,
+    /// Kimi K3: decays are bounded, and output gates are one product.
+    gate_lower_bound: Option<f32>,
+    #[serde(default)]
+    use_full_rank_gate: bool,
 }
 
 fn heads() -> usize {
@@ -48,6 +58,8 @@ impl Config {
             config.linear_num_heads = published.num_heads;
             config.linear_head_dim = published.head_dim;
             config.linear_conv_kernel_dim = published.short_conv_kernel_size;
+            config.linear_gate_lower_bound = published.gate_lower_bound;
+            config.linear_full_rank_gate = published.use_full_rank_gate;
         }
         for (field, value, most) in [
             ("linear_attn_config.num_heads", config.linear_num_heads, 1 << 14),
@@ -57,6 +69,10 @@ impl Config {
             if value == 0 || value > most {
                 return Err(format!("{field} is {value}: it must be between 1 and {most}"));
             }
+        }
+        let bound = config.linear_gate_lower_bound;
+        if let Some(bound) = bound.filter(|bound| !bound.is_finite() || *bound >= 0.0) {
+            return Err(format!("linear_attn_config.gate_lower_bound is {bound}: it must be below 0"));
         }
         Ok(config)
     }
@@ -88,10 +104,14 @@ impl Config {
             }
             (None, None) => layer > 0 && layer.is_multiple_of(4),
         };
+        let lowest = self.linear_gate_lower_bound;
         Ok((!attends).then_some(ChannelDeltaShape {
             heads: self.linear_num_heads,
             dim: self.linear_head_dim,
             kernel: self.linear_conv_kernel_dim,
+            unit_eps: UNIT_EPS,
+            decays: lowest.map_or(Decays::Softplus, |lowest| Decays::Bounded { lowest }),
+            whole_gates: self.linear_full_rank_gate,
         }))
     }
 }

@@ -19,6 +19,9 @@ pub(super) struct Config {
     /// Kimi Linear: nothing is rotated.
     #[serde(default)]
     mla_use_nope: bool,
+    /// Kimi K3: heads' results are gated.
+    #[serde(default)]
+    mla_use_output_gate: bool,
 }
 
 fn interleaved() -> bool {
@@ -75,6 +78,7 @@ impl Config {
                 rope: (!self.mla_use_nope).then_some(0),
                 temperature: None,
                 selection: None,
+                output_gate: self.mla_use_output_gate,
             },
             rotated: self.qk_rope_head_dim,
             interleaved: self.rope_interleave,

@@ -58,7 +58,18 @@ fn wrong_fields_of_newer_families_are_named() {
             json!(256),
             "hidden_size_per_layer_input is 256",
         ),
-        ("transformers-gemma4_text", "enable_moe_block", json!(true), "enable_moe_block is 1"),
+        ("transformers-gemma4_text", "enable_moe_block", json!(true), "it has no n_routed_experts"),
+        ("transformers-gemma4_experts", "top_k_experts", json!(7), "num_experts_per_tok is 7"),
+        ("transformers-gemma4_experts", "moe_intermediate_size", json!(1u64 << 40), "channels"),
+        ("kimi_linear-4bit", "attn_res_block_size", json!(0), "attn_res_block_size is 0"),
+        ("kimi_linear-4bit", "routed_expert_hidden_size", json!(0), "moe_latent_size is 0"),
+        ("kimi_linear-4bit", "hidden_act", json!("relu"), "silu, gelu_pytorch_tanh and situ are"),
+        (
+            "kimi_linear-4bit",
+            "linear_attn_config",
+            json!({ "num_heads": 6, "head_dim": 64, "kda_layers": [1, 3], "full_attn_layers": [2], "gate_lower_bound": 0.5 }),
+            "gate_lower_bound is 0.5",
+        ),
         (
             "transformers-gemma4_text",
             "per_layer_config",
@@ -100,6 +111,20 @@ fn kimi_linear_is_read_as_published() {
     linear["kda_layers"] = json!([1]);
     let error = config(&linear).expect_err("layer 3 is in neither list");
     assert!(error.contains("layer 3 must be in one of kda_layers"), "{error}");
+}
+
+/// A delta rule's epsilon is not that of the model's norms.
+#[test]
+fn unit_vectors_have_an_epsilon_of_their_own() {
+    for case in ["transformers-qwen3_next", "transformers-kimi_linear"] {
+        let model = read(&changed(case, &[("rms_norm_eps", json!(0.25))])).expect("it is a config");
+        let found = model.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Delta(shape) => Some(shape.unit_eps),
+            MixerSpec::ChannelDelta(shape) => Some(shape.unit_eps),
+            _ => None,
+        });
+        assert_eq!((model.norm_eps, found.collect::<Vec<_>>()), (0.25, vec![1e-6; 2]), "{case}");
+    }
 }
 
 #[test]

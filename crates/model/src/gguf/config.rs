@@ -170,10 +170,11 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     match family.delta {
         Delta::None => {}
         Delta::Gated(_) => delta::take_gated(metadata, &key, &mut config)?,
-        Delta::Channels => delta::take_channels(metadata, &key, &mut config)?,
+        Delta::Channels => delta::take_channels(metadata, &key, &has_in_layer(files), &mut config)?,
     }
     if family.global_heads {
         global_heads::take(metadata, &key, &has_in_layer(files), &mut config)?;
+        config.insert("enable_moe_block".into(), family.experts.into());
     }
     take_long_rope(files, &key, &mut config)?;
     let is_long = config.contains_key("rope_scaling");
@@ -376,7 +377,7 @@ fn take_biases(files: &GgufFiles, family: &Family, spec: &mut ModelSpec) {
             _ => {}
         }
         match &mut layer.feed_forward {
-            FeedForwardSpec::None => {}
+            FeedForwardSpec::None | FeedForwardSpec::Both(_) => {}
             FeedForwardSpec::Mlp(mlp) => mlp.bias = has("ffn_up"),
             FeedForwardSpec::Experts(experts) => {
                 let has_correction = has("exp_probs_b");

@@ -19,6 +19,9 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
     match role {
         Role::Embedding => vec![plain("token_embd.weight".into())],
         Role::OutputNorm => vec![plain("output_norm.weight".into())],
+        // The norm is in the scores' vector.
+        Role::OutputMixNorm => Vec::new(),
+        Role::OutputMix => vec![plain("output_res_score.weight".into())],
         Role::OutputHead => vec![plain("output.weight".into())],
         Role::OutputStreams | Role::OutputStreamsBase | Role::OutputStreamsScale => Vec::new(),
         Role::Layer(layer, role) => {
@@ -76,6 +79,11 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::Down => &["ffn_down.weight"],
         LayerRole::Router => &["ffn_gate_inp.weight"],
         LayerRole::RouterCorrection => &["exp_probs_b.bias"],
+        LayerRole::RouterNorm => &["ffn_gate_inp.scale"],
+        LayerRole::RouterFactors => &["ffn_down_exps.scale"],
+        LayerRole::ExpertsNorm => &["pre_ffw_norm_2.weight"],
+        LayerRole::ExpertsPostNorm => &["post_ffw_norm_2.weight"],
+        LayerRole::MlpPostNorm => &["post_ffw_norm_1.weight"],
         LayerRole::SharedGate => &["ffn_gate_shexp.weight"],
         LayerRole::SharedUp => &["ffn_up_shexp.weight"],
         LayerRole::SharedDown => &["ffn_down_shexp.weight"],
@@ -102,8 +110,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::StateSkip => &["ssm_d"],
         LayerRole::DeltaNorm => &["ssm_norm.weight"],
         LayerRole::DeltaOut => &["ssm_out.weight"],
-        LayerRole::ExpertsDown => &["ffn_latent_down.weight"],
-        LayerRole::ExpertsUp => &["ffn_latent_up.weight"],
+        LayerRole::ExpertsDown => &["ffn_latent_down.weight", "ffn_routed_down.weight"],
+        LayerRole::ExpertsUp => &["ffn_latent_up.weight", "ffn_routed_up.weight"],
+        LayerRole::ExpertsLatentNorm => &["ffn_routed_norm.weight"],
+        LayerRole::MixerMix => &["attn_res_score.weight"],
+        LayerRole::FeedForwardMix => &["ffn_res_score.weight"],
+        LayerRole::OutputGate => &["attn_gate.weight", "ssm_g.weight"],
+        // These norms are in the scores' vectors.
+        LayerRole::MixerMixNorm | LayerRole::FeedForwardMixNorm => &[],
         LayerRole::AheadEmbeddingNorm => &["nextn.enorm.weight"],
         LayerRole::AheadHiddenNorm => &["nextn.hnorm.weight"],
         LayerRole::AheadProjection => &["nextn.eh_proj.weight"],

@@ -111,7 +111,7 @@ impl<B: Backend> Model<B> {
         let (Some(ahead), Some(table)) = (&self.ahead, &self.embedding) else {
             unreachable!("a rank with the layer has the embedding")
         };
-        let Buffers { residual, streams, shared_norm, inner, .. } = &mut self.buffers;
+        let Buffers { residual, streams, shared_norm, sums, inner, .. } = &mut self.buffers;
         let rows = 0..step.rows();
         backend.embed(&table.matrix, next, table.rows.start as u32, 1.0, &mut embedded)?;
         backend.all_reduce(&mut embedded, rows.clone())?;
@@ -122,8 +122,16 @@ impl<B: Backend> Model<B> {
         backend.add(&sum, rows, residual)?;
         [hidden, embedded, sum].into_iter().for_each(|buffer| backend.give_back(buffer));
         let parts = || parts.iter().filter(|rows| !rows.is_empty()).cloned();
-        let mut pass =
-            Pass { backend, step, residual, streams, normed: shared_norm, inner, caches: &mut self.caches };
+        let mut pass = Pass {
+            backend,
+            step,
+            residual,
+            streams,
+            normed: shared_norm,
+            sums,
+            inner,
+            caches: &mut self.caches,
+        };
         for rows in parts() {
             ahead.layer.mix(false, rows, &mut pass)?;
         }

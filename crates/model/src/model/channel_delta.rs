@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, DeltaSpec, LinearInput};
+use thunder_compute::{Activation, Backend, ComputeError, DeltaSpec, InputOf, LinearInput};
 
 use super::mixer::HeadNorms;
 use super::{Norms, Pass, disjoint};
@@ -15,7 +15,7 @@ pub(super) struct ChannelDelta<B: Backend> {
     pub beta: B::Matrix,
     pub decays: TwoProducts<B>,
     /// Gates of the heads' results.
-    pub gates: TwoProducts<B>,
+    pub gates: Gates<B>,
     /// Norms of the heads' results.
     pub norms: HeadNorms<B>,
     pub out: B::Matrix,
@@ -29,6 +29,12 @@ pub(super) struct ChannelDelta<B: Backend> {
     pub gated_buffer: usize,
 }
 
+/// How gates of the heads' results are made.
+pub(super) enum Gates<B: Backend> {
+    Narrow(TwoProducts<B>),
+    Whole(B::Matrix),
+}
+
 /// A product by way of a narrow vector.
 pub(super) struct TwoProducts<B: Backend> {
     pub down: B::Matrix,
@@ -39,6 +45,28 @@ pub(super) struct TwoProducts<B: Backend> {
 impl<B: Backend> TwoProducts<B> {
     fn matrices(&self) -> [&B::Matrix; 2] {
         [&self.down, &self.up]
+    }
+
+    /// The product of these rows of `x`, into the buffer `to`.
+    fn multiply(
+        &self,
+        x: InputOf<'_, B>,
+        rows: Range<usize>,
+        (inner, to): (&mut [B::Buffer], usize),
+        backend: &mut B,
+    ) -> Result<(), ComputeError> {
+        let [narrow, to] = disjoint(inner, [self.buffer, to]);
+        backend.linear(x, rows.clone(), &self.down, narrow)?;
+        backend.linear(LinearInput::Plain(narrow), rows, &self.up, to)
+    }
+}
+
+impl<B: Backend> Gates<B> {
+    fn matrices(&self) -> Vec<&B::Matrix> {
+        match self {
+            Self::Narrow(products) => products.matrices().into(),
+            Self::Whole(matrix) => vec![matrix],
+        }
     }
 }
 
@@ -53,10 +81,14 @@ impl<B: Backend> ChannelDelta<B> {
         let x = || norms.input(residual, normed);
         backend.linear(x(), rows.clone(), &self.qkv, &mut inner[self.qkv_buffer])?;
         backend.linear(x(), rows.clone(), &self.beta, &mut inner[self.beta_buffer])?;
-        for (products, to) in [(&self.decays, self.decays_buffer), (&self.gates, self.both_buffer)] {
-            let [narrow, to] = disjoint(inner, [products.buffer, to]);
-            backend.linear(x(), rows.clone(), &products.down, narrow)?;
-            backend.linear(LinearInput::Plain(narrow), rows.clone(), &products.up, to)?;
+        self.decays.multiply(x(), rows.clone(), (&mut **inner, self.decays_buffer), backend)?;
+        match &self.gates {
+            Gates::Narrow(products) => {
+                products.multiply(x(), rows.clone(), (&mut **inner, self.both_buffer), backend)?;
+            }
+            Gates::Whole(matrix) => {
+                backend.linear(x(), rows.clone(), matrix, &mut inner[self.both_buffer])?;
+            }
         }
         let [qkv, beta, decays, heads] =
             disjoint(inner, [self.qkv_buffer, self.beta_buffer, self.decays_buffer, self.heads_buffer]);

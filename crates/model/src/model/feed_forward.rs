@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, InputOf, LinearInput, RouterSpec};
+use thunder_compute::{Activation, Backend, ComputeError, InputOf, LinearInput, Norm, RouterSpec, Step};
 
 use super::adapters::Adapters;
+use super::both::Both;
 use super::{Before, Norms, Pass, disjoint};
 
 /// A layer's feed-forward.
@@ -12,6 +13,7 @@ pub(super) enum FeedForward<B: Backend> {
     None,
     Mlp(Mlp<B>),
     Experts(Box<Experts<B>>),
+    Both(Box<Both<B>>),
 }
 
 /// `down(activation(gate(x), up(x)))`, or `down(max(up(x), 0)²)`.
@@ -57,6 +59,9 @@ pub(super) struct Apart<B: Backend> {
 /// them: the second is applied to partial sums, so that there is one reduction.
 pub(super) struct Narrow<B: Backend> {
     pub down: B::Matrix,
+    /// Of the experts' sum. Then the sum is reduced before `up`, which all ranks apply to all of
+    /// it.
+    pub norm: Option<Norm<B::Vector>>,
     pub up: B::Matrix,
     /// What experts read, and the sum of what they write.
     pub buffers: [usize; 2],
@@ -74,6 +79,7 @@ impl<B: Backend> FeedForward<B> {
             Self::None => Ok(()),
             Self::Mlp(mlp) => mlp.forward(norms, rows, pass),
             Self::Experts(experts) => experts.forward(norms, rows, pass),
+            Self::Both(both) => both.forward(norms, rows, pass),
         }
     }
 
@@ -82,10 +88,8 @@ impl<B: Backend> FeedForward<B> {
         match self {
             Self::None => 0,
             Self::Mlp(mlp) => mlp.bytes(),
-            Self::Experts(experts) => {
-                let apart = experts.apart.as_ref().map_or(0, Apart::bytes);
-                B::matrix_bytes(&experts.router) + experts.bytes_per_token + apart
-            }
+            Self::Experts(experts) => experts.bytes(),
+            Self::Both(both) => both.bytes(),
         }
     }
 }
@@ -98,12 +102,13 @@ impl<B: Backend> Apart<B> {
 }
 
 impl<B: Backend> Mlp<B> {
-    fn bytes(&self) -> usize {
+    /// Bytes of its weights.
+    pub fn bytes(&self) -> usize {
         B::matrix_bytes(&self.gate_up) + B::matrix_bytes(&self.down)
     }
 
     /// Computes the channels of these rows.
-    fn channels(
+    pub fn channels(
         &self,
         x: InputOf<'_, B>,
         rows: Range<usize>,
@@ -153,6 +158,29 @@ impl<B: Backend> Mlp<B> {
 }
 
 impl<B: Backend> Experts<B> {
+    /// Bytes of the weights that a token reads.
+    pub fn bytes(&self) -> usize {
+        let apart = self.apart.as_ref().map_or(0, Apart::bytes);
+        B::matrix_bytes(&self.router) + self.bytes_per_token + apart
+    }
+
+    /// Chooses the experts of these rows of what the router reads.
+    pub fn choose(
+        &self,
+        x: &B::Buffer,
+        rows: Range<usize>,
+        step: &Step,
+        backend: &mut B,
+        (logits, choices): (&mut B::Buffer, &mut B::Buffer),
+    ) -> Result<(), ComputeError> {
+        backend.linear(LinearInput::Precise(x), rows.clone(), &self.router, logits)?;
+        let Some(table) = &self.table else { return backend.route(&self.spec, logits, rows, choices) };
+        let chosen = self.spec.chosen;
+        let of_token = |id: &u32| table[*id as usize * chosen..][..chosen].iter().copied();
+        let assigned: Vec<u16> = step.tokens[rows.clone()].iter().flat_map(of_token).collect();
+        backend.route_assigned(&self.spec, &assigned, logits, rows, choices)
+    }
+
     fn forward(
         &self,
         norms: &Norms<B>,
@@ -164,22 +192,14 @@ impl<B: Backend> Experts<B> {
             disjoint(inner, [self.normed_buffer, self.logits_buffer, self.choices_buffer]);
         match &norms.before {
             Before::Norm(norm) => backend.rms_norm(residual, rows.clone(), norm, normed)?,
+            Before::Mixed(norm) => backend.rms_norm(shared, rows.clone(), norm, normed)?,
             Before::Shared => {
                 let (_, width) = backend.extent(normed);
                 backend.copy_columns((shared, 0), rows.clone(), (normed, 0..width))?;
             }
             Before::Stream => unreachable!("loading refuses experts without a norm"),
         }
-        backend.linear(LinearInput::Precise(normed), rows.clone(), &self.router, logits)?;
-        match &self.table {
-            None => backend.route(&self.spec, logits, rows.clone(), choices)?,
-            Some(table) => {
-                let chosen = self.spec.chosen;
-                let of_token = |id: &u32| table[*id as usize * chosen..][..chosen].iter().copied();
-                let assigned: Vec<u16> = step.tokens[rows.clone()].iter().flat_map(of_token).collect();
-                backend.route_assigned(&self.spec, &assigned, logits, rows.clone(), choices)?;
-            }
-        }
+        self.choose(normed, rows.clone(), step, *backend, (logits, &mut *choices))?;
         if let Some(apart) = &self.apart {
             return self.add_with(apart, rows, pass);
         }
@@ -216,10 +236,18 @@ impl<B: Backend> Experts<B> {
             }
             Some(narrow) => {
                 let [read, written] = narrow.buffers;
-                let [x, choices, read, written, routed] =
-                    disjoint(inner, [normed, choices, read, written, *routed]);
+                let [x, choices, read, written, sum, routed] =
+                    disjoint(inner, [normed, choices, read, written, *sum, *routed]);
                 backend.linear(LinearInput::Plain(x), rows.clone(), &narrow.down, read)?;
                 backend.expert_sum(read, rows.clone(), choices, &self.experts, written)?;
+                if let Some(norm) = &narrow.norm {
+                    // The layer before may have left the other part's sum under way.
+                    backend.settle(residual)?;
+                    backend.all_reduce_both([&mut *sum, &mut *written], rows.clone())?;
+                    backend.linear(super::normed::<B>(written, norm), rows.clone(), &narrow.up, routed)?;
+                    backend.add(routed, rows.clone(), residual)?;
+                    return backend.add(sum, rows, residual);
+                }
                 backend.linear(LinearInput::Plain(written), rows.clone(), &narrow.up, routed)?;
             }
         }

@@ -7,6 +7,7 @@
 mod adapters;
 mod ahead;
 mod attention;
+mod both;
 mod channel_delta;
 mod columns;
 mod compressed;
@@ -93,6 +94,7 @@ impl<B: Backend> Model<B> {
         let ahead = sources.ahead.map(|ahead| ahead.upload(spec.norm_eps, &mut upload)).transpose()?;
         let head = match sources.head {
             Some(head) => Some(Head {
+                mix: head.mix,
                 norm: upload.norm(&head.norm, residual_eps)?,
                 connection: head.connection.map(|source| source.upload(&mut upload)).transpose()?,
                 matrix: head.matrix.map(|source| upload.matrix(&[source])).transpose()?,
@@ -107,10 +109,15 @@ impl<B: Backend> Model<B> {
         let shares_norms =
             spec.streams.is_some() || spec.layers.iter().any(|layer| layer.norms == Norms::Shared);
         let streams = spec.streams.map_or(1, |streams| streams.count);
+        let shares_norms = shares_norms || spec.residual_block.is_some();
+        let own = plan.shard(rank).layers();
+        let counts = [own.start, own.end].map(|layer| spec.sums_before(layer));
+        let sums = (0..counts[1]).map(|_| backend.buffer(rows, spec.hidden)).collect::<Result<_, _>>()?;
         let buffers = Buffers {
             residual: backend.buffer(rows, spec.hidden)?,
             streams: backend.buffer(if streams > 1 { rows } else { 1 }, spec.stream_width())?,
             shared_norm: backend.buffer(if shares_norms { rows } else { 1 }, spec.hidden)?,
+            sums,
             last: backend.buffer(last_rows, spec.hidden)?,
             logits: backend.buffer(last_rows, vocab)?,
             inner,
@@ -130,6 +137,7 @@ impl<B: Backend> Model<B> {
             first_layer,
             head,
             ahead,
+            sums: counts,
             caches,
             buffers,
         })

@@ -37,6 +37,8 @@ pub(super) struct Attention<B: Backend> {
     /// Temperature tuning that [`AttentionSpec`] does not have.
     pub temperature: Option<Temperature>,
     pub scoring: Scoring,
+    /// Multiplies the heads' results, as it would their values.
+    pub value_scale: f32,
     /// False if the keys and values of an earlier layer are read.
     pub appends: bool,
     pub gate: Option<OutputGate<B>>,
@@ -124,6 +126,15 @@ pub(super) struct Latent<B: Backend> {
     pub absorbed_buffer: usize,
     pub attended_buffer: usize,
     pub heads_buffer: usize,
+    pub gate: Option<LatentGate<B>>,
+}
+
+/// The gate of latent attention's results.
+pub(super) struct LatentGate<B: Backend> {
+    pub matrix: B::Matrix,
+    /// Gates and results side by side.
+    pub both_buffer: usize,
+    pub gated_buffer: usize,
 }
 
 /// Compression of queries.
@@ -180,7 +191,9 @@ impl<B: Backend> Mixer<B> {
                     Selected::Own(indexer, _) => sum(&indexer.matrices()),
                     Selected::All | Selected::Before(_) => 0,
                 };
-                heads.map(B::matrix_bytes).sum::<usize>() + sum(&[&l.query, &l.latent, &l.out]) + indexer
+                let gate = l.gate.as_ref().map_or(0, |gate| B::matrix_bytes(&gate.matrix));
+                let heads = heads.map(B::matrix_bytes).sum::<usize>();
+                heads + sum(&[&l.query, &l.latent, &l.out]) + indexer + gate
             }
             Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
             Self::ChannelDelta(d) => d.matrices().map(B::matrix_bytes).sum(),
@@ -215,6 +228,12 @@ impl<B: Backend> Attention<B> {
             self.attend_in_steps(rows.clone(), pass)?;
         }
         let Pass { backend, inner, .. } = pass;
+        if self.value_scale != 1.0 {
+            let first = self.spec.out_column;
+            let heads = first..first + self.spec.heads() * self.spec.value_dim;
+            let factors = vec![self.value_scale; rows.len()];
+            backend.scale(heads, &factors, rows.clone(), &mut inner[self.heads_buffer])?;
+        }
         let Some(gate) = &self.gate else {
             let out = (&self.out, &self.out_adapters);
             return norms.add_adapted_product((self.heads_buffer, false), rows, out, pass);
@@ -288,10 +307,18 @@ impl<B: Backend> Latent<B> {
             indexer.select(norms, (down, *selection), rows.clone(), pass)?;
         }
         self.attend(rows.clone(), pass)?;
-        let Pass { backend, inner, .. } = pass;
+        let Pass { backend, residual, normed: shared, inner, .. } = pass;
         let [attended, heads] = disjoint(inner, [self.attended_buffer, self.heads_buffer]);
         backend.head_products(attended, self.spec.rank, rows.clone(), &self.expand, heads)?;
-        norms.add_product((self.heads_buffer, false), rows, &self.out, pass)
+        let Some(gate) = &self.gate else {
+            return norms.add_product((self.heads_buffer, false), rows, &self.out, pass);
+        };
+        let [heads, both, gated] = disjoint(inner, [self.heads_buffer, gate.both_buffer, gate.gated_buffer]);
+        backend.linear(norms.input(residual, shared), rows.clone(), &gate.matrix, both)?;
+        let (_, width) = backend.extent(heads);
+        backend.copy_columns((heads, 0), rows.clone(), (both, width..2 * width))?;
+        backend.gate(both, rows.clone(), Activation::Sigmoid, gated)?;
+        norms.add_product((gate.gated_buffer, false), rows, &self.out, pass)
     }
 }
 

@@ -28,9 +28,11 @@ const BLOCKS_OF_SLOT: usize = 3;
 /// caches of tokens, an index of a layer that is taken for that of a cache is found.
 fn spec() -> ModelSpec {
     let attention = MixerSpec::Attention(AttentionShape {
+        value_scale: 1.0,
         heads: 4,
         kv_heads: 2,
         head_dim: 32,
+        value_dim: 32,
         qkv_bias: true,
         out_bias: false,
         qk_norm: Some(QkNormWidth::All),
@@ -58,6 +60,7 @@ fn spec() -> ModelSpec {
             rope: Some(1),
             temperature: None,
             selection: None,
+            output_gate: false,
         })
     };
     let delta = MixerSpec::Delta(DeltaShape {
@@ -67,6 +70,7 @@ fn spec() -> ModelSpec {
         key_dim: 32,
         value_dim: 32,
         kernel: 4,
+        unit_eps: 1e-6,
     });
     let mixers = [delta.clone(), attention, latent(None), delta, latent(Some(64))];
     let mlp = MlpShape { channels: 192, bias: false, activation: Some(Activation::Silu) };
@@ -88,6 +92,7 @@ fn spec() -> ModelSpec {
         bias: false,
         activation: Some(Activation::Silu),
         latent: None,
+        latent_norm: false,
         router,
         shared,
         weighs_input: false,
@@ -126,6 +131,7 @@ fn spec() -> ModelSpec {
         centered: false,
         embedding_scale: 3.0,
         residual_scale: 1.0,
+        residual_block: None,
         logit_scale: 0.5,
         logit_cap: None,
         tied: Some(false),

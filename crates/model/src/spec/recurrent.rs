@@ -1,6 +1,6 @@
 //! Mixers whose memory of a sequence is a state of fixed size.
 
-use thunder_compute::HeadSharing;
+use thunder_compute::{Decays, HeadSharing};
 
 /// Gated delta rule of a layer, over all ranks.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,8 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Taps of the convolution.
     pub kernel: usize,
+    /// Added to the sums of squares of queries and keys, which become unit vectors.
+    pub unit_eps: f32,
 }
 
 impl DeltaShape {
@@ -27,7 +29,7 @@ impl DeltaShape {
 }
 
 /// Delta rule of a layer with a decay for each channel, over all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChannelDeltaShape {
     /// Heads.
     pub heads: usize,
@@ -35,6 +37,13 @@ pub struct ChannelDeltaShape {
     pub dim: usize,
     /// Taps of the convolution.
     pub kernel: usize,
+    /// Added to the sums of squares of queries and keys, which become unit vectors.
+    pub unit_eps: f32,
+    /// How decays are made.
+    pub decays: Decays,
+    /// True if output gates are one product of the residual stream; else one by way of a narrow
+    /// vector.
+    pub whole_gates: bool,
 }
 
 /// State space of a layer (Mamba-2), over all ranks. Its projection holds the rows of gates, of the

@@ -103,6 +103,7 @@ impl Shape {
             "gemma4_text" => "Gemma4ForCausalLM",
             "mistral4" => "Mistral4ForCausalLM",
             "nemotron_h" => "NemotronHForCausalLM",
+            "mimo_v2_flash" => "MiMoV2FlashForCausalLM",
             "gemma3_text" => "Gemma3ForCausalLM",
             "phi3" => "Phi3ForCausalLM",
             "olmo2" => "Olmo2ForCausalLM",

@@ -6,7 +6,7 @@ use thunder_compute::StreamSpec;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
+    AttentionShape, BothShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
     FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
 };
 
@@ -134,6 +134,9 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
     }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
+    if spec.residual_block.is_some() {
+        list.mix("model.output_attn_res", spec.hidden);
+    }
     if spec.tied != Some(true) {
         list.matrix("lm_head", spec.vocab, spec.hidden);
     }
@@ -197,6 +200,9 @@ impl List {
         if layer.scaled {
             self.ones(inside("layer_scalar"), 1);
         }
+        for name in spec.residual_block.iter().flat_map(|_| ["self_attention_res", "mlp_res"]) {
+            self.mix(&inside(name), spec.hidden);
+        }
         if let Some(streams) = spec.streams {
             let columns = StreamSpec::all_columns(streams.count);
             for part in ["attn_hc", "ffn_hc"] {
@@ -219,13 +225,18 @@ impl List {
                 self.mlp(&inside("mlp"), shape.channels, spec.hidden, (is_gated, shape.bias));
             }
             FeedForwardSpec::Experts(shape) => self.experts(&inside, shape, spec.hidden),
+            FeedForwardSpec::Both(shape) => self.both(&inside, shape, spec.hidden),
         }
     }
 
     fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, spec: &ModelSpec) {
         let (dim, hidden) = (shape.head_dim, spec.hidden);
         let queries = if shape.output_gate { 2 * shape.heads } else { shape.heads };
-        for (name, heads) in [("q_proj", queries), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)] {
+        for (name, heads, dim) in [
+            ("q_proj", queries, dim),
+            ("k_proj", shape.kv_heads, dim),
+            ("v_proj", shape.kv_heads, shape.value_dim),
+        ] {
             let path = inside(&format!("self_attn.{name}"));
             if name == "v_proj" && shape.values_are_keys {
                 continue;
@@ -253,7 +264,7 @@ impl List {
         if shape.sinks {
             self.normal(inside("self_attn.sinks"), vec![shape.heads], 1.0);
         }
-        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * dim);
+        self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
         self.bias(&inside("self_attn.o_proj"), hidden, shape.out_bias);
     }
 
@@ -283,12 +294,36 @@ impl List {
         if let Some(width) = shape.latent {
             self.matrix(&inside("mixer.fc1_latent_proj"), width, hidden);
             self.matrix(&inside("mixer.fc2_latent_proj"), hidden, width);
+            if shape.latent_norm {
+                self.ones(inside("mlp.routed_expert_norm.weight"), width);
+            }
         }
         if let Some(shared) = shape.shared {
             self.mlp(&inside("mlp.shared_expert"), shared.channels, hidden, (is_gated, false));
             if shared.gated {
                 self.matrix(&inside("mlp.shared_expert_gate"), 1, hidden);
             }
+        }
+    }
+
+    /// As MLX writes Gemma 4's.
+    fn both(
+        &mut self,
+        inside: &dyn Fn(&str) -> String,
+        BothShape { mlp, experts }: &BothShape,
+        hidden: usize,
+    ) {
+        for name in
+            ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"]
+        {
+            self.ones(inside(&format!("{name}.weight")), hidden);
+        }
+        self.mlp(&inside("mlp"), mlp.channels, hidden, (true, mlp.bias));
+        self.matrix(&inside("router.proj"), experts.experts, hidden);
+        self.ones(inside("router.scale"), hidden);
+        self.ones(inside("router.per_expert_scale"), experts.experts);
+        for (name, out, input) in projections(experts.channels, hidden) {
+            self.matrices(&inside(&format!("experts.switch_glu.{name}")), Some(experts.experts), out, input);
         }
     }
 
@@ -307,6 +342,9 @@ impl List {
         let up = shape.heads * (shape.plain + shape.value_dim);
         self.matrix(&inside("self_attn.kv_b_proj"), up, shape.rank);
         self.matrix(&inside("self_attn.o_proj"), hidden, shape.heads * shape.value_dim);
+        if shape.output_gate {
+            self.matrix(&inside("self_attn.g_proj"), shape.heads * shape.value_dim, hidden);
+        }
         if let (Some(of), Some(rank)) = (shape.selection.filter(|of| of.selects), shape.query_rank) {
             self.matrix(&inside("self_attn.indexer.wq_b"), of.heads * of.dim, rank);
             self.matrix(&inside("self_attn.indexer.wk"), of.dim, hidden);
@@ -350,18 +388,21 @@ impl List {
     }
 
     fn channel_delta(&mut self, inside: &dyn Fn(&str) -> String, shape: ChannelDeltaShape, hidden: usize) {
-        let ChannelDeltaShape { heads, dim, kernel } = shape;
+        let ChannelDeltaShape { heads, dim, kernel, whole_gates, .. } = shape;
         let width = heads * dim;
-        for (name, outputs, inputs) in [
+        let gates: &[(&str, usize, usize)] = match whole_gates {
+            true => &[("g_proj", width, hidden)],
+            false => &[("g_a_proj", dim, hidden), ("g_b_proj", width, dim)],
+        };
+        let others = [
             ("q_proj", width, hidden),
             ("k_proj", width, hidden),
             ("v_proj", width, hidden),
             ("b_proj", heads, hidden),
             ("f_a_proj", dim, hidden),
             ("f_b_proj", width, dim),
-            ("g_a_proj", dim, hidden),
-            ("g_b_proj", width, dim),
-        ] {
+        ];
+        for &(name, outputs, inputs) in others.iter().chain(gates) {
             self.matrix(&inside(&format!("self_attn.{name}")), outputs, inputs);
         }
         for name in ["q_conv1d", "k_conv1d", "v_conv1d"] {
@@ -390,6 +431,12 @@ impl List {
         }
         self.ones(inside("mixer.norm.weight"), shape.width());
         self.matrix(&inside("mixer.out_proj"), hidden, shape.width());
+    }
+
+    /// How sums of the residual stream are mixed.
+    fn mix(&mut self, path: &str, hidden: usize) {
+        self.ones(format!("{path}_norm.weight"), hidden);
+        self.normal(format!("{path}_proj.weight"), vec![1, hidden], 1.0 / (hidden as f32).sqrt());
     }
 
     /// A tensor of normally distributed numbers.

@@ -99,7 +99,25 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         ..tiny()
     };
     let ahead = Shape { ahead: true, ..tiny() };
-    for shape in shapes.into_iter().chain([minimax, next, nemotron, gemma4, ahead]) {
+    let gemma4_experts = Shape {
+        model_type: "gemma4_text",
+        more: r#"{ "hidden_size_per_layer_input": 0, "global_head_dim": 64, "num_global_key_value_heads": 2,
+            "attention_k_eq_v": true, "hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": true,
+            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64 }"#,
+        ..tiny()
+    };
+    let kimi_k3 = Shape::named("kimi-k3-tiny").expect("it is listed");
+    let mimo = Shape {
+        model_type: "mimo_v2_flash",
+        stretch: Stretch::None,
+        more: r#"{ "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+            "partial_rotary_factor": 0.5, "sliding_window_size": 16, "hybrid_layer_pattern": [0, 1, 1, 0],
+            "moe_layer_freq": [0, 1, 1, 1] }"#,
+        ..tiny()
+    };
+    for shape in
+        shapes.into_iter().chain([minimax, next, nemotron, gemma4, gemma4_experts, kimi_k3, mimo, ahead])
+    {
         for quantization in [None, Some((4, 32))] {
             let (_temporary, path) = written(&shape, quantization, SHARD_BYTES);
             let folder = ModelFolder::open(&path).expect("it opens");

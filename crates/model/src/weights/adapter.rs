@@ -238,12 +238,16 @@ fn shape(layer: &LayerSpec, hidden: usize, role: LayerRole) -> Option<[usize; 2]
     match (&layer.mixer, &layer.feed_forward, role) {
         (MixerSpec::Attention(of), _, role) => {
             let (queries, kv) = (of.heads * of.head_dim, of.kv_heads * of.head_dim);
+            let (values, inputs) = (of.kv_heads * of.value_dim, of.heads * of.value_dim);
             let attention = match role {
                 // With a gate, a query projection has the gate's rows between the queries'.
                 LayerRole::Query if !of.output_gate => Some([queries, hidden]),
-                LayerRole::Key | LayerRole::Value if !of.values_are_keys => Some([kv, hidden]),
-                LayerRole::Qkv if !of.output_gate && !of.values_are_keys => Some([queries + 2 * kv, hidden]),
-                LayerRole::AttentionOut => Some([hidden, queries]),
+                LayerRole::Key if !of.values_are_keys => Some([kv, hidden]),
+                LayerRole::Value if !of.values_are_keys => Some([values, hidden]),
+                LayerRole::Qkv if !of.output_gate && !of.values_are_keys => {
+                    Some([queries + kv + values, hidden])
+                }
+                LayerRole::AttentionOut => Some([hidden, inputs]),
                 _ => None,
             };
             attention.or_else(|| dense_shape(&layer.feed_forward, hidden, role))

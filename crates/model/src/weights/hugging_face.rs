@@ -154,6 +154,7 @@ impl HuggingFace {
                 let scales = scales("weight_scale")?;
                 return Ok(Encoding::Integers { layout, bits: *bits, group: *group, scales });
             }
+            (".weight_packed", Some(Method::PackedMxfp4)) => return Ok(Encoding::Mxfp4),
             (".weight_packed", _) => return Err(unsaid("quantized (\".weight_packed\")")),
             (_, Some(Method::Fp8 { block })) if tensor.dtype == Dtype::F8_E4M3 => {
                 let scales = scales(self.fp8_scale(path))?;

@@ -64,6 +64,8 @@ impl Names {
             Role::OutputNorm => {
                 ["norm", "norm_f"].map(|name| plain(format!("{}{name}.weight", self.prefix))).into()
             }
+            Role::OutputMixNorm => vec![plain(format!("{}output_attn_res_norm.weight", self.prefix))],
+            Role::OutputMix => vec![plain(format!("{}output_attn_res_proj.weight", self.prefix))],
             Role::OutputHead => vec![plain(self.head.clone())],
             Role::OutputStreams => self.of_model(&["hc_head_fn", "hc_head.hc_fn"]),
             Role::OutputStreamsBase => self.of_model(&["hc_head_base", "hc_head.hc_base"]),
@@ -174,7 +176,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj"],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
-        LayerRole::AttentionSinks => &["self_attn.sinks", "attn.attn_sink"],
+        LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
         LayerRole::QueryDown => &["self_attn.q_a_proj", "attn.wq_a"],
         LayerRole::QueryDownNorm => {
             &["self_attn.q_a_layernorm.weight", "attn.q_norm.weight", "self_attn.q_a_norm.weight"]
@@ -205,17 +207,34 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaGate => &["linear_attn.in_proj_z"],
         LayerRole::DeltaBeta => &["linear_attn.in_proj_b", "self_attn.b_proj"],
         LayerRole::DeltaDecay => &["linear_attn.in_proj_a"],
-        LayerRole::DeltaConvolution => {
-            &["linear_attn.conv1d.weight", "self_attn.conv1d.weight", "mixer.conv1d.weight"]
-        }
+        LayerRole::DeltaConvolution => &[
+            "linear_attn.conv1d.weight",
+            "self_attn.conv1d.weight",
+            "mixer.conv1d.weight",
+            "self_attn.qkv_conv.conv.weight",
+        ],
         LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log", "mixer.A_log"],
         LayerRole::DeltaTimeBias => &["linear_attn.dt_bias", "self_attn.dt_bias", "mixer.dt_bias"],
         LayerRole::DeltaNorm => &["linear_attn.norm.weight", "self_attn.o_norm.weight", "mixer.norm.weight"],
         LayerRole::StateIn => &["mixer.in_proj"],
         LayerRole::ConvolutionBias => &["mixer.conv1d.bias"],
         LayerRole::StateSkip => &["mixer.D"],
-        LayerRole::ExpertsDown => &["mixer.fc1_latent_proj"],
-        LayerRole::ExpertsUp => &["mixer.fc2_latent_proj"],
+        LayerRole::ExpertsDown => &[
+            "mixer.fc1_latent_proj",
+            "mlp.routed_expert_down_proj",
+            "block_sparse_moe.routed_expert_down_proj",
+        ],
+        LayerRole::ExpertsUp => {
+            &["mixer.fc2_latent_proj", "mlp.routed_expert_up_proj", "block_sparse_moe.routed_expert_up_proj"]
+        }
+        LayerRole::ExpertsLatentNorm => {
+            &["mlp.routed_expert_norm.weight", "block_sparse_moe.routed_expert_norm.weight"]
+        }
+        LayerRole::MixerMixNorm => &["self_attention_res_norm.weight"],
+        LayerRole::MixerMix => &["self_attention_res_proj.weight"],
+        LayerRole::FeedForwardMixNorm => &["mlp_res_norm.weight"],
+        LayerRole::FeedForwardMix => &["mlp_res_proj.weight"],
+        LayerRole::OutputGate => &["self_attn.g_proj"],
         LayerRole::QueryConvolution => &["self_attn.q_conv1d.weight", "self_attn.q_conv.conv.weight"],
         LayerRole::KeyConvolution => &["self_attn.k_conv1d.weight", "self_attn.k_conv.conv.weight"],
         LayerRole::ValueConvolution => &["self_attn.v_conv1d.weight", "self_attn.v_conv.conv.weight"],
@@ -255,8 +274,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "feed_forward.router",
             "mixer.gate",
             "ffn.gate",
+            "router.proj",
         ],
         LayerRole::RouterTable => &["mlp.gate.tid2eid", "ffn.gate.tid2eid"],
+        LayerRole::RouterNorm => &["router.scale"],
+        LayerRole::RouterFactors => &["router.per_expert_scale"],
+        LayerRole::ExpertsNorm => &["pre_feedforward_layernorm_2.weight"],
+        LayerRole::ExpertsPostNorm => &["post_feedforward_layernorm_2.weight"],
+        LayerRole::MlpPostNorm => &["post_feedforward_layernorm_1.weight"],
         LayerRole::RouterCorrection => &[
             "mlp.gate.e_score_correction_bias",
             "block_sparse_moe.e_score_correction_bias",
@@ -303,9 +328,11 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
 /// Before and after the expert's number; MLX stacks the experts' matrices and has no number.
 const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'static str>)] {
     match role {
-        ExpertRole::GateUp => {
-            &[("mlp.experts.gate_up_proj", None), ("feed_forward.experts.gate_up_proj", None)]
-        }
+        ExpertRole::GateUp => &[
+            ("mlp.experts.gate_up_proj", None),
+            ("feed_forward.experts.gate_up_proj", None),
+            ("experts.gate_up_proj", None),
+        ],
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
             ("mlp.experts.gate_proj", None),
@@ -314,6 +341,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.experts", Some("w1")),
             ("ffn.experts", Some("w1")),
             ("feed_forward.experts.gate_proj", None),
+            ("experts.switch_glu.gate_proj", None),
         ],
         ExpertRole::Up => &[
             ("mlp.switch_mlp.up_proj", None),
@@ -325,6 +353,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("feed_forward.experts.up_proj", None),
             ("mixer.switch_mlp.fc1", None),
             ("mixer.experts", Some("up_proj")),
+            ("experts.switch_glu.up_proj", None),
         ],
         ExpertRole::Down => &[
             ("mlp.switch_mlp.down_proj", None),
@@ -336,6 +365,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("feed_forward.experts.down_proj", None),
             ("mixer.switch_mlp.fc2", None),
             ("mixer.experts", Some("down_proj")),
+            ("experts.switch_glu.down_proj", None),
+            ("experts.down_proj", None),
         ],
     }
 }

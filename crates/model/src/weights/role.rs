@@ -7,6 +7,11 @@ pub enum Role {
     Embedding,
     /// Norm before the output head, `[hidden]`.
     OutputNorm,
+    /// Attention residuals before the output head, as [`LayerRole::MixerMixNorm`] and
+    /// [`LayerRole::MixerMix`].
+    OutputMixNorm,
+    /// See [`Role::OutputMixNorm`].
+    OutputMix,
     /// Output head, `[vocabulary, hidden]`; absent where the embedding serves.
     OutputHead,
     /// From several residual streams to their weights before the last norm.
@@ -73,6 +78,16 @@ pub enum LayerRole {
     FeedForwardStreamsBase,
     /// The same of the feed-forward.
     FeedForwardStreamsScale,
+    /// Attention residuals: norm of the sums that the mixer's input is mixed of, `[hidden]`; may be
+    /// in the scores' vector.
+    MixerMixNorm,
+    /// Attention residuals: the vector that the sums' norms are multiplied with to give scores,
+    /// `[hidden]`.
+    MixerMix,
+    /// The feed-forward's [`LayerRole::MixerMixNorm`].
+    FeedForwardMixNorm,
+    /// The feed-forward's [`LayerRole::MixerMix`].
+    FeedForwardMix,
     /// Norm of what the mixer adds, `[hidden]`.
     MixerPostNorm,
     /// Norm of what the feed-forward adds, `[hidden]`.
@@ -174,6 +189,8 @@ pub enum LayerRole {
     OutputGateDown,
     /// Delta rule: output gates.
     OutputGateUp,
+    /// Delta rule and latent attention: output gates in one product.
+    OutputGate,
 
     /// Indexer: from compressed queries to its heads.
     IndexQuery,
@@ -199,12 +216,24 @@ pub enum LayerRole {
     ExpertsDown,
     /// Experts: from what routed experts write to the residual stream.
     ExpertsUp,
+    /// Experts: norm of what routed experts write, `[width]`.
+    ExpertsLatentNorm,
     /// Experts: router, `[experts, hidden]`.
     Router,
     /// Experts: added to the router's scores for the choice only, `[experts]`.
     RouterCorrection,
     /// Experts: those of each token id, `[vocabulary, chosen]`, integers.
     RouterTable,
+    /// Experts next to an MLP: the router's norm, `[hidden]`, times the root of its width.
+    RouterNorm,
+    /// Experts next to an MLP: factors of the experts' weights, `[experts]`.
+    RouterFactors,
+    /// Experts next to an MLP: norm before them, `[hidden]`.
+    ExpertsNorm,
+    /// Experts next to an MLP: norm of their sum, `[hidden]`.
+    ExpertsPostNorm,
+    /// Experts next to an MLP: norm of the MLP's result, `[hidden]`.
+    MlpPostNorm,
     /// Shared expert: gate projection.
     SharedGate,
     /// Shared expert: up projection.

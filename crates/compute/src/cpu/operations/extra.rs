@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::backend::{LatentSpec, SelectionSpec};
+use crate::backend::{Backend, ComputeError, Device, LatentSpec, SelectionSpec};
 use crate::cpu::attention::latent::{LatentPart, LatentScratch, SelectionHeads, select_on};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::threads::pool::for_rows;
@@ -41,6 +41,29 @@ impl CpuBackend {
         self.change_each_row(out, rows, &|index, out| {
             out[to.clone()].copy_from_slice(&x.data[(first + index) * x.width + from..][..to.len()]);
         });
+    }
+
+    /// Sums rows of both over the ranks, side by side.
+    pub(super) fn reduce_joined(
+        &mut self,
+        [x, y]: [&mut Buffer; 2],
+        rows: Range<usize>,
+    ) -> Result<(), ComputeError> {
+        let mut both = self.spare(x.capacity().max(rows.len()), x.width + y.width);
+        both.shape(rows.len());
+        for (row, joined) in rows.clone().zip(both.data.chunks_exact_mut(x.width + y.width)) {
+            let (of_x, of_y) = joined.split_at_mut(x.width);
+            of_x.copy_from_slice(&x.data[row * x.width..][..x.width]);
+            of_y.copy_from_slice(&y.data[row * y.width..][..y.width]);
+        }
+        self.all_reduce(&mut both, 0..rows.len())?;
+        for (row, joined) in rows.zip(both.data.chunks_exact(x.width + y.width)) {
+            let (of_x, of_y) = joined.split_at(x.width);
+            x.data[row * x.width..][..x.width].copy_from_slice(of_x);
+            y.data[row * y.width..][..y.width].copy_from_slice(of_y);
+        }
+        self.give_back(both);
+        Ok(())
     }
 
     pub(super) fn select_rows(

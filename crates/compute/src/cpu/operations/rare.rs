@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Outcome;
 use crate::backend::{
     CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations,
-    SelectionSpec, StateSpaceSpec, StreamSpec,
+    SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
 };
 use crate::cpu::product::experts::Experts;
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
@@ -83,6 +83,23 @@ impl RareOperations for CpuBackend {
         let compressed = spec.every.map(|_| caches.latent(compressed).part());
         let caches = (caches.latent(single).part(), compressed);
         self.attend_compressed_rows(spec, (step, rows), inputs, caches, out);
+        Ok(())
+    }
+
+    fn mix(
+        &mut self,
+        before: &[Buffer],
+        x: &Buffer,
+        rows: Range<usize>,
+        by: (&[f32], f32),
+        out: &mut Buffer,
+    ) -> Outcome {
+        let first = rows.start;
+        out.shape(x.rows);
+        self.change_each_row(out, rows, &|index, out| {
+            let sums = before.iter().chain([x]).map(|x| &x.data[(first + index) * x.width..][..x.width]);
+            mix_row(sums, by, out);
+        });
         Ok(())
     }
 

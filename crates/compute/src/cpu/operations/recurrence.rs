@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{DeltaSpec, StateSpaceSpec};
+use crate::backend::{Decays, DeltaSpec, StateSpaceSpec};
 use crate::cpu::caches::States;
 use crate::cpu::pointers::SendPtr;
-use crate::cpu::recurrence::{StateToken, conv_token, decay, norm_gated, softplus, state_token_on, unit};
+use crate::cpu::recurrence::{StateToken, conv_token, norm_gated, softplus, state_token_on, unit};
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend};
@@ -52,8 +52,9 @@ impl<'a> HeadInputs<'a> {
         let key_head = spec.key_head(head);
         let (queries, rest) = qkv.split_at(spec.key_heads * key_dim);
         let (keys, values) = rest.split_at(spec.key_heads * key_dim);
-        unit(&queries[key_head * key_dim..][..key_dim], (key_dim as f32).sqrt(), &mut self.query);
-        unit(&keys[key_head * key_dim..][..key_dim], 1.0, &mut self.key);
+        let (eps, root) = (spec.unit_eps, (key_dim as f32).sqrt());
+        unit(&queries[key_head * key_dim..][..key_dim], (eps, root), &mut self.query);
+        unit(&keys[key_head * key_dim..][..key_dim], (eps, 1.0), &mut self.key);
         self.value = &values[head * value_dim..][..value_dim];
         self.strength = Some(1.0 / (1.0 + (-beta).exp()));
     }
@@ -124,7 +125,8 @@ impl CpuBackend {
         self.recur(spec.state_heads(), rows, states, out, &|row, head, inputs| {
             let gates = &gates.data[row * gates.width..][..2 * spec.value_heads];
             let alpha = gates[spec.value_heads + head];
-            inputs.decays[..spec.key_dim].fill(decay(spec.decay[head], alpha, spec.decay_bias[head]));
+            let decay = Decays::Softplus.of(spec.decay[head], alpha + spec.decay_bias[head]);
+            inputs.decays[..spec.key_dim].fill(decay);
             inputs.take_delta(spec, &qkv.data[row * qkv.width..], head, gates[head]);
         });
     }
@@ -142,7 +144,7 @@ impl CpuBackend {
             let alpha = &alpha.data[row * alpha.width + head * key_dim..][..key_dim];
             let biases = &spec.decay_bias[head * key_dim..][..key_dim];
             for ((to, alpha), bias) in inputs.decays.iter_mut().zip(alpha).zip(biases) {
-                *to = decay(spec.decay[head], *alpha, *bias);
+                *to = spec.decays.of(spec.decay[head], alpha + bias);
             }
             let beta = beta.data[row * beta.width + head];
             inputs.take_delta(spec, &qkv.data[row * qkv.width..], head, beta);

@@ -1,6 +1,6 @@
 //! Delta rules in a file's metadata, in config.json's words.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::super::values::{Metadata, Value as Stored};
 use super::Key;
@@ -51,6 +51,7 @@ pub(super) fn take_gated(
 pub(super) fn take_channels(
     metadata: Metadata<'_>,
     key: &Key<'_>,
+    has: &dyn Fn(u64, &str) -> bool,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
     for (suffix, field) in [
@@ -60,9 +61,48 @@ pub(super) fn take_channels(
     ] {
         config.insert(field.into(), needed(metadata, key, suffix)?.into());
     }
+    take_kimi_k3(metadata, key, has, config)?;
     let name = key("attention.head_count_kv");
     let list = metadata.numbers(&name)?.ok_or_else(|| format!("it has no {name}"))?;
     take_kinds(&name, list.map(|item| matches!(item, Stored::Unsigned(0) | Stored::Signed(0))), config)
+}
+
+/// What Kimi K3 has and Kimi Linear has not. `has` says whether a layer has a tensor.
+fn take_kimi_k3(
+    metadata: Metadata<'_>,
+    key: &Key<'_>,
+    has: &dyn Fn(u64, &str) -> bool,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    for (suffix, field) in [
+        ("kda.gate_lower_bound", "linear_gate_lower_bound"),
+        ("activation.situ_beta", "activation_situ_beta"),
+        ("activation.situ_linear_beta", "activation_situ_linear_beta"),
+    ] {
+        if let Some(number) = metadata.float(&key(suffix))? {
+            config.insert(field.into(), json!(number));
+        }
+    }
+    if config.contains_key("activation_situ_beta") {
+        config.insert("hidden_act".into(), "situ".into());
+    }
+    for (suffix, field) in [
+        ("attn_res.block_size", "attn_res_block_size"),
+        ("expert_latent_length", "routed_expert_hidden_size"),
+    ] {
+        if let Some(number) = metadata.unsigned(&key(suffix))?.filter(|number| *number > 0) {
+            config.insert(field.into(), number.into());
+        }
+    }
+    let layers = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or_default();
+    for (tensor, field) in [
+        ("ssm_g.weight", "linear_full_rank_gate"),
+        ("attn_gate.weight", "mla_use_output_gate"),
+        ("ffn_routed_norm.weight", "latent_moe_use_norm"),
+    ] {
+        config.insert(field.into(), (0..layers).any(|layer| has(layer, tensor)).into());
+    }
+    Ok(())
 }
 
 /// `layer_types`, from a list that says which layers do not attend.

@@ -91,7 +91,7 @@ const fn experts(architecture: &'static str, model_type: &'static str, renormali
     Family { architecture, model_type, experts: true, renormalise, ..DENSE }
 }
 
-pub(super) const FAMILIES: [Family; 35] = [
+pub(super) const FAMILIES: [Family; 37] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -128,6 +128,7 @@ pub(super) const FAMILIES: [Family; 35] = [
     // The largest has 62 layers.
     Family { full_every: Some(6), wide_scale_layers: Some(62), ..dense("gemma3", "gemma3_text", false) },
     Family { global_heads: true, ..dense("gemma4", "gemma4_text", false) },
+    Family { global_heads: true, ..experts("gemma4", "gemma4_text", None) },
     Family { full_every: Some(4), ..dense("exaone4", "exaone4", false) },
     Family { delta: Delta::Gated(HeadSharing::Grouped), ..experts("qwen3next", "qwen3_next", Some(true)) },
     // llama.cpp's converter changes the order of value heads.
@@ -137,6 +138,7 @@ pub(super) const FAMILIES: [Family; 35] = [
         ..experts("qwen35moe", "qwen3_5_moe_text", Some(true))
     },
     Family { latent: true, delta: Delta::Channels, ..experts("kimi-linear", "kimi_linear", Some(true)) },
+    Family { latent: true, delta: Delta::Channels, ..experts("kimi-k3", "kimi_linear", Some(true)) },
 ];
 
 impl Family {

@@ -23,6 +23,7 @@ pub(super) struct AttentionSources<'a> {
     head_norms: [OwnNorms; 2],
     temperature: Option<Temperature>,
     scoring: Scoring,
+    value_scale: f32,
     /// A gate for each input of `out`, also for those that belong to other ranks' heads: these
     /// gate zeros.
     gate: Option<MatrixSource<'a>>,
@@ -53,7 +54,7 @@ impl OwnNorms {
 
 impl<'a> AttentionSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &AttentionShape) -> Result<Self, ModelError> {
-        let dim = shape.head_dim;
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         let heads = view.shard.heads(shape);
         let (out, first_column) = out_projection(view, layer, shape, &heads)?;
         let gate = match shape.output_gate {
@@ -95,8 +96,8 @@ impl<'a> AttentionSources<'a> {
         let adapters = adapters(view, layer, shape, (&heads, first_column..first_column + out.cols));
         let spec = AttentionSpec {
             key_dim: dim,
-            value_dim: dim,
-            out_column: gates + heads.queries.start * dim - first_column,
+            value_dim,
+            out_column: gates + heads.queries.start * value_dim - first_column,
             queries_of: heads.queries_of,
             scale,
             window: shape.window,
@@ -107,8 +108,8 @@ impl<'a> AttentionSources<'a> {
         };
         let temperature = shape.temperature.filter(|temperature| temperature.first != 0);
         let head_norms = head_norms(view, layer, shape, (&spec, &kv_and_queries))?;
-        let scoring = shape.scoring;
-        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, gate, out, adapters })
+        let (scoring, value_scale) = (shape.scoring, shape.value_scale);
+        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, value_scale, gate, out, adapters })
     }
 
     /// Bytes of what adapters change.
@@ -137,6 +138,7 @@ impl<'a> AttentionSources<'a> {
             head_norms: [before, after],
             temperature,
             scoring,
+            value_scale,
             gate,
             out,
             adapters,
@@ -159,6 +161,7 @@ impl<'a> AttentionSources<'a> {
             head_norms: [before.upload(upload)?, after.upload(upload)?],
             temperature,
             scoring,
+            value_scale,
             appends: true,
             cache: upload.cache(spec.cache()),
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
@@ -182,32 +185,31 @@ fn projections<'a>(
     shape: &AttentionShape,
     heads: &HeadShare,
 ) -> Result<[MatrixSource<'a>; 3], ModelError> {
-    let (dim, hidden) = (shape.head_dim, view.spec.hidden);
+    let (key_dim, value_dim, hidden) = (shape.head_dim, shape.value_dim, view.spec.hidden);
     let fused = view.weights.has(LayerRole::Qkv.of(layer));
-    let rows = |own: &Range<usize>| own.start * dim..own.end * dim;
-    // `before` heads precede these in one tensor of all.
-    let projection = |role: LayerRole, (before, all): (usize, usize), own: &Range<usize>| {
-        let own = rows(own);
+    let rows = |own: &Range<usize>, dim: usize| own.start * dim..own.end * dim;
+    let keys = (shape.heads + shape.kv_heads) * key_dim;
+    // `before` rows precede these heads' in one tensor of all.
+    let projection = |role: LayerRole, (before, all, dim): (usize, usize, usize), own: &Range<usize>| {
+        let own = rows(own, dim);
         let (role, all, own) = match fused {
-            true => {
-                let first = before * dim;
-                (LayerRole::Qkv, shape.heads + 2 * shape.kv_heads, first + own.start..first + own.end)
-            }
-            false => (role, all, own),
+            true => (LayerRole::Qkv, keys + shape.kv_heads * value_dim, before + own.start..before + own.end),
+            false => (role, all * dim, own),
         };
         let window = Window { rows: own, cols: 0..hidden, bias: shape.qkv_bias };
-        view.matrix(role.of(layer), [all * dim, hidden], window)
+        view.matrix(role.of(layer), [all, hidden], window)
     };
+    let (of_queries, of_keys) = ((0, shape.heads, key_dim), (shape.heads * key_dim, shape.kv_heads, key_dim));
     let queries = match shape.output_gate {
-        true => of_gated_queries(view, layer, shape, (0, rows(&heads.queries)))?,
-        false => projection(LayerRole::Query, (0, shape.heads), &heads.queries)?,
+        true => of_gated_queries(view, layer, shape, (0, rows(&heads.queries, key_dim)))?,
+        false => projection(LayerRole::Query, of_queries, &heads.queries)?,
     };
     Ok([
         queries,
-        projection(LayerRole::Key, (shape.heads, shape.kv_heads), &heads.kv)?,
+        projection(LayerRole::Key, of_keys, &heads.kv)?,
         match shape.values_are_keys {
-            true => projection(LayerRole::Key, (shape.heads, shape.kv_heads), &heads.kv)?,
-            false => projection(LayerRole::Value, (shape.heads + shape.kv_heads, shape.kv_heads), &heads.kv)?,
+            true => projection(LayerRole::Key, of_keys, &heads.kv)?,
+            false => projection(LayerRole::Value, (keys, shape.kv_heads, value_dim), &heads.kv)?,
         },
     ])
 }
@@ -221,14 +223,14 @@ fn adapters<'a>(
     (heads, out): (&HeadShare, Range<usize>),
 ) -> [AdaptersSources<'a>; 2] {
     let (dim, hidden) = (shape.head_dim, 0..view.spec.hidden);
-    let outputs = |role, before: usize, own: &Range<usize>| AdaptedOutputs {
-        modules: vec![(role, 0), (LayerRole::Qkv, before * dim)],
+    let outputs = |role, before: usize, dim: usize, own: &Range<usize>| AdaptedOutputs {
+        modules: vec![(role, 0), (LayerRole::Qkv, before)],
         rows: own.start * dim..own.end * dim,
     };
     let qkv = vec![
-        outputs(LayerRole::Query, 0, &heads.queries),
-        outputs(LayerRole::Key, shape.heads, &heads.kv),
-        outputs(LayerRole::Value, shape.heads + shape.kv_heads, &heads.kv),
+        outputs(LayerRole::Query, 0, dim, &heads.queries),
+        outputs(LayerRole::Key, shape.heads * dim, dim, &heads.kv),
+        outputs(LayerRole::Value, (shape.heads + shape.kv_heads) * dim, shape.value_dim, &heads.kv),
     ];
     let of_out = vec![AdaptedOutputs { modules: vec![(LayerRole::AttentionOut, 0)], rows: hidden.clone() }];
     [AdaptersSources::describe(view, layer, qkv, hidden), AdaptersSources::describe(view, layer, of_out, out)]
@@ -331,7 +333,7 @@ fn out_projection<'a>(
     shape: &AttentionShape,
     heads: &HeadShare,
 ) -> Result<(MatrixSource<'a>, usize), ModelError> {
-    let (dim, hidden, role) = (shape.head_dim, view.spec.hidden, LayerRole::AttentionOut.of(layer));
+    let (dim, hidden, role) = (shape.value_dim, view.spec.hidden, LayerRole::AttentionOut.of(layer));
     let unit = view.weights.format(role)?.column_unit();
     let columns = heads.queries.start * dim..heads.queries.end * dim;
     let (window, first_column) = match columns.is_empty() {

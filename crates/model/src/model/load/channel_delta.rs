@@ -7,7 +7,7 @@ use thunder_compute::{Backend, CacheKind, DeltaSpec, HeadSharing, MatrixSource, 
 use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::channel_delta::{ChannelDelta, TwoProducts};
+use crate::model::channel_delta::{ChannelDelta, Gates, TwoProducts};
 use crate::model::mixer::HeadNorms;
 use crate::spec::ChannelDeltaShape;
 use crate::weights::LayerRole;
@@ -19,8 +19,14 @@ pub(super) struct ChannelDeltaSources<'a> {
     beta: MatrixSource<'a>,
     /// From the residual stream to a narrow vector, and from there to the heads.
     decays: [MatrixSource<'a>; 2],
-    gates: [MatrixSource<'a>; 2],
+    gates: GateSources<'a>,
     out: MatrixSource<'a>,
+}
+
+/// Output gates: by way of a narrow vector, or in one product.
+enum GateSources<'a> {
+    Narrow(Box<[MatrixSource<'a>; 2]>),
+    Whole(Box<MatrixSource<'a>>),
 }
 
 impl<'a> ChannelDeltaSources<'a> {
@@ -37,6 +43,12 @@ impl<'a> ChannelDeltaSources<'a> {
             view.matrix(role.of(layer), [outputs, inputs], Window { rows, cols: 0..inputs, bias: false })
         };
         let heads_of = |role| matrix(role, [all, hidden], rows.clone());
+        // MLX-LM's Kimi K3 has queries, keys and values in one.
+        let is_fused = view.weights.has(LayerRole::Qkv.of(layer));
+        let part = |role: LayerRole, first: usize| match is_fused {
+            true => matrix(LayerRole::Qkv, [3 * all, hidden], first + rows.start..first + rows.end),
+            false => heads_of(role),
+        };
         let two = |down, up| {
             Ok::<_, ModelError>([matrix(down, [dim, hidden], 0..dim)?, matrix(up, [all, dim], rows.clone())?])
         };
@@ -72,6 +84,8 @@ impl<'a> ChannelDeltaSources<'a> {
             key_dim: dim,
             value_dim: dim,
             kernel: shape.kernel,
+            unit_eps: shape.unit_eps,
+            decays: shape.decays,
             taps,
             decay: decay[heads.clone()].to_vec(),
             decay_bias: view.vector(layer, LayerRole::DeltaTimeBias, all)?[rows.clone()].to_vec(),
@@ -79,16 +93,25 @@ impl<'a> ChannelDeltaSources<'a> {
         };
         Ok(Self {
             spec,
-            qkv: [heads_of(LayerRole::Query)?, heads_of(LayerRole::Key)?, heads_of(LayerRole::Value)?],
+            qkv: [part(LayerRole::Query, 0)?, part(LayerRole::Key, all)?, part(LayerRole::Value, 2 * all)?],
             beta: matrix(LayerRole::DeltaBeta, [shape.heads, hidden], heads)?,
             decays: two(LayerRole::DecayDown, LayerRole::DecayUp)?,
-            gates: two(LayerRole::OutputGateDown, LayerRole::OutputGateUp)?,
+            gates: match shape.whole_gates {
+                true => GateSources::Whole(Box::new(heads_of(LayerRole::OutputGate)?)),
+                false => {
+                    GateSources::Narrow(Box::new(two(LayerRole::OutputGateDown, LayerRole::OutputGateUp)?))
+                }
+            },
             out,
         })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         let Self { qkv, beta, decays, gates, out, .. } = self;
+        let gates: &[MatrixSource<'a>] = match gates {
+            GateSources::Narrow(both) => &both[..],
+            GateSources::Whole(one) => std::slice::from_ref(one),
+        };
         qkv.iter().chain([beta, out]).chain(decays).chain(gates).collect()
     }
 
@@ -107,7 +130,11 @@ impl<'a> ChannelDeltaSources<'a> {
                 up: upload.matrix(&[up])?,
             })
         };
-        let (decays, gates) = (two(decays)?, two(gates)?);
+        let decays = two(decays)?;
+        let gates = match gates {
+            GateSources::Narrow(both) => Gates::Narrow(two(*both)?),
+            GateSources::Whole(one) => Gates::Whole(upload.matrix(&[*one])?),
+        };
         let spec = spec.try_map(&mut |values| upload.vector(&values))?;
         let norm = |head: usize| {
             let columns = head * dim..(head + 1) * dim;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, CacheKind, DeltaSpec, HeadSharing, MatrixSource, Norm};
+use thunder_compute::{Backend, CacheKind, Decays, DeltaSpec, HeadSharing, MatrixSource, Norm};
 
 use super::columns::upload_side_by_side;
 use super::sources::{Runs, ShardView, Window, whole_groups};
@@ -210,6 +210,8 @@ impl<'a> DeltaSources<'a> {
             key_dim: shape.key_dim,
             value_dim: shape.value_dim,
             kernel: shape.kernel,
+            unit_eps: shape.unit_eps,
+            decays: Decays::Softplus,
             taps: taps.copied().collect(),
             decay: of_heads(LayerRole::DeltaLogRate)?,
             decay_bias: of_heads(LayerRole::DeltaTimeBias)?,

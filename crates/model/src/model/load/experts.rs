@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, Expert, Extra, MatrixSource, RouterSpec, SharedExpert};
+use thunder_compute::{Activation, Backend, Expert, Extra, MatrixSource, Norm, RouterSpec, SharedExpert};
 
 use super::mlp::{GateUp, MlpSources, channel_unit, gate_up};
 use super::sources::{ShardView, Window};
@@ -30,6 +30,8 @@ pub(super) struct ExpertsSources<'a> {
     apart: Option<MlpSources<'a>>,
     /// Projections to what routed experts read, and back.
     narrow: Option<[MatrixSource<'a>; 2]>,
+    /// Norm of what they write, before it is led back.
+    narrow_norm: Option<Norm<Vec<f32>>>,
     weighs_input: bool,
 }
 
@@ -163,7 +165,25 @@ impl<'a> ExpertsSources<'a> {
         let (activation, weighs_input) = (shape.activation, shape.weighs_input);
         let narrow = shape.latent.map(|width| narrow(view, layer, width)).transpose()?;
         let table = shape.router.assigned.then(|| table(view, layer, shape)).transpose()?;
-        Ok(Self { spec, hidden, activation, router, table, experts, apart, narrow, weighs_input })
+        let narrow_norm = match shape.latent.filter(|_| shape.latent_norm) {
+            Some(width) => {
+                let weight = view.vector(layer, LayerRole::ExpertsLatentNorm, width)?;
+                Some(Norm { weight, eps: view.spec.norm_eps })
+            }
+            None => None,
+        };
+        Ok(Self {
+            spec,
+            hidden,
+            activation,
+            router,
+            table,
+            experts,
+            apart,
+            narrow,
+            narrow_norm,
+            weighs_input,
+        })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -187,9 +207,22 @@ impl<'a> ExpertsSources<'a> {
         let idle =
             self.routed_bytes() / self.spec.experts as u64 * (self.spec.experts - self.spec.chosen) as u64;
         let bytes_per_token = (all_bytes - idle) as usize;
-        let Self { spec, hidden, activation, router, table, experts, apart, narrow, weighs_input } = self;
+        let Self {
+            spec,
+            hidden,
+            activation,
+            router,
+            table,
+            experts,
+            apart,
+            narrow,
+            narrow_norm,
+            weighs_input,
+        } = self;
+        let norm = narrow_norm.map(|norm| upload.norm(&norm.weight, norm.eps)).transpose()?;
         let narrow = match narrow {
             Some([down, up]) => Some(Narrow {
+                norm,
                 buffers: [
                     upload.shared_buffer("experts' input", down.rows)?,
                     upload.shared_buffer("experts' sum", down.rows)?,
@@ -278,7 +311,9 @@ fn expert<'a>(
             let up = view.matrix(roles.gate_up.up, [channels, width], window)?;
             vec![ExpertMatrix::AsOutputs(up)]
         }
-        false => gate_up(view, &roles.gate_up, (channels, &own), bias)?.map(ExpertMatrix::AsOutputs).into(),
+        false => {
+            gate_up(view, &roles.gate_up, (width, channels, &own), bias)?.map(ExpertMatrix::AsOutputs).into()
+        }
         true => {
             let GateUp { gate, up, fused } = roles.gate_up;
             let columns = if fused { 2 * channels } else { channels };

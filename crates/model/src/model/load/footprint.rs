@@ -83,12 +83,12 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         FeedForwardSpec::Experts(experts) => {
             Some(held_experts(&*folder.weights, shard, index, experts).map(|(_, channels)| channels))
         }
+        FeedForwardSpec::Both(both) => {
+            Some(held_experts(&*folder.weights, shard, index, &both.experts).map(|(_, channels)| channels))
+        }
     });
     let channels = channels.transpose()?.unwrap_or(0..0);
-    let experts_of = layers().find_map(|(index, layer)| match &layer.feed_forward {
-        FeedForwardSpec::Experts(shape) => Some((index, shape)),
-        FeedForwardSpec::Mlp(_) | FeedForwardSpec::None => None,
-    });
+    let experts_of = layers().find_map(|(index, layer)| Some((index, layer.feed_forward.experts()?)));
     let (experts, chosen) = experts_of.map_or((0, 0), |(_, shape)| (shape.experts, shape.chosen));
     let held_experts = match experts_of {
         Some((index, shape)) => held_experts(&*folder.weights, shard, index, shape)?.0,

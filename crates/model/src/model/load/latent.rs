@@ -9,7 +9,7 @@ use super::selection::SelectionSources;
 use super::sources::{ShardView, Window, of_floats, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::mixer::{Latent, QueryDown};
+use crate::model::mixer::{Latent, LatentGate, QueryDown};
 use crate::model::selection::Selected;
 use crate::spec::{LatentShape, Temperature};
 use crate::weights::{LatentHeadRole, LayerRole, Role};
@@ -28,6 +28,7 @@ pub(super) struct LatentSources<'a> {
     /// Each head's matrices to and from the compressed vector.
     heads: Vec<HeadSources<'a>>,
     out: MatrixSource<'a>,
+    gate: Option<MatrixSource<'a>>,
 }
 
 /// One head's matrices to and from the compressed vector.
@@ -63,7 +64,12 @@ impl<'a> LatentSources<'a> {
         let own = heads.clone().map(|head| HeadSources::describe(view, layer, shape, head));
         let own = own.collect::<Result<_, ModelError>>()?;
         let columns = heads.start * value_dim..heads.end * value_dim;
-        let out = matrix(LayerRole::AttentionOut, [hidden, shape.heads * value_dim], 0..hidden, columns)?;
+        let values = shape.heads * value_dim;
+        let gate = match shape.output_gate {
+            true => Some(matrix(LayerRole::OutputGate, [values, hidden], columns.clone(), 0..hidden)?),
+            false => None,
+        };
+        let out = matrix(LayerRole::AttentionOut, [hidden, values], 0..hidden, columns)?;
         let norm =
             Norm { weight: view.vector(layer, LayerRole::KvDownNorm, shape.rank)?, eps: shape.norm_eps };
         let spec = LatentSpec {
@@ -80,7 +86,7 @@ impl<'a> LatentSources<'a> {
             (Some(selection), Some(rank)) => Some(SelectionSources::describe(view, layer, selection, rank)?),
             _ => None,
         };
-        Ok(Self { spec, temperature, selection, value_dim, query_down, query, latent, heads: own, out })
+        Ok(Self { spec, temperature, selection, value_dim, query_down, query, latent, heads: own, out, gate })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -88,6 +94,7 @@ impl<'a> LatentSources<'a> {
         [&self.query, &self.latent, &self.out]
             .into_iter()
             .chain(down)
+            .chain(&self.gate)
             .chain(self.heads.iter().flat_map(|head| [&head.keys, &head.values]))
             .chain(self.selection.iter().flat_map(SelectionSources::matrices))
             .collect()
@@ -105,7 +112,17 @@ impl<'a> LatentSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Latent<B>, ModelError> {
-        let Self { spec, temperature, selection, value_dim, query_down, query, latent, heads, out } = self;
+        let Self { spec, temperature, selection, value_dim, query_down, query, latent, heads, out, gate } =
+            self;
+        let width = spec.heads * value_dim;
+        let gate = match gate {
+            Some(gate) => Some(LatentGate {
+                matrix: upload.matrix(&[gate])?,
+                both_buffer: upload.shared_buffer("gates and latent heads", 2 * width)?,
+                gated_buffer: upload.shared_buffer("gated heads", width)?,
+            }),
+            None => None,
+        };
         let eps = spec.norm.eps;
         let query_down = match query_down {
             Some((matrix, norm)) => Some(QueryDown {
@@ -136,7 +153,8 @@ impl<'a> LatentSources<'a> {
             latent_buffer: upload.shared_buffer("latent", spec.rank + spec.rotated)?,
             absorbed_buffer: upload.shared_buffer("absorbed queries", spec.heads * spec.rank)?,
             attended_buffer: upload.shared_buffer("attended", spec.heads * spec.rank)?,
-            heads_buffer: upload.shared_buffer("heads", spec.heads * value_dim)?,
+            heads_buffer: upload.shared_buffer("heads", width)?,
+            gate,
             query: upload.matrix(&[query])?,
             latent: upload.matrix(&[latent])?,
             out: upload.matrix(&[out])?,

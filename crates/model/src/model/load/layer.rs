@@ -3,6 +3,7 @@
 use thunder_compute::{Backend, CacheKind, Extra, MatrixSource};
 
 use super::attention::AttentionSources;
+use super::both::BothSources;
 use super::channel_delta::ChannelDeltaSources;
 use super::compressed::CompressedSources;
 use super::delta::DeltaSources;
@@ -15,6 +16,7 @@ use super::streams::ConnectionSources;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::feed_forward::FeedForward;
+use crate::model::mix::Mix;
 use crate::model::mixer::Mixer;
 use crate::model::{After, Before, Layer, Norms};
 use crate::spec::{self, FeedForwardSpec, MixerSpec};
@@ -30,6 +32,8 @@ pub(super) struct LayerSources<'a> {
     shared_norm: Option<Vec<f32>>,
     /// Of the mixer, and of the feed-forward.
     norms: [NormsSources; 2],
+    /// Of the residual stream's sums, for the mixer and for the feed-forward.
+    mixes: Option<[Mix; 2]>,
     mixer: MixerSources<'a>,
     feed_forward: FeedForwardSources<'a>,
 }
@@ -37,6 +41,8 @@ pub(super) struct LayerSources<'a> {
 /// A layer part's norms.
 struct NormsSources {
     shared: bool,
+    /// What is read is a mix of the residual stream's sums.
+    mixed: bool,
     before: Option<Vec<f32>>,
     after: Option<Vec<f32>>,
 }
@@ -52,8 +58,8 @@ impl NormsSources {
             true => view.norm(role.of(layer), view.spec.hidden).map(Some),
             false => Ok(None),
         };
-        let shared = norms == spec::Norms::Shared;
-        Ok(Self { shared, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+        let (shared, mixed) = (norms == spec::Norms::Shared, view.spec.residual_block.is_some());
+        Ok(Self { shared, mixed, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
     }
 
     /// The weights of the norm before the part, which something else applies to what the part reads.
@@ -76,6 +82,7 @@ impl NormsSources {
             None => None,
         };
         let before = match self.before {
+            Some(weights) if self.mixed => Before::Mixed(upload.norm(&weights, before_eps)?),
             Some(weights) => Before::Norm(upload.norm(&weights, before_eps)?),
             None if self.shared => Before::Shared,
             None => Before::Stream,
@@ -98,6 +105,7 @@ enum FeedForwardSources<'a> {
     None,
     Mlp(Box<MlpSources<'a>>),
     Experts(Box<ExpertsSources<'a>>),
+    Both(Box<BothSources<'a>>),
 }
 
 impl<'a> LayerSources<'a> {
@@ -133,6 +141,9 @@ impl<'a> LayerSources<'a> {
             FeedForwardSpec::Experts(shape) => {
                 FeedForwardSources::Experts(Box::new(ExpertsSources::describe(view, layer, shape)?))
             }
+            FeedForwardSpec::Both(shape) => {
+                FeedForwardSources::Both(Box::new(BothSources::describe(view, layer, shape)?))
+            }
         };
         let shared = spec.norms == spec::Norms::Shared;
         if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() && !shared {
@@ -142,9 +153,16 @@ impl<'a> LayerSources<'a> {
                 supported: "experts with a norm before them are".into(),
             });
         }
+        if matches!(spec.feed_forward, FeedForwardSpec::Both(_)) && spec.norms != spec::Norms::Around {
+            return Err(ModelError::Unsupported {
+                field: "the place of norms",
+                value: format!("{:?} of an MLP and experts", spec.norms),
+                supported: "norms before and after them are".into(),
+            });
+        }
         let norms_of = |is_there: bool, roles: [LayerRole; 2]| match is_there {
             true => NormsSources::describe(view, layer, roles),
-            false => Ok(NormsSources { shared: false, before: None, after: None }),
+            false => Ok(NormsSources { shared: false, mixed: false, before: None, after: None }),
         };
         let has_mixer = spec.mixer != MixerSpec::None;
         let has_feed_forward = spec.feed_forward != FeedForwardSpec::None;
@@ -156,13 +174,25 @@ impl<'a> LayerSources<'a> {
             true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),
             false => None,
         };
+        if view.spec.residual_block.is_some() && spec.norms != spec::Norms::Before {
+            return Err(ModelError::Unsupported {
+                field: "attn_res_block_size",
+                value: format!("with norms {:?}", spec.norms),
+                supported: "norms before a layer's parts are".into(),
+            });
+        }
+        let [before, after] = [layer, layer + 1].map(|layer| view.spec.sums_before(layer));
+        let of_mixer =
+            view.mix([LayerRole::MixerMixNorm, LayerRole::MixerMix].map(|role| role.of(layer)), before)?;
+        let roles = [LayerRole::FeedForwardMixNorm, LayerRole::FeedForwardMix];
+        let mixes = of_mixer.zip(view.mix(roles.map(|role| role.of(layer)), after)?).map(|(a, b)| [a, b]);
         let scale = match spec.scaled {
             true => view.vector(layer, LayerRole::LayerScale, 1)?[0],
             false => 1.0,
         };
         let of_layer = |streams| ConnectionSources::of_layer(view, layer, streams);
         let connections = view.spec.streams.map(of_layer).transpose()?;
-        Ok(Self { scale, connections, shared_norm, norms, mixer, feed_forward })
+        Ok(Self { scale, connections, shared_norm, norms, mixes, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -180,6 +210,7 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::None => Vec::new(),
             FeedForwardSources::Mlp(mlp) => mlp.matrices(),
             FeedForwardSources::Experts(experts) => experts.matrices(),
+            FeedForwardSources::Both(both) => both.matrices(),
         };
         matrices.extend(feed_forward);
         matrices.extend(self.connections.iter().flatten().map(ConnectionSources::matrix));
@@ -195,7 +226,7 @@ impl<'a> LayerSources<'a> {
         mixer
             + match &self.feed_forward {
                 FeedForwardSources::Mlp(mlp) => mlp.adapter_bytes(),
-                FeedForwardSources::None | FeedForwardSources::Experts(_) => 0,
+                FeedForwardSources::None | FeedForwardSources::Experts(_) | FeedForwardSources::Both(_) => 0,
             }
     }
 
@@ -211,6 +242,7 @@ impl<'a> LayerSources<'a> {
         };
         let of_feed_forward = match &self.feed_forward {
             FeedForwardSources::Experts(experts) => experts.needs(),
+            FeedForwardSources::Both(both) => both.needs(),
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => None,
         };
         of_mixer.into_iter().chain(of_feed_forward)
@@ -221,6 +253,7 @@ impl<'a> LayerSources<'a> {
         match &self.feed_forward {
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => 0,
             FeedForwardSources::Experts(experts) => experts.routed_bytes(),
+            FeedForwardSources::Both(both) => both.routed_bytes(),
         }
     }
 
@@ -266,13 +299,16 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::None => FeedForward::None,
             FeedForwardSources::Mlp(mlp) => FeedForward::Mlp(mlp.upload(upload)?),
             FeedForwardSources::Experts(experts) => FeedForward::Experts(Box::new(experts.upload(upload)?)),
+            FeedForwardSources::Both(both) => FeedForward::Both(Box::new(both.upload(eps.0, upload)?)),
         };
         let (mixer_norms, feed_forward_norms) =
             (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
+        let (scale, mixes) = (self.scale, self.mixes);
         Ok(Layer {
-            scale: self.scale,
+            scale,
             connections,
             shared_norm,
+            mixes,
             mixer_norms,
             mixer,
             feed_forward_norms,

@@ -67,7 +67,7 @@ impl<'a> MlpSources<'a> {
         let (channels, hidden) = (shape.channels, view.spec.hidden);
         let own = view.shard.channels(channels, channel_unit(view.weights, down)?);
         let gate_up = match shape.activation {
-            Some(_) => gate_up(view, &roles, (channels, &own), shape.bias)?.into(),
+            Some(_) => gate_up(view, &roles, (hidden, channels, &own), shape.bias)?.into(),
             None => {
                 let window = Window { rows: own.clone(), cols: 0..hidden, bias: shape.bias };
                 vec![view.matrix(roles.up, [channels, hidden], window)?]
@@ -106,18 +106,17 @@ pub(super) struct GateUp {
     pub fused: bool,
 }
 
-/// The rows of gate and up that belong to some of `channels`.
+/// The rows of gate and up that belong to some of `channels`; each has `inputs` columns.
 pub(super) fn gate_up<'a>(
     view: &ShardView<'a>,
     roles: &GateUp,
-    (channels, own): (usize, &Range<usize>),
+    (inputs, channels, own): (usize, usize, &Range<usize>),
     bias: bool,
 ) -> Result<[MatrixSource<'a>; 2], ModelError> {
-    let hidden = view.spec.hidden;
     let (all, first_up) = if roles.fused { (2 * channels, channels) } else { (channels, 0) };
     let rows = |role: Role, first: usize| {
         let rows = first + own.start..first + own.end;
-        view.matrix(role, [all, hidden], Window { rows, cols: 0..hidden, bias })
+        view.matrix(role, [all, inputs], Window { rows, cols: 0..inputs, bias })
     };
     Ok([rows(roles.gate, 0)?, rows(roles.up, first_up)?])
 }

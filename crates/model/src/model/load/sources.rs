@@ -10,6 +10,7 @@ use super::layer::LayerSources;
 use super::streams::ConnectionSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
+use crate::model::mix::Mix;
 use crate::plan::Shard;
 use crate::spec::ModelSpec;
 use crate::weights::{Adapter, LayerRole, Role, WeightSource};
@@ -25,6 +26,8 @@ pub(super) struct Sources<'a> {
 
 /// The output head and its norm.
 pub(super) struct HeadSources<'a> {
+    /// The mix of the residual stream's sums that the norm reads.
+    pub mix: Option<Mix>,
     pub norm: Vec<f32>,
     /// If there are several residual streams.
     pub connection: Option<ConnectionSources<'a>>,
@@ -114,6 +117,21 @@ impl<'a> ShardView<'a> {
             weights.iter_mut().for_each(|weight| *weight += 1.0);
         }
         Ok(weights)
+    }
+
+    /// How the residual stream's sums are mixed, of which `sums` were put aside; `None` if the
+    /// model mixes none. Some files have the norm's weights in the scores' vector.
+    pub fn mix(&self, [norm, score]: [Role; 2], sums: usize) -> Result<Option<Mix>, ModelError> {
+        if self.spec.residual_block.is_none() {
+            return Ok(None);
+        }
+        let hidden = self.spec.hidden;
+        let mut weight = self.weights.vector(score, &[1, hidden])?;
+        if self.weights.has(norm) {
+            let norm = self.weights.vector(norm, &[hidden])?;
+            weight.iter_mut().zip(norm).for_each(|(weight, norm)| *weight *= norm);
+        }
+        Ok(Some(Mix { weight, eps: self.spec.norm_eps, sums }))
     }
 
     /// A window of the matrix of a role.
@@ -210,7 +228,9 @@ impl<'a> HeadSources<'a> {
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
         let connection = |shape| ConnectionSources::of_output(view, shape);
-        Ok(Self { norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
+        let mix =
+            view.mix([Role::OutputMixNorm, Role::OutputMix], view.spec.sums_before(view.spec.layers.len()))?;
+        Ok(Self { mix, norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
     }
 }
 

@@ -3,7 +3,7 @@
 mod later;
 
 use super::{Shape, Stretch};
-use later::{GEMMA4, MISTRAL4, NEMOTRON};
+use later::{GEMMA4, GEMMA4_EXPERTS, KIMI_K3_TINY, MIMO_V2, MISTRAL4, NEMOTRON};
 
 const LLAMA: Shape = Shape {
     name: "llama-8b",
@@ -338,7 +338,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 53] = [
+pub(super) const SHAPES: [Shape; 56] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -417,6 +417,9 @@ pub(super) const SHAPES: [Shape; 53] = [
         vocab: 102_400, rope_theta: 1_000_000.0, stretch: Stretch::Llama3 { factor: 16.0 },
         more: r#"{ "sliding_window": 4096, "sliding_window_pattern": "LLLG" }"#, ..LLAMA },
     GEMMA4,
+    GEMMA4_EXPERTS,
+    KIMI_K3_TINY,
+    MIMO_V2,
     MISTRAL4,
     NEMOTRON,
     Shape { name: "nemotron-nano-9b-v2", hidden: 4480, layers: 56, heads: 40, kv_heads: 8, channels: 15680, context: 131_072,

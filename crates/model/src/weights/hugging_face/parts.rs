@@ -51,6 +51,11 @@ impl Parts {
                 let scales = part("_scales", &[rows, cols / 32], Some(Dtype::U8));
                 (part("_blocks", &[rows, cols / 32, 16], Some(Dtype::U8)), Some(scales), None)
             }
+            // Nibbles as MLX's words have them, in bytes.
+            Encoding::Mxfp4 if module.elements == ".weight_packed" => {
+                let scales = part(".weight_scale", &[rows, cols / 32], Some(Dtype::U8));
+                (part(".weight_packed", &[rows, cols / 2], Some(Dtype::U8)), Some(scales), None)
+            }
             Encoding::Affine { bits, group, .. } => {
                 let numbers = |end| Some(part(end, &[rows, cols / group], None));
                 let words = cols * bits as usize / 32;

@@ -23,6 +23,8 @@ pub(in crate::weights) enum Method {
     Awq { group: usize },
     /// Integers of compressed-tensors.
     Packed { bits: u32, group: usize, zeros: bool },
+    /// MXFP4 of compressed-tensors.
+    PackedMxfp4,
 }
 
 /// Fields of `quantization_config`, of all methods.
@@ -139,6 +141,9 @@ impl Fields {
                 group: if strategy == "channel" { 0 } else { group(weights.group_size)? },
                 zeros: !weights.symmetric,
             }),
+            ("mxfp4-pack-quantized", "float", 4, "group") if group(weights.group_size)? == 32 => {
+                Ok(Method::PackedMxfp4)
+            }
             ("float-quantized" | "naive-quantized", "float", 8, "channel") => fp8([1, 0]),
             ("float-quantized" | "naive-quantized", "float", 8, "tensor") => fp8([0, 0]),
             ("float-quantized" | "naive-quantized", "float", 8, "block") => {
@@ -147,8 +152,8 @@ impl Fields {
             (format, kind, bits, strategy) => unsupported(
                 "quantization_config.format",
                 format!("{format:?} with {bits} bits of type {kind:?} by {strategy}"),
-                "pack-quantized int of 4 and 8 bits by group or channel, and float-quantized float of 8 bits by channel, \
-                 tensor or block are",
+                "pack-quantized int of 4 and 8 bits by group or channel, mxfp4-pack-quantized in groups of 32, and \
+                 float-quantized float of 8 bits by channel, tensor or block are",
             ),
         }
     }

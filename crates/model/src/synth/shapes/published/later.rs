@@ -16,6 +16,68 @@ pub(super) const GEMMA4: Shape = Shape {
     ..GEMMA3
 };
 
+/// Its tensors add up to the published 25.2 billion weights, 3.8 billion of them active.
+pub(super) const GEMMA4_EXPERTS: Shape = Shape {
+    name: "gemma4-26b-a4b",
+    hidden: 2816,
+    layers: 30,
+    heads: 16,
+    kv_heads: 8,
+    channels: 2112,
+    more: r#"{ "sliding_window": 1024, "sliding_window_pattern": 6, "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": true,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "enable_moe_block": true, "num_experts": 128,
+        "top_k_experts": 8, "moe_intermediate_size": 704 }"#,
+    ..GEMMA4
+};
+
+/// All of Kimi K3's parts, small: its published config is not among what this was written from.
+pub(super) const KIMI_K3_TINY: Shape = Shape {
+    name: "kimi-k3-tiny",
+    model_type: "kimi_linear",
+    hidden: 128,
+    layers: 6,
+    heads: 4,
+    kv_heads: 4,
+    channels: 384,
+    vocab: 4096,
+    context: 4096,
+    norm_eps: 1e-5,
+    stretch: Stretch::None,
+    more: r#"{ "hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 8.0, "attn_res_block_size": 4,
+        "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "mla_use_nope": true,
+        "mla_use_output_gate": true, "num_experts": 16, "num_experts_per_token": 4, "moe_intermediate_size": 128,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_renormalize": true, "moe_router_activation_func": "sigmoid",
+        "num_expert_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "routed_expert_hidden_size": 64,
+        "latent_moe_use_norm": true, "linear_attn_config": { "num_heads": 4, "head_dim": 64, "short_conv_kernel_size": 4,
+        "gate_lower_bound": -5.0, "use_full_rank_gate": true, "full_attn_layers": [4, 6], "kda_layers": [1, 2, 3, 5] } }"#,
+    ..LLAMA
+};
+
+/// Its tensors add up to the published 309 billion weights.
+pub(super) const MIMO_V2: Shape = Shape {
+    name: "mimo-v2-flash",
+    model_type: "mimo_v2_flash",
+    layers: 48,
+    heads: 64,
+    kv_heads: 4,
+    head_dim: 192,
+    channels: 16384,
+    vocab: 152_576,
+    context: 262_144,
+    norm_eps: 1e-5,
+    rope_theta: 5_000_000.0,
+    stretch: Stretch::None,
+    more: r#"{ "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+        "attention_value_scale": 0.707, "sliding_window_size": 128, "swa_rope_theta": 10000.0, "swa_num_key_value_heads": 8,
+        "partial_rotary_factor": 0.334, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0,
+        1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0],
+        "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1] }"#,
+    ..LLAMA
+};
+
 pub(super) const MISTRAL4: Shape = Shape {
     name: "mistral-small-4-119b",
     model_type: "mistral4",
