@@ -21,7 +21,8 @@ pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedEx
 pub use extra::{Extra, Scoring, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;
 pub use spec::{
-    AttentionSpec, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, Rope,
+    AttentionSpec, Decays, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm,
+    Rope,
 };
 
 /// The rows that a backend's product takes.

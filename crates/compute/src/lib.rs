@@ -44,14 +44,14 @@ pub mod step;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, CompressedSpec, CompressionSpec, ComputeError,
-    DeltaSpec, Device, Expert, ExpertGroups, Extra, HeadSharing, InputOf, KvFormat, Largest, LatentSpec,
-    LinearInput, Norm, PartNorm, QkNorm, RareOperations, Rope, RouterSpec, Scores, Scoring, SelectionSpec,
-    SharedExpert, StateSpaceSpec, StreamSpec,
+    Decays, DeltaSpec, Device, Expert, ExpertGroups, Extra, HeadSharing, InputOf, KvFormat, Largest,
+    LatentSpec, LinearInput, Norm, PartNorm, QkNorm, RareOperations, Rope, RouterSpec, Scores, Scoring,
+    SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
 pub use source::{
-    Block, Encoding, Extent, FilePages, Float, GroupReader, GroupScale, IntegerLayout, MatrixSource,
-    MatrixWindow, PackedFormat, RowOrder, Strided,
+    Block, Encoding, Extent, FilePages, Float, Fp8Scales, GroupReader, GroupScale, IntegerLayout,
+    MatrixSource, MatrixWindow, PackedFormat, RowOrder, Strided,
 };
 pub use step::{Step, StepSequence};

@@ -7,11 +7,13 @@ mod delta;
 mod experts;
 mod family;
 mod gemma4;
+mod glm53;
 mod kimi;
 mod latent;
 mod nemotron;
 mod rope;
 mod selection;
+mod streams;
 #[cfg(test)]
 mod tests;
 

@@ -260,6 +260,34 @@ pub enum HeadSharing {
     Tiled,
 }
 
+/// What a delta rule's state is multiplied with, given `rate` (`A_log`) and `time`, the sum of a
+/// token's number and the time's bias.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Decays {
+    /// `exp(-exp(rate) * softplus(time))`.
+    #[default]
+    Softplus,
+    /// `exp(lowest * sigmoid(exp(rate) * time))`, never below `exp(lowest)` (GLM-5.3).
+    Bounded {
+        /// The logarithm of the strongest decay, below 0.
+        lowest: f32,
+    },
+}
+
+impl Decays {
+    /// A factor by its definition.
+    pub fn of(self, rate: f32, time: f32) -> f32 {
+        match self {
+            // For large times, e^time overflows and softplus(time) is time.
+            Self::Softplus => {
+                let softplus = if time > 20.0 { time } else { time.exp().ln_1p() };
+                (-rate.exp() * softplus).exp()
+            }
+            Self::Bounded { lowest } => (lowest / (1.0 + (-rate.exp() * time).exp())).exp(),
+        }
+    }
+}
+
 /// One layer's gated delta rule on this rank, with the short convolution before it (Gated DeltaNet,
 /// arXiv 2412.06464, as in Qwen3-Next). The state of a sequence is the convolution's last inputs,
 /// `[kernel - 1, channels]`, then for each value head a matrix `[key_dim, value_dim]`.
@@ -279,6 +307,8 @@ pub struct DeltaSpec<V> {
     pub kernel: usize,
     /// The taps, `[channels, kernel]`, the current token's last.
     pub taps: V,
+    /// How decays are made; [`super::Backend::delta_rule`] has [`Decays::Softplus`] only.
+    pub decays: Decays,
     /// `A_log`, `[value_heads]`.
     pub decay: V,
     /// `dt_bias`, `[value_heads]`.
@@ -304,6 +334,7 @@ impl<V> DeltaSpec<V> {
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             kernel: self.kernel,
+            decays: self.decays,
         })
     }
 

@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, DeltaSpec, Expert, Extra, HeadSharing, KvFormat,
-    LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, Decays, DeltaSpec, Expert, Extra, HeadSharing,
+    KvFormat, LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -290,7 +290,10 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     fn channel_delta_rules(&mut self) {
-        for (heads, key_dim, value_dim) in [(1, 16, 16), (3, 32, 37)] {
+        let bounded = Decays::Bounded { lowest: -5.0 };
+        for (heads, key_dim, value_dim, decays) in
+            [(1, 16, 16, Decays::Softplus), (3, 32, 37, Decays::Softplus), (2, 16, 21, bounded)]
+        {
             let channels = heads * (2 * key_dim + value_dim);
             let spec = DeltaSpec {
                 key_heads: heads,
@@ -303,10 +306,13 @@ impl<B: Backend> Suite<'_, B> {
                 decay: self.random.numbers(heads),
                 decay_bias: self.random.numbers(heads * key_dim),
                 norm: Norm { weight: vec![1.0; value_dim], eps: 1e-6 },
+                decays,
             };
             let [x, beta, alpha] = [channels, heads, heads * key_dim].map(|width| self.of_slots(width));
             let work = Recurrent { of: Recurrence::Delta(&spec), rows: [&x, &beta, &alpha] };
-            let case = format!("delta rule of {heads} heads of {key_dim} × {value_dim}, decays of channels");
+            let case = format!(
+                "delta rule of {heads} heads of {key_dim} × {value_dim}, decays of channels, {decays:?}"
+            );
             self.compare(case, self.limits.rows, work);
         }
     }

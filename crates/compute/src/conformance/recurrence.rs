@@ -2,7 +2,7 @@
 
 use super::data::{Piece, SLOTS, columns, filled, step, workload};
 use super::{Suite, Work};
-use crate::backend::{Backend, CacheShape, ComputeError, DeltaSpec, HeadSharing, KvFormat, Norm};
+use crate::backend::{Backend, CacheShape, ComputeError, Decays, DeltaSpec, HeadSharing, KvFormat, Norm};
 
 struct Delta<'a> {
     spec: &'a DeltaSpec<Vec<f32>>,
@@ -85,6 +85,7 @@ impl<B: Backend> Suite<'_, B> {
                 decay: self.random.numbers(value_heads),
                 decay_bias: self.random.numbers(value_heads),
                 norm: Norm { weight: self.random.numbers(value_dim), eps: 1e-6 },
+                decays: Decays::Softplus,
             };
             let mut of_slots = |width: usize| -> Vec<Vec<f32>> {
                 (0..SLOTS).map(|_| self.random.numbers(120 * width)).collect()

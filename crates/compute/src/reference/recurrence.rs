@@ -162,7 +162,7 @@ pub(super) fn channel_delta_rule(
     delta_rule_by(spec, (step, rows), (qkv, beta), cache, out, &|row, head| {
         let of_column = |k: usize| {
             let at = head * spec.key_dim + k;
-            (-spec.decay[head].exp() * softplus(alpha.rows[row][at] + spec.decay_bias[at])).exp()
+            spec.decays.of(spec.decay[head], alpha.rows[row][at] + spec.decay_bias[at])
         };
         (0..spec.key_dim).map(of_column).collect()
     });

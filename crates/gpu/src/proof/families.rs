@@ -3,7 +3,7 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, DeltaSpec, ExpertGroups,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Decays, DeltaSpec, ExpertGroups,
     HeadSharing, KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores,
     SharedExpert, Step,
 };
@@ -264,6 +264,7 @@ fn recurrence<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError
         decay: numbers.take(value_heads),
         decay_bias: numbers.take(value_heads),
         norm: Norm { weight: numbers.take(value_dim), eps: 1e-6 },
+        decays: Decays::Softplus,
     };
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
     let mut caches = backend.caches(&cache_shape(KvFormat::F16, spec.cache()))?;

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use thunder_compute::Decays;
 
 use crate::spec::ChannelDeltaShape;
 
@@ -16,6 +17,8 @@ pub(super) struct Config {
     linear_head_dim: usize,
     #[serde(default = "kernel")]
     linear_conv_kernel_dim: usize,
+    /// GLM-5.3: decays are bounded.
+    linear_gate_lower_bound: Option<f32>,
     layer_types: Option<Vec<String>>,
 }
 
@@ -58,6 +61,10 @@ impl Config {
                 return Err(format!("{field} is {value}: it must be between 1 and {most}"));
             }
         }
+        let bound = config.linear_gate_lower_bound;
+        if let Some(bound) = bound.filter(|bound| !bound.is_finite() || *bound >= 0.0) {
+            return Err(format!("linear_attn_config.gate_lower_bound is {bound}: it must be below 0"));
+        }
         Ok(config)
     }
 
@@ -88,10 +95,12 @@ impl Config {
             }
             (None, None) => layer > 0 && layer.is_multiple_of(4),
         };
+        let lowest = self.linear_gate_lower_bound;
         Ok((!attends).then_some(ChannelDeltaShape {
             heads: self.linear_num_heads,
             dim: self.linear_head_dim,
             kernel: self.linear_conv_kernel_dim,
+            decays: lowest.map_or(Decays::Softplus, |lowest| Decays::Bounded { lowest }),
         }))
     }
 }

@@ -1,6 +1,6 @@
 //! Mixers whose memory of a sequence is a state of fixed size.
 
-use thunder_compute::HeadSharing;
+use thunder_compute::{Decays, HeadSharing};
 
 /// Gated delta rule of a layer, over all ranks.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ impl DeltaShape {
 }
 
 /// Delta rule of a layer with a decay for each channel, over all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChannelDeltaShape {
     /// Heads.
     pub heads: usize,
@@ -35,6 +35,8 @@ pub struct ChannelDeltaShape {
     pub dim: usize,
     /// Taps of the convolution.
     pub kernel: usize,
+    /// How decays are made.
+    pub decays: Decays,
 }
 
 /// State space of a layer (Mamba-2), over all ranks. Its projection holds the rows of gates, of the

@@ -157,7 +157,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
             FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
         }
     }
-    if let Some(streams) = spec.streams {
+    if let Some(streams) = spec.streams.filter(|streams| streams.weighted) {
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
     }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
@@ -303,6 +303,12 @@ impl List {
             self.matrix(&inside("self_attn.indexer.weights_proj"), of.heads, hidden);
             self.ones(inside("self_attn.indexer.k_norm.weight"), of.dim);
             self.normal(inside("self_attn.indexer.k_norm.bias"), vec![of.dim], BIAS_DEVIATION);
+            if of.pool > 1 {
+                let deviation = GAIN / (hidden as f32).sqrt();
+                let name = |end: &str| inside(&format!("self_attn.indexer.index_kpool_compress_{end}"));
+                self.normal(name("gate"), vec![of.dim, hidden], deviation);
+                self.normal(name("ape"), vec![of.pool, of.dim], BIAS_DEVIATION);
+            }
         }
     }
 
@@ -340,7 +346,7 @@ impl List {
     }
 
     fn channel_delta(&mut self, inside: &dyn Fn(&str) -> String, shape: ChannelDeltaShape, hidden: usize) {
-        let ChannelDeltaShape { heads, dim, kernel } = shape;
+        let ChannelDeltaShape { heads, dim, kernel, .. } = shape;
         let width = heads * dim;
         for (name, outputs, inputs) in [
             ("q_proj", width, hidden),

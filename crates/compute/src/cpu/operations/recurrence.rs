@@ -142,7 +142,7 @@ impl CpuBackend {
             let alpha = &alpha.data[row * alpha.width + head * key_dim..][..key_dim];
             let biases = &spec.decay_bias[head * key_dim..][..key_dim];
             for ((to, alpha), bias) in inputs.decays.iter_mut().zip(alpha).zip(biases) {
-                *to = decay(spec.decay[head], *alpha, *bias);
+                *to = spec.decays.of(spec.decay[head], alpha + bias);
             }
             let beta = beta.data[row * beta.width + head];
             inputs.take_delta(spec, &qkv.data[row * qkv.width..], head, beta);

@@ -72,6 +72,7 @@ impl<'a> ChannelDeltaSources<'a> {
             key_dim: dim,
             value_dim: dim,
             kernel: shape.kernel,
+            decays: shape.decays,
             taps,
             decay: decay[heads.clone()].to_vec(),
             decay_bias: view.vector(layer, LayerRole::DeltaTimeBias, all)?[rows.clone()].to_vec(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, CacheKind, DeltaSpec, HeadSharing, MatrixSource, Norm};
+use thunder_compute::{Backend, CacheKind, Decays, DeltaSpec, HeadSharing, MatrixSource, Norm};
 
 use super::columns::upload_side_by_side;
 use super::sources::{Runs, ShardView, Window, whole_groups};
@@ -214,6 +214,7 @@ impl<'a> DeltaSources<'a> {
             decay: of_heads(LayerRole::DeltaLogRate)?,
             decay_bias: of_heads(LayerRole::DeltaTimeBias)?,
             norm: Norm { weight: norm, eps: view.spec.norm_eps },
+            decays: Decays::Softplus,
         };
         Ok(Self { spec, inputs: Inputs::describe(view, layer, shape, &heads)?, out })
     }

@@ -203,8 +203,9 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        let connection = |shape| ConnectionSources::of_output(view, shape);
-        Ok(Self { norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
+        let weighted = view.spec.streams.filter(|streams| streams.weighted);
+        let connection = weighted.map(|shape| ConnectionSources::of_output(view, shape)).transpose()?;
+        Ok(Self { norm, connection, matrix, rows })
     }
 }
 
