@@ -4,7 +4,7 @@ weights in bf16, and the logits that transformers computes for them in f32.
 
     python3 tests/golden/make_transformers.py [--out DIR] [NAME...]
 
-Needs PyTorch and transformers 5.17 (the later families: 5.23, DeepSeek V4: 5.24). Every random number comes from a generator seeded with the case's name, so each
+Needs PyTorch and transformers 5.17 (the later families: 5.23, DeepSeek V4 and GLM-5.3: 5.24). Every random number comes from a generator seeded with the case's name, so each
 folder can be made alone. README.md says what is in the files.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextForConditionalGeneration
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 import fixture
@@ -268,6 +269,14 @@ CASES = {
     # squares, whatever rms_norm_eps is. `small_keys` rows of the convolutions are a thousandth.
     "qwen3_next_small_keys": {**QWEN3_NEXT, "num_experts": 5, "small_keys": 2 * 3 * 16},
     "kimi_linear_small_keys": {**KIMI_LINEAR, "rms_norm_eps": 1e-5, "small_keys": 2 * 5 * 32},
+    # Four residual streams, of which the last norm reads the mean; decays with a bound; latent attention that rotates nothing, to selected
+    # groups of 4 tokens.
+    "glm5_next": {
+        **LATENT, "model_type": "glm5_next_text", "qk_rope_head_dim": 0, "num_hidden_layers": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"], "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+        "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4, "routed_scaling_factor": 2.5, "swiglu_limit": 0.7, "index_kpool": 4,
+        "index_topk": 60, "index_head_dim": 32, "index_n_heads": 3, "rms_norm_eps": 1e-5, "rope_theta": None, "pad_token_id": 0,
+    },
     # Layers with one part each. Three groups of heads; experts without gates.
     "nemotron_h": {
         **NEMOTRON, "layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"],
@@ -311,7 +320,7 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - (1.0 if less_one else 0.0)
     if name.endswith(("hc.base", "hc.scale", "hc_base", "hc_scale")):
         return 0.5 * rng.standard_normal(shape) + (1.0 if name.endswith("scale") else 0.0)
-    if name.endswith("position_bias"):
+    if name.endswith(("position_bias", "compress_ape")):
         return 0.5 * rng.standard_normal(shape)
     if name.endswith(("A_log", "dt_bias", "mixer.D")):
         return rng.standard_normal(shape)
@@ -346,13 +355,19 @@ def make(name, settings, folder):
     # A null q_lora_rank is a value; other nulls leave a key to its default.
     settings = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
     model_type, small = settings.pop("model_type"), settings.pop("small_keys", 0)
-    config = AutoConfig.for_model(model_type, **settings)
+    if model_type == "glm5_next_text":
+        # Only known as a part of a model with an encoder of images, here a small one.
+        vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32, "projection_intermediate_size": 32}
+        config = AutoConfig.for_model("glm5_next", text_config={**settings, "tie_word_embeddings": False}, vision_config=vision)
+    else:
+        config = AutoConfig.for_model(model_type, **settings)
     config._attn_implementation = "eager"
     # Some language models are only known to transformers as parts of others.
-    auto = Mistral4ForCausalLM if model_type == "mistral4" else AutoModelForCausalLM
+    auto = {"mistral4": Mistral4ForCausalLM, "glm5_next_text": Glm5NextForConditionalGeneration}.get(model_type, AutoModelForCausalLM)
     build = auto._from_config if auto is not AutoModelForCausalLM else auto.from_config
     model = build(config, dtype=torch.float32)
-    layers = config.num_hidden_layers
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
     transposed = model_type in ("llama4_text", "gpt_oss")
     with torch.no_grad():
         named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n or "layer_scalar" in n]
@@ -380,7 +395,7 @@ def make(name, settings, folder):
         with torch.no_grad():
             return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].float().numpy()
 
-    return fixture.write_golden(name, config.vocab_size, forward, folder)
+    return fixture.write_golden(name, text.vocab_size, forward, folder)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ pub use backend::{
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
 pub use source::{
-    Block, Encoding, Extent, FilePages, Float, GroupReader, GroupScale, IntegerLayout, MatrixSource,
-    MatrixWindow, PackedFormat, RowOrder, Strided,
+    Block, Encoding, Extent, FilePages, Float, Fp8Scales, GroupReader, GroupScale, IntegerLayout,
+    MatrixSource, MatrixWindow, PackedFormat, RowOrder, Strided,
 };
 pub use step::{Step, StepSequence};

@@ -16,7 +16,7 @@ mod mxfp4;
 mod nvfp4;
 
 pub use blocks::Block;
-pub use encoding::{Encoding, PackedFormat};
+pub use encoding::{Encoding, Fp8Scales, PackedFormat};
 pub use extent::{Extent, MatrixWindow};
 pub use float::Float;
 pub use groups::{GroupReader, GroupScale};

@@ -7,12 +7,14 @@ mod delta;
 mod experts;
 mod family;
 mod gemma4;
+mod glm53;
 mod kimi;
 mod latent;
 mod mimo;
 mod nemotron;
 mod rope;
 mod selection;
+mod streams;
 #[cfg(test)]
 mod tests;
 

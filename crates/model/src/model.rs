@@ -64,7 +64,7 @@ struct Vocabulary<B: Backend> {
 struct Head<B: Backend> {
     mix: Option<Mix>,
     norm: Norm<B::Vector>,
-    /// If there are several residual streams.
+    /// If there are several residual streams; `None`: their mean is read.
     connection: Option<Connection<B>>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
@@ -405,13 +405,18 @@ impl<B: Backend> Model<B> {
             }
             let Pass { backend, residual, streams, normed: mixed, .. } = pass;
             let stream = if head.mix.is_some() { mixed } else { residual };
-            match &head.connection {
-                None => backend.take_rows(stream, &step.logit_rows, last)?,
-                Some(connection) => {
+            match self.streams {
+                1 => backend.take_rows(stream, &step.logit_rows, last)?,
+                count => {
                     let ((height, _), (_, width)) = (backend.extent(last), backend.extent(streams));
                     let mut taken = backend.scratch(height.max(step.logit_rows.len()), width)?;
                     backend.take_rows(streams, &step.logit_rows, &mut taken)?;
-                    connection.collapse_last(backend, &taken, step.logit_rows.len(), last)?;
+                    match &head.connection {
+                        Some(connection) => {
+                            connection.collapse_last(backend, &taken, step.logit_rows.len(), last)?;
+                        }
+                        None => streams::mean(backend, (&taken, count), step.logit_rows.len(), last)?,
+                    }
                     backend.give_back(taken);
                 }
             }

@@ -180,7 +180,8 @@ impl MixerSpec {
                 let heads = shape.rank * shape.heads * (shape.plain + shape.value_dim);
                 let indexer = match (&shape.selection, shape.query_rank) {
                     (Some(of), Some(rank)) if of.selects => {
-                        of.heads * of.dim * rank + hidden * (of.dim + of.heads)
+                        let pooled = if of.pool > 1 { of.dim } else { 0 };
+                        of.heads * of.dim * rank + hidden * (of.dim + of.heads + pooled)
                     }
                     _ => 0,
                 };
@@ -474,8 +475,11 @@ pub struct SelectionShape {
     pub dim: usize,
     /// Most tokens that a token attends to.
     pub chosen: usize,
-    /// Index into [`ModelSpec::ropes`].
-    pub rope: usize,
+    /// Index into [`ModelSpec::ropes`]; `None`: nothing is rotated.
+    pub rope: Option<usize>,
+    /// Tokens that become one key, as by compression: the most tokens are those of `chosen / pool`
+    /// keys, and the last ones, which have none yet. 1: each token has a key.
+    pub pool: usize,
     /// True if the layer has an indexer; else the last layer's before it that has one counts.
     pub selects: bool,
 }

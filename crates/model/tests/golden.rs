@@ -131,6 +131,7 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "transformers-hunyuan_v1_dense",
         "transformers-glm_moe_dsa",
         "transformers-deepseek_v4",
+        "transformers-glm5_next",
         "transformers-kimi_linear",
         "transformers-nemotron_h",
         "transformers-nemotron_h_latent",
@@ -184,12 +185,15 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     }
 }
 
-/// Groups of heads are not divided: of five ranks, two have none here.
+/// DeepSeek V4's groups of heads are not divided: of five ranks, two have none here.
 #[test]
-fn attention_to_compressed_tokens_is_divided_by_groups_of_heads() {
-    let case = cases().into_iter().find(|case| case.ends_with("transformers-deepseek_v4")).unwrap();
-    let folder = ModelFolder::open(&case).unwrap();
-    for ranks in [1, 2, 3, 5] {
+fn models_with_several_residual_streams_agree_on_any_number_of_ranks() {
+    for (name, ranks) in [1, 2, 3, 5]
+        .into_iter()
+        .flat_map(|n| [("transformers-deepseek_v4", n), ("transformers-glm5_next", n)])
+    {
+        let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
+        let folder = ModelFolder::open(&case).unwrap();
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
         for chunk in [1, 45] {
             let arithmetic = (Activations::Int16, Overlap::Auto);
@@ -208,6 +212,7 @@ fn experts_may_be_held_whole() {
         ("transformers-gpt_oss", 5),
         ("transformers-llama4", 2),
         ("transformers-deepseek_v4", 3),
+        ("transformers-glm5_next", 2),
         ("transformers-qwen3_vl_moe_text", 4),
         ("deepseek_v3-4bit-g32", 5),
         ("transformers-gemma4_experts", 3),

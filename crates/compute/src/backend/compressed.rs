@@ -65,9 +65,9 @@ pub struct CompressionSpec<V> {
     pub overlaps: bool,
     /// Added to the gates, `[every][width]`.
     pub place_bias: V,
-    /// Norm of a compressed token.
-    pub norm: Norm<V>,
-    /// The rotation.
+    /// Norm of a compressed token, if there is one.
+    pub norm: Option<Norm<V>>,
+    /// The rotation; of no frequencies if there is none.
     pub rope: Rope,
 }
 
@@ -78,7 +78,7 @@ impl<V> CompressionSpec<V> {
     /// The first of `f`.
     pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<CompressionSpec<W>, E> {
         let Self { dim, every, overlaps, place_bias, norm, rope } = self;
-        let (place_bias, norm) = (f(place_bias)?, norm.try_map(f)?);
+        let (place_bias, norm) = (f(place_bias)?, norm.map(|norm| norm.try_map(f)).transpose()?);
         Ok(CompressionSpec { dim, every, overlaps, place_bias, norm, rope })
     }
 
@@ -194,9 +194,9 @@ impl StreamSpec {
         let mut before = vec![0.0; n];
         for (column, x) in result.iter().enumerate() {
             before.iter_mut().enumerate().for_each(|(j, x)| *x = streams[j * width + column]);
-            for k in 0..n {
+            for (k, post) in post.iter().enumerate() {
                 let mixed: f32 = before.iter().enumerate().map(|(j, x)| mix[j * n + k] * x).sum();
-                streams[k * width + column] = post[k] * x + mixed;
+                streams[k * width + column] = post * x + mixed;
             }
         }
     }

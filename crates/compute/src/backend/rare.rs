@@ -365,6 +365,32 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Compression))
     }
+    /// From the compressed tokens that [`Self::select`] selected to a selection of the tokens that
+    /// they are made of, `every` each, and of the last ones, which are not compressed yet.
+    /// `positions` has one for each of `rows`. A row of `selection` has at least as many columns.
+    fn select_members(
+        &mut self,
+        every: usize,
+        positions: &[usize],
+        (compressed, rows): (&Self::Buffer, Range<usize>),
+        selection: &mut Self::Buffer,
+    ) -> Outcome {
+        let (_, width) = self.extent(compressed);
+        self.copy_columns((compressed, 0), rows.clone(), (selection, 0..width))?;
+        self.change_rows(selection, rows, &|index, row| {
+            let selected: Vec<usize> =
+                row[1..=row[0] as usize].iter().map(|number| *number as usize).collect();
+            let visible = positions[index] + 1;
+            let members = selected.into_iter().flat_map(|number| number * every..(number + 1) * every);
+            let all = members.chain(visible / every * every..visible);
+            let mut count = 0;
+            for (to, position) in row[1..].iter_mut().zip(all) {
+                *to = position as f32;
+                count += 1;
+            }
+            row[0] = count as f32;
+        })
+    }
     /// [`super::Backend::attend_latent`] to the tokens that [`Self::select`] selected. `inputs` are
     /// `(absorbed, queries, selection)`.
     ///

@@ -267,7 +267,7 @@ pub enum Decays {
     /// `exp(-exp(rate) * softplus(time))`.
     #[default]
     Softplus,
-    /// `exp(lowest * sigmoid(exp(rate) * time))`, never below `exp(lowest)` (Kimi K3).
+    /// `exp(lowest * sigmoid(exp(rate) * time))`, never below `exp(lowest)` (Kimi K3, GLM-5.3).
     Bounded {
         /// The logarithm of the strongest decay, below 0.
         lowest: f32,

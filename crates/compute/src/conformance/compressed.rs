@@ -58,6 +58,24 @@ impl Work for Rotated<'_> {
     }
 }
 
+struct Members<'a> {
+    every: usize,
+    positions: &'a [usize],
+    selected: &'a [f32],
+}
+
+impl Work for Members<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let (count, width) = (self.positions.len(), 1 + 3 * self.every);
+        let selected = filled(backend, self.selected, 3)?;
+        let mut selection = backend.buffer(count, width)?;
+        backend.select_members(self.every, self.positions, (&selected, 0..count), &mut selection)?;
+        // Columns that no token fills have arbitrary contents.
+        let all = columns(backend, &selection, 0..count, (width, width))?;
+        Ok(all.chunks(width).flat_map(|row| &row[..=row[0] as usize]).copied().collect())
+    }
+}
+
 struct Assigned<'a> {
     spec: &'a RouterSpec<Vec<f32>>,
     assigned: &'a [u16],
@@ -101,7 +119,7 @@ impl Work for Compressed<'_> {
             every: self.compression.every,
             place_bias,
             overlaps: true,
-            norm: Norm { weight: vec![1.0; selection.dim], eps: 1e-30 },
+            norm: Some(Norm { weight: vec![1.0; selection.dim], eps: 1e-30 }),
             rope: Rope { inverse_frequencies: vec![0.0; 8], amplitude: 1.0, interleaved: true },
         };
         let keys = keys.try_map(&mut |values| backend.vector(&values))?;
@@ -187,6 +205,13 @@ impl<B: Backend> Suite<'_, B> {
             let work = Rotated { rope: &rope, x: &x, width };
             self.compare(format!("rotations of {pairs} pairs, {rows} rows"), self.limits.rows, work);
         }
+        for (every, rows) in [(4, 5), (1, 3)] {
+            // How many were selected, and which.
+            let selected: Vec<f32> = (0..rows).flat_map(|row| [2.0, row as f32, row as f32 + 2.0]).collect();
+            let positions: Vec<usize> = (0..rows).map(|row| (row + 3) * every + row % every).collect();
+            let work = Members { every, positions: &positions, selected: &selected };
+            self.compare(format!("members of {rows} rows by {every}"), 0.0, work);
+        }
         for (shared, rows) in [(SharedExpert::Plain, 5), (SharedExpert::None, 1), (SharedExpert::Gated, 4)] {
             let spec = RouterSpec {
                 experts: 9,
@@ -229,7 +254,7 @@ impl<B: Backend> Suite<'_, B> {
                 every,
                 overlaps,
                 place_bias: self.random.numbers(every * width),
-                norm: Norm { weight: self.random.numbers(dim), eps: 1e-6 },
+                norm: overlaps.then(|| Norm { weight: self.random.numbers(dim), eps: 1e-6 }),
                 rope,
             };
             let selection = chosen.map(|chosen| SelectionSpec { heads: 3, dim: 32, chosen, every });

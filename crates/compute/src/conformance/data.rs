@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::backend::{Backend, CachePart, CacheShape, ComputeError};
-use crate::source::{Block, Encoding, Extent, Float, MatrixSource, MatrixWindow, RowOrder};
+use crate::source::{Block, Encoding, Extent, Float, Fp8Scales, MatrixSource, MatrixWindow, RowOrder};
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
 /// A repeatable sequence of numbers.
@@ -109,7 +109,8 @@ impl Stored {
             Encoding::Mxfp8 => random.bytes(scales).iter().map(|byte| 125 + byte % 4).collect(),
             // 2^-2 to 1¾.
             Encoding::Nvfp4 => random.bytes(scales).iter().map(|byte| 0x28 + byte % 24).collect(),
-            Encoding::Fp8 { scales, .. } => numbers(random, scales, 1.0),
+            Encoding::Fp8 { scales: Fp8Scales::Float(scales), .. } => numbers(random, scales, 1.0),
+            Encoding::Fp8 { .. } => random.bytes(scales).iter().map(|byte| 125 + byte % 4).collect(),
             Encoding::Integers { bits, scales, .. } => {
                 numbers(random, scales, 1.0 / (1 << (bits - 1)) as f32)
             }

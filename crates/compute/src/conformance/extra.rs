@@ -323,9 +323,12 @@ impl<B: Backend> Suite<'_, B> {
 
     fn channel_delta_rules(&mut self) {
         let bounded = Decays::Bounded { lowest: -5.0 };
-        for (heads, key_dim, value_dim, decays) in
-            [(1, 16, 16, Decays::Softplus), (3, 32, 37, Decays::Softplus), (3, 32, 37, bounded)]
-        {
+        for (heads, key_dim, value_dim, decays) in [
+            (1, 16, 16, Decays::Softplus),
+            (3, 32, 37, Decays::Softplus),
+            (3, 32, 37, bounded),
+            (2, 16, 21, bounded),
+        ] {
             let channels = heads * (2 * key_dim + value_dim);
             let spec = DeltaSpec {
                 key_heads: heads,
@@ -336,10 +339,10 @@ impl<B: Backend> Suite<'_, B> {
                 kernel: 4,
                 taps: self.random.numbers(channels * 4),
                 unit_eps: 0.25,
-                decays,
                 decay: self.random.numbers(heads),
                 decay_bias: self.random.numbers(heads * key_dim),
                 norm: Norm { weight: vec![1.0; value_dim], eps: 1e-6 },
+                decays,
             };
             let [x, beta, alpha] = [channels, heads, heads * key_dim].map(|width| self.of_slots(width));
             let work = Recurrent { of: Recurrence::Delta(&spec), rows: [&x, &beta, &alpha] };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
-use crate::source::{Block, Encoding, Float, IntegerLayout};
+use crate::source::{Block, Encoding, Float, Fp8Scales, IntegerLayout};
 
 /// Every kind of stored weight.
 pub(crate) fn encodings() -> Vec<Encoding> {
@@ -18,8 +18,9 @@ pub(crate) fn encodings() -> Vec<Encoding> {
     }
     all.extend([Encoding::Mxfp4, Encoding::Nvfp4, Encoding::Mxfp8]);
     for (block, scales) in [([128, 128], Float::F32), ([1, 0], Float::BF16), ([0, 0], Float::F32)] {
-        all.push(Encoding::Fp8 { block, scales });
+        all.push(Encoding::Fp8 { block, scales: Fp8Scales::Float(scales) });
     }
+    all.push(Encoding::Fp8 { block: [32, 64], scales: Fp8Scales::Exponents });
     let integers = |layout, bits, group| Encoding::Integers { layout, bits, group, scales: Float::F16 };
     all.extend([
         integers(IntegerLayout::Rows, 4, 32),

@@ -39,7 +39,10 @@ pub(super) fn compress(
                 values.zip(&gates).map(|(value, gate)| value * ((gate - largest).exp() / total)).sum()
             };
             let entry: Vec<f32> = (0..spec.dim).map(mean).collect();
-            let mut entry = rms_normed(&entry, &spec.norm.weight, spec.norm.eps);
+            let mut entry = match &spec.norm {
+                Some(norm) => rms_normed(&entry, &norm.weight, norm.eps),
+                None => entry,
+            };
             let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
             spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
             caches.0[entries].tokens[place(step, sequence, position)] = entry;

@@ -5,7 +5,8 @@
 //! numbers of at least 1/8 of the group's largest power of two keep their value, smaller ones move
 //! by at most 1/128 of it.
 
-use super::{Float, GroupReader, GroupScale, MatrixSource, Strided, mxfp4};
+use super::encoding::Fp8Scales;
+use super::{GroupReader, GroupScale, MatrixSource, Strided, mxfp4};
 
 /// Columns that share a step.
 pub(super) const GROUP: usize = 32;
@@ -95,7 +96,7 @@ impl GroupReader for Mxfp8Reader<'_> {
 pub(super) struct BlockScaledReader<'a> {
     weight: Strided<'a>,
     scales: Strided<'a>,
-    float: Float,
+    format: Fp8Scales,
     /// Rows and columns of a block; 0 stands for all.
     block: [usize; 2],
     /// Rows of the first block that lie before the window.
@@ -103,10 +104,10 @@ pub(super) struct BlockScaledReader<'a> {
 }
 
 impl<'a> BlockScaledReader<'a> {
-    pub fn new(source: &MatrixSource<'a>, block: [usize; 2], float: Float) -> Self {
+    pub fn new(source: &MatrixSource<'a>, block: [usize; 2], format: Fp8Scales) -> Self {
         let Some(scales) = source.scales else { unreachable!("FP8 sources have scales") };
         let before = source.first_row.checked_rem(block[0]).unwrap_or(0);
-        Self { weight: source.weight, scales, float, block, before }
+        Self { weight: source.weight, scales, format, block, before }
     }
 }
 
@@ -115,7 +116,7 @@ impl GroupReader for BlockScaledReader<'_> {
         let [rows, cols] = self.block;
         let at = [(self.before + row).checked_div(rows), (group * GROUP).checked_div(cols)];
         let [block_row, block_col] = at.map(|index| index.unwrap_or(0));
-        let scale = self.float.at(self.scales.row(block_row), block_col);
+        let scale = self.format.at(self.scales.row(block_row), block_col);
         group_levels(&self.weight.row(row)[group * GROUP..][..GROUP], levels, scale)
     }
 }

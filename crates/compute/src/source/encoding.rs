@@ -30,7 +30,7 @@ pub enum Encoding {
         /// Rows and columns of a block; 0 stands for all. Columns are a multiple of 32.
         block: [usize; 2],
         /// The format of scales.
-        scales: Float,
+        scales: Fp8Scales,
     },
     /// Integers with scales, and perhaps zeros, for each group of a row, stored apart.
     Integers {
@@ -45,6 +45,33 @@ pub enum Encoding {
     },
     /// One of GGUF's quantized types: blocks with scales of their own.
     Blocks(Block),
+}
+
+/// The format of the scales of [`Encoding::Fp8`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Scales {
+    /// Plain numbers.
+    Float(Float),
+    /// Powers of two, of which the exponent is stored (OCP's E8M0).
+    Exponents,
+}
+
+impl Fp8Scales {
+    /// Bytes of a scale.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Float(float) => float.bytes(),
+            Self::Exponents => 1,
+        }
+    }
+
+    /// The scale at `index`.
+    pub(super) fn at(self, bytes: &[u8], index: usize) -> f32 {
+        match self {
+            Self::Float(float) => float.at(bytes, index),
+            Self::Exponents => mxfp4::e8m0(bytes[index]),
+        }
+    }
 }
 
 /// How a packed matrix keeps its elements in memory.

@@ -129,7 +129,7 @@ impl Encoding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Block, Float};
+    use super::super::{Block, Float, Fp8Scales};
     use super::*;
 
     /// A window's first and last elements are where those of the whole matrix are.
@@ -140,8 +140,8 @@ mod tests {
             Encoding::Float(Float::BF16),
             Encoding::Blocks(Block::Q4_0),
             Encoding::Mxfp8,
-            Encoding::Fp8 { block: [16, 32], scales: Float::F32 },
-            Encoding::Fp8 { block: [1, 0], scales: Float::F32 },
+            Encoding::Fp8 { block: [16, 32], scales: Fp8Scales::Float(Float::F32) },
+            Encoding::Fp8 { block: [1, 0], scales: Fp8Scales::Float(Float::F32) },
             integers(IntegerLayout::Rows),
             integers(IntegerLayout::RowsWithZeros),
             integers(IntegerLayout::Gptq { add: 1 }),
@@ -165,7 +165,7 @@ mod tests {
         let part = MatrixWindow { shape: [48, 128], rows: 21..43, cols: 32..96 };
         assert_eq!(gptq.weight_extent(&part), Extent { rows: 4..12, bytes: 84..172, stride: 192 });
         assert_eq!(gptq.offset_extent(&part), Extent { rows: 1..3, bytes: 8..24, stride: 24 });
-        let fp8 = Encoding::Fp8 { block: [16, 32], scales: Float::F32 };
+        let fp8 = Encoding::Fp8 { block: [16, 32], scales: Fp8Scales::Float(Float::F32) };
         assert_eq!(fp8.scale_extent(&part), Extent { rows: 1..3, bytes: 4..12, stride: 16 });
     }
 }

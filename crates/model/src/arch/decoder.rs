@@ -9,7 +9,10 @@ use thunder_compute::Rope;
 use super::config::Config;
 use super::family::{Family, Rotations};
 use super::nemotron::Block;
-use super::{TokenIds, deepseek4, delta, experts, gemma4, kimi, latent, mimo, nemotron, rope, selection};
+use super::{
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, kimi, latent, mimo, nemotron, rope, selection,
+    streams,
+};
 use crate::error::ModelError;
 use crate::spec::{
     AheadSpec, AttentionShape, BothShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape,
@@ -51,10 +54,13 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     if family.window_heads {
         text = mimo::in_common_names(text).map_err(malformed)?;
     }
+    if family.glm53 {
+        text = glm53::in_common_names(text).map_err(malformed)?;
+    }
     let config = Config::read(&text).map_err(malformed)?;
     config.check_supported()?;
     let latent = match family.latent {
-        true => Some(latent::Config::read(&text).and_then(|l| l.shape(&config)).map_err(malformed)?),
+        true => Some(latent::Config::read(&text).and_then(|l| l.shape(&config, family)).map_err(malformed)?),
         false => None,
     };
     let selection = family.indexer.map(|_| selection::Config::read(&text)).transpose().map_err(malformed)?;
@@ -65,7 +71,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         Some(compressed) => compressed.ropes(&config, &malformed)?,
         None => ropes(&config, family, (latent.as_ref(), gemma4.as_ref()), path)?,
     };
-    if let (Some(selection), Some(interleaved)) = (&selection, family.indexer) {
+    if let (Some(selection), Some(interleaved), false) = (&selection, family.indexer, ropes.is_empty()) {
         // The order of ROPE and INDEXER_ROPE.
         ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
     }
@@ -75,6 +81,9 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     let activation = if family.hybrid { None } else { Some(config.activation()?) };
     let mlp =
         |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
+    let experts =
+        family.experts.filter(|_| has_experts).map(|of| experts::Config::read(&text, of, activation));
+    let experts = experts.transpose().map_err(malformed)?;
     let parts = Parts {
         delta: family.delta.then(|| delta::Config::read(&text)).transpose().map_err(malformed)?,
         channel_delta: family
@@ -85,13 +94,8 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         selection,
         gemma4,
         mimo: family.window_heads.then(|| mimo::Config::read(&text)).transpose().map_err(malformed)?,
-        experts: family
-            .experts
-            .filter(|_| has_experts)
-            .map(|f| experts::Config::read(&text, f, activation))
-            .transpose()
-            .map_err(malformed)?,
-        mlp: mlp(activation),
+        mlp: mlp(experts.as_ref().and_then(experts::Config::limited_activation).or(activation)),
+        experts,
         hybrid,
         compressed,
         score_scale: config.score_scale().map_err(malformed)?,
@@ -108,7 +112,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
         norm_eps: config.rms_norm_eps,
-        streams: parts.compressed.as_ref().map(deepseek4::Config::streams),
+        streams: family
+            .streams
+            .map(|weighted| streams::read(&text, weighted))
+            .transpose()
+            .map_err(malformed)?,
         norms_less_one: family.norms_less_one,
         centered: family.centered,
         embedding_scale: config.embedding_scale(family).map_err(malformed)?,
@@ -235,7 +243,9 @@ impl Parts<'_> {
                 // A context that is never longer than a selection is attended to whole.
                 let selects = |of: &&selection::Config| of.chosen() < self.config.max_position_embeddings;
                 let selection = self.selection.as_ref().filter(selects);
-                let selection = selection.map(|of| of.shape(index, INDEXER_ROPE)).transpose()?;
+                let selection = selection
+                    .map(|of| of.shape(index, latent.shape.rope.map(|_| INDEXER_ROPE)))
+                    .transpose()?;
                 MixerSpec::Latent(LatentShape { temperature, selection, ..latent.shape.clone() })
             }
             (None, None) => {

@@ -9,7 +9,7 @@ use thunder_compute::Rope;
 use super::config;
 use super::rope::{self, RopeParameters};
 use crate::error::ModelError;
-use crate::spec::{CompressedShape, CompressionShape, SelectionShape, StreamsShape};
+use crate::spec::{CompressedShape, CompressionShape, SelectionShape};
 
 /// Index of the rotation of layers that compress no tokens.
 const MAIN_ROPE: usize = 0;
@@ -40,12 +40,6 @@ struct Fields {
     index_n_heads: usize,
     index_head_dim: usize,
     index_topk: usize,
-    #[serde(default = "streams")]
-    hc_mult: usize,
-    #[serde(default = "iterations")]
-    hc_sinkhorn_iters: usize,
-    #[serde(default = "eps")]
-    hc_eps: f32,
     compress_rope_theta: Option<f64>,
     layer_types: Option<Vec<String>>,
     /// Tokens that become one, by the name of a layer's type.
@@ -54,16 +48,6 @@ struct Fields {
     compress_rate_hca: Option<usize>,
     /// The published files': tokens that become one, for each layer.
     compress_ratios: Option<Vec<usize>>,
-}
-
-const fn streams() -> usize {
-    4
-}
-const fn iterations() -> usize {
-    20
-}
-const fn eps() -> f32 {
-    1e-6
 }
 
 const WINDOW: &str = "sliding_attention";
@@ -92,15 +76,10 @@ impl Config {
             ("index_n_heads", fields.index_n_heads, 1 << 12),
             ("index_head_dim", fields.index_head_dim, 1 << 10),
             ("index_topk", fields.index_topk, most),
-            ("hc_mult", fields.hc_mult, 64),
-            ("hc_sinkhorn_iters", fields.hc_sinkhorn_iters, 1 << 10),
         ] {
             if value == 0 || value > most {
                 return Err(format!("{field} is {value}: it must be between 1 and {most}"));
             }
-        }
-        if !(fields.hc_eps.is_finite() && fields.hc_eps >= 0.0) {
-            return Err(format!("hc_eps is {}: it must be a number from 0 on", fields.hc_eps));
         }
         let partial = fields.partial_rotary_factor.unwrap_or(64.0 / 512.0);
         if !(partial > 0.0 && partial <= 1.0) {
@@ -128,12 +107,6 @@ impl Config {
         Ok(Self { fields, kinds, rates, rotated })
     }
 
-    /// The residual streams.
-    pub const fn streams(&self) -> StreamsShape {
-        let Fields { hc_mult, hc_sinkhorn_iters, hc_eps, .. } = self.fields;
-        StreamsShape { count: hc_mult, iterations: hc_sinkhorn_iters, eps: hc_eps }
-    }
-
     /// A layer's attention.
     pub fn shape(&self, layer: usize, config: &config::Config) -> Result<CompressedShape, String> {
         let Fields { head_dim, q_lora_rank, sliding_window, o_groups, o_lora_rank, .. } = self.fields;
@@ -159,7 +132,8 @@ impl Config {
                     heads: self.fields.index_n_heads,
                     dim: self.fields.index_head_dim,
                     chosen: self.fields.index_topk,
-                    rope: COMPRESS_ROPE,
+                    rope: Some(COMPRESS_ROPE),
+                    pool: 1,
                     selects: true,
                 };
                 Some(CompressionShape { every, overlaps: true, selection: selects.then_some(selection) })

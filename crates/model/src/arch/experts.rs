@@ -85,6 +85,9 @@ pub(super) const DEEPSEEK4: ExpertFamily = ExpertFamily {
     ..SIGMOID_CORRECTED
 };
 
+/// GLM-5.3.
+pub(super) const GLM5_3: ExpertFamily = ExpertFamily { limited: true, ..SIGMOID_CORRECTED };
+
 /// Nemotron-H.
 pub(super) const NEMOTRON: ExpertFamily = ExpertFamily { ungated: true, ..SIGMOID_CORRECTED };
 
@@ -275,6 +278,11 @@ impl Config {
             return Err(format!("num_experts_per_tok is {chosen}: 1 is supported"));
         }
         Ok(Self { fields, experts, chosen, router, activation, family })
+    }
+
+    /// What gates do, of layers without experts as well, if the family limits them.
+    pub fn limited_activation(&self) -> Option<Activation> {
+        self.activation.filter(|_| self.family.limited)
     }
 
     /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.

@@ -1,8 +1,8 @@
 //! The families of architectures: what their configs leave unsaid.
 
 use super::experts::{
-    DEEPSEEK4, ERNIE, ExpertFamily, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON, RENORMALISED_SOFTMAX,
-    SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
+    DEEPSEEK4, ERNIE, ExpertFamily, GLM5_3 as GLM5_3_EXPERTS, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON,
+    RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
 };
 use crate::spec::{Norms, QkNormWidth};
 
@@ -50,8 +50,13 @@ pub(super) struct Family {
     pub delta: bool,
     /// Layers without attention have Kimi's delta rule.
     pub channel_delta: bool,
-    /// Attention is to compressed tokens, and there are several residual streams (DeepSeek V4).
+    /// Attention is to compressed tokens (DeepSeek V4).
     pub compressed: bool,
+    /// There are several residual streams; whether the last norm reads a weighted sum of them.
+    pub streams: Option<bool>,
+    /// Norms of compressed queries and vectors have the epsilon of the others; fields are those of
+    /// GLM-5.3.
+    pub glm53: bool,
     /// Layers are a mixer or a feed-forward, by the config's pattern (Nemotron-H).
     pub hybrid: bool,
     /// Layers have experts, unless the config says otherwise.
@@ -107,6 +112,8 @@ const LLAMA: Family = Family {
     delta: false,
     channel_delta: false,
     compressed: false,
+    streams: None,
+    glm53: false,
     hybrid: false,
     experts: None,
     ahead_hidden_first: false,
@@ -191,7 +198,21 @@ const LLAMA4_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) const FAMILIES: [Family; 53] = [
+/// GLM-5.3's text model.
+const GLM5_3: Family = Family {
+    name: "glm5_next_text",
+    defaults: r#"{ "rms_norm_eps": 1e-5, "qk_rope_head_dim": 0, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 1048576, "index_kpool": 16, "linear_num_heads": 64, "linear_head_dim": 128 }"#,
+    rotations: Rotations::Nowhere,
+    indexer: Some(false),
+    channel_delta: true,
+    streams: Some(false),
+    glm53: true,
+    experts: Some(GLM5_3_EXPERTS),
+    ..DEEPSEEK3
+};
+
+pub(super) const FAMILIES: [Family; 55] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -226,9 +247,12 @@ pub(super) const FAMILIES: [Family; 53] = [
         name: "deepseek_v4",
         defaults: r#"{ "num_key_value_heads": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5 }"#,
         compressed: true,
+        streams: Some(true),
         experts: Some(DEEPSEEK4),
         ..LLAMA
     },
+    Family { name: "glm5_next", ..GLM5_3 },
+    GLM5_3,
     Family { name: "glm_moe_dsa", indexer: Some(true), ..DEEPSEEK3 },
     Family {
         name: "kimi_linear",

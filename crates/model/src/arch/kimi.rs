@@ -58,7 +58,8 @@ impl Config {
             config.linear_num_heads = published.num_heads;
             config.linear_head_dim = published.head_dim;
             config.linear_conv_kernel_dim = published.short_conv_kernel_size;
-            config.linear_gate_lower_bound = published.gate_lower_bound;
+            // GLM-5.3 has a bound by default, which is outside of the object.
+            config.linear_gate_lower_bound = published.gate_lower_bound.or(config.linear_gate_lower_bound);
             config.linear_full_rank_gate = published.use_full_rank_gate;
         }
         for (field, value, most) in [

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::config;
+use super::family::Family;
 use crate::spec::LatentShape;
 
 /// The fields of config.json.
@@ -46,18 +47,21 @@ impl Config {
         Self::deserialize(text).map_err(|error| error.to_string())
     }
 
-    pub fn shape(&self, config: &config::Config) -> Result<Latent, String> {
+    pub fn shape(&self, config: &config::Config, family: &Family) -> Result<Latent, String> {
         let most = 1 << 20;
         for (field, value) in [
             ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
             ("kv_lora_rank", self.kv_lora_rank),
             ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
             ("v_head_dim", self.v_head_dim),
         ] {
             if value == 0 || value > most {
                 return Err(format!("{field} is {value}: it must be between 1 and {most}"));
             }
+        }
+        let (rotated, least) = (self.qk_rope_head_dim, usize::from(!family.glm53));
+        if rotated < least || rotated > most {
+            return Err(format!("qk_rope_head_dim is {rotated}: it must be between {least} and {most}"));
         }
         if config.attention_bias == Some(true) {
             return Err("attention_bias is true: latent attention has no biases here".into());
@@ -74,8 +78,8 @@ impl Config {
                 rotated: self.qk_rope_head_dim,
                 value_dim: self.v_head_dim,
                 scale: (sharper * sharper / width.sqrt()) as f32,
-                norm_eps: NORM_EPS,
-                rope: (!self.mla_use_nope).then_some(0),
+                norm_eps: if family.glm53 { config.rms_norm_eps } else { NORM_EPS },
+                rope: (!self.mla_use_nope && rotated > 0).then_some(0),
                 temperature: None,
                 selection: None,
                 output_gate: self.mla_use_output_gate,

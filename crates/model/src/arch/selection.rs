@@ -20,6 +20,18 @@ pub(super) struct Config {
     /// The same as a schedule: the length of runs of which one layer selects, after the first ones.
     index_topk_freq: Option<usize>,
     index_skip_topk_offset: Option<usize>,
+    /// GLM-5.3: tokens that become one key.
+    #[serde(default = "one")]
+    index_kpool: usize,
+    #[serde(default = "yes")]
+    index_kpool_always_select_tail: bool,
+}
+
+const fn one() -> usize {
+    1
+}
+const fn yes() -> bool {
+    true
 }
 
 /// GLM-5: layers that select before the schedule begins (transformers' GlmMoeDsaConfig).
@@ -40,6 +52,18 @@ impl Config {
         if !config.index_head_dim.is_multiple_of(32) {
             return Err(format!("index_head_dim is {}: it must be a multiple of 32", config.index_head_dim));
         }
+        let (pool, most) = (config.index_kpool, config.index_topk);
+        if pool == 0
+            || !(32usize.is_multiple_of(pool) || pool.is_multiple_of(32))
+            || !most.is_multiple_of(pool)
+        {
+            return Err(format!(
+                "index_kpool is {pool}: divisors and multiples of 32 that divide index_topk, {most}, are supported"
+            ));
+        }
+        if !config.index_kpool_always_select_tail {
+            return Err("index_kpool_always_select_tail is false: true is supported".into());
+        }
         Ok(config)
     }
 
@@ -54,12 +78,13 @@ impl Config {
     }
 
     /// How a layer selects; `rope` is the rotation of the indexer.
-    pub fn shape(&self, layer: usize, rope: usize) -> Result<SelectionShape, String> {
+    pub fn shape(&self, layer: usize, rope: Option<usize>) -> Result<SelectionShape, String> {
         Ok(SelectionShape {
             heads: self.index_n_heads,
             dim: self.index_head_dim,
             chosen: self.index_topk,
             rope,
+            pool: self.index_kpool,
             selects: self.selects(layer)?,
         })
     }

@@ -61,7 +61,7 @@ pub(super) struct CompressedSelection<B: Backend> {
 }
 
 /// Positions of rows.
-fn positions(step: &Step, rows: &Range<usize>) -> Vec<usize> {
+pub(super) fn positions(step: &Step, rows: &Range<usize>) -> Vec<usize> {
     let of = |sequence: &thunder_compute::StepSequence| {
         let (start, first) = (sequence.start, sequence.rows.start);
         sequence.rows_within(rows).map(move |row| start + row - first)

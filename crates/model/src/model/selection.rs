@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, Backend, ComputeError, LatentSpec, SelectionSpec};
+use thunder_compute::{AttentionSpec, Backend, CompressionSpec, ComputeError, LatentSpec, SelectionSpec};
 
+use super::compressed::positions;
 use super::mixer::{HeadNorms, QueryDown};
 use super::{Norms, Pass, disjoint, normed};
 
@@ -41,10 +42,22 @@ pub(super) struct Indexer<B: Backend> {
     pub norm: HeadNorms<B>,
     pub bias: Vec<f32>,
     pub weights: B::Matrix,
+    /// Compresses keys.
+    pub pool: Option<Pool<B>>,
     pub cache: usize,
     pub heads_buffer: usize,
     pub key_buffer: usize,
     pub weights_buffer: usize,
+}
+
+/// The compression of keys. Each stands for several tokens, which are selected together.
+pub(super) struct Pool<B: Backend> {
+    pub spec: CompressionSpec<B::Vector>,
+    pub gates: B::Matrix,
+    /// The cache of keys that are not compressed yet.
+    pub state: usize,
+    pub gates_buffer: usize,
+    pub selected_buffer: usize,
 }
 
 impl<B: Backend> Indexer<B> {
@@ -52,7 +65,7 @@ impl<B: Backend> Indexer<B> {
     pub fn select(
         &self,
         norms: &Norms<B>,
-        (down, selection): (&QueryDown<B>, usize),
+        (down, selection_buffer): (&QueryDown<B>, usize),
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
@@ -65,20 +78,32 @@ impl<B: Backend> Indexer<B> {
         backend.linear(norms.input(residual, shared), rows.clone(), &self.weights, weights)?;
         self.norm.apply(*backend, rows.clone(), inner, self.key_buffer)?;
         let [heads, key, weights, selection] =
-            disjoint(inner, [self.heads_buffer, self.key_buffer, self.weights_buffer, selection]);
+            disjoint(inner, [self.heads_buffer, self.key_buffer, self.weights_buffer, selection_buffer]);
         backend.shift(0, &self.bias, rows.clone(), key)?;
         // Queries and key are rotated together, and the key moves back to be appended.
         let place = all_queries..all_queries + self.spec.dim;
         backend.copy_columns((key, 0), rows.clone(), (heads, place.clone()))?;
         backend.prepare_heads(&self.heads, step, rows.clone(), heads)?;
         backend.copy_columns((heads, place.start), rows.clone(), (key, 0..self.spec.dim))?;
-        backend.append_latent(&self.keys, step, rows.clone(), key, (caches, self.cache))?;
+        let Some(pool) = &self.pool else {
+            backend.append_latent(&self.keys, step, rows.clone(), key, (caches, self.cache))?;
+            let cache = (&mut **caches, self.cache);
+            return backend.select(&self.spec, step, rows, (heads, weights), cache, selection);
+        };
+        let [key, gates] = disjoint(inner, [self.key_buffer, pool.gates_buffer]);
+        backend.linear(norms.input(residual, shared), rows.clone(), &pool.gates, gates)?;
+        backend.compress(&pool.spec, step, rows.clone(), (key, gates), (caches, [pool.state, self.cache]))?;
+        let [heads, weights, selected] =
+            disjoint(inner, [self.heads_buffer, self.weights_buffer, pool.selected_buffer]);
         let cache = (&mut **caches, self.cache);
-        backend.select(&self.spec, step, rows, (heads, weights), cache, selection)
+        backend.select(&self.spec, step, rows.clone(), (heads, weights), cache, selected)?;
+        let [selected, selection] = disjoint(inner, [pool.selected_buffer, selection_buffer]);
+        backend.select_members(self.spec.every, &positions(step, &rows), (selected, rows), selection)
     }
 
     /// Its matrices.
-    pub const fn matrices(&self) -> [&B::Matrix; 3] {
-        [&self.query, &self.key, &self.weights]
+    pub fn matrices(&self) -> Vec<&B::Matrix> {
+        let gates = self.pool.as_ref().map(|pool| &pool.gates);
+        [&self.query, &self.key, &self.weights].into_iter().chain(gates).collect()
     }
 }

@@ -58,6 +58,22 @@ impl<B: Backend> Connection<B> {
     }
 }
 
+/// The mean of the first `rows` rows' streams, for the last norm.
+pub(super) fn mean<B: Backend>(
+    backend: &mut B,
+    (streams, count): (&B::Buffer, usize),
+    rows: usize,
+    out: &mut B::Buffer,
+) -> Result<(), ComputeError> {
+    let spec =
+        StreamSpec { streams: count, scale: [1.0; 3], base: vec![0.0; count], iterations: 0, eps: 0.0 };
+    let mut weights = backend.scratch(rows, count)?;
+    backend.write(&vec![1.0 / count as f32; rows * count], &mut weights)?;
+    backend.collapse_streams(&spec, (&weights, streams), 0..rows, out)?;
+    backend.give_back(weights);
+    Ok(())
+}
+
 impl<B: Backend> PartConnection<B> {
     /// Before the part: the norm of what it reads is in [`Pass::normed`], and the residual stream
     /// is zero.

@@ -12,6 +12,8 @@ pub struct StreamsShape {
     pub iterations: usize,
     /// Added to weights and to sums.
     pub eps: f32,
+    /// The last norm reads a weighted sum of the streams, else their mean.
+    pub weighted: bool,
 }
 
 /// Attention of a layer to the last tokens and to compressed ones, over all ranks. All heads share

@@ -98,6 +98,7 @@ impl Shape {
             "llama4_text" => "Llama4ForCausalLM",
             "deepseek_v32" => "DeepseekV32ForCausalLM",
             "deepseek_v4" => "DeepseekV4ForCausalLM",
+            "glm5_next_text" => "Glm5NextForConditionalGeneration",
             "glm_moe_dsa" => "GlmMoeDsaForCausalLM",
             "kimi_linear" => "KimiLinearForCausalLM",
             "gemma4_text" => "Gemma4ForCausalLM",

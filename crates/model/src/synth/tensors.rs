@@ -130,7 +130,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         }
         list.matrix(&format!("model.layers.{index}.eh_proj"), spec.hidden, 2 * spec.hidden);
     }
-    if let Some(streams) = spec.streams {
+    if let Some(streams) = spec.streams.filter(|streams| streams.weighted) {
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
     }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
@@ -351,6 +351,12 @@ impl List {
             self.matrix(&inside("self_attn.indexer.weights_proj"), of.heads, hidden);
             self.ones(inside("self_attn.indexer.k_norm.weight"), of.dim);
             self.normal(inside("self_attn.indexer.k_norm.bias"), vec![of.dim], BIAS_DEVIATION);
+            if of.pool > 1 {
+                let deviation = GAIN / (hidden as f32).sqrt();
+                let name = |end: &str| inside(&format!("self_attn.indexer.index_kpool_compress_{end}"));
+                self.normal(name("gate"), vec![of.dim, hidden], deviation);
+                self.normal(name("ape"), vec![of.pool, of.dim], BIAS_DEVIATION);
+            }
         }
     }
 

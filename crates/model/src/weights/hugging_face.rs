@@ -5,7 +5,7 @@ mod parts;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use thunder_compute::{Encoding, FilePages, Float, IntegerLayout, RowOrder};
+use thunder_compute::{Encoding, FilePages, Float, Fp8Scales, IntegerLayout, RowOrder};
 
 use super::names::{Name, Names};
 use super::quantization::{Method, Mode};
@@ -54,13 +54,18 @@ impl HuggingFace {
         // A stack may be a parameter of its own and not a module's weight. Gate and up of all
         // experts in one are, and else the rows of both take turns.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
-        let of_streams = matches!(
+        // These may be parameters as well.
+        let is_bare = matches!(
             role,
-            Role::OutputStreams | Role::Layer(_, LayerRole::MixerStreams | LayerRole::FeedForwardStreams)
+            Role::OutputStreams
+                | Role::Layer(
+                    _,
+                    LayerRole::MixerStreams | LayerRole::FeedForwardStreams | LayerRole::IndexGates
+                )
         );
         let elements = |name: &Name| {
             let of_module = |end: &&str| !is_parameter && self.files.has(&format!("{}{end}", name.path));
-            let parameter = || ((name.stacked || of_streams) && self.files.has(&name.path)).then_some("");
+            let parameter = || ((name.stacked || is_bare) && self.files.has(&name.path)).then_some("");
             ELEMENTS.into_iter().find(of_module).or_else(parameter)
         };
         let plain = self.names.of(role).into_iter().find_map(|name| {
@@ -157,9 +162,15 @@ impl HuggingFace {
             (".weight_packed", Some(Method::PackedMxfp4)) => return Ok(Encoding::Mxfp4),
             (".weight_packed", _) => return Err(unsaid("quantized (\".weight_packed\")")),
             (_, Some(Method::Fp8 { block })) if tensor.dtype == Dtype::F8_E4M3 => {
-                let scales = scales(self.fp8_scale(path))?;
+                let name = self.fp8_scale(path);
+                let scales = match self.files.get(&format!("{path}.{name}")).map(|tensor| tensor.dtype) {
+                    Some(Dtype::F8_E8M0) => Fp8Scales::Exponents,
+                    _ => Fp8Scales::Float(scales(name)?),
+                };
                 return Ok(Encoding::Fp8 { block: *block, scales });
             }
+            // DeepSeek V4's experts: two 4-bit floats in a byte.
+            (_, Some(Method::Fp8 { .. })) if tensor.dtype == Dtype::I8 => return Ok(Encoding::Mxfp4),
             _ if tensor.dtype == Dtype::F8_E4M3 => return Err(unsaid("of 8-bit floats")),
             _ => {}
         }
@@ -187,8 +198,9 @@ impl HuggingFace {
 
     /// DeepSeek's name of the scales of 8-bit floats, or compressed-tensors'. Both multiply.
     fn fp8_scale(&self, path: &str) -> &'static str {
-        let inverse = "weight_scale_inv";
-        if self.files.has(&format!("{path}.{inverse}")) { inverse } else { "weight_scale" }
+        // DeepSeek V3's, V4's, and the usual one.
+        let names = ["weight_scale_inv", "scale", "weight_scale"];
+        names.into_iter().find(|name| self.files.has(&format!("{path}.{name}"))).unwrap_or(names[2])
     }
 
     /// A tensor of a module, or one expert's or head's part of it if it is a stack.

@@ -196,10 +196,16 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::CompressedPlaces => &["attn.compressor.ape", "self_attn.compressor.position_bias"],
         LayerRole::CompressedNorm => &["attn.compressor.norm.weight", "self_attn.compressor.kv_norm.weight"],
         LayerRole::IndexValues => &["attn.indexer.compressor.wkv", "self_attn.compressor.indexer.kv_proj"],
-        LayerRole::IndexGates => &["attn.indexer.compressor.wgate", "self_attn.compressor.indexer.gate_proj"],
-        LayerRole::IndexPlaces => {
-            &["attn.indexer.compressor.ape", "self_attn.compressor.indexer.position_bias"]
-        }
+        LayerRole::IndexGates => &[
+            "attn.indexer.compressor.wgate",
+            "self_attn.compressor.indexer.gate_proj",
+            "self_attn.indexer.index_kpool_compress_gate",
+        ],
+        LayerRole::IndexPlaces => &[
+            "attn.indexer.compressor.ape",
+            "self_attn.compressor.indexer.position_bias",
+            "self_attn.indexer.index_kpool_compress_ape",
+        ],
         LayerRole::KvUp => &["self_attn.kv_b_proj"],
         LayerRole::DeltaQkvz => &["linear_attn.in_proj_qkvz"],
         LayerRole::DeltaBa => &["linear_attn.in_proj_ba"],

@@ -45,8 +45,11 @@ impl CpuBackend {
                 }
                 made.sum(spec, position, state);
                 let Compressed { sums, entry, .. } = &mut made;
-                // SAFETY: the instruction set was detected.
-                unsafe { rms_norm_on(isa, sums, &spec.norm.weight, spec.norm.eps, entry) };
+                match &spec.norm {
+                    // SAFETY: the instruction set was detected.
+                    Some(norm) => unsafe { rms_norm_on(isa, sums, &norm.weight, norm.eps, entry) },
+                    None => entry.copy_from_slice(sums),
+                }
                 let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
                 spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
                 let (block, slot) = to.place(blocks, position / spec.every);
@@ -169,11 +172,12 @@ impl Compressed {
         self.totals.fill(0.0);
         self.sums.fill(0.0);
         for member in spec.members(position) {
-            let (values, gates) = (of(member, 0), of(member, 1));
-            for column in 0..spec.dim {
-                let weight = (gates[column] - self.largest[column]).exp();
-                self.totals[column] += weight;
-                self.sums[column] += weight * values[column];
+            let sums = self.sums.iter_mut().zip(&mut self.totals).zip(&self.largest);
+            let of_member = of(member, 0).iter().zip(of(member, 1));
+            for (((sum, total), largest), (value, gate)) in sums.zip(of_member) {
+                let weight = (gate - largest).exp();
+                *total += weight;
+                *sum += weight * value;
             }
         }
         self.sums.iter_mut().zip(&self.totals).for_each(|(sum, total)| *sum /= total);

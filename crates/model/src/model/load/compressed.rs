@@ -209,7 +209,7 @@ impl<'a> CompressorSources<'a> {
             every: of.every,
             overlaps: of.overlaps,
             place_bias: view.weights.vector(places.of(layer), &[of.every, width])?,
-            norm: Norm { weight: view.vector(layer, norm, dim)?, eps },
+            norm: Some(Norm { weight: view.vector(layer, norm, dim)?, eps }),
             rope: rope.clone(),
         };
         Ok(Self { spec, matrices: [values?, gates?] })

@@ -102,12 +102,12 @@ impl<'a> LatentSources<'a> {
 
     /// Operations that not every backend has.
     pub fn needs(&self) -> Option<Extra> {
-        self.selection.as_ref().map(|_| Extra::Selection)
+        self.selection.as_ref().map(|of| if of.compresses() { Extra::Compression } else { Extra::Selection })
     }
 
     /// The cache of compressed vectors, and that of the indexer's keys.
     pub fn caches(&self) -> impl Iterator<Item = CacheKind> {
-        let keys = self.selection.as_ref().and_then(SelectionSources::cache);
+        let keys = self.selection.iter().flat_map(SelectionSources::caches);
         [self.spec.cache()].into_iter().chain(keys)
     }
 

@@ -1,14 +1,15 @@
 //! What a rank reads for an indexer. Every rank has all of it, so that selections need not be sent.
 
 use thunder_compute::{
-    AttentionSpec, Backend, CacheKind, LatentSpec, MatrixSource, Norm, PartNorm, SelectionSpec,
+    AttentionSpec, Backend, CacheKind, CompressionSpec, LatentSpec, MatrixSource, Norm, PartNorm, Rope,
+    SelectionSpec,
 };
 
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::HeadNorms;
-use crate::model::selection::{Indexer, Selected};
+use crate::model::selection::{Indexer, Pool, Selected};
 use crate::spec::SelectionShape;
 use crate::weights::LayerRole;
 
@@ -19,12 +20,16 @@ const NORM_EPS: f32 = 1e-6;
 /// How a layer selects tokens.
 pub(super) struct SelectionSources<'a> {
     spec: SelectionSpec,
+    /// Most tokens that are selected.
+    tokens: usize,
     /// `None`: the selection of an earlier layer counts.
     own: Option<IndexerSources<'a>>,
 }
 
 struct IndexerSources<'a> {
-    rope: usize,
+    rope: Option<usize>,
+    /// Compresses keys, if they are: the gates.
+    pool: Option<(CompressionSpec<Vec<f32>>, MatrixSource<'a>)>,
     query: MatrixSource<'a>,
     key: MatrixSource<'a>,
     weights: MatrixSource<'a>,
@@ -39,7 +44,7 @@ impl<'a> SelectionSources<'a> {
         shape: &SelectionShape,
         query_rank: usize,
     ) -> Result<Self, ModelError> {
-        let SelectionShape { heads, dim, chosen, rope, selects } = *shape;
+        let SelectionShape { heads, dim, chosen, rope, pool, selects } = *shape;
         let hidden = view.spec.hidden;
         let matrix = |role: LayerRole, [outputs, inputs]: [usize; 2]| {
             let window = Window { rows: 0..outputs, cols: 0..inputs, bias: false };
@@ -48,6 +53,25 @@ impl<'a> SelectionSources<'a> {
         let own = match selects {
             true => Some(IndexerSources {
                 rope,
+                pool: match pool {
+                    1 => None,
+                    every => {
+                        let places = LayerRole::IndexPlaces.of(layer);
+                        let spec = CompressionSpec {
+                            dim,
+                            every,
+                            overlaps: false,
+                            place_bias: view.weights.vector(places, &[every, dim])?,
+                            norm: None,
+                            rope: Rope {
+                                inverse_frequencies: Vec::new(),
+                                amplitude: 1.0,
+                                interleaved: false,
+                            },
+                        };
+                        Some((spec, matrix(LayerRole::IndexGates, [dim, hidden])?))
+                    }
+                },
                 query: matrix(LayerRole::IndexQuery, [heads * dim, query_rank])?,
                 key: matrix(LayerRole::IndexKey, [dim, hidden])?,
                 weights: matrix(LayerRole::IndexWeights, [heads, hidden])?,
@@ -62,21 +86,35 @@ impl<'a> SelectionSources<'a> {
             }
             false => None,
         };
-        Ok(Self { spec: SelectionSpec { heads, dim, chosen, every: 1 }, own })
+        let spec = SelectionSpec { heads, dim, chosen: chosen / pool, every: pool };
+        // The last tokens are not compressed yet.
+        Ok(Self { spec, tokens: chosen + pool - 1, own })
     }
 
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource<'a>> {
-        self.own.iter().flat_map(|own| [&own.query, &own.key, &own.weights])
+        let own = self.own.iter();
+        own.flat_map(|own| {
+            [&own.query, &own.key, &own.weights].into_iter().chain(own.pool.as_ref().map(|of| &of.1))
+        })
     }
 
-    /// The cache of the indexer's keys.
-    pub fn cache(&self) -> Option<CacheKind> {
-        self.own.as_ref().map(|_| self.spec.cache())
+    /// The caches of the indexer's keys.
+    pub fn caches(&self) -> Vec<CacheKind> {
+        match &self.own {
+            None => Vec::new(),
+            Some(IndexerSources { pool: Some((spec, _)), .. }) => vec![spec.state(), spec.cache()],
+            Some(_) => vec![self.spec.cache()],
+        }
+    }
+
+    /// True if keys are compressed.
+    pub const fn compresses(&self) -> bool {
+        self.spec.every > 1
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Selected<B>, ModelError> {
         let spec = self.spec;
-        let selection = upload.shared_buffer("selection", spec.columns())?;
+        let selection = upload.shared_buffer("selection", 1 + self.tokens)?;
         let Some(own) = self.own else { return Ok(Selected::Before(selection)) };
         let dim = spec.dim;
         let columns = 0..dim;
@@ -97,7 +135,7 @@ impl<'a> SelectionSources<'a> {
             scale: 1.0,
             window: None,
             qk_norm: None,
-            rope: Some(own.rope),
+            rope: own.rope,
             sinks: None,
             temperature: None,
             out_column: 0,
@@ -114,8 +152,23 @@ impl<'a> SelectionSources<'a> {
             centered: vec![columns],
             sums_buffer: upload.shared_buffer("square sums", 1)?,
         };
+        let (cache, pool) = match own.pool {
+            None => (upload.cache(spec.cache()), None),
+            Some((compression, gates)) => {
+                let state = upload.cache(compression.state());
+                let pool = Pool {
+                    state,
+                    gates_buffer: upload.shared_buffer("indexer's gates", dim)?,
+                    selected_buffer: upload.shared_buffer("selected keys", spec.columns())?,
+                    gates: upload.matrix(&[gates])?,
+                    spec: compression.try_map(&mut |values| upload.vector(&values))?,
+                };
+                (upload.cache(pool.spec.cache()), Some(pool))
+            }
+        };
         let indexer = Indexer {
-            cache: upload.cache(spec.cache()),
+            cache,
+            pool,
             heads_buffer: upload.shared_buffer("indexer", (spec.heads + 1) * dim)?,
             key_buffer: upload.shared_buffer("indexer's key", dim)?,
             weights_buffer: upload.shared_buffer("indexer's weights", spec.heads)?,

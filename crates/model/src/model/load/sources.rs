@@ -227,10 +227,11 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        let connection = |shape| ConnectionSources::of_output(view, shape);
+        let weighted = view.spec.streams.filter(|streams| streams.weighted);
+        let connection = weighted.map(|shape| ConnectionSources::of_output(view, shape)).transpose()?;
         let mix =
             view.mix([Role::OutputMixNorm, Role::OutputMix], view.spec.sums_before(view.spec.layers.len()))?;
-        Ok(Self { mix, norm, connection: view.spec.streams.map(connection).transpose()?, matrix, rows })
+        Ok(Self { mix, norm, connection, matrix, rows })
     }
 }
 

@@ -316,6 +316,26 @@ const GLM5: Shape = Shape {
     ..DEEPSEEK_V3
 };
 
+const GLM5_3_FLASH: Shape = Shape {
+    name: "glm-5.3-flash",
+    model_type: "glm5_next_text",
+    hidden: 4096,
+    layers: 45,
+    heads: 64,
+    kv_heads: 64,
+    channels: 12288,
+    vocab: 154_880,
+    context: 1_048_576,
+    norm_eps: 1e-5,
+    more: r#"{ "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256,
+        "n_routed_experts": 288, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0,
+        "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16,
+        "linear_num_heads": 64, "linear_head_dim": 128, "linear_conv_kernel_dim": 4, "linear_lower_bound": -5.0,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6 }"#,
+    ..DEEPSEEK_V3
+};
+
 const KIMI_LINEAR: Shape = Shape {
     name: "kimi-linear-48b-a3b",
     model_type: "kimi_linear",
@@ -338,7 +358,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 56] = [
+pub(super) const SHAPES: [Shape; 57] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -369,6 +389,7 @@ pub(super) const SHAPES: [Shape; 56] = [
     DEEPSEEK_V3_2,
     DEEPSEEK_V4_FLASH,
     GLM5,
+    GLM5_3_FLASH,
     KIMI_K2,
     KIMI_LINEAR,
     QWEN3_NEXT,

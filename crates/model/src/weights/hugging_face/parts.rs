@@ -1,7 +1,7 @@
 //! The tensors that make a matrix, by encoding.
 
 use safetensors::tensor::Dtype;
-use thunder_compute::{Encoding, Float, IntegerLayout};
+use thunder_compute::{Encoding, Float, Fp8Scales, IntegerLayout};
 
 use super::{HuggingFace, Module};
 use crate::error::ModelError;
@@ -40,7 +40,7 @@ impl Parts {
         };
         let number = match encoding {
             Encoding::Affine { scales, .. }
-            | Encoding::Fp8 { scales, .. }
+            | Encoding::Fp8 { scales: Fp8Scales::Float(scales), .. }
             | Encoding::Integers { scales, .. } => Some(scales),
             _ => None,
         };
@@ -61,6 +61,10 @@ impl Parts {
                 let words = cols * bits as usize / 32;
                 (part(".weight", &[rows, words], Some(Dtype::U32)), numbers(".scales"), numbers(".biases"))
             }
+            Encoding::Mxfp4 if files.has_bytes(&format!("{path}.weight")) => {
+                let scales = part(".scale", &[rows, cols / 32], Some(Dtype::F8_E8M0));
+                (part(".weight", &[rows, cols / 2], Some(Dtype::I8)), Some(scales), None)
+            }
             Encoding::Mxfp4 | Encoding::Mxfp8 | Encoding::Nvfp4 => {
                 let (bits, group) = match encoding {
                     Encoding::Mxfp8 => (8, 32),
@@ -70,12 +74,13 @@ impl Parts {
                 let scales = part(".scales", &[rows, cols / group], Some(Dtype::U8));
                 (part(".weight", &[rows, cols * bits / 32], Some(Dtype::U32)), Some(scales), None)
             }
-            Encoding::Fp8 { block, .. } => {
+            Encoding::Fp8 { block, scales: format } => {
                 let scales = format!(".{}", files.fp8_scale(path));
                 let shape = files.fp8_scale_shape(&format!("{path}{scales}"), block, [rows, cols]);
+                let exponents = (format == Fp8Scales::Exponents).then_some(Dtype::F8_E8M0);
                 (
                     part(".weight", &[rows, cols], Some(Dtype::F8_E4M3)),
-                    Some(part(&scales, &shape, None)),
+                    Some(part(&scales, &shape, exponents)),
                     None,
                 )
             }
@@ -132,6 +137,11 @@ fn integers(
 }
 
 impl HuggingFace {
+    /// True if a tensor is made of bytes with a sign.
+    fn has_bytes(&self, name: &str) -> bool {
+        self.files.get(name).is_some_and(|tensor| tensor.dtype == Dtype::I8)
+    }
+
     /// The shape that a tensor of scales must have. One number may be a list of one, or none.
     fn fp8_scale_shape(&self, name: &str, [rows, cols]: [usize; 2], shape: [usize; 2]) -> Vec<usize> {
         let count = |size: usize, unit: usize| if unit == 0 { 1 } else { size.div_ceil(unit) };
