@@ -2,8 +2,9 @@
 //! memory of the body, and processor time that other requests need.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,6 +16,10 @@ const SMALL_BYTES: usize = 256 << 10;
 const LARGE_BODIES_BYTES: usize = 64 << 20;
 /// Large bodies that are prepared at once: 8 MB of text take 1.5 GB to tokenize.
 const LARGE_AT_ONCE: usize = 1;
+/// Bytes of a refused body that are read and dropped, and the time for it. A client that still
+/// sends when the connection closes would see it break, and not the refusal.
+const DROPPED_BYTES: usize = 64 << 20;
+const DROPPED_FOR: Duration = Duration::from_secs(2);
 /// Requests that may wait for their preparation. More are refused.
 const MAX_QUEUED: usize = 256;
 
@@ -51,8 +56,16 @@ impl Admission {
 
     /// Reads a body to its end. It has at most `limit` bytes.
     pub async fn receive(&self, body: Body, limit: usize) -> Result<ReceivedBody, ApiError> {
-        let mut received = ReceivedBody::default();
         let mut parts = body.into_data_stream();
+        let received = self.read(&mut parts, limit).await;
+        if received.is_err() {
+            drop_rest(parts).await;
+        }
+        received
+    }
+
+    async fn read(&self, parts: &mut BodyDataStream, limit: usize) -> Result<ReceivedBody, ApiError> {
+        let mut received = ReceivedBody::default();
         while let Some(part) = parts.next().await {
             let part = part.map_err(|error| ApiError::invalid(format!("cannot read the body: {error}")))?;
             let bytes = received.bytes.len() + part.len();
@@ -115,4 +128,19 @@ impl Admission {
         });
         working.await.map_err(|error| failed(&error))?
     }
+}
+
+/// Reads what a client still sends of a body that is refused.
+pub(crate) async fn drop_rest(mut parts: BodyDataStream) {
+    let dropping = async {
+        let mut left = DROPPED_BYTES;
+        while let Some(Ok(part)) = parts.next().await {
+            match left.checked_sub(part.len()) {
+                Some(less) => left = less,
+                None => return,
+            }
+        }
+    };
+    // The refusal is sent in any case.
+    let _ = tokio::time::timeout(DROPPED_FOR, dropping).await;
 }

@@ -11,7 +11,7 @@ use thunder_engine::Engine;
 use thunder_model::chat::AnswerFormat;
 use tokio::sync::watch;
 
-use crate::admission::{Admission, ReceivedBody};
+use crate::admission::{Admission, ReceivedBody, drop_rest};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -125,6 +125,7 @@ impl App {
         let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if announced.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
         {
+            drop_rest(request.into_body().into_data_stream()).await;
             return Err(ApiError::too_large(limit));
         }
         let receiving = self.admission.receive(request.into_body(), limit);

@@ -76,6 +76,50 @@ async fn large_bodies_in_memory_are_limited_and_small_ones_pass() {
     assert_eq!(reply.status, 400);
 }
 
+/// Blocking clients read when they have sent all.
+#[tokio::test]
+async fn a_client_that_is_still_sending_reads_why_its_body_is_refused() {
+    const BYTES: usize = 24 << 20;
+    let server = start(scripted(hello), ServerConfig::default()).await;
+    for framing in [format!("Content-Length: {BYTES}"), "Transfer-Encoding: chunked".to_owned()] {
+        let is_chunked = framing.contains("chunked");
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        );
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let part = vec![b' '; 1 << 20];
+        for _ in 0..BYTES >> 20 {
+            if is_chunked {
+                connection.write_all(b"100000\r\n").await.unwrap();
+            }
+            connection.write_all(&part).await.expect(&framing);
+            if is_chunked {
+                connection.write_all(b"\r\n").await.unwrap();
+            }
+            // The refusal is there long before the last part is sent.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        if is_chunked {
+            connection.write_all(b"0\r\n\r\n").await.unwrap();
+        }
+        let mut answer = vec![0; 20];
+        connection.read_exact(&mut answer).await.expect(&framing);
+        assert!(answer.starts_with(b"HTTP/1.1 413"), "{framing}: {}", String::from_utf8_lossy(&answer));
+    }
+}
+
+/// A body without an end is not read for ever.
+#[tokio::test]
+async fn a_refused_body_is_dropped_for_seconds_only() {
+    let began = Instant::now();
+    let part = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 9 << 20])]);
+    let body = Body::from_stream(part.chain(stream::pending()));
+    let reply = send(router(scripted(hello), ServerConfig::default()), post_request(CHAT, body)).await;
+    assert_eq!(reply.status, 413);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn a_client_that_reads_nothing_is_disconnected() {
     let (engine, disconnects) = endless_text();
