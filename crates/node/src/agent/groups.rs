@@ -19,6 +19,8 @@ const HEAR_FIRST: Duration = Duration::from_secs(3);
 /// The longest pause before a group that failed is formed again; the first is 1 s, after one
 /// attempt at once.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The longest such pause after a group that has served: it failed later, and its clients wait.
+const LONGEST_PAUSE_OF_SERVING: Duration = Duration::from_secs(2);
 /// A group that ran for this long has not failed at once.
 const RAN_WELL: Duration = Duration::from_secs(60);
 
@@ -34,6 +36,8 @@ struct Pause {
 pub struct Groups {
     pub(super) own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
+    /// The last group of each model that was seen to serve, on this node or another.
+    served: BTreeMap<String, Stamp>,
     /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
     /// Processes that are being ended, by model.
@@ -56,6 +60,7 @@ impl Agent {
             self.look_at_ranks(&document);
             self.check_new_groups();
             self.put_to_sleep(&document);
+            self.note_serving(&document);
             self.place(&document);
             self.start_own_groups(&document);
             let mut state = self.lock();
@@ -101,6 +106,14 @@ impl Agent {
         }
     }
 
+    /// Notes which groups serve now.
+    fn note_serving(&self, document: &Document) {
+        let ready =
+            document.models().filter_map(|(name, _)| Some((name.to_owned(), self.ready_now(name)?.1)));
+        let ready: Vec<(String, Stamp)> = ready.collect();
+        self.groups().served.extend(ready);
+    }
+
     /// Decides where models run, if that is this node's to decide.
     fn place(&self, document: &Document) {
         let now = self.now();
@@ -138,8 +151,10 @@ impl Agent {
             };
             let reachable = membership.reachable().into_iter().filter_map(candidate).collect();
             let decision = decide(self.0.id, name, wish, document.placement(name), &reachable, &taken);
+            let failed = document.placement(name).map(|(stamp, _)| stamp);
+            let has_served = failed.is_some() && groups.served.get(name).copied() == failed;
             if let Decision::Place { placement, after_failure } = decision
-                && (!after_failure || groups.may_try_again(name, now))
+                && (!after_failure || groups.may_try_again(name, has_served, now))
             {
                 decided.push((name.to_owned(), placement));
             }
@@ -291,14 +306,15 @@ impl Agent {
 impl Groups {
     /// Whether a group that has failed may be formed again now: at once for the first time, then
     /// after ever longer pauses.
-    fn may_try_again(&mut self, name: &str, now: Duration) -> bool {
+    fn may_try_again(&mut self, name: &str, has_served: bool, now: Duration) -> bool {
+        let longest = if has_served { LONGEST_PAUSE_OF_SERVING } else { LONGEST_PAUSE };
         let known = self.pauses.get(name).copied();
         let recent = known.filter(|known| now.saturating_sub(known.failed_at) < RAN_WELL);
-        let pause = recent.map_or(Duration::ZERO, |known| known.pause);
-        if recent.is_some_and(|known| now < known.failed_at + known.pause) {
+        let pause = recent.map_or(Duration::ZERO, |known| known.pause.min(longest));
+        if recent.is_some_and(|known| now < known.failed_at + pause) {
             return false;
         }
-        let next = (pause * 2).clamp(Duration::from_secs(1), LONGEST_PAUSE);
+        let next = (pause * 2).clamp(Duration::from_secs(1), longest);
         self.pauses.insert(name.to_owned(), Pause { failed_at: now, pause: next });
         true
     }
@@ -340,10 +356,15 @@ mod tests {
     #[test]
     fn a_group_that_keeps_failing_is_tried_ever_more_rarely() {
         let mut groups = Groups::default();
-        let tried: Vec<u64> =
-            (0..200).filter(|s| groups.may_try_again("m", Duration::from_secs(*s))).collect();
-        assert_eq!(tried, [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]);
-        assert!(groups.may_try_again("m", Duration::from_secs(400)));
+        let mut tries = |seconds: std::ops::Range<u64>, has_served: bool| -> Vec<u64> {
+            let at = Duration::from_secs;
+            seconds.filter(|second| groups.may_try_again("m", has_served, at(*second))).collect()
+        };
+        assert_eq!(tries(0..200, false), [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]);
+        assert_eq!(tries(400..401, false), [400]);
+        // One that serves in between, and then loses a rank, is not made to wait for its history.
+        assert_eq!(tries(401..432, false), [401, 403, 407, 415, 431]);
+        assert_eq!(tries(432..440, true), [433, 435, 437, 439]);
     }
 
     #[test]

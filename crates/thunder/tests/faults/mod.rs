@@ -1,7 +1,8 @@
 //! Random faults in a cluster of three, while answers are in flight and the cluster changes.
 //!
 //! After each fault: the answer has ended with the text that it has without a fault, the cluster is
-//! whole again, all nodes hold one document with all that was in it, and no rank is left over.
+//! whole again, all nodes hold one document with all that was in it, and no rank is left over. In
+//! the end the cluster's usage report has every answer once.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -164,7 +165,18 @@ struct Series {
     nodes: [Node; 3],
     random: Random,
     questions: [Question; 2],
+    /// Answers so far.
+    answers: u64,
     folder: tempfile::TempDir,
+}
+
+/// Gives all nodes' clients a key of the cluster, so that usage is recorded.
+fn give_key(nodes: &[Node; 3]) {
+    let made = nodes[0].machine.command(&[PROGRAM, "keys", "create", "faults"]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let secret = String::from_utf8(made.stdout).unwrap();
+    let line = format!("echo 'header = \"authorization: Bearer {}\"' >/root/.curlrc", secret.trim());
+    nodes.iter().for_each(|node| node.machine.run(&line).unwrap());
 }
 
 impl Series {
@@ -174,6 +186,7 @@ impl Series {
         let switch = Switch::new().unwrap();
         let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
         let nodes = three_nodes(&switch, "faults", addresses);
+        give_key(&nodes);
         let loaded = nodes[0].model(&["load", "builtin", "--nodes", "2", "--wait", "120"]);
         assert!(loaded.status.success(), "{}", String::from_utf8_lossy(&loaded.stderr));
         let long = "Machines die, and answers go on. ".repeat(60);
@@ -185,7 +198,7 @@ impl Series {
             Question { body, answer: String::new() }
         };
         let questions = [question("The sea"), question(&long)];
-        let mut series = Self { switch, nodes, random: Random::new(seed), questions, folder };
+        let mut series = Self { switch, nodes, random: Random::new(seed), questions, answers: 0, folder };
         series.mend();
         for index in 0..2 {
             let (answer, _) = series.ask(0, index, |_| {});
@@ -213,6 +226,7 @@ impl Series {
         }
         let said = file(&to);
         assert!(said.contains("[DONE]"), "the answer is not complete: {said}");
+        self.answers += 1;
         (text_of(&said), began.elapsed())
     }
 
@@ -388,9 +402,14 @@ fn no_answer_and_no_state_is_lost_by_random_faults() {
         );
         times.push(took);
     }
+    let usage = [PROGRAM, "usage", "--format", "json"];
+    let usage = series.nodes[1].machine.command(&usage).output().unwrap();
+    let usage: Value = serde_json::from_slice(&usage.stdout).unwrap();
+    let counted = (&usage["total"]["requests"], &usage["total"]["failed"], &usage["missing"]);
+    assert_eq!(counted, (&json!(series.answers), &json!(0), &json!([])), "{usage}");
     times.sort();
     println!(
-        "{rounds} faults: no answer lost or changed, no process left over, no state lost; answers took {:.1} s \
+        "{rounds} faults: no answer lost or changed, no process left over, no state and no usage lost; answers took {:.1} s \
          (median), {:.1} s (longest)",
         times[times.len() / 2].as_secs_f64(),
         times[times.len() - 1].as_secs_f64()
