@@ -75,6 +75,7 @@ mod tests {
             vocab: 0..0,
             weight_bytes: 0,
             routed_bytes: 0,
+            ahead_bytes: 0,
             experts: 0,
             held_experts: 0..0,
             chosen: 0,
