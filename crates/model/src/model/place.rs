@@ -48,7 +48,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Looks at the residual stream after each part of a pass.
+/// Looks at the residual stream, or at all of several, after each part of a pass.
 pub(super) struct Watch {
     numbers: Vec<f32>,
     found: Option<Place>,
@@ -70,12 +70,14 @@ impl Watch {
         place: Place,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let Pass { backend, step, residual, .. } = pass;
+        let Pass { backend, step, residual, streams, .. } = pass;
         backend.settle(residual)?;
         if self.found.is_none() {
-            let (_, width) = backend.extent(residual);
+            // If there are several streams, the residual stream holds the part's result alone.
+            let (_, width) = backend.extent(streams);
+            let left = if width > backend.extent(residual).1 { streams } else { residual };
             self.numbers.resize(step.rows() * width, 0.0);
-            backend.read(residual, 0..step.rows(), &mut self.numbers)?;
+            backend.read(left, 0..step.rows(), &mut self.numbers)?;
             self.found = self.numbers.iter().any(|number| !number.is_finite()).then_some(place);
         }
         Ok(())
