@@ -74,8 +74,7 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         choose(candidates, (costs, &record.passes), rows, prices.most);
-        let tried_s = prices.try_again(candidates, scheduler, record);
-        let began = Instant::now();
+        prices.try_again(candidates, scheduler, record);
         for candidate in candidates.iter().filter(|candidate| !candidate.by_model && candidate.count > 0) {
             if let Some(lookup) = requests.get(&candidate.key).and_then(ActiveRequest::lookup) {
                 scheduler.propose(candidate.key, &lookup.draft()[..candidate.count]);
@@ -94,11 +93,7 @@ impl<B: Backend> EngineLoop<B> {
         }
         let mut guesser = Guesser { drafter, scheduler, requests, record };
         guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
-        guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)?;
-        if let Some(expected_s) = tried_s {
-            guesser.record.charge(began.elapsed().as_secs_f32() - expected_s);
-        }
-        Ok(())
+        guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)
     }
 }
 
@@ -157,31 +152,29 @@ impl Prices<'_> {
     }
 
     /// Has one request guessed by a model that was not worth it, if enough time has passed since
-    /// the last try: texts change. Returns the seconds that the guesses will probably take.
+    /// the last try: texts change.
     fn try_again(
         &self,
         candidates: &mut [Candidate<RequestId>],
         scheduler: &Scheduler,
         record: &mut ModelRecord,
-    ) -> Option<f32> {
+    ) {
         let is_used = candidates.iter().any(|candidate| candidate.by_model && candidate.count > 0);
         let chosen: usize = candidates.iter().map(|candidate| candidate.count).sum();
         if is_used || chosen + TRIED_TOKENS > self.most {
-            return None;
+            return;
         }
-        let candidate = candidates.iter_mut().find(|candidate| candidate.by_model)?;
+        let Some(candidate) = candidates.iter_mut().find(|candidate| candidate.by_model) else { return };
         let count = candidate.most.min(TRIED_TOKENS);
-        let decoding = scheduler.decoding_request(candidate.key)?;
+        let Some(decoding) = scheduler.decoding_request(candidate.key) else { return };
         let seconds = |rows: usize| self.costs.expected(rows);
-        let (plain, longer) = seconds(self.rows).zip(seconds(self.rows + count))?;
+        let Some((plain, longer)) = seconds(self.rows).zip(seconds(self.rows + count)) else { return };
         let pass = record.passes.expected(1).unwrap_or(f32::MAX);
         let missing = missing(&decoding);
         let reading = if missing > self.few { record.reading_s(missing) } else { 0.0 };
-        let guessing = pass * count as f32 + reading;
-        record.may_try((longer - plain).max(0.0) + guessing).then(|| {
+        if record.may_try((longer - plain).max(0.0) + pass * count as f32 + reading) {
             candidate.count = count;
-            guessing
-        })
+        }
     }
 }
 
