@@ -8,11 +8,12 @@ mod common;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Step};
 use thunder_model::model::shard_footprints;
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan, unread_tensors};
+use thunder_testing::gguf::Gguf;
 
 use common::{Golden, compare, golden, limits};
 
@@ -100,46 +101,149 @@ fn error(ours: &[f32], expected: &[f32]) -> f64 {
     (off / square(&mut expected.iter().copied())).sqrt()
 }
 
+/// Compares what a model predicts with the golden numbers of a case.
+fn check(name: &str, folder: &ModelFolder) {
+    let path = case(name).join("golden.safetensors");
+    let prompts: Vec<Golden> = golden(&path, "logits");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for weights in [&[1.0][..], &[1.0; 2], &[1.0; 3], &[3.0, 1.0]] {
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
+        let mut whole = Vec::new();
+        for (index, prompt) in prompts.iter().enumerate() {
+            let (tokens, guess) = (&prompt.tokens, *prompt.argmax.last().unwrap());
+            let parts = match weights.len() {
+                1 => vec![predict(folder, &plan, Group::solo(), tokens, guess)],
+                ranks => local::run(ranks, TransportChoice::Shm, |group| {
+                    predict(folder, &plan, group, tokens, guess)
+                })
+                .unwrap(),
+            };
+            let (rows, vocab) = (tokens.len() - 1, folder.spec.vocab);
+            whole.push(joined(&parts, rows, |part| &part.whole));
+            let what = format!("{name}, {weights:?}, prompt {index}");
+            let last = joined(&parts, 1, |part| &part.last);
+            let of_last = error(&last, &prompt.logits[(rows - 1) * vocab..]);
+            let further = floats(&file, &format!("further.{index}"));
+            let of_further = error(&joined(&parts, 1, |part| &part.further), &further);
+            println!("{what}: error of the last {of_last:.1e}, of the one after it {of_further:.1e}");
+            assert!(of_last < 1e-3 && of_further < 1e-3, "{what}: {of_last:.1e}, {of_further:.1e}");
+        }
+        let (error, same) = compare(&prompts, &whole, false);
+        println!("{name}, {weights:?}: relative error {error:.1e}");
+        let (most, least) = limits(EXACT);
+        assert!(error < most && same >= least, "{name}, {weights:?}: {error:.1e}, {same}");
+    }
+}
+
+/// The numbers of a tensor.
+fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    match tensor.dtype() {
+        Dtype::BF16 => {
+            let halves = tensor.data().as_chunks::<2>().0.iter();
+            halves.map(|half| f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16)).collect()
+        }
+        _ => tensor.data().as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+    }
+}
+
 #[test]
 fn any_number_of_ranks_predicts_what_the_reference_does() {
     for name in ["deepseek_v3", "glm4_moe", "mimo"] {
-        let path = case(name);
-        let folder = ModelFolder::open(&path).unwrap();
-        let prompts: Vec<Golden> = golden(&path.join("golden.safetensors"), "logits");
-        let bytes = std::fs::read(path.join("golden.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let further = |index: usize| -> Vec<f32> {
-            let tensor = file.tensor(&format!("further.{index}")).unwrap();
-            tensor.data().as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
-        };
-        for weights in [&[1.0][..], &[1.0; 2], &[1.0; 3], &[3.0, 1.0]] {
-            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
-            let mut whole = Vec::new();
-            for (index, prompt) in prompts.iter().enumerate() {
-                let (tokens, guess) = (&prompt.tokens, *prompt.argmax.last().unwrap());
-                let parts = match weights.len() {
-                    1 => vec![predict(&folder, &plan, Group::solo(), tokens, guess)],
-                    ranks => local::run(ranks, TransportChoice::Shm, |group| {
-                        predict(&folder, &plan, group, tokens, guess)
-                    })
-                    .unwrap(),
-                };
-                let (rows, vocab) = (tokens.len() - 1, folder.spec.vocab);
-                whole.push(joined(&parts, rows, |part| &part.whole));
-                let what = format!("{name}, {weights:?}, prompt {index}");
-                let last = joined(&parts, 1, |part| &part.last);
-                let expected = &prompt.logits[(rows - 1) * vocab..];
-                let of_last = error(&last, expected);
-                let of_further = error(&joined(&parts, 1, |part| &part.further), &further(index));
-                println!("{what}: error of the last {of_last:.1e}, of the one after it {of_further:.1e}");
-                assert!(of_last < 1e-3 && of_further < 1e-3, "{what}: {of_last:.1e}, {of_further:.1e}");
-            }
-            let (error, same) = compare(&prompts, &whole, false);
-            println!("{name}, {weights:?}: relative error {error:.1e}");
-            let (most, least) = limits(EXACT);
-            assert!(error < most && same >= least, "{name}, {weights:?}: {error:.1e}, {same}");
-        }
+        check(name, &ModelFolder::open(&case(name)).unwrap());
     }
+}
+
+/// The case of GLM-4.5 as llama.cpp's converter names it, in F32.
+fn glm_as_gguf() -> Gguf {
+    const EXPERTS: usize = 6;
+    let bytes = std::fs::read(case("glm4_moe").join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut gguf = Gguf::default().text("general.architecture", "glm4moe");
+    for (key, number) in [
+        ("block_count", 3),
+        ("nextn_predict_layers", 1),
+        ("context_length", 256),
+        ("embedding_length", 64),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 6),
+        ("attention.head_count_kv", 3),
+        ("attention.key_length", 32),
+        ("attention.value_length", 32),
+        ("expert_count", EXPERTS as u32),
+        ("expert_used_count", 2),
+        ("expert_group_count", 3),
+        ("expert_group_used_count", 2),
+        ("expert_feed_forward_length", 96),
+        ("expert_shared_count", 1),
+        ("expert_gating_func", 2),
+        ("leading_dense_block_count", 1),
+        ("rope.dimension_count", 16),
+    ] {
+        gguf = gguf.number(&format!("glm4moe.{key}"), number);
+    }
+    gguf = gguf
+        .float("glm4moe.rope.freq_base", 10_000.0)
+        .float("glm4moe.attention.layer_norm_rms_epsilon", 1e-5)
+        .float("glm4moe.expert_weights_scale", 2.5)
+        .bool("glm4moe.expert_weights_norm", true);
+    let parts = [
+        ("model.embed_tokens.", "token_embd."),
+        ("model.norm.", "output_norm."),
+        ("lm_head.", "output."),
+        ("model.layers.", "blk."),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.", "attn_"),
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+        ("mlp.gate.", "ffn_gate_inp."),
+        ("shared_head.norm", "nextn.shared_head_norm"),
+        ("shared_head.head", "nextn.shared_head_head"),
+        (".embed_tokens", ".nextn.embed_tokens"),
+        ("eh_proj", "nextn.eh_proj"),
+        ("enorm", "nextn.enorm"),
+        ("hnorm", "nextn.hnorm"),
+        ("q_proj.", "q."),
+        ("k_proj.", "k."),
+        ("v_proj.", "v."),
+    ];
+    for name in file.names() {
+        let shape = file.tensor(name).unwrap().shape().to_vec();
+        let mut dimensions: Vec<u64> = shape.iter().rev().map(|size| *size as u64).collect();
+        let mut numbers = floats(&file, name);
+        let mut renamed = name.to_owned();
+        if let Some((before, after)) = name.split_once("mlp.experts.") {
+            // A stack in the place of the first expert's matrix.
+            let Some(matrix) = after.strip_prefix("0.") else { continue };
+            for expert in 1..EXPERTS {
+                numbers.extend(floats(&file, &format!("{before}mlp.experts.{expert}.{matrix}")));
+            }
+            dimensions.push(EXPERTS as u64);
+            renamed = format!("{before}ffn_{}", matrix.replace("_proj.", "_exps."));
+        } else if let Some((before, matrix)) = name.split_once("mlp.shared_experts.") {
+            renamed = format!("{before}ffn_{}", matrix.replace("_proj.", "_shexp."));
+        } else if let Some((before, matrix)) =
+            name.split_once("mlp.").filter(|(_, rest)| rest.contains("_proj"))
+        {
+            renamed = format!("{before}ffn_{}", matrix.replace("_proj.", "."));
+        }
+        let renamed = parts.iter().fold(renamed, |name, (from, to)| name.replace(from, to));
+        gguf = gguf.floats(&renamed, &dimensions, &numbers);
+    }
+    gguf
+}
+
+#[test]
+fn a_gguf_file_may_have_the_layer_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let (whole, layer) = (glm_as_gguf(), "blk.2.nextn.eh_proj.weight");
+    std::fs::write(&path, whole.bytes()).unwrap();
+    check("glm4_moe", &ModelFolder::open(&path).unwrap());
+    std::fs::write(&path, whole.without_tensor(layer).bytes()).unwrap();
+    assert_eq!(ModelFolder::open(&path).unwrap().spec.ahead, None);
 }
 
 #[test]
