@@ -74,7 +74,8 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         choose(candidates, (costs, &record.passes), rows, prices.most);
-        prices.try_again(candidates, scheduler, record);
+        let tried_s = prices.try_again(candidates, scheduler, record);
+        let began = Instant::now();
         for candidate in candidates.iter().filter(|candidate| !candidate.by_model && candidate.count > 0) {
             if let Some(lookup) = requests.get(&candidate.key).and_then(ActiveRequest::lookup) {
                 scheduler.propose(candidate.key, &lookup.draft()[..candidate.count]);
@@ -93,7 +94,11 @@ impl<B: Backend> EngineLoop<B> {
         }
         let mut guesser = Guesser { drafter, scheduler, requests, record };
         guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
-        guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)
+        guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)?;
+        if let Some(expected_s) = tried_s {
+            guesser.record.charge(began.elapsed().as_secs_f32() - expected_s);
+        }
+        Ok(())
     }
 }
 
@@ -152,29 +157,31 @@ impl Prices<'_> {
     }
 
     /// Has one request guessed by a model that was not worth it, if enough time has passed since
-    /// the last try: texts change.
+    /// the last try: texts change. Returns the seconds that the guesses will probably take.
     fn try_again(
         &self,
         candidates: &mut [Candidate<RequestId>],
         scheduler: &Scheduler,
         record: &mut ModelRecord,
-    ) {
+    ) -> Option<f32> {
         let is_used = candidates.iter().any(|candidate| candidate.by_model && candidate.count > 0);
         let chosen: usize = candidates.iter().map(|candidate| candidate.count).sum();
         if is_used || chosen + TRIED_TOKENS > self.most {
-            return;
+            return None;
         }
-        let Some(candidate) = candidates.iter_mut().find(|candidate| candidate.by_model) else { return };
+        let candidate = candidates.iter_mut().find(|candidate| candidate.by_model)?;
         let count = candidate.most.min(TRIED_TOKENS);
-        let Some(decoding) = scheduler.decoding_request(candidate.key) else { return };
+        let decoding = scheduler.decoding_request(candidate.key)?;
         let seconds = |rows: usize| self.costs.expected(rows);
-        let Some((plain, longer)) = seconds(self.rows).zip(seconds(self.rows + count)) else { return };
+        let (plain, longer) = seconds(self.rows).zip(seconds(self.rows + count))?;
         let pass = record.passes.expected(1).unwrap_or(f32::MAX);
         let missing = missing(&decoding);
         let reading = if missing > self.few { record.reading_s(missing) } else { 0.0 };
-        if record.may_try((longer - plain).max(0.0) + pass * count as f32 + reading) {
+        let guessing = pass * count as f32 + reading;
+        record.may_try((longer - plain).max(0.0) + guessing).then(|| {
             candidate.count = count;
-        }
+            guessing
+        })
     }
 }
 

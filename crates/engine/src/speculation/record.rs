@@ -68,6 +68,11 @@ impl ModelRecord {
         self.read_s * tokens as f32
     }
 
+    /// Takes seconds that something took longer than was expected.
+    pub fn charge(&mut self, seconds: f32) {
+        self.credit_s = (self.credit_s - seconds.max(0.0)).max(-MOST_CREDIT_S);
+    }
+
     /// Takes seconds for something that will probably not pay; false if too few are left.
     pub fn may_try(&mut self, seconds: f32) -> bool {
         let may = seconds <= self.credit_s;
@@ -94,6 +99,11 @@ mod tests {
         assert!((4.0..=5.0).contains(&lost), "{lost}");
         (0..10_000).for_each(|_| record.note_step(1.0));
         assert!(!record.may_try(1.1 * MOST_CREDIT_S), "it is not saved up for ever");
+        record.charge(1.5 * MOST_CREDIT_S);
+        (0..40).for_each(|_| record.note_step(1.0));
+        assert!(!record.may_try(0.01), "what took longer is paid for first");
+        (0..20).for_each(|_| record.note_step(1.0));
+        assert!(record.may_try(0.01));
     }
 
     #[test]
