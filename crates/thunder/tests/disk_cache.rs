@@ -128,7 +128,7 @@ fn prompts_survive_restarts_and_damage_never_shows() {
     drop(server);
     let server = start(folder.path(), &[]);
     let (text, cached) = ask(&server, 1);
-    assert!(text == first && cached > 0, "{text:?}, {cached} tokens cached");
+    assert!(text == first && cached >= 32 * (blocks as u64 - 1), "{text:?}, {cached} tokens cached");
 }
 
 #[test]

@@ -125,15 +125,20 @@ impl<B: Backend> RankWorker<B> {
     /// that could not.
     pub(super) fn load_blocks(&mut self) -> Result<u32, EngineError> {
         let Some(mut disk) = self.disk.take() else { return Ok(0) };
-        let mut count = 0;
+        let (mut count, mut is_whole) = (0, true);
         for transfer in disk.transfers.iter().filter(|transfer| transfer.place != NOWHERE) {
             let part = self.cache_part(transfer);
-            let Some(bytes) = disk.cache.load(transfer) else { break };
-            if !self.model.write_cache(&mut self.backend, part, bytes)? {
+            // After a block that cannot be read, the others are checked, so that all damaged ones
+            // are written again.
+            let Some(bytes) = disk.cache.load(transfer) else {
+                is_whole = false;
+                continue;
+            };
+            if is_whole && !self.model.write_cache(&mut self.backend, part, bytes)? {
                 disk.cache.refuse_size(transfer);
-                break;
+                is_whole = false;
             }
-            count += 1;
+            count += u32::from(is_whole);
         }
         self.disk = Some(disk);
         Ok(count)
