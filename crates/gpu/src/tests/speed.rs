@@ -200,7 +200,8 @@ fn leaving_shapes() {
         backend.form_of(weights, input, role, 1).unwrap();
         let operand = backend.operand(&LinearInput::Plain(&x), 0..1, blocks, input, &mut None).unwrap();
         let norm = backend.vector(&vec![1.0; outputs]).unwrap();
-        let [levels, scales, squares] = [4, 1, 1].map(|n| backend.device.memory(n * outputs, "a test").unwrap());
+        let [levels, scales, squares] =
+            [4, 1, 1].map(|n| backend.device.memory(n * outputs, "a test").unwrap());
         let run = |backend: &mut GpuBackend, product: Product, index: usize, left: &[&Memory]| {
             let chunk = &all[index % all.len()].chunks[0];
             let weights = Weights { chunk, blocks };
