@@ -11,7 +11,8 @@
 # SHAPE: llama-1b (default), llama-8b, qwen3-0.6b, qwen3-30b-a3b, gpt-oss-20b, deepseek-v2-lite;
 # qwen3-30b-a3b-12 has its first 12 layers.
 # TYPE: q4_0 (4.5 bits a weight, like MLX's 4 bits in groups of 64), q4_1 (5 bits, groups of 32),
-# q8_0, q4_k, q6_k, q4_k_m (some matrices Q6_K), mxfp4 (experts; Q8_0 for the rest). ARG: options of llama-bench, added after `-p 0 -n 64 -t 1`.
+# q8_0, q4_k, q6_k, q4_k_m (some matrices Q6_K), mxfp4 (experts; Q8_0 for the rest).
+# ARG: options of llama-bench, added after `-p 0 -n 64 -t 1`.
 #
 # The source comes from the package llama-cpp-python on PyPI; this repository keeps none of it. AMX
 # selects the build:
